@@ -1,0 +1,53 @@
+# Every habit of the project. `make` lists them; `make demo` and `make test` need nothing but Python 3.11 or newer.
+
+BIN := .venv/bin
+FILES ?= $(wildcard examples/*.jsonl)
+TESTS ?= tests
+COOLDOWN ?= 1 week
+UPGRADE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test up fmt lint types layers bench lock ci clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: ## make .venv with everything locked in it (the other targets do it when needed)
+	@scripts/setup
+
+demo: setup ## replay recorded conversations through bus, worker and query, and show what happened (FILES=...)
+	@$(BIN)/turnfold demo $(FILES)
+
+test: setup ## run all tests but the benchmarks (TESTS=tests/unit for a part)
+	@$(BIN)/python -m pytest $(TESTS)
+
+up: setup ## run the whole system on this machine: NATS, SQLite, worker and query
+	@$(BIN)/turnfold up
+
+fmt: setup ## put the code into its form, and mend what can be mended by rule
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+lint: setup ## check the form of the code, and that the locks name no index
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@if grep -n '://' requirements/*.lock; then echo 'lint: a lock names a host; run make lock' >&2; exit 1; fi
+
+types: setup ## check the types, with mypy and with pyright
+	@$(BIN)/mypy; mypy=$$?; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 PYRIGHT_PYTHON_GLOBAL_NODE=0 $(BIN)/pyright && exit $$mypy
+
+layers: setup ## check who imports whom
+	@$(BIN)/lint-imports
+
+bench: setup ## count and time what things cost
+	@$(BIN)/python -m tests.benchmarks
+
+lock: setup ## write requirements/*.lock anew from pyproject.toml, nothing younger than COOLDOWN (UPGRADE=--upgrade for newer versions)
+	@COOLDOWN='$(COOLDOWN)' scripts/lock $(UPGRADE)
+
+ci: ## everything above that can fail, in the order in which it fails fastest
+	@.ci/run
+
+clean: ## remove what the tools left, .venv included
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .turnfold
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

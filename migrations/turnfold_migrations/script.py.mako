@@ -1,0 +1,16 @@
+"""${message}."""
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Bring the schema up to this revision."""
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    """Bring it back."""
+    ${downgrades if downgrades else "pass"}

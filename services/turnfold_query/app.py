@@ -1,0 +1,145 @@
+"""The query service: it answers what a model should see next, over the bus and over HTTP, and writes nothing."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import structlog
+import uvicorn
+from faststream import FastStream
+from faststream.nats import NatsBroker
+from nats.aio.client import Client
+
+from turnfold.bus.connection import broker_options, connect
+from turnfold.bus.streams import wait_for_streams
+from turnfold.contracts.subjects import INGESTED
+from turnfold.embedded.ready import announce
+from turnfold.errors import StartError, Unavailable
+from turnfold.model_windows import ModelWindows
+from turnfold.operations.query import Answering
+from turnfold.operations.rules import policy_rule
+from turnfold.settings import Settings
+from turnfold.store.belonging import next_seq, wait_for_schema
+from turnfold.store.engine import Database
+from turnfold.store.history import SqlHistory
+from turnfold.store.window import SqlWindows
+from turnfold_migrations import head
+from turnfold_query.handlers import Desk, Questions, make_router
+from turnfold_query.http import make_http
+from turnfold_query.metrics import Metrics
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 0.05
+"""How often a waiting request looks by itself, should word of an ingest get lost."""
+STOP_SECONDS = 10
+
+
+class Word:
+    """Word from the workers that something was ingested."""
+
+    def __init__(self) -> None:
+        self._told = asyncio.Event()
+
+    async def tell(self, _: object = None) -> None:
+        """Wake everybody who waits."""
+        self._told.set()
+        self._told = asyncio.Event()
+
+    async def next(self, seconds: float) -> None:
+        """Return when told, or when it is time to look."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, LOOK_SECONDS)):
+                await self._told.wait()
+
+
+def main(settings: Settings, *, http_host: str, http_port: int) -> int:
+    """Run a query server until it is told to stop; the status to exit with."""
+    asyncio.run(_run(settings, http_host, http_port))
+    return 0
+
+
+async def _run(settings: Settings, http_host: str, http_port: int) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    database = Database(settings.database_url, writes=False)
+    try:
+        await wait_for_schema(database, revision=head())
+        client = await connect(settings, name="query", role="query", seconds=60.0)
+        try:
+            await wait_for_streams(client)
+            await _serve(settings, database, client, stop, http_host, http_port)
+        finally:
+            with contextlib.suppress(Exception):
+                await client.close()
+    finally:
+        await database.close()
+
+
+async def _serve(
+    settings: Settings, database: Database, client: Client, stop: asyncio.Event, http_host: str, http_port: int
+) -> None:
+    windows = ModelWindows()
+    answering = Answering(
+        policy=policy_rule(settings.preset, settings.policy_of),
+        model_window=lambda model, policy: windows(model, override=policy.context_window),
+    )
+    word, metrics, histories = Word(), Metrics(), SqlHistory(database)
+    questions = Questions(windows=SqlWindows(database), histories=histories, answering=answering, arrivals=word, metrics=metrics)
+    desk = Desk(questions, metrics)
+    broker = NatsBroker(**broker_options(settings, "query", role="query"), logger=None, graceful_timeout=5.0)
+    broker.include_router(make_router(desk, questions.shapes))
+
+    async def is_ready() -> list[str]:
+        missing = [] if client.is_connected else ["the bus is not connected"]
+        try:
+            await next_seq(database)
+        except Unavailable:
+            missing.append("the database cannot be read")
+        return missing
+
+    app = make_http(
+        questions=questions, histories=histories, client=client, metrics=metrics, is_ready=is_ready, asyncapi=lambda: asyncapi_of(broker)
+    )
+    server = _Server(uvicorn.Config(app, host=http_host, port=http_port, log_config=None, access_log=False, lifespan="off"))
+    serving = asyncio.create_task(server.serve(), name="http")
+    try:
+        await client.subscribe(INGESTED, cb=word.tell)
+        await broker.start()
+        # One flush may overtake the subscriptions it should follow; a second cannot.
+        for connection in (client, broker.config.connection_state.connection):
+            await connection.flush()
+            await connection.flush()
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        if serving.done():
+            raise StartError(f"HTTP cannot listen on {http_host}:{http_port}; choose another port")
+        announce({"query": os.getpid()})
+        log.info("query.started", pid=os.getpid(), port=http_port)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopped, serving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        with contextlib.suppress(Exception):
+            await broker.stop()
+        await desk.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(serving, return_exceptions=True), STOP_SECONDS)
+        log.info("query.stopped")
+
+
+def asyncapi_of(broker: NatsBroker) -> str:
+    """The bus as an AsyncAPI document."""
+    return FastStream(broker, logger=None).schema.to_specification().to_json()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: stopping is decided in one place."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201
+        """Leave the signals alone."""
+        yield

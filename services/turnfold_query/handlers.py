@@ -1,0 +1,156 @@
+"""What is asked on the bus becomes a reading operation, and its outcome an answer."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from faststream.nats import NatsRouter
+from faststream.nats.annotations import NatsMessage
+from nats.aio.msg import Msg
+
+from turnfold.contracts.requests import (
+    AuditRequest,
+    ContextRequest,
+    HistoryRequest,
+    Request,
+    SearchRequest,
+    SessionRequest,
+    SummaryRequest,
+    read_request,
+)
+from turnfold.contracts.subjects import key_of_subject
+from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
+from turnfold.messages import SessionKey
+from turnfold.operations import history, query
+from turnfold.ports import HistoryStore, WindowStore
+from turnfold_query.metrics import Metrics
+
+log = structlog.get_logger()
+
+QUEUE = "turnfold-query"
+ANSWER_ROOM_BYTES = 64 * 1024
+"""What an answer leaves of the bus's limit, for headers and the protocol."""
+IN_FLIGHT = 512
+"""Beyond so many requests at once, the rest are told to come back: better a quick no than a late answer."""
+
+
+class Questions:
+    """Every reading operation by its name on the bus; the text it answers is what travels, also over HTTP."""
+
+    def __init__(
+        self,
+        *,
+        windows: WindowStore,
+        histories: HistoryStore,
+        answering: query.Answering,
+        arrivals: query.Arrivals,
+        metrics: Metrics,
+    ) -> None:
+        self._windows = windows
+        self._histories = histories
+        self._answering = answering
+        self._arrivals = arrivals
+        self._metrics = metrics
+        self.shapes: Mapping[str, type[Request]] = {
+            "context.get": ContextRequest,
+            "history.get": HistoryRequest,
+            "history.search": SearchRequest,
+            "summary.list": SessionRequest,
+            "summary.get": SummaryRequest,
+            "session.get": SessionRequest,
+            "audit.list": AuditRequest,
+        }
+
+    async def answer(self, name: str, key: SessionKey, request: Request) -> str:
+        """The JSON text of an answer.
+
+        Raises:
+            RequestError: it cannot be given; the error says what to do.
+        """
+        with self._metrics.answering(name):
+            match request:
+                case ContextRequest():
+                    return (await self.context(key, request)).text
+                case HistoryRequest():
+                    return await history.history(key, request, store=self._histories)
+                case SearchRequest():
+                    return await history.search(key, request, store=self._histories)
+                case SummaryRequest():
+                    return json.dumps(await history.summary(key, request, store=self._histories))
+                case AuditRequest():
+                    return json.dumps(await history.audit(key, request, store=self._histories))
+                case SessionRequest() if name == "summary.list":
+                    return json.dumps(await history.summaries(key, request, store=self._histories))
+                case SessionRequest():
+                    return json.dumps(await history.session(key, request, store=self._histories))
+            raise BadRequest(f"{name} is no question")
+
+    async def context(self, key: SessionKey, request: ContextRequest) -> query.Answer:
+        """A window; see `turnfold.operations.query.context`."""
+        return await query.context(key, request, store=self._windows, answering=self._answering, arrivals=self._arrivals)
+
+
+class Desk:
+    """Answers requests side by side: one that waits for an event to be ingested holds up no other."""
+
+    def __init__(self, questions: Questions, metrics: Metrics) -> None:
+        self._questions = questions
+        self._metrics = metrics
+        self._open: set[asyncio.Task[None]] = set()
+
+    def take(self, name: str, message: Msg) -> None:
+        """Begin to answer."""
+        task = asyncio.get_running_loop().create_task(self._answer(name, message))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def close(self) -> None:
+        """Finish what is in hand."""
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _answer(self, name: str, message: Msg) -> None:
+        if not message.reply:
+            return
+        try:
+            if len(self._open) > IN_FLIGHT:
+                raise Unavailable("too many requests at once; try again shortly")
+            key = key_of_subject(name, message.subject)
+            if not isinstance(key, SessionKey):
+                raise BadRequest(f"{name} takes an agent and a session")
+            text = await self._questions.answer(name, key, read_request(self._questions.shapes[name], message.data))
+            body = text.encode()
+            if len(body) > message._client.max_payload - ANSWER_ROOM_BYTES:  # noqa: SLF001  # the connection that brought it
+                raise TooLarge(f"the answer has {len(body)} bytes, more than the bus carries; ask for less")
+        except RequestError as error:
+            self._metrics.refused(name, error.code)
+            body = query.as_error(error).encode()
+        except Exception:
+            log.exception("request.failed", request=name)
+            self._metrics.refused(name, "unavailable")
+            body = query.as_error(Unavailable("the request failed; the log of the query service says why")).encode()
+        await message.respond(body)
+
+
+async def _raw(message: Any) -> Any:
+    """Leave a request as it came; its shape is checked by its own model."""
+    return message.body
+
+
+def make_router(desk: Desk, names: Mapping[str, object]) -> NatsRouter:
+    """One subscriber a request, all in one queue group with every other query server."""
+    router = NatsRouter()
+
+    def listens(name: str) -> None:
+        @router.subscriber(f"{name}.*.*", queue=QUEUE, decoder=_raw, no_reply=True, title=name)
+        async def on_request(_: Any, message: NatsMessage) -> None:
+            raw = message.raw_message
+            assert isinstance(raw, Msg)
+            desk.take(name, raw)
+
+    for name in names:
+        listens(name)
+    return router
+
+

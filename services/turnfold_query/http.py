@@ -1,0 +1,281 @@
+"""The same questions over HTTP, the requests that write passed on to a worker, and the pages for people and machines."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
+
+import nats.errors
+from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from nats.aio.client import Client
+from nats.js.errors import Error as JetStreamError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnfold import contracts
+from turnfold.contracts.events import EVENT_MAX_BYTES, id_fault, read_payload
+from turnfold.contracts.requests import (
+    AuditRequest,
+    ContextRequest,
+    HistoryRequest,
+    SearchRequest,
+    SessionRequest,
+    SummaryRequest,
+    read_query,
+)
+from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject, token_of
+from turnfold.errors import BadEvent, BadRequest, RequestError, TooLarge, Unavailable, UnknownSession
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations import history
+from turnfold.ports import HistoryStore
+from turnfold_query.handlers import Questions
+from turnfold_query.metrics import Metrics
+from turnfold_query.pages import reference_page
+
+BODY_MAX_BYTES = EVENT_MAX_BYTES + 64 * 1024
+WRITE_SECONDS = 10.0
+PUBLISH_SECONDS = 5.0
+NOT_ON_WIRE = "type"
+
+AgentPath = Annotated[str, Path(description="One percent-encoded segment.")]
+SessionPath = Annotated[str, Path(description="One percent-encoded segment.")]
+
+
+class EncodedPaths:
+    """Route on the path as it was sent, so that a `%2F` inside an id stays inside it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on with its path undecoded."""
+        if scope["type"] == "http":
+            scope = dict(scope)
+            scope["path"] = scope["raw_path"].decode("ascii", "replace")
+        await self._app(scope, receive, send)
+
+
+def make_http(
+    *,
+    questions: Questions,
+    histories: HistoryStore,
+    client: Client,
+    metrics: Metrics,
+    is_ready: Callable[[], Awaitable[list[str]]],
+    asyncapi: Callable[[], str],
+) -> ASGIApp:
+    """The HTTP application."""
+    app = FastAPI(
+        title="Turnfold",
+        summary="What should my model see next?",
+        description=contracts.__doc__ or "",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    _errors(app)
+    _reads(app, questions)
+    _writes(app, client)
+    _listings(app, histories)
+    _pages(app, metrics, is_ready, asyncapi)
+    return EncodedPaths(app)
+
+
+# --- errors
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestError)
+    async def on_refusal(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return _json(error.as_json(), error.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        return _json(BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}").as_json(), BadRequest.status)
+
+    @app.exception_handler(HTTPException)
+    async def on_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        found = UnknownSession(f"nothing is here: {error.detail}") if error.status_code == UnknownSession.status else None
+        return _json((found or BadRequest(str(error.detail))).as_json(), error.status_code)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return _text(json.dumps(value), status)
+
+
+def _text(text: str, status: int = 200, **headers: str) -> Response:
+    return Response(text.encode(), status, media_type="application/json", headers=headers)
+
+
+def _decoded(segment: str) -> str:
+    try:
+        found = unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError:
+        raise BadRequest("an id in the path is no UTF-8 text") from None
+    if fault := id_fault(found):
+        raise BadRequest(f"an id in the path {fault}")
+    return found
+
+
+def _key(agent_id: str, session_id: str) -> SessionKey:
+    return SessionKey(AgentId(_decoded(agent_id)), SessionId(_decoded(session_id)))
+
+
+SESSION = "/v1/agents/{agent_id}/sessions/{session_id}"
+AGENT = "/v1/agents/{agent_id}"
+
+
+# --- reading
+
+
+def _reads(app: FastAPI, questions: Questions) -> None:
+    @app.get(SESSION + "/context", summary="What should my model see next?", response_model=None)
+    async def get_context(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[ContextRequest, Query()], http: Request) -> Response:
+        tag = http.headers.get("if-none-match")
+        if tag is not None and asked.etag is None:
+            asked = asked.model_copy(update={"etag": tag.strip().removeprefix("W/").strip('"')})
+        answer = await questions.context(_key(agent_id, session_id), asked)
+        if not answer.is_modified:
+            return Response(status_code=304, headers={"ETag": f'"{answer.etag}"'})
+        return _text(answer.text, ETag=f'"{answer.etag}"')
+
+    @app.get(SESSION + "/history", summary="Originals, in any state", response_model=None)
+    async def get_history(agent_id: AgentPath, session_id: SessionPath, http: Request, asked: Annotated[HistoryRequest, Query()]) -> Response:
+        key = _key(agent_id, session_id)
+        return _text(await questions.answer("history.get", key, asked))
+
+    @app.get(SESSION + "/search", summary="Words in all messages", response_model=None)
+    async def get_search(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[SearchRequest, Query()]) -> Response:
+        return _text(await questions.answer("history.search", _key(agent_id, session_id), asked))
+
+    @app.get(SESSION + "/summaries", summary="All versions", response_model=None)
+    async def get_summaries(agent_id: AgentPath, session_id: SessionPath) -> Response:
+        return _text(await questions.answer("summary.list", _key(agent_id, session_id), SessionRequest()))
+
+    @app.get(SESSION + "/summaries/{version}", summary="One version", response_model=None)
+    async def get_summary(agent_id: AgentPath, session_id: SessionPath, version: str) -> Response:
+        asked = read_query(SummaryRequest, {"version": version})
+        return _text(await questions.answer("summary.get", _key(agent_id, session_id), asked))
+
+    @app.get(SESSION + "/audit", summary="What happened to a session", response_model=None)
+    async def get_audit(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[AuditRequest, Query()]) -> Response:
+        return _text(await questions.answer("audit.list", _key(agent_id, session_id), asked))
+
+    @app.get(SESSION, summary="Counters", response_model=None)
+    async def get_session(agent_id: AgentPath, session_id: SessionPath) -> Response:
+        return _text(await questions.answer("session.get", _key(agent_id, session_id), SessionRequest()))
+
+
+# --- writing
+
+
+def _writes(app: FastAPI, client: Client) -> None:
+    async def passed_on(subject: str, http: Request) -> Response:
+        """Ask a worker, which alone writes."""
+        try:
+            reply = await client.request(subject, await _body(http), timeout=WRITE_SECONDS)
+        except (nats.errors.Error, TimeoutError):
+            raise Unavailable("no worker answers; try again when one runs") from None
+        code = json.loads(reply.data).get("error", {}).get("code")
+        return _text(reply.data.decode(), _STATUS.get(code, 400) if code else 200)
+
+    @app.post(SESSION + "/events", summary="Publish an event", response_model=None)
+    async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        key, body = _key(agent_id, session_id), await _body(http)
+        kind = _kind_of(body)
+        try:
+            event = read_payload(kind, body)
+        except BadEvent as error:
+            raise (TooLarge if error.reason == "too_large" else BadRequest)(str(error)) from None
+        if event.key != key:
+            raise BadRequest("the event names another agent or session than the path")
+        headers = {"Nats-Msg-Id": message_header(key.agent_id, event.event_id)}
+        try:
+            done = await client.jetstream(timeout=PUBLISH_SECONDS).publish(
+                session_subject(kind, key), body, stream=EVENTS_STREAM, headers=headers
+            )
+        except (nats.errors.Error, JetStreamError, TimeoutError) as error:
+            raise Unavailable(f"the stream did not take the event ({type(error).__name__}); publish it again") from None
+        return _json({"seq": done.seq})
+
+    @app.patch(SESSION + "/policy", summary="Set what a session wants", response_model=None)
+    async def patch_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await passed_on(session_subject("session.policy", _key(agent_id, session_id)), http)
+
+    @app.patch(AGENT + "/policy", summary="Set what an agent wants", response_model=None)
+    async def patch_agent_policy(agent_id: AgentPath, http: Request) -> Response:
+        return await passed_on(f"agent.policy.{token_of(_decoded(agent_id))}", http)
+
+    @app.post(SESSION + "/compactions", summary="Compact now", response_model=None)
+    async def post_compaction(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await passed_on(session_subject("compaction.request", _key(agent_id, session_id)), http)
+
+
+_STATUS = {error.code: error.status for error in RequestError.__subclasses__()} | {RequestError.code: RequestError.status}
+
+
+async def _body(http: Request) -> bytes:
+    """The body, refused as soon as it is too long."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in http.stream():
+        size += len(part)
+        if size > BODY_MAX_BYTES:
+            raise TooLarge(f"more than {BODY_MAX_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _kind_of(body: bytes) -> str:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadRequest("the body is no JSON") from None
+    kind = found.get(NOT_ON_WIRE) if isinstance(found, dict) else None
+    if kind not in EVENT_TYPES:
+        raise BadRequest(f"type must be one of {', '.join(EVENT_TYPES)}")
+    return str(kind)
+
+
+# --- listings and pages
+
+
+def _listings(app: FastAPI, histories: HistoryStore) -> None:
+    @app.get("/v1/sessions", summary="Sessions, the newest event first", response_model=None)
+    async def get_sessions(agent_id: str | None = None, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
+        return _json(await history.sessions(agent_id=agent_id, limit=limit, store=histories))
+
+    @app.get("/v1/deadletters", summary="Events that could not be stored", response_model=None)
+    async def get_dead_letters(
+        after: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
+    ) -> Response:
+        return _json(await history.dead_letters(after=after, limit=limit, store=histories))
+
+
+def _pages(app: FastAPI, metrics: Metrics, is_ready: Callable[[], Awaitable[list[str]]], asyncapi: Callable[[], str]) -> None:
+    @app.get("/healthz", summary="Whether this process lives", response_model=None)
+    async def get_health() -> Response:
+        return _json({"status": "ok"})
+
+    @app.get("/readyz", summary="Whether this process can answer", response_model=None)
+    async def get_readiness() -> Response:
+        missing = await is_ready()
+        return _json({"status": "ready" if not missing else "not ready", "missing": missing}, 503 if missing else 200)
+
+    @app.get("/metrics", summary="Figures in the Prometheus format", response_model=None)
+    async def get_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/docs", summary="This interface, to read", response_model=None)
+    async def get_docs() -> Response:
+        return HTMLResponse(reference_page(app.openapi()))
+
+    @app.get("/asyncapi.json", summary="The bus, to machines", response_model=None)
+    async def get_asyncapi() -> Response:
+        return _text(asyncapi())

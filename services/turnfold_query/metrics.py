@@ -1,0 +1,45 @@
+"""What the query service counts."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics:
+    """The figures of one process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._seconds = Histogram(
+            "turnfold_request_seconds",
+            "Time to answer a request, waiting for freshness included.",
+            ["request"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._refused = Counter("turnfold_requests_refused", "Requests that were refused.", ["request", "code"], registry=self.registry)
+
+    @contextmanager
+    def answering(self, name: str) -> Iterator[None]:
+        """Time one answer."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds.labels(name).observe(time.perf_counter() - began)
+
+    def refused(self, name: str, code: str) -> None:
+        """Count a refusal."""
+        self._refused.labels(name, code).inc()
+
+    def text(self) -> bytes:
+        """Everything in the Prometheus format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,152 @@
+"""The compaction worker: it stores what is published, evicts at once, and has summaries written later."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import structlog
+from faststream.nats import NatsBroker
+
+from turnfold.bus.connection import broker_options, connect
+from turnfold.bus.streams import wait_for_streams
+from turnfold.embedded.ready import announce
+from turnfold.errors import StartError
+from turnfold.model_windows import ModelWindows
+from turnfold.operations.compact import Writing
+from turnfold.operations.rules import make_rules, policy_rule
+from turnfold.settings import Settings
+from turnfold.store.belonging import WriterLock, belongs_to, wait_for_schema
+from turnfold.store.changes import SqlChanges
+from turnfold.store.engine import Database
+from turnfold.store.ingest import SqlIntake
+from turnfold.store.jobs import SqlJobs
+from turnfold.store.outbox import SqlOutbox
+from turnfold.summarizer import Summarizer
+from turnfold.vocabulary import load_counter
+from turnfold_migrations import head
+from turnfold_worker.background import Compactor, Relay, Sweeper
+from turnfold_worker.handlers import Intake, make_event_router, make_request_router
+
+log = structlog.get_logger()
+
+STOP_SECONDS = 25.0
+
+
+def main(settings: Settings) -> int:
+    """Run a worker until it is told to stop; the status to exit with."""
+    asyncio.run(_run(settings))
+    return 0
+
+
+def now_ms() -> int:
+    """The clock of leases and attempts."""
+    return time.time_ns() // 1_000_000
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    database = Database(settings.database_url, writes=True)
+    try:
+        starting = asyncio.create_task(_serve(settings, database, stop), name="worker")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await starting
+            except TimeoutError:
+                log.warning("worker.stopped_late", seconds=STOP_SECONDS)
+        stopping.cancel()
+        if starting.done():
+            starting.result()
+    finally:
+        await database.close()
+
+
+async def _serve(settings: Settings, database: Database, stop: asyncio.Event) -> None:
+    """Build the parts, run them until told to stop, and take them down in order."""
+    counting = asyncio.create_task(asyncio.to_thread(load_counter))
+    await _unless(stop, wait_for_schema(database, revision=head()))
+    client = await connect(settings, name="worker", role="worker", seconds=60.0)
+    try:
+        created = await _unless(stop, wait_for_streams(client))
+        if stop.is_set():
+            return
+        if created != (recorded := await belongs_to(database)):
+            raise StartError(
+                f"the database belongs to the stream made at {recorded}, and the bus has the one made at {created}; "
+                "point the worker at the right bus, or run `turnfold migrate` to go on with this stream"
+            )
+        lock = WriterLock(settings.database_url)
+        if not lock.try_to_take():
+            log.info("worker.standing_by")
+            await _unless(stop, lock.take())
+        if stop.is_set():
+            return
+        await _work(settings, database, await counting, client, stop)
+    finally:
+        with contextlib.suppress(Exception):
+            await client.close()
+
+
+async def _work(settings: Settings, database: Database, count, client, stop: asyncio.Event) -> None:
+    policy = policy_rule(settings.preset, settings.policy_of)
+    windows = ModelWindows()
+    rules = make_rules(policy, model_window=lambda model, numbers: windows(model, override=numbers.context_window), count=count)
+    intake_store, jobs = SqlIntake(database), SqlJobs(database)
+    summarizer = Summarizer()
+    writing = Writing(
+        model=settings.summary_model,
+        api_base=settings.summary_api_base,
+        api_key=settings.summary_api_key,
+        call_timeout_seconds=settings.summary_timeout_seconds,
+    )
+    intake = Intake(store=intake_store, rules=rules, count=count)
+    compactor = Compactor(
+        store=jobs, summarizer=summarizer, writing=writing, count=count, policy=policy, now_ms=now_ms,
+        concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
+    )  # fmt: skip
+    relay = Relay(store=SqlOutbox(database), client=client)
+    sweeper = Sweeper(store=intake_store, client=client)
+    intake.on_stored = lambda done: (relay.wake(), compactor.wake() if done.evictions else None)
+    compactor.on_done = relay.wake
+    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=15.0)
+    broker.include_router(make_event_router(intake, settings))
+    changes = SqlChanges(database)
+    broker.include_router(make_request_router(changes=changes, rules=rules, settings=settings, now_ms=now_ms, on_change=compactor.wake))
+    await summarizer.start()
+    await broker.start()
+    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (compactor, relay, sweeper)]
+    announce({"worker": os.getpid(), "model": summarizer.pid} if summarizer.pid else {"worker": os.getpid()})
+    log.info("worker.started", pid=os.getpid())
+    try:
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        done, _ = await asyncio.wait([stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stopped}:
+            task.result()
+    finally:
+        with contextlib.suppress(Exception):
+            await broker.stop()
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await summarizer.close()
+        log.info("worker.stopped")
+
+
+async def _unless(stop: asyncio.Event, waiting):
+    """Wait for this, or until told to stop."""
+    task = asyncio.ensure_future(waiting)
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+    return task.result()

@@ -1,0 +1,201 @@
+"""What a worker does on its own: compact what is pending, send what is to be told, close gaps the stream has."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.js.errors import Error as JetStreamError
+
+from turnfold.contracts.subjects import EVENTS_STREAM, NOTICES_STREAM
+from turnfold.core.tokens import Count
+from turnfold.errors import Unavailable
+from turnfold.operations.compact import Committed, GivenBack, Writing, compact
+from turnfold.operations.rules import PolicyOf
+from turnfold.ports import IntakeStore, Job, JobStore, Outbox, Summarizer
+
+log = structlog.get_logger()
+
+RETRY_SECONDS = 1.0
+
+
+class _Waker:
+    """A loop that works when woken, and looks by itself now and then: a lost wake-up costs time, never work."""
+
+    poll_seconds = 1.0
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is work."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Work until cancelled; trouble that may pass is waited out."""
+        while True:
+            self._woken.clear()
+            try:
+                wait = await self.work()
+            except Unavailable as error:
+                log.warning("work.delayed", part=type(self).__name__, error=str(error))
+                wait = RETRY_SECONDS
+            try:
+                async with asyncio.timeout(wait):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+
+    async def work(self) -> float:
+        """Do what is there to do; seconds until the next look."""
+        raise NotImplementedError
+
+
+class Compactor(_Waker):
+    """Claims due jobs, a few at once, and has them written."""
+
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        summarizer: Summarizer,
+        writing: Writing,
+        count: Count,
+        policy: PolicyOf,
+        now_ms: Callable[[], int],
+        concurrency: int,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._summarizer = summarizer
+        self._writing = writing
+        self._count = count
+        self._policy = policy
+        self._now_ms = now_ms
+        self._concurrency = concurrency
+        self._is_busy = is_busy
+        self._running: set[asyncio.Task[None]] = set()
+        self.on_done: Callable[[], object] = lambda: None
+
+    async def run(self) -> None:
+        """Work until cancelled; running jobs are left to their leases."""
+        try:
+            await super().run()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def work(self) -> float:
+        """Claim as many jobs as there are free places."""
+        free = self._concurrency - len(self._running)
+        if free <= 0:
+            return self.poll_seconds
+        if self._is_busy():
+            # Events first: a summary may wait, an agent's next window should not.
+            return 0.25
+        lease_ms = int(1000 * self._writing.lease_seconds)
+        for job in await self._store.claim(limit=free, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy):
+            task = asyncio.create_task(self._compact(job), name=f"compact-{job.compaction_ids[-1]}")
+            self._running.add(task)
+            task.add_done_callback(self._finished)
+        due_ms = await self._store.next_due_ms()
+        if due_ms is None or self._running:
+            return self.poll_seconds
+        return min(self.poll_seconds, max(0.01, (due_ms - self._now_ms()) / 1000))
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self.wake()
+        self.on_done()
+
+    async def _compact(self, job: Job) -> None:
+        began = time.monotonic()
+        try:
+            outcome = await compact(
+                job, store=self._store, summarizer=self._summarizer, writing=self._writing, count=self._count, now_ms=self._now_ms
+            )
+        except Unavailable as error:
+            log.warning("compaction.delayed", compaction_id=job.compaction_ids[-1], error=str(error))
+            return
+        except Exception:
+            # The lease runs out and the job is tried again, by whoever comes first.
+            log.exception("compaction.crashed", compaction_id=job.compaction_ids[-1])
+            return
+        seconds = round(time.monotonic() - began, 3)
+        match outcome:
+            case Committed(version=version, reason=reason):
+                log.info("summary.committed", compaction_id=job.compaction_ids[-1], version=version, reason=reason, seconds=seconds)
+            case GivenBack(reason=reason):
+                log.warning("attempt.failed", compaction_id=job.compaction_ids[-1], reason=reason, attempt=job.attempt, seconds=seconds)
+            case _:
+                log.info("summary.discarded", compaction_id=job.compaction_ids[-1], seconds=seconds)
+
+
+class Relay(_Waker):
+    """Sends the outbox to the stream of notices, at least once and in order."""
+
+    at_once = 100
+
+    def __init__(self, *, store: Outbox, client: Client) -> None:
+        super().__init__()
+        self._store = store
+        self._client = client
+
+    async def work(self) -> float:
+        """Send what waits; a notice is forgotten when the stream has it."""
+        jetstream = self._client.jetstream(timeout=10)
+        while notices := await self._store.unsent(self.at_once):
+            try:
+                await asyncio.gather(
+                    *(
+                        jetstream.publish(
+                            notice.subject, notice.payload.encode(), stream=NOTICES_STREAM, headers={"Nats-Msg-Id": f"n{notice.outbox_id}"}
+                        )
+                        for notice in notices
+                    )
+                )
+            except (nats.errors.Error, JetStreamError, TimeoutError) as error:
+                raise Unavailable(f"notices wait: {type(error).__name__}") from error
+            await self._store.sent(notices)
+        return self.poll_seconds
+
+
+class Sweeper(_Waker):
+    """Finds sequences that the stream does not hold any more, so that nobody waits for them."""
+
+    poll_seconds = 2.0
+    look_at_most = 1_000
+
+    def __init__(self, *, store: IntakeStore, client: Client) -> None:
+        super().__init__()
+        self._store = store
+        self._client = client
+
+    async def work(self) -> float:
+        """Ask the stream about the sequences that are missing below the newest ingested one."""
+        gaps = await self._store.gaps()
+        if not gaps:
+            return self.poll_seconds
+        jetstream = self._client.jetstream()
+        try:
+            state = (await jetstream.stream_info(EVENTS_STREAM)).state
+            gone = [(first, min(last, state.first_seq - 1)) for first, last in gaps if first < state.first_seq]
+            if state.num_deleted:
+                deleted = await self._deleted()
+                missing = (seq for first, last in gaps[: self.look_at_most] for seq in range(max(first, state.first_seq), last + 1))
+                gone += [(seq, seq) for seq in missing if seq in deleted]
+        except (nats.errors.Error, JetStreamError, TimeoutError) as error:
+            raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
+        if gone:
+            await self._store.mark_ingested(gone)
+        return self.poll_seconds
+
+    async def _deleted(self) -> frozenset[int]:
+        """The sequences that were taken out of the middle of the stream."""
+        answer = await self._client.request(f"$JS.API.STREAM.INFO.{EVENTS_STREAM}", b'{"deleted_details": true}', timeout=10)
+        return frozenset(json.loads(answer.data).get("state", {}).get("deleted") or ())

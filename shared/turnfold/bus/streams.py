@@ -1,0 +1,228 @@
+"""The streams of the contract: made, brought up to date, and read back."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, EVENTS_SUBJECTS, NOTICES_STREAM, NOTICES_SUBJECTS
+from turnfold.errors import StartError
+
+log = structlog.get_logger()
+
+OLDEST_SERVER = (2, 11, 0)
+ADVISED_SERVER = (2, 12, 3)
+EVENT_BYTES = 4 * 1024 * 1024
+DUPLICATE_WINDOW_SECONDS = 600.0
+NOTICES_MAX_AGE_SECONDS = 7 * 86_400.0
+NAME_IN_USE = 10_058
+POLL_SECONDS = 0.1
+
+EVENTS = StreamConfig(
+    name=EVENTS_STREAM,
+    subjects=list(EVENTS_SUBJECTS),
+    retention=RetentionPolicy.LIMITS,
+    storage=StorageType.FILE,
+    discard=DiscardPolicy.NEW,
+    duplicate_window=DUPLICATE_WINDOW_SECONDS,
+    max_age=0.0,
+    # Erase deletes single messages by their sequence.
+    deny_delete=False,
+    allow_direct=True,
+)
+NOTICES = StreamConfig(
+    name=NOTICES_STREAM,
+    subjects=list(NOTICES_SUBJECTS),
+    retention=RetentionPolicy.LIMITS,
+    storage=StorageType.FILE,
+    discard=DiscardPolicy.OLD,
+    duplicate_window=DUPLICATE_WINDOW_SECONDS,
+    max_age=NOTICES_MAX_AGE_SECONDS,
+    allow_direct=True,
+)
+INGEST = ConsumerConfig(
+    name=EVENTS_CONSUMER,
+    durable_name=EVENTS_CONSUMER,
+    deliver_policy=DeliverPolicy.ALL,
+    ack_policy=AckPolicy.EXPLICIT,
+    ack_wait=30.0,
+    max_deliver=-1,
+    max_ack_pending=2_000,
+)
+_STREAM_FIELDS = ("subjects", "retention", "storage", "discard", "duplicate_window", "max_age", "deny_delete", "allow_direct")
+_CONSUMER_FIELDS = ("durable_name", "deliver_policy", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending")
+
+
+async def provision(client: Client, *, first_seq: int, replicas: int = 1) -> str:
+    """Make the streams and the consumer, or bring them up to date; when the stream of events was created (RFC 3339).
+
+    A stream that does not exist yet begins at `first_seq`: one above the greatest sequence ever stored. Replicas,
+    placement and size limits of an existing stream stay what its operator made them. Repeat-safe, also by two at once.
+
+    Raises:
+        StartError: the server is too old, has no JetStream, or keeps a setting that differs.
+    """
+    check_server(client)
+    jetstream = client.jetstream()
+    try:
+        events = await _ensure_stream(jetstream, EVENTS, first_seq=first_seq, replicas=replicas)
+        await _ensure_stream(jetstream, NOTICES, first_seq=1, replicas=replicas)
+        await _ensure_consumer(jetstream)
+        differing = await differences(client)
+    except (nats.errors.NoRespondersError, ServiceUnavailableError) as error:
+        raise StartError("this NATS server keeps no streams; start it with JetStream (`nats-server -js`)") from error
+    except nats.errors.TimeoutError as error:
+        raise StartError(
+            "the bus does not answer about its streams; these credentials may need the permissions of a provisioner"
+        ) from error
+    except APIError as error:
+        raise StartError(f"the bus refused a stream: {error.description}; remove what stands in the way and migrate again") from error
+    if differing:
+        raise StartError(f"the bus kept other settings than asked for: {'; '.join(differing)}")
+    return _created(events)
+
+
+async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
+    """When the stream of events was created, as soon as streams and consumer are there.
+
+    Raises:
+        StartError: they are not there after `seconds`.
+    """
+    check_server(client)
+    jetstream = client.jetstream(timeout=2.0)
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            info = await jetstream.stream_info(EVENTS_STREAM)
+            await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+            return _created(info)
+        except (APIError, nats.errors.Error) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise StartError(f"the streams are not there after {seconds:g} s; run `turnfold migrate` first") from error
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def stream_created(client: Client) -> str:
+    """When the stream of events was created (RFC 3339): what tells it from one made anew."""
+    return _created(await client.jetstream().stream_info(EVENTS_STREAM))
+
+
+async def differences(client: Client) -> list[str]:
+    """What differs between the streams and consumer on the server and those the system needs, one text each."""
+    jetstream = client.jetstream()
+    found: list[str] = []
+    for wanted in (EVENTS, NOTICES):
+        try:
+            actual = (await jetstream.stream_info(str(wanted.name))).config
+        except NotFoundError:
+            found.append(f"the stream {wanted.name} does not exist")
+        else:
+            found += _differing(str(wanted.name), wanted, actual, _STREAM_FIELDS)
+    try:
+        consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+    except NotFoundError:
+        found.append(f"the consumer {EVENTS_CONSUMER} does not exist")
+    else:
+        found += _differing(f"the consumer {EVENTS_CONSUMER}", INGEST, consumer.config, _CONSUMER_FIELDS)
+    return found
+
+
+def check_server(client: Client) -> None:
+    """Refuse a server that would drop settings silently; log what else is to know about it.
+
+    Raises:
+        StartError: it is older than 2.11.
+    """
+    version = _version(client)
+    if version < OLDEST_SERVER:
+        raise StartError(
+            f"this NATS server is {_dotted(version)}; {_dotted(OLDEST_SERVER)} or newer is needed, for it drops settings silently"
+        )
+    for warning in server_warnings(client):
+        log.warning("bus.advised", advice=warning)
+
+
+def server_warnings(client: Client) -> list[str]:
+    """What an operator should change about this server, though it works."""
+    version = _version(client)
+    warnings = []
+    if version < ADVISED_SERVER:
+        warnings.append(
+            f"NATS {_dotted(version)} can lose acknowledged messages in a cluster; {_dotted(ADVISED_SERVER)} or newer is advised"
+        )
+    if client.max_payload < EVENT_BYTES:
+        warnings.append(f"the server takes {client.max_payload} bytes a message and events may have {EVENT_BYTES}; set max_payload: 8MB")
+    return warnings
+
+
+def _version(client: Client) -> tuple[int, int, int]:
+    version = client.connected_server_version
+    return version.major, version.minor, version.patch
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+async def _ensure_stream(jetstream: JetStreamContext, wanted: StreamConfig, *, first_seq: int, replicas: int) -> StreamInfo:
+    try:
+        info = await jetstream.stream_info(str(wanted.name))
+    except NotFoundError:
+        try:
+            created = await jetstream.add_stream(wanted.evolve(first_seq=max(1, first_seq), num_replicas=replicas))
+        except APIError as error:
+            if error.err_code != NAME_IN_USE:
+                raise
+            # Somebody made it between the two calls.
+            info = await jetstream.stream_info(str(wanted.name))
+        else:
+            log.info("stream.created", stream=wanted.name, first_seq=max(1, first_seq))
+            return created
+    if differing := _differing(str(wanted.name), wanted, info.config, _STREAM_FIELDS):
+        changes = {name: getattr(wanted, name) for name in _STREAM_FIELDS}
+        info = await jetstream.update_stream(info.config.evolve(**changes))
+        log.info("stream.updated", stream=wanted.name, differing=differing)
+    return info
+
+
+async def _ensure_consumer(jetstream: JetStreamContext) -> None:
+    try:
+        info = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+    except NotFoundError:
+        await jetstream.add_consumer(EVENTS_STREAM, INGEST)
+        return
+    if differing := _differing(f"the consumer {EVENTS_CONSUMER}", INGEST, info.config, _CONSUMER_FIELDS):
+        changes = {name: getattr(INGEST, name) for name in _CONSUMER_FIELDS}
+        await jetstream.add_consumer(EVENTS_STREAM, info.config.evolve(name=EVENTS_CONSUMER, **changes))
+        log.info("consumer.updated", consumer=EVENTS_CONSUMER, differing=differing)
+
+
+def _differing(name: str, wanted: Any, actual: Any, compared: tuple[str, ...]) -> list[str]:
+    expected, found = _plain(wanted), _plain(actual)
+    return [f"{name} has {field} {found[field]!r}, not {expected[field]!r}" for field in compared if expected[field] != found[field]]
+
+
+def _plain(config: Any) -> Mapping[str, Any]:
+    """Its fields as comparable values: texts of enums, sorted lists, false and 0 where the server leaves a field out."""
+    return {field.name: _comparable(getattr(config, field.name)) for field in fields(config)}
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, list):
+        return sorted(value)
+    if isinstance(value, str):
+        return str(getattr(value, "value", value))
+    return value or 0
+
+
+def _created(info: StreamInfo) -> str:
+    created = info.created or datetime.fromtimestamp(0, UTC)
+    return created.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,46 @@
+"""The command line: every module of this package adds its commands with `register`."""
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import turnfold.cli
+from turnfold.cli.serving import SERVICES
+
+
+def application(arguments: Sequence[str] = ()) -> typer.Typer:
+    """The command line with all that these arguments may need."""
+    app = typer.Typer(
+        name="turnfold",
+        help="Background compaction for LLM agents.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    # What runs the system starts without loading the other commands.
+    is_running = command == "up" or command in SERVICES
+    for name in ["run"] if is_running else sorted(found.name for found in pkgutil.iter_modules(turnfold.cli.__path__)):
+        if not name.startswith("_"):
+            register = getattr(importlib.import_module(f"turnfold.cli.{name}"), "register", None)
+            if register is not None:
+                register(app)
+    return app
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(version("turnfold"))
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")] = False,
+) -> None:
+    """Background compaction for LLM agents."""

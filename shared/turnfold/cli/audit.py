@@ -1,0 +1,124 @@
+"""`turnfold audit`: what happened to a session and why; `turnfold audit verify`: whether anybody changed that record."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from turnfold.cli.listing import all_sessions
+from turnfold.cli.reaching import reached
+from turnfold.cli.showing import show_rows
+from turnfold.client import Client
+from turnfold.core.audit import row_hash
+
+COLUMNS = ("at", "agent_id", "session_id", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details")
+VERDICT_COLUMNS = ("agent_id", "session_id", "rows", "verdict")
+INTACT = "intact"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a look at one session's chain showed; `verdict` is `intact` or says where it breaks."""
+
+    agent_id: str
+    session_id: str
+    rows: int
+    verdict: str
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("audit")(audit)
+
+
+def audit(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[verify] [AGENT SESSION]", help="One session; without it, all.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="The newest so many rows; 0 shows all.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Tell what happened to one session or to all, or verify that nobody changed the record.
+
+    `verify` recomputes the hash chain of each session and ends with status 1 where a row was changed, left out or cut off.
+    """
+    given = words or []
+    is_verify = given[:1] == ["verify"] and len(given) != 2
+    session = given[1:] if is_verify else given
+    if len(session) not in (0, 2):
+        raise typer.BadParameter("give an agent and a session, or neither")
+    if is_verify:
+        verdicts = asyncio.run(_verdicts(session))
+        show_rows("audit", VERDICT_COLUMNS, (asdict(one) for one in verdicts), as_json=as_json, empty="No sessions to verify.")
+        broken = [one for one in verdicts if one.verdict != INTACT]
+        if broken:
+            names = ", ".join(f"{one.agent_id} {one.session_id}" for one in broken[:3])
+            typer.echo(f"turnfold: the audit of {names} was changed: compare it with a backup and with the notices", err=True)
+            raise typer.Exit(1)
+    else:
+        rows = asyncio.run(_rows(session))
+        rows.sort(key=lambda row: (str(row.get("at")), row["audit_id"]))
+        show_rows("audit", COLUMNS, rows[-limit:] if limit else rows, as_json=as_json, empty="Nothing happened yet.")
+
+
+async def _rows(session: Sequence[str]) -> list[Row]:
+    keys = await _keys(session)
+    async with reached() as client:
+        return [row for key in keys for row in await _trail(client, key)]
+
+
+async def _verdicts(session: Sequence[str]) -> list[Verdict]:
+    keys = await _keys(session)
+    async with reached() as client:
+        return [await _verdict(client, key) for key in keys]
+
+
+async def _verdict(client: Client, key: tuple[str, str]) -> Verdict:
+    """The end of the chain is asked for first: what is written meanwhile must not look like a break."""
+    end = (await client.session(*key).status()).get("audit")
+    rows = await _trail(client, key)
+    fault = chain_fault(rows, rows_told=end.get("rows"), hash_told=end.get("hash")) if isinstance(end, dict) else chain_fault(rows)
+    return Verdict(*key, rows=len(rows), verdict=fault or INTACT)
+
+
+def chain_fault(rows: Sequence[Row], *, rows_told: int | None = None, hash_told: str | None = None) -> str | None:
+    """Where the chain of a session breaks, or None; `rows_told` and `hash_told` are what its session row says of the end."""
+    before = ""
+    hashes = [before]
+    for ordinal, row in enumerate(rows, start=1):
+        sealed = _sealed(row, ordinal)
+        if row["prev_hash"] != before:
+            return f"a row is missing before row {ordinal} (audit_id {row['audit_id']})"
+        if row_hash(before, sealed) != row["hash"]:
+            return f"row {ordinal} (audit_id {row['audit_id']}) was changed"
+        before = row["hash"]
+        hashes.append(before)
+    if rows_told is not None and (rows_told >= len(hashes) or (hash_told is not None and hashes[rows_told] != hash_told)):
+        return f"the end is cut off: {rows_told} rows were written, {len(rows)} are there"
+    return None
+
+
+def _sealed(row: Row, ordinal: int) -> Row:
+    """The fields as they were sealed, out of a row as it is answered."""
+    at, compaction_id, details = row["at"], row.get("compaction_id"), row.get("details")
+    return {
+        **row,
+        "ordinal": row.get("ordinal", ordinal),
+        "at_ms": at if isinstance(at, int) else round(datetime.fromisoformat(at).timestamp() * 1000),
+        "compaction_id": None if compaction_id is None else int(compaction_id),
+        "details": details if isinstance(details, str) else json.dumps(details, separators=(",", ":")),
+    }
+
+
+async def _keys(session: Sequence[str]) -> list[tuple[str, str]]:
+    if session:
+        return [(session[0], session[1])]
+    return [(row["agent_id"], row["session_id"]) for row in await all_sessions()]
+
+
+async def _trail(client: Client, key: tuple[str, str]) -> list[Row]:
+    return [{"agent_id": key[0], "session_id": key[1], **row} async for row in client.session(*key).audit_trail()]

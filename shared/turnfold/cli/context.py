@@ -1,0 +1,135 @@
+"""`turnfold context`: the window a model would get, as a person reads it."""
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from turnfold.cli.reaching import reached
+from turnfold.cli.showing import clipped, console, show_json
+from turnfold.client import Summary, Window
+
+CLIP = 600
+ROLE_COLOURS = {"system": "magenta", "developer": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("context")(context)
+
+
+def context(
+    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="The whole window, summary included.")] = None,
+    model: Annotated[str | None, typer.Option(help="Fit the window to this model.")] = None,
+    as_of: Annotated[str | None, typer.Option(help="As it was then: a message id, an RFC 3339 time or a summary version.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The answer itself, on one line.")] = False,
+) -> None:
+    """Show what the model would see next: the summary, then the messages after it."""
+    window = asyncio.run(_window(agent, session, max_tokens=max_tokens, model=model, as_of=as_of))
+    if as_json:
+        show_json(window.raw)
+    else:
+        show_window(console(), window)
+
+
+async def _window(agent: str, session: str, **wanted: Any) -> Window:
+    async with reached() as client:
+        return await client.session(agent, session).context(**wanted)
+
+
+def show_window(out: Console, window: Window, *, with_summary: bool = True, last: int | None = None) -> None:
+    """The summary in a panel, each message (or the `last` so many) with its role, and where the rest is."""
+    if window.summary is not None and with_summary:
+        out.print(summary_panel(window.summary))
+    if not window.messages:
+        out.print("No messages: nothing was published for this session yet.")
+    shown = list(zip(window.messages, window.message_ids, strict=False))
+    for message, message_id in shown if last is None else shown[-last:]:
+        out.print(_rendered(message, message_id))
+    out.print(Text(account_line(window), style="dim"))
+
+
+def summary_panel(summary: Summary, *, characters: int = 4 * CLIP, entries: int = 12) -> Panel:
+    """A version of the summary, its text and the exact values beside it, both clipped."""
+    parts: list[RenderableType] = [Text(clipped(summary.text.strip(), characters))]
+    if summary.ledger:
+        more = f"\n… and {len(summary.ledger) - entries} more" if len(summary.ledger) > entries else ""
+        parts.append(
+            Text("\nexact values\n" + "\n".join(f"· {clipped(entry, 160)}" for entry in summary.ledger[:entries]) + more, style="dim")
+        )
+    covered = summary.covers.get("messages")
+    about = [summary.kind, f"{summary.tokens:,} tokens", f"covers {covered:,} messages" if covered else ""]
+    return Panel(Group(*parts), title=f"summary, version {summary.version}", subtitle=" · ".join(filter(None, about)), border_style="blue")
+
+
+def account_line(window: Window) -> str:
+    """Where every message of the session is, in one line."""
+    account = window.account
+    budget = f" of {window.budget_tokens:,}" if window.budget_tokens is not None else ""
+    places = {
+        "shown": account.shown,
+        "of which trimmed": account.trimmed,
+        "folded": account.folded,
+        "in the summary": account.covered,
+        "pending, shown": account.pending_shown,
+        "pending, digested": account.pending_digested,
+        "recalled": account.recalled,
+        "synthesised": account.synthesised,
+    }
+    told = ", ".join(f"{count:,} {place}" for place, count in places.items() if count)
+    return f"{window.tokens:,}{budget} tokens · {account.total:,} messages: {told or 'none'}{'' if window.fresh else ' · not fresh yet'}"
+
+
+def _rendered(message: dict[str, Any], message_id: Any) -> Text:
+    role = str(message.get("role"))
+    line = Text()
+    line.append(f"{role:>9} ", style=f"bold {ROLE_COLOURS.get(role, 'white')}")
+    shown_id = message_id if isinstance(message_id, str) else ", ".join(map(str, message_id)) if message_id else "made for the window"
+    line.append(f"{shown_id}\n", style="dim")
+    for text, style in _parts(message):
+        indented = clipped(_printable(text.strip()), CLIP).replace("\n", "\n" + " " * 10)
+        if indented:
+            line.append(f"{'':10}{indented}\n", style=style)
+    return line
+
+
+def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
+    parts = [(_content(message.get("content")), "")]
+    if reasoning := message.get("reasoning_content"):
+        parts.insert(0, (str(reasoning), "dim italic"))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        parts.append((f"→ {function.get('name')}({function.get('arguments')})", "yellow"))
+    return parts
+
+
+def _content(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    return "\n".join(_part(part) for part in parts)
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, dict):
+        return str(part)
+    match part.get("type"):
+        case "text":
+            return str(part.get("text"))
+        case "tool_use":
+            return f"→ {part.get('name')}({json.dumps(part.get('input'), ensure_ascii=False)})"
+        case "tool_result":
+            return _content(part.get("content"))
+        case kind:
+            return f"[{kind}]"
+
+
+def _printable(text: str) -> str:
+    """Without what would steer the terminal."""
+    return "".join(character if character in "\n\t" or character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -1,0 +1,173 @@
+"""`turnfold demo`: the whole system started, fed with conversations, looked at and stopped again."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from turnfold.cli.context import show_window, summary_panel
+from turnfold.cli.reaching import reached
+from turnfold.cli.recordings import Recording, recorded
+from turnfold.cli.replay import Replayed, progress, replayed
+from turnfold.cli.showing import console, table_of
+from turnfold.client import Client, Summary, Window
+from turnfold.errors import StartError
+from turnfold.settings import Settings, read_settings
+
+EXAMPLES = Path("examples")
+READY_SECONDS = 60.0
+STOP_SECONDS = 20.0
+LAST_MESSAGES = 4
+AUDIT_ROWS = 8
+ELSEWHERE = ("TURNFOLD_NATS_", "TURNFOLD_DATABASE_URL", "TURNFOLD_DATA_DIR", "TURNFOLD_HTTP_")
+"""Settings that would lead the demo to another system than its own."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo")(demo)
+
+
+def demo(
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Conversations; without any, those in ./examples.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Keep everything there; without it all is gone at the end.")] = None,
+) -> None:
+    """Start the whole system, replay conversations through it, show what became of them, and stop it."""
+    chosen = files or sorted(str(path) for path in EXAMPLES.glob("*.jsonl"))
+    if not chosen:
+        raise typer.BadParameter("there are no conversations in ./examples: name a file")
+    recordings = recorded(chosen)
+    with contextlib.ExitStack() as stack:
+        if data_dir is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnfold-demo-", ignore_cleanup_errors=True)))
+        else:
+            directory = data_dir
+            directory.mkdir(parents=True, exist_ok=True)
+        asyncio.run(_demo(recordings, directory))
+    if data_dir is not None:
+        typer.echo(f"Everything is kept in {data_dir}: `turnfold up --data-dir {data_dir}` starts it again.")
+
+
+async def _demo(recordings: Sequence[Recording], data_dir: Path) -> None:
+    out = console()
+    out.print(Rule("starting: a nats-server, SQLite, a worker and a query service", align="left"))
+    async with _started(data_dir) as ready:
+        names = ", ".join(f"{name} (pid {pid})" for name, pid in ready["pids"].items())
+        out.print(f"ready at {ready['http_url']} · {names}")
+        await _show(out, read_settings({"TURNFOLD_NATS_URL": ready["nats_url"]}), recordings)
+        out.print(Rule("stopping", align="left"))
+
+
+async def _show(out: Console, settings: Settings, recordings: Sequence[Recording]) -> None:
+    async with reached(settings) as client:
+        with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
+            told = await replayed(client, recordings, bar)
+        windows = [await client.session(*recording.key).context() for recording in recordings]
+        out.print()
+        out.print(table_of("what became of each conversation", OVERVIEW, map(_overview, told, windows)))
+        for recording, one, window in zip(recordings, told, windows, strict=True):
+            await _show_session(out, client, recording, one, window)
+
+
+OVERVIEW = ("session", "messages", "in_the_window", "tokens_before", "tokens_after", "saved", "evictions", "summary_versions")
+
+
+def _overview(told: Replayed, window: Window) -> dict[str, Any]:
+    saved = 1 - window.tokens / told.tokens_total if told.tokens_total else 0.0
+    return {
+        "session": told.session_id,
+        "messages": told.messages,
+        "in_the_window": len(window.messages),
+        "tokens_before": told.tokens_total,
+        "tokens_after": window.tokens,
+        "saved": f"{saved:.0%}",
+        "evictions": told.evictions,
+        "summary_versions": told.summary_versions,
+    }
+
+
+async def _show_session(out: Console, client: Client, recording: Recording, told: Replayed, window: Window) -> None:
+    session = client.session(*recording.key)
+    out.print()
+    out.print(Rule(f"{told.agent_id} / {told.session_id}", align="left", style="bold"))
+    if window.summary is not None:
+        out.print(summary_panel(window.summary, characters=1_600, entries=8))
+    left_out = max(len(window.messages) - LAST_MESSAGES, 0)
+    out.print(
+        Text(f"the window a model gets, without its first {left_out} messages:" if left_out else "the window a model gets:", style="bold")
+    )
+    show_window(out, window, with_summary=False, last=LAST_MESSAGES)
+    versions = await session.summaries()
+    if versions:
+        out.print(table_of("versions of the summary", VERSIONS, map(_version, versions)))
+    trail = [row async for row in session.audit_trail()]
+    more = f" (the last {AUDIT_ROWS} of {len(trail)} rows)" if len(trail) > AUDIT_ROWS else ""
+    out.print(table_of(f"audit trail{more}", AUDIT, trail[-AUDIT_ROWS:]))
+
+
+VERSIONS = ("version", "kind", "tokens", "covers_messages", "created_at")
+AUDIT = ("at", "phase", "compaction_id", "reason", "tokens_before", "tokens_after", "hash")
+
+
+def _version(summary: Summary) -> dict[str, Any]:
+    return {
+        "version": summary.version,
+        "kind": summary.kind,
+        "tokens": summary.tokens,
+        "covers_messages": summary.covers.get("messages"),
+        "created_at": summary.created_at,
+    }
+
+
+@asynccontextmanager
+async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
+    """The system as a child process, from its ready line to its end.
+
+    Raises:
+        StartError: it ended, or was not ready within a minute; the text tells the last line of its log.
+    """
+    log = data_dir / "demo.log"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ELSEWHERE)}
+    ports = ("--nats-port", "0", "--http-port", "0")
+    with log.open("ab") as errors:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "turnfold.cli", "up", "--json", "--data-dir", str(data_dir), *ports,
+            stdout=asyncio.subprocess.PIPE, stderr=errors, env=environ,
+        )  # fmt: skip
+    assert child.stdout is not None
+    try:
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                line = await child.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if not line:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or ["it said nothing"]
+            raise StartError(f"the system did not start: {lines[-1]}")
+        reading = asyncio.create_task(_drained(child.stdout))
+        yield json.loads(line)
+        reading.cancel()
+    finally:
+        if child.returncode is None:
+            child.terminate()
+            try:
+                await asyncio.wait_for(child.wait(), STOP_SECONDS)
+            except TimeoutError:
+                child.kill()
+                await child.wait()
+
+
+async def _drained(stream: asyncio.StreamReader) -> None:
+    while await stream.read(1 << 16):
+        pass

@@ -1,0 +1,93 @@
+"""`turnfold sessions`, `summaries list|show` and `deadletters list`: what is there."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from turnfold.cli.context import summary_panel
+from turnfold.cli.groups import group
+from turnfold.cli.reaching import http_get, reached
+from turnfold.cli.showing import console, show_json, show_rows
+from turnfold.client import Session, Summary
+from turnfold.errors import Conflict
+
+Agent = Annotated[str, typer.Argument(help="The agent's id.")]
+SessionName = Annotated[str, typer.Argument(help="The session's id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+SESSION_COLUMNS = ("agent_id", "session_id", "messages_total", "messages_live", "messages_pending", "messages_covered",
+                   "tokens_total", "tokens_live", "summary_version", "mode", "last_event_at")  # fmt: skip
+SUMMARY_COLUMNS = ("version", "in_force", "kind", "style", "model", "tokens", "covered", "created_at")
+DEAD_LETTER_COLUMNS = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("sessions")(sessions)
+    summaries = group(app, "summaries", "The versions of a session's summary.")
+    summaries.command("list")(summaries_list)
+    summaries.command("show")(summaries_show)
+    group(app, "deadletters", "Events that could not be stored.").command("list")(deadletters_list)
+
+
+def sessions(as_json: AsJson = False) -> None:
+    """List the sessions with their counters."""
+    rows = asyncio.run(all_sessions())
+    show_rows("sessions", SESSION_COLUMNS, rows, as_json=as_json, empty="No sessions yet: publish a turn, or `turnfold replay FILE`.")
+
+
+async def all_sessions() -> list[dict[str, Any]]:
+    """The rows of every session."""
+    return list(_listed(await http_get("/v1/sessions"), "sessions"))
+
+
+def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:
+    """List the versions of the summary."""
+    rows = asyncio.run(_asked(agent, session, "summary.list"))["summaries"]
+    shown = rows if as_json else [row | {"covered": Summary.of(row).covers.get("messages", row.get("messages_covered"))} for row in rows]
+    show_rows("summaries", SUMMARY_COLUMNS, shown, as_json=as_json, empty="No summary yet: nothing was evicted.")
+
+
+def summaries_show(
+    agent: Agent,
+    session: SessionName,
+    version: Annotated[int | None, typer.Argument(min=1, help="The version; without it, the one in force.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one version of the summary in full."""
+    told = asyncio.run(_version(agent, session, version))
+    if as_json:
+        show_json(told)
+        return
+    console().print(summary_panel(Summary.of(told), characters=1 << 20, entries=1 << 20))
+
+
+def deadletters_list(as_json: AsJson = False) -> None:
+    """List the events that could not be stored, with the reasons."""
+    rows = _listed(asyncio.run(http_get("/v1/deadletters")), "dead_letters")
+    show_rows("dead letters", DEAD_LETTER_COLUMNS, rows, as_json=as_json, empty="No dead letters.")
+
+
+async def _asked(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
+    async with reached() as client:
+        return await client.session(agent, session).ask(name, fields)
+
+
+async def _version(agent: str, session: str, version: int | None) -> dict[str, Any]:
+    async with reached() as client:
+        asked = client.session(agent, session)
+        return await asked.ask("summary.get", {"version": version if version is not None else await _in_force(asked)})
+
+
+async def _in_force(session: Session) -> int:
+    version: int | None = (await session.status()).get("summary_version")
+    if not version:
+        raise Conflict("there is no summary yet: nothing was evicted")
+    return version
+
+
+def _listed(answer: dict[str, Any], name: str) -> Iterable[dict[str, Any]]:
+    rows: list[dict[str, Any]] = answer.get(name) or []
+    return rows

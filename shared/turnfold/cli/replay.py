@@ -1,0 +1,188 @@
+"""`turnfold replay`: recorded conversations, published as if they happened now."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from turnfold.cli.reaching import reached
+from turnfold.cli.recordings import Recording, Step, events_of, recorded
+from turnfold.cli.showing import show_rows
+from turnfold.client import Client, Event, Receipt, Session
+from turnfold.errors import CannotFit, TooLarge, Unavailable
+
+Told = TypeVar("Told")
+
+IN_FLIGHT = 32
+WHOLE_WINDOW_TOKENS = 10_000_000
+STALLED_SECONDS = 60.0
+COLUMNS = ("agent_id", "session_id", "events", "messages", "evictions", "evicted", "summary_versions", "tokens_total", "tokens_live")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A session after a replay: what was published, and what the service made of it.
+
+    `evicted` counts messages that left the window, `tokens_live` is what stayed, without the summary.
+    """
+
+    agent_id: str
+    session_id: str
+    events: int
+    messages: int
+    evictions: int
+    evicted: int
+    summary_versions: int
+    summary_version: int | None
+    tokens_total: int
+    tokens_live: int
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("replay")(replay)
+
+
+def replay(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Conversation files, gzipped or not; - is standard input.")],
+    agent: Annotated[str | None, typer.Option(help="The agent id of all; without it each conversation's own, or 'replay'.")] = None,
+    step: Annotated[Step, typer.Option(help="What one event carries.")] = Step.TURN,
+    speed: Annotated[float | None, typer.Option(min=0.001, help="Events a second in each session; without it as fast as it goes.")] = None,
+    wait_seconds: Annotated[float, typer.Option(min=0, help="How long to wait for summaries once all is stored.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a session, on a line of its own.")] = False,
+) -> None:
+    """Publish recorded conversations and say what became of each.
+
+    Understood are this project's JSONL, JSON lists of chat messages and Claude Code transcripts. An event that was
+    published before is not stored again, so a replay can be repeated.
+    """
+    told = asyncio.run(_replay(files, agent, step, speed, wait_seconds))
+    show_rows("replayed", COLUMNS, (asdict(one) for one in told), as_json=as_json, empty="No conversations in these files.")
+
+
+async def _replay(files: Sequence[str], agent: str | None, step: Step, speed: float | None, wait_seconds: float) -> list[Replayed]:
+    recordings = recorded(files, agent)
+    async with reached() as client:
+        with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
+            return await replayed(client, recordings, bar, step=step, speed=speed, wait_seconds=wait_seconds)
+
+
+async def replayed(
+    client: Client,
+    recordings: Sequence[Recording],
+    bar: Progress,
+    *,
+    step: Step = Step.TURN,
+    speed: float | None = None,
+    wait_seconds: float = 10.0,
+) -> list[Replayed]:
+    """Publish all, wait until all is stored, then at most `wait_seconds` for summaries still being written.
+
+    Raises:
+        TooLarge: one message alone is larger than an event may be.
+        Unavailable: the bus or the services stopped answering, or nothing was stored for a minute.
+    """
+    counts = await _published(client, recordings, bar, step, speed)
+    await _for_each(recordings, lambda one: _ingested(client.session(*one.key), len(one.conversation.messages)), bar, "storing")
+    deadline = time.monotonic() + wait_seconds
+    await _for_each(recordings, lambda one: _summarised(client.session(*one.key), deadline), bar, "summarising")
+    return await _for_each(recordings, lambda one: _outcome(client, one, counts), bar, "looking back")
+
+
+def progress(console: Console, *, disabled: bool = False) -> Progress:
+    """A bar for each stage, gone when all is done."""
+    columns = (SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=disabled, transient=True)
+
+
+async def _published(
+    client: Client, recordings: Sequence[Recording], bar: Progress, step: Step, speed: float | None
+) -> dict[tuple[str, str], int]:
+    """Publish all, sessions side by side; how many events each session has."""
+    counts: dict[tuple[str, str], int] = {one.key: 0 for one in recordings}
+    task = bar.add_task("publishing", total=sum(len(one.conversation.messages) for one in recordings))
+
+    def counted(recording: Recording, task: TaskID) -> Iterator[Event]:
+        """Asked for the next event, the one before is published."""
+        for event, messages in events_of(recording, step):
+            yield event
+            counts[recording.key] += 1
+            bar.advance(task, messages)
+
+    async def paced(_event: Event, _receipt: Receipt) -> None:
+        if speed is not None:
+            await asyncio.sleep(1 / speed)
+
+    await client.publish_sessions((counted(one, task) for one in recordings), in_flight=IN_FLIGHT, published=paced)
+    return counts
+
+
+async def _ingested(session: Session, messages: int) -> None:
+    """Wait until every event published for the session is stored; where no window can be had, until so many messages are."""
+    seen, seen_at = -1, time.monotonic()
+    while True:
+        try:
+            if (await session.context(max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000)).fresh:
+                return
+            stored = (await session.status()).get("messages_total") or 0
+        except (CannotFit, TooLarge):
+            stored = (await session.status()).get("messages_total") or 0
+            if stored >= messages:
+                return
+            await asyncio.sleep(0.2)
+        if stored != seen:
+            seen, seen_at = stored, time.monotonic()
+        elif time.monotonic() - seen_at > STALLED_SECONDS:
+            raise Unavailable(f"nothing was stored for {STALLED_SECONDS:g} seconds: see that a worker runs (`turnfold doctor`)")
+
+
+async def _summarised(session: Session, deadline: float) -> None:
+    while time.monotonic() < deadline:
+        if not (await session.status()).get("messages_pending"):
+            return
+        await asyncio.sleep(0.2)
+
+
+async def _outcome(client: Client, recording: Recording, counts: dict[tuple[str, str], int]) -> Replayed:
+    session = client.session(*recording.key)
+    status = await session.status()
+    evictions = [row async for row in session.audit_trail() if row.get("phase") == "evicted"]
+    return Replayed(
+        agent_id=recording.key.agent_id,
+        session_id=recording.key.session_id,
+        events=counts[recording.key],
+        messages=status.get("messages_total") or 0,
+        evictions=len(evictions),
+        evicted=(status.get("messages_pending") or 0) + (status.get("messages_covered") or 0),
+        summary_versions=len(await session.summaries()),
+        summary_version=status.get("summary_version"),
+        tokens_total=status.get("tokens_total") or 0,
+        tokens_live=status.get("tokens_live") or 0,
+    )
+
+
+async def _for_each(
+    recordings: Sequence[Recording], work: Callable[[Recording], Awaitable[Told]], bar: Progress, description: str
+) -> list[Told]:
+    """What the work says of each recording, in order; so many at a time, and the first error ends all."""
+    slots = asyncio.Semaphore(IN_FLIGHT)
+    task = bar.add_task(description, total=len(recordings))
+
+    async def one(recording: Recording) -> Told:
+        async with slots:
+            told = await work(recording)
+        bar.advance(task)
+        return told
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(recording)) for recording in recordings]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+    return [done.result() for done in tasks]

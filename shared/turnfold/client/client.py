@@ -1,0 +1,140 @@
+"""The way in: a connection, the sessions behind it, and what was acknowledged for each."""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from turnfold.client.events import Event, Receipt, session_key
+from turnfold.client.session import Session
+from turnfold.contracts.subjects import token_of
+from turnfold.messages import Json, SessionKey
+
+if TYPE_CHECKING:
+    from turnfold.client.connection import Connection
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+REMEMBERED_SESSIONS = 10_000
+
+
+@asynccontextmanager
+async def connect(
+    url: str | None = None,
+    *,
+    timeout_seconds: float = 5.0,
+    attempts: int = 5,
+    names_copies: bool = True,
+    inbox_prefix: str = "_INBOX",
+    environ: Mapping[str, str] = os.environ,
+) -> AsyncGenerator["Client", None]:
+    """Connect to the bus; several servers are separated by commas, and without any it is `TURNFOLD_NATS_URL`.
+
+    `timeout_seconds` bounds the connecting, each request and each of the `attempts` to publish. `names_copies` has the
+    broker recognise copies of an event by its id; switch it off where agents that do not trust each other share a
+    stream. `inbox_prefix` is where answers arrive; with the credentials of one agent it is `_INBOX_<agent token>`.
+
+    ```python
+    async with turnfold.connect("nats://127.0.0.1:4222") as client:
+        session = client.session("support", "user-42")
+        await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+        window = await session.context(max_tokens=8_000)
+    ```
+
+    Raises:
+        Unavailable: no server answered in time.
+        NotAllowed: the server does not accept the credentials.
+    """
+    from turnfold.client.connection import Connection  # noqa: PLC0415  # a service that only reads our names need not load nats
+
+    chosen = url or environ.get("TURNFOLD_NATS_URL") or DEFAULT_URL
+    connection = await Connection.open(chosen, environ, timeout_seconds=timeout_seconds, attempts=attempts, inbox_prefix=inbox_prefix)
+    try:
+        yield Client(connection, names_copies=names_copies)
+    finally:
+        await connection.close()
+
+
+class Client:
+    """Publishes events and asks requests over one connection; made by `connect`."""
+
+    def __init__(self, connection: "Connection", *, names_copies: bool = True) -> None:
+        self._connection = connection
+        self._names_copies = names_copies
+        self._newest: OrderedDict[SessionKey, int] = OrderedDict()
+        self._forgotten = 0
+
+    def session(self, agent_id: str, session_id: str) -> Session:
+        """A conversation of an agent, whether anything was published there yet or not.
+
+        Raises:
+            BadRequest: an id is empty, longer than 256 bytes or holds control characters.
+        """
+        return Session(self, session_key(agent_id, session_id))
+
+    def newest_seq(self, key: SessionKey) -> int:
+        """The freshness token of the newest event published here for a session; 0 when there is none.
+
+        For sessions that were forgotten because so many others followed, it is the newest of all those.
+        """
+        return self._newest.get(key, self._forgotten)
+
+    async def publish(self, event: Event) -> Receipt:
+        """Publish one event until the stream has it (see `Connection.publish` for the errors)."""
+        receipt = await self._connection.publish(event, names_copies=self._names_copies)
+        self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
+        if len(self._newest) > REMEMBERED_SESSIONS:
+            _, seq = self._newest.popitem(last=False)
+            self._forgotten = max(self._forgotten, seq)
+        return receipt
+
+    async def publish_sessions(
+        self,
+        sessions: Iterable[Iterable[Event]],
+        *,
+        in_flight: int = 32,
+        published: Callable[[Event, Receipt], Awaitable[None]] | None = None,
+    ) -> int:
+        """Publish many sessions side by side, each one's events in order, at most `in_flight` at a time.
+
+        Sessions are taken from the iterable only as others end. `published` is awaited after each event. Returns how
+        many events were published; the first error ends all.
+        """
+        slots = asyncio.Semaphore(in_flight)
+        counted = 0
+
+        async def one(events: Iterable[Event]) -> None:
+            nonlocal counted
+            try:
+                for event in events:
+                    receipt = await self.publish(event)
+                    counted += 1
+                    if published is not None:
+                        await published(event, receipt)
+            finally:
+                slots.release()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for events in sessions:
+                    await slots.acquire()
+                    group.create_task(one(events))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return counted
+
+    async def ask(self, subject: str, request: Json, *, patience_seconds: float = 0.0) -> dict[str, Any]:
+        """Ask any request of the contract by its whole subject; fields that are None are left out."""
+        given = {name: value for name, value in request.items() if value is not None}
+        return await self._connection.ask(subject, given, patience_seconds=patience_seconds)
+
+    async def agent_policy(
+        self, agent_id: str, *, mode: str | None = None, preset: str | None = None, overrides: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Set how all sessions of an agent are compacted where they set nothing else."""
+        return await self.ask(f"agent.policy.{token_of(agent_id)}", {"mode": mode, "preset": preset, "overrides": overrides})
+
+    async def erase_agent(self, agent_id: str) -> dict[str, Any]:
+        """Erase every session of an agent; there is no way back."""
+        return await self.ask(f"agent.erase.{token_of(agent_id)}", {})

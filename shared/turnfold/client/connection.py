@@ -1,0 +1,165 @@
+"""The connection to the bus: requests and publishes that end in an answer or in an error of ours."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client as Bus
+
+from turnfold.client.answers import error_told
+from turnfold.client.events import Event, Receipt, encoded
+from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.errors import NotAllowed, TooLarge, TurnfoldError, Unavailable
+
+_PENDING_BYTES = 32 * 1024 * 1024
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+_DENIED = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
+
+log = logging.getLogger("turnfold.client")
+
+
+class Connection:
+    """A connection that comes back by itself, for ever; what cannot wait for it ends as `Unavailable`."""
+
+    def __init__(self, bus: Bus, *, timeout_seconds: float, attempts: int) -> None:
+        self._bus = bus
+        self._timeout_seconds = timeout_seconds
+        self._attempts = attempts
+        self._waiting: dict[str, set[asyncio.Future[Any]]] = {}
+
+    @classmethod
+    async def open(cls, url: str, environ: Mapping[str, str], *, timeout_seconds: float, attempts: int, inbox_prefix: str) -> "Connection":
+        """Connect; who we are stands in the URL or in `TURNFOLD_NATS_CREDS`, `_NKEY`, or `_USER` and `_PASSWORD`.
+
+        Raises:
+            NotAllowed: the server does not accept these credentials.
+            Unavailable: no server answered in time.
+        """
+        connection = cls(Bus(), timeout_seconds=timeout_seconds, attempts=attempts)
+        servers = [server.strip() for server in url.split(",")]
+        shown = ", ".join(_without_password(server) for server in servers)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await connection._bus.connect(
+                    servers,
+                    name="turnfold",
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=1,
+                    pending_size=_PENDING_BYTES,
+                    inbox_prefix=inbox_prefix,
+                    error_cb=connection._on_error,
+                    **_credentials(environ),
+                )
+        except (TimeoutError, OSError, nats.errors.Error, ValueError) as error:
+            last = connection._bus.last_error or error
+            with contextlib.suppress(Exception):
+                await connection._bus.close()
+            if "authorization" in str(last).lower():
+                raise NotAllowed(f"{shown} refuses these credentials: set TURNFOLD_NATS_CREDS, _NKEY, or _USER and _PASSWORD") from error
+            raise Unavailable(f"no server answers at {shown}: start one with `turnfold up`, or set TURNFOLD_NATS_URL") from error
+        return connection
+
+    async def close(self) -> None:
+        """Send what is waiting to be sent, then hang up."""
+        with contextlib.suppress(nats.errors.Error, OSError):
+            if self._bus.is_connected:
+                await self._bus.flush(timeout=2)
+        await self._bus.close()
+
+    async def ask(self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0) -> dict[str, Any]:
+        """The answer to a request; `patience_seconds` is what the answerer was allowed to take on top.
+
+        Raises:
+            RequestError: the answer is an error, or nobody answered; the class is that of the code.
+        """
+        try:
+            data = await self._request(subject, encoded(request), timeout_seconds=self._timeout_seconds + patience_seconds)
+        except nats.errors.NoRespondersError as error:
+            raise Unavailable("nobody answers this request now: see that the worker and the query service run") from error
+        except nats.errors.TimeoutError as error:
+            raise Unavailable(f"no answer within {self._timeout_seconds + patience_seconds:g} seconds: try again") from error
+        except nats.errors.MaxPayloadError as error:
+            raise TooLarge("the request is larger than the bus carries") from error
+        except nats.errors.Error as error:
+            raise Unavailable(f"the bus cannot be reached: {error}") from error
+        answer: dict[str, Any] = json.loads(data)
+        if isinstance(told := answer.get("error"), Mapping):
+            raise error_told(told)
+        return answer
+
+    async def publish(self, event: Event, *, names_copies: bool) -> Receipt:
+        """Publish until the stream acknowledges, each time as the same event.
+
+        Raises:
+            NotAllowed: these credentials may not publish for this session.
+            TooLarge: the server carries no event of this size.
+            Unavailable: no acknowledgement came; the event may be stored or not, and may be published again as it is.
+        """
+        headers = {"Nats-Expected-Stream": EVENTS_STREAM} | ({"Nats-Msg-Id": event.broker_id} if names_copies else {})
+        cause: Exception | None = None
+        for attempt in range(self._attempts):
+            if attempt:
+                await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
+            try:
+                data = await self._request(event.subject, event.payload, timeout_seconds=self._timeout_seconds, headers=headers)
+                told = json.loads(data)
+            except nats.errors.MaxPayloadError as error:
+                raise TooLarge(f"{len(event.payload)} bytes are more than the server carries") from error
+            except nats.errors.ConnectionClosedError as error:
+                raise Unavailable("the client is closed") from error
+            except nats.errors.Error as error:
+                cause = error
+                continue
+            if "error" not in told:
+                return Receipt(event.event_id, told["seq"], bool(told.get("duplicate")))
+            cause = TurnfoldError(told["error"].get("description") or str(told["error"]))
+        raise Unavailable(f"event {event.event_id} was not acknowledged ({cause}): publish it again with the same event_id") from cause
+
+    async def _request(self, subject: str, payload: bytes, *, timeout_seconds: float, headers: dict[str, str] | None = None) -> bytes:
+        """The reply to one request. The server tells a forbidden one beside the connection, so that is listened for too."""
+        denied: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(subject, set()).add(denied)
+        asked = asyncio.ensure_future(self._bus.request(subject, payload, timeout=timeout_seconds, headers=headers))
+        try:
+            await asyncio.wait((asked, denied), return_when=asyncio.FIRST_COMPLETED)
+            if denied.done():
+                raise NotAllowed(f"these credentials may not use {subject}")
+            reply = await asked
+            return reply.data
+        finally:
+            asked.cancel()
+            waiting = self._waiting[subject]
+            waiting.discard(denied)
+            if not waiting:
+                del self._waiting[subject]
+
+    async def _on_error(self, error: Exception) -> None:
+        if denial := _DENIED.search(str(error)):
+            for waiting in self._waiting.get(denial[1], ()):
+                if not waiting.done():
+                    waiting.set_result(None)
+        log.debug("bus.failed", exc_info=error)
+
+
+def _credentials(environ: Mapping[str, str]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    if creds := environ.get("TURNFOLD_NATS_CREDS"):
+        chosen["user_credentials"] = creds
+    if nkey := environ.get("TURNFOLD_NATS_NKEY"):
+        chosen["nkeys_seed" if Path(nkey).exists() else "nkeys_seed_str"] = nkey
+    if user := environ.get("TURNFOLD_NATS_USER"):
+        chosen |= {"user": user, "password": environ.get("TURNFOLD_NATS_PASSWORD", "")}
+    return chosen
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

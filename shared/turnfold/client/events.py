@@ -1,0 +1,141 @@
+"""Events as a client makes them: an id, a subject and the bytes that are published."""
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from turnfold.contracts.events import EVENT_MAX_BYTES, EVENT_MAX_MESSAGES, id_fault
+from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, message_header, session_subject
+from turnfold.errors import BadRequest, TooLarge
+from turnfold.messages import AgentId, Json, SessionId, SessionKey
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event, ready to be published as often as it takes: each copy is the same event."""
+
+    kind: str
+    key: SessionKey
+    event_id: str
+    payload: bytes
+
+    @property
+    def subject(self) -> str:
+        """Where it is published."""
+        return session_subject(self.kind, self.key)
+
+    @property
+    def broker_id(self) -> str:
+        """What the broker recognises a second copy by."""
+        return message_header(self.key.agent_id, self.event_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The stream has the event: `seq` is its place there and the freshness token of a query."""
+
+    event_id: str
+    seq: int
+    is_duplicate: bool = False
+
+
+def session_key(agent_id: str, session_id: str) -> SessionKey:
+    """The key of these two ids.
+
+    Raises:
+        BadRequest: one of them is empty, longer than 256 bytes or holds control characters.
+    """
+    for name, identifier in (("agent_id", agent_id), ("session_id", session_id)):
+        if fault := id_fault(identifier):
+            raise BadRequest(f"{name} {fault}")
+    return SessionKey(AgentId(agent_id), SessionId(session_id))
+
+
+def turn_event(
+    key: SessionKey,
+    messages: Sequence[Json],
+    *,
+    event_id: str | None = None,
+    model: str | None = None,
+    usage: Json | None = None,
+    is_meta: bool = False,
+    metadata: Json | None = None,
+    occurred_at: datetime | None = None,
+) -> Event:
+    """A `turn.completed` of these OpenAI chat messages.
+
+    Raises:
+        BadRequest: there are no messages, or something in them is not JSON.
+        TooLarge: more than 1,000 messages or 4 MiB.
+    """
+    if not messages:
+        raise BadRequest("a turn holds at least one message")
+    if len(messages) > EVENT_MAX_MESSAGES:
+        raise TooLarge(f"{len(messages)} messages; publish at most {EVENT_MAX_MESSAGES} in one event")
+    fields = {"messages": list(messages), "model": model, "usage": usage, "is_meta": is_meta or None, "metadata": metadata}
+    return _event(TURN_COMPLETED, key, event_id, occurred_at, {name: value for name, value in fields.items() if value is not None})
+
+
+def result_event(
+    key: SessionKey,
+    tool_call_id: str,
+    content: Any,
+    *,
+    event_id: str | None = None,
+    name: str | None = None,
+    is_error: bool = False,
+    metadata: Json | None = None,
+    occurred_at: datetime | None = None,
+) -> Event:
+    """A `tool.result`; the content is a string, parts, or any JSON, null included.
+
+    Raises:
+        BadRequest: something in it is not JSON.
+        TooLarge: more than 4 MiB.
+    """
+    fields = {"name": name, "is_error": is_error or None, "metadata": metadata}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return _event(TOOL_RESULT, key, event_id, occurred_at, {"tool_call_id": tool_call_id, "content": content, **given})
+
+
+def _event(kind: str, key: SessionKey, event_id: str | None, occurred_at: datetime | None, fields: Mapping[str, Any]) -> Event:
+    event_id = event_id if event_id is not None else new_event_id()
+    if fault := id_fault(event_id):
+        raise BadRequest(f"event_id {fault}")
+    at = (occurred_at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
+    identity = {"event_id": event_id, "agent_id": key.agent_id, "session_id": key.session_id, "occurred_at": at}
+    payload = encoded(identity | dict(fields))
+    if len(payload) > EVENT_MAX_BYTES:
+        raise TooLarge(f"{len(payload)} bytes; an event holds at most {EVENT_MAX_BYTES}: publish fewer messages at once")
+    return Event(kind, key, event_id, payload)
+
+
+def encoded(value: Any) -> bytes:
+    """JSON as it travels; text stays as it is, and only a lone surrogate makes it travel escaped.
+
+    Raises:
+        BadRequest: the value, or something in it, is not JSON.
+    """
+    try:
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError:
+            return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"this cannot be sent as JSON: {error}") from error
+
+
+def new_event_id() -> str:
+    """A ULID: 26 characters that sort by the millisecond in which they were made.
+
+    >>> len(new_event_id())
+    26
+    """
+    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

@@ -1,0 +1,306 @@
+"""Events as they travel, read strictly and kept to the letter.
+
+The text of each message is cut out of the event as it was written, so that what is stored is what was published:
+key order, numbers, white space, and escapes such as `\\u0000` or a lone surrogate, which thereby reach no database
+as characters.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NoReturn
+
+from turnfold.contracts.subjects import EVENT_TYPES, TOOL_RESULT, TURN_COMPLETED, token_of
+from turnfold.errors import BadEvent
+from turnfold.messages import AgentId, EventId, Role, SessionId, SessionKey
+
+EVENT_MAX_BYTES = 4 * 1024 * 1024
+EVENT_MAX_MESSAGES = 1_000
+EVENT_MAX_DEPTH = 64
+ID_MAX_BYTES = 256
+INTEGER_MAX_DIGITS = 4_000
+
+ROLES = frozenset(str(role) for role in Role)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event, of either type, as its messages.
+
+    `bodies` are the messages as a window shows them, JSON texts; `parsed` the same as values. `originals` holds the text
+    that was published where it is another one (the JSON content of a tool result). `digest` is equal for equal texts.
+    """
+
+    key: SessionKey
+    event_id: EventId
+    bodies: tuple[str, ...]
+    parsed: tuple[dict[str, Any], ...]
+    digest: bytes
+    originals: tuple[str | None, ...] = (None,)
+    model: str | None = None
+    usage: dict[str, Any] | None = None
+    is_meta: bool = False
+    is_truncated: bool = False
+    is_error: bool = False
+    envelope: str | None = None
+
+
+def read_event(subject: str, payload: bytes) -> Event:
+    """Read what was published on a subject.
+
+    Raises:
+        BadEvent: it can never be stored; the reason is one of `too_large`, `not_json`, `too_deep`, `wrong_shape`,
+            `too_many_messages`, `unknown_type`, `subject_mismatch`.
+    """
+    kind = _kind_of(subject)
+    event = read_payload(kind, payload)
+    if subject != kind and subject != f"{kind}.{_token(event.key.agent_id)}.{_token(event.key.session_id)}":
+        raise BadEvent("subject_mismatch", "the subject names another agent or session than the event")
+    return event
+
+
+def read_payload(kind: str, payload: bytes) -> Event:
+    """Read the JSON of an event of this type (see `read_event`)."""
+    if len(payload) > EVENT_MAX_BYTES:
+        raise BadEvent("too_large", f"{len(payload)} bytes; {EVENT_MAX_BYTES} are the most")
+    fields, raw, elements = _members(payload)
+    if kind == TURN_COMPLETED:
+        return _turn_completed(fields, raw, elements)
+    if kind == TOOL_RESULT:
+        return _tool_returned(fields, raw)
+    raise BadEvent("unknown_type", repr(kind)[:80])
+
+
+def _kind_of(subject: str) -> str:
+    for kind in EVENT_TYPES:
+        if subject == kind or subject.startswith(kind + "."):
+            return kind
+    raise BadEvent("unknown_type", repr(subject)[:80])
+
+
+_token = lru_cache(maxsize=8_192)(token_of)
+
+
+# --- the two shapes
+
+
+def _turn_completed(fields: dict[str, Any], raw: dict[str, str], elements: list[str]) -> Event:
+    key, event_id = _identity(fields)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadEvent("wrong_shape", "messages must be a list of at least one message")
+    if len(messages) > EVENT_MAX_MESSAGES:
+        raise BadEvent("too_many_messages", f"{len(messages)}; {EVENT_MAX_MESSAGES} are the most")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(role := message.get("role"), str) or role not in ROLES:
+            raise BadEvent("wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}")
+    metadata = _optional(fields, "metadata", dict)
+    return Event(
+        key=key,
+        event_id=event_id,
+        bodies=tuple(elements),
+        parsed=tuple(messages),
+        originals=(None,) * len(messages),
+        digest=_digest(elements),
+        model=_optional(fields, "model", str),
+        usage=_optional(fields, "usage", dict),
+        is_meta=bool(_optional(fields, "is_meta", bool)),
+        is_truncated=bool(metadata) and metadata.get("truncated") is True,
+        envelope=_envelope(raw, ("messages",)),
+    )
+
+
+def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
+    key, event_id = _identity(fields)
+    if not isinstance(fields.get("tool_call_id"), str):
+        raise BadEvent("wrong_shape", "tool_call_id must be a text")
+    if "content" not in fields:
+        raise BadEvent("wrong_shape", "content is missing; it may be null")
+    name = _optional(fields, "name", str)
+    is_error = bool(_optional(fields, "is_error", bool))
+    metadata = _optional(fields, "metadata", dict)
+    content, shown, original = fields["content"], raw["content"], None
+    if not _is_message_content(content):
+        content, original = json.dumps(content, ensure_ascii=False, separators=(",", ":")), shown
+        shown = json.dumps(content, ensure_ascii=True)
+    named = f', "name": {raw["name"]}' if name is not None else ""
+    body = f'{{"role": "tool", "tool_call_id": {raw["tool_call_id"]}{named}, "content": {shown}}}'
+    parsed = {"role": "tool", "tool_call_id": fields["tool_call_id"], "content": content}
+    return Event(
+        key=key,
+        event_id=event_id,
+        bodies=(body,),
+        parsed=(parsed | {"name": name} if name is not None else parsed,),
+        originals=(original,),
+        digest=_digest([raw["tool_call_id"], raw["content"], str(is_error)]),
+        is_error=is_error,
+        is_truncated=bool(metadata) and metadata.get("truncated") is True,
+        envelope=_envelope(raw, ("tool_call_id", "name", "content")),
+    )
+
+
+def _is_message_content(content: Any) -> bool:
+    """Whether a chat message may carry this as it is: a text, nothing, or parts."""
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
+    return content is None or isinstance(content, str)
+
+
+def _identity(fields: dict[str, Any]) -> tuple[SessionKey, EventId]:
+    key = SessionKey(AgentId(_id(fields, "agent_id")), SessionId(_id(fields, "session_id")))
+    return key, EventId(_id(fields, "event_id"))
+
+
+def _id(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    fault = id_fault(value)
+    if fault:
+        raise BadEvent("wrong_shape", f"{name} {fault}")
+    return str(value)
+
+
+def id_fault(value: object) -> str | None:
+    """What is wrong with an id, in words that follow its name; None when it is one."""
+    if not isinstance(value, str):
+        return "must be a text"
+    return _text_fault(value)
+
+
+@lru_cache(maxsize=8_192)
+def _text_fault(value: str) -> str | None:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "holds a lone surrogate"
+    if not 1 <= size <= ID_MAX_BYTES:
+        return f"has {size} bytes; 1 to {ID_MAX_BYTES} are allowed"
+    return "holds a control character" if _CONTROL.search(value) else None
+
+
+def _optional(fields: dict[str, Any], name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise BadEvent("wrong_shape", f"{name} must be a {kind.__name__}")
+    return value
+
+
+_IDENTITY = ("event_id", "agent_id", "session_id", "type")
+
+
+def _envelope(raw: dict[str, str], without: tuple[str, ...]) -> str | None:
+    rest = [f"{json.dumps(name)}: {text}" for name, text in raw.items() if name not in _IDENTITY and name not in without]
+    return "{" + ", ".join(rest) + "}" if rest else None
+
+
+def _digest(texts: list[str]) -> bytes:
+    return blake2b("\x1f".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+# --- strict JSON, with the text of each member
+
+
+def _refuse(text: str) -> NoReturn:
+    raise BadEvent("not_json", f"{text[:12]} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if value - value == 0 else _refuse(text)
+
+
+def _bounded(text: str) -> int:
+    return int(text) if len(text) <= INTEGER_MAX_DIGITS else _refuse(text)
+
+
+_scan = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded).scan_once
+_skip = _SPACE.match
+
+
+def _members(payload: bytes) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The members of a JSON object as values and as texts, and the texts of the elements of `messages`."""
+    try:
+        text = payload.decode()
+        fields, raw, elements = _object(text)
+    except RecursionError:
+        raise BadEvent("too_deep", f"more than {EVENT_MAX_DEPTH} levels") from None
+    except (ValueError, StopIteration, IndexError) as error:
+        raise BadEvent("not_json", type(error).__name__) from None
+    if text.count("[") + text.count("{") > EVENT_MAX_DEPTH and _depth(fields) > EVENT_MAX_DEPTH:
+        raise BadEvent("too_deep", f"more than {EVENT_MAX_DEPTH} levels")
+    return fields, raw, elements
+
+
+def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    fields: dict[str, Any] = {}
+    raw: dict[str, str] = {}
+    elements: list[str] = []
+    at = _after_space(text, 0)
+    if text[at] != "{":
+        _scan(text, at)
+        raise BadEvent("wrong_shape", "an event is a JSON object")
+    at = _after_space(text, at + 1)
+    while text[at] != "}":
+        if text[at] != '"':
+            raise ValueError("a member begins with its name")
+        name, at = _scan(text, at)
+        at = _after_space(text, at)
+        if text[at] != ":":
+            raise ValueError("a name is followed by a colon")
+        start = _after_space(text, at + 1)
+        if name == "messages" and text[start] == "[":
+            value, at, elements = _elements(text, start)
+        else:
+            value, at = _scan(text, start)
+        fields[name], raw[name] = value, text[start:at]
+        at = _next(text, at, "}")
+    if _after_space(text, at + 1) != len(text):
+        raise ValueError("something follows the object")
+    return fields, raw, elements
+
+
+def _elements(text: str, start: int) -> tuple[list[Any], int, list[str]]:
+    values: list[Any] = []
+    texts: list[str] = []
+    at = _after_space(text, start + 1)
+    while text[at] != "]":
+        value, end = _scan(text, at)
+        values.append(value)
+        texts.append(text[at:end])
+        at = _next(text, end, "]")
+    return values, at + 1, texts
+
+
+def _after_space(text: str, at: int) -> int:
+    return _skip(text, at).end()  # type: ignore[union-attr]  # it matches the empty text too
+
+
+def _next(text: str, at: int, closing: str) -> int:
+    """Past a comma to what it announces, or to the closing bracket."""
+    at = _after_space(text, at)
+    if text[at] == closing:
+        return at
+    if text[at] != ",":
+        raise ValueError("a comma or the end is missing")
+    at = _after_space(text, at + 1)
+    if text[at] == closing:
+        raise ValueError("nothing follows the comma")
+    return at
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and objects are nested, looking no further than one level too deep."""
+    level: list[Any] = [value]
+    depth = 0
+    while level and depth <= EVENT_MAX_DEPTH:
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner.extend(child for child in one.values() if isinstance(child, dict | list))
+            else:
+                inner.extend(child for child in one if isinstance(child, dict | list))
+        level, depth = inner, depth + 1
+    return depth

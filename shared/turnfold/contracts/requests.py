@@ -1,0 +1,111 @@
+"""Requests as they travel, over the bus and over HTTP: strict about what they know, forgiving about what they do not."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnfold.errors import BadRequest
+
+MAX_WAIT_MS = 5_000
+Tokens = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class Request(BaseModel):
+    """What every request has in common: unknown fields are allowed, numbers are finite, nothing is guessed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class ContextRequest(Request):
+    """What should the model see next?"""
+
+    max_tokens: Annotated[Tokens | None, Field(description="The whole window, summary included; without it the model decides.")] = None
+    model: Annotated[str | None, Field(max_length=300)] = None
+    system_tokens: Tokens = 0
+    tools_tokens: Tokens = 0
+    max_output_tokens: Tokens | None = None
+    max_messages: Annotated[int | None, Field(ge=1, le=2**53)] = None
+    mode: Literal["normal", "emergency"] = "normal"
+    format: Literal["openai"] = "openai"
+    placement: Literal["separate", "system", "message", "user"] = "separate"
+    after: Annotated[int | None, Field(ge=0, le=2**63 - 1, description="A publish acknowledgement's seq.")] = None
+    wait_ms: Annotated[int, Field(ge=0)] = 250
+    query: str | None = None
+    etag: str | None = None
+
+
+class HistoryRequest(Request):
+    """The originals of a session, by position or by id."""
+
+    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+    message_ids: Annotated[list[str] | None, Field(max_length=1_000)] = None
+
+
+class SearchRequest(Request):
+    """Words to be found in all messages of a session."""
+
+    q: Annotated[str, Field(min_length=1, max_length=1_000)]
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class AuditRequest(Request):
+    """Audit rows after one of them."""
+
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+
+
+class SummaryRequest(Request):
+    """One version."""
+
+    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class SessionRequest(Request):
+    """The session itself."""
+
+
+class CompactionRequest(Request):
+    """Compact now."""
+
+
+class PolicyRequest(Request):
+    """What an agent or a session wants from now on; what is not named stays."""
+
+    mode: Literal["off", "manual", "auto"] | None = None
+    preset: str | None = None
+    overrides: dict[str, Any] | None = None
+
+
+Shape = TypeVar("Shape", bound=Request)
+
+
+def read_request(shape: type[Shape], body: bytes) -> Shape:
+    """Read a request's JSON; an empty body means `{}`.
+
+    Raises:
+        BadRequest: it is not one; the text names the first field that is wrong, never its value.
+    """
+    try:
+        return shape.model_validate_json(body or b"{}", strict=True)
+    except ValidationError as error:
+        raise BadRequest(_first_fault(error)) from None
+
+
+def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
+    """Read a request from the text fields of a URL.
+
+    Raises:
+        BadRequest: as `read_request`.
+    """
+    try:
+        return shape.model_validate(fields)
+    except ValidationError as error:
+        raise BadRequest(_first_fault(error)) from None
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]

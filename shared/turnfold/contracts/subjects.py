@@ -1,0 +1,62 @@
+"""Subjects: how ids travel in them, and the names of streams, events, requests and notices."""
+
+import re
+from urllib.parse import unquote_to_bytes
+
+from turnfold.errors import BadRequest
+from turnfold.messages import AgentId, SessionId, SessionKey
+
+EVENTS_STREAM = "TURNFOLD_EVENTS"
+EVENTS_SUBJECTS = ("turn.completed", "turn.completed.>", "tool.result", "tool.result.>")
+EVENTS_CONSUMER = "ingest"
+NOTICES_STREAM = "TURNFOLD_NOTICES"
+NOTICES_SUBJECTS = ("context.compressed.>", "summary.updated.>", "compaction.failed.>")
+
+TURN_COMPLETED = "turn.completed"
+TOOL_RESULT = "tool.result"
+EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT)
+
+INGESTED = "turnfold.ingested"
+"""Best-effort word that new sequences are stored; whoever waits for one looks again."""
+
+_PLAIN = re.compile(rb"[^A-Za-z0-9_-]")
+_TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+")
+
+
+def token_of(identifier: str) -> str:
+    """An id as one subject token: UTF-8, every byte outside `[A-Za-z0-9_-]` as `%XX`."""
+    return _PLAIN.sub(lambda byte: b"%%%02X" % byte[0][0], identifier.encode()).decode()
+
+
+def id_of(token: str) -> str | None:
+    """The id a token stands for, or None when no id is written so."""
+    if not _TOKEN.fullmatch(token):
+        return None
+    try:
+        identifier = unquote_to_bytes(token).decode()
+    except UnicodeDecodeError:
+        return None
+    return identifier if token_of(identifier) == token else None
+
+
+def session_subject(name: str, key: SessionKey) -> str:
+    """`<name>.<agent token>.<session token>`."""
+    return f"{name}.{token_of(key.agent_id)}.{token_of(key.session_id)}"
+
+
+def message_header(agent_id: str, event_id: str) -> str:
+    """The `Nats-Msg-Id` of an event."""
+    return f"{token_of(agent_id)}.{token_of(event_id)}"
+
+
+def key_of_subject(name: str, subject: str) -> SessionKey | AgentId:
+    """The session (or the agent, where there is one token only) that a request's subject names.
+
+    Raises:
+        BadRequest: a token stands for no id.
+    """
+    tokens = subject.removeprefix(f"{name}.").split(".")
+    ids = [id_of(token) for token in tokens]
+    if not subject.startswith(f"{name}.") or any(one is None for one in ids) or len(ids) > len(SessionKey._fields):
+        raise BadRequest(f"{name} takes the agent and the session as encoded tokens")
+    return AgentId(str(ids[0])) if len(ids) == 1 else SessionKey(AgentId(str(ids[0])), SessionId(str(ids[1])))

@@ -1,0 +1,19 @@
+"""The seal of the audit: each row of a session holds the hash of the row before it."""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+SEALED_FIELDS = (
+    "agent_id", "session_id", "ordinal", "at_ms", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details",
+)  # fmt: skip
+
+
+def row_hash(prev_hash: str, row: Mapping[str, Any]) -> str:
+    """The hash of an audit row: SHA-256 over the one before and the sealed fields as canonical JSON.
+
+    `compaction_id` is an integer or null and `details` a JSON text, as in the table.
+    """
+    sealed = json.dumps([prev_hash, *(row[name] for name in SEALED_FIELDS)], ensure_ascii=True, separators=(",", ":"))
+    return sha256(sealed.encode()).hexdigest()

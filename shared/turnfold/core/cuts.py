@@ -1,0 +1,211 @@
+"""Cuts: what any part of a long text costs, kept as a grid of prices so that nobody counts the text again."""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+Count = Callable[[str], int]
+
+STEP_CHARACTERS: Final = 256
+HEAD_LINES: Final = 20
+TAIL_LINES: Final = 10
+
+
+class Cut(NamedTuple):
+    """A place to cut a text: the offset in characters, and the tokens on the side that is kept."""
+
+    offset: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The grid of a text: at each point its offset, and the tokens and line ends before it.
+
+    The first point is the text's start, the last its end, and no two neighbours are more than 256 characters apart. The
+    ends of the first 20 lines and the starts of the last 10 are points where that parts no token, the 20th and the 10th always. Prices add up,
+    and none is below what the tokenizer counts for the text between two points.
+    """
+
+    offsets: tuple[int, ...] = (0,)
+    tokens: tuple[int, ...] = (0,)
+    line_ends: tuple[int, ...] = (0,)
+
+    @classmethod
+    def of(cls, text: str, count: Count) -> Self:
+        """Price a text, each stretch between two points on its own."""
+        offsets, tokens, line_ends = [0], [0], [0]
+        start = spent = ended = 0
+        for end in _grid(text):
+            stretch = text[start:end]
+            # A word parted in its middle may count one less than it does whole.
+            spent += count(stretch) + (PARTED.match(text, end) is None)
+            ended += stretch.count("\n")
+            offsets.append(end)
+            tokens.append(spent)
+            line_ends.append(ended)
+            start = end
+        return cls(tuple(offsets), tuple(tokens), tuple(line_ends))
+
+    @classmethod
+    def parse(cls, encoded: str) -> Self:
+        """Read what `encode` wrote; of an empty string, the grid of an empty text.
+
+        Raises:
+            ValueError: `encode` never wrote this.
+        """
+        offsets, tokens, line_ends = [0], [0], [0]
+        offset = spent = ended = 0
+        for step in encoded.split():
+            characters, cost, *ends = step.split(".")
+            offset += int(characters)
+            spent += int(cost)
+            ended += int(ends[0]) if ends else 0
+            offsets.append(offset)
+            tokens.append(spent)
+            line_ends.append(ended)
+        return cls(tuple(offsets), tuple(tokens), tuple(line_ends))
+
+    def encode(self) -> str:
+        """The steps from point to point, as text: characters, tokens and, where there are any, line ends."""
+        steps = []
+        for point in range(1, len(self.offsets)):
+            before = point - 1
+            step = f"{self.offsets[point] - self.offsets[before]}.{self.tokens[point] - self.tokens[before]}"
+            ends = self.line_ends[point] - self.line_ends[before]
+            steps.append(f"{step}.{ends}" if ends else step)
+        return " ".join(steps)
+
+    @property
+    def total(self) -> int:
+        """The tokens of the whole text."""
+        return self.tokens[-1]
+
+    @property
+    def characters(self) -> int:
+        """The length of the text."""
+        return self.offsets[-1]
+
+    def head(self, max_tokens: int) -> Cut:
+        """The longest beginning within these tokens; empty when not even the first stretch is."""
+        return self._head(max(0, bisect_right(self.tokens, max_tokens) - 1))
+
+    def tail(self, max_tokens: int) -> Cut:
+        """The longest end within these tokens: where it begins, and what it costs."""
+        return self._tail(bisect_left(self.tokens, self.total - max(0, max_tokens)))
+
+    @property
+    def lines(self) -> int:
+        """How many lines the text has, as `lines_of` counts them."""
+        if len(self.offsets) == 1:
+            return 0
+        return self.line_ends[-1] + (self.line_ends[-1] == self.line_ends[-2])
+
+    def head_lines(self, lines: int) -> Cut:
+        """A beginning of at most so many lines: exactly 20 for 20; of other numbers the last line may be a part or missing."""
+        if lines >= self.lines:
+            return self._head(len(self.offsets) - 1)
+        # Only the end of the 20th line is a point for certain; another point may stand within the line that follows.
+        point = bisect_left(self.line_ends, lines) - (lines != HEAD_LINES)
+        return self._head(max(0, point))
+
+    def tail_lines(self, lines: int) -> Cut:
+        """An end of at most so many lines: exactly 10 for 10; of other numbers the first line may be a part or missing."""
+        if lines <= 0:
+            return self._tail(len(self.offsets) - 1)
+        return self._tail(bisect_left(self.line_ends, max(0, self.lines - lines)))
+
+    def at_or_before(self, offset: int) -> int:
+        """The offset of the nearest point that is not behind this offset."""
+        return self.offsets[self._point_before(offset)]
+
+    def at_or_after(self, offset: int) -> int:
+        """The offset of the nearest point that is not before this offset."""
+        return self.offsets[self._point_after(offset)]
+
+    def tokens_between(self, start: int, end: int) -> int:
+        """What the text between two offsets costs at most; exactly, as prices go, where both are points."""
+        return self.tokens[self._point_after(end)] - self.tokens[self._point_before(start)] if start < end else 0
+
+    def line_ends_between(self, start: int, end: int) -> int:
+        """How many line ends stand between two points."""
+        return self.line_ends[self._point_after(end)] - self.line_ends[self._point_before(start)] if start < end else 0
+
+    def _point_before(self, offset: int) -> int:
+        return max(0, bisect_right(self.offsets, offset) - 1)
+
+    def _point_after(self, offset: int) -> int:
+        return min(len(self.offsets) - 1, bisect_left(self.offsets, offset))
+
+    def _head(self, point: int) -> Cut:
+        return Cut(self.offsets[point], self.tokens[point])
+
+    def _tail(self, point: int) -> Cut:
+        return Cut(self.offsets[point], self.total - self.tokens[point])
+
+
+PUNCTUATION: Final = r"""[]!"#$%&()*+,./:;<=>?@[\\^`{|}~，。、；：？！（）「」『』【】《》…—-]"""
+LINE_START: Final = r"(?:(?<=\n)(?=[^\r\n/])|(?<=[^\W_]\n)(?=/))"
+WORD_END: Final = rf"(?<=[^\W_])(?={PUNCTUATION})"
+RUN: Final = r"(?<=(.))(?=\1)|(?<=\d)(?=\d)"
+
+AT_LINE_START = re.compile(LINE_START)
+TO_LINE_START = re.compile(rf"(?s:.*){LINE_START}")
+TO_WORD_END = re.compile(rf"(?s:.*){WORD_END}")
+PARTED = re.compile(rf"(?s:{LINE_START}|(?= )|{WORD_END}|{RUN}|\Z)")
+JOINED = re.compile("[\u0300-\u036f\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\udc00-\udfff]")
+
+
+def pieces(text: str, characters: int) -> Iterator[str]:
+    """A text in pieces of at most so many characters, parted where its tokens part if there is such a place."""
+    start = 0
+    while start < len(text):
+        end = _cut(text, start, len(text), characters)
+        yield text[start:end]
+        start = end
+
+
+def _grid(text: str) -> Iterator[int]:
+    start = 0
+    for stop in _line_stops(text):
+        while start < stop:
+            start = _cut(text, start, stop, STEP_CHARACTERS)
+            yield start
+
+
+def _line_stops(text: str) -> list[int]:
+    """The ends of the first 20 lines, the starts of the last 10, and the end of the text.
+
+    Line ends in a row are one token: none is named between them, but for the 20th, the 10th and the last.
+    """
+    head: list[int] = []
+    end = 0
+    while len(head) < HEAD_LINES and (end := text.find("\n", end) + 1):
+        head.append(end)
+    tail: list[int] = []
+    line_end = len(text)
+    while len(tail) < TAIL_LINES + text.endswith("\n") and (line_end := text.rfind("\n", 0, line_end)) >= 0:
+        tail.append(line_end + 1)
+    inner = (stop for stop in (*head, *tail) if AT_LINE_START.match(text, stop))
+    return sorted({*head[-1:], *tail[:1], *tail[-1:], *inner, len(text)})
+
+
+def _cut(text: str, start: int, stop: int, characters: int) -> int:
+    """Where to part a text behind `start`: at a line end, else before a space, else before punctuation, else anywhere."""
+    limit = start + characters
+    if limit >= stop:
+        return stop
+    least = limit - characters * 3 // 4
+    if line_start := TO_LINE_START.match(text, least, limit + 1):
+        return line_start.end()
+    space = text.rfind(" ", least, limit + 1)
+    if space >= 0:
+        return space
+    if word_end := TO_WORD_END.match(text, least, limit + 1):
+        return word_end.end()
+    end = limit
+    while end > limit - 16 and JOINED.match(text, end):
+        end -= 1
+    return end

@@ -1,0 +1,135 @@
+"""When old messages leave the window, and which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from turnfold.core.blocks import Block, group, newest_request
+from turnfold.core.presets import Mode, Policy
+from turnfold.messages import Message, Role
+
+
+class Trigger(StrEnum):
+    """What made a compaction due."""
+
+    MESSAGES = "messages"
+    TOKENS = "tokens"
+    USAGE = "usage"
+    ROUNDS = "rounds"
+    IDLE = "idle"
+    REQUEST = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a session's live messages weigh; system messages do not count."""
+
+    messages: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A trigger that fired, and the limit it guards (tokens; 0 where it guards none)."""
+
+    trigger: Trigger
+    budget_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """These messages leave, in order of position."""
+
+    evicted: tuple[Message, ...]
+
+
+def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
+    """The first trigger that these live messages set off by themselves, if any may."""
+    if policy.mode is not Mode.AUTO:
+        return None
+    budget = token_trigger(policy, model_window=model_window)
+    if budget and load.tokens > budget:
+        return Due(Trigger.TOKENS, budget)
+    if policy.max_live_messages and load.messages > policy.max_live_messages:
+        return Due(Trigger.MESSAGES, budget)
+    return None
+
+
+def token_trigger(policy: Policy, *, model_window: int) -> int:
+    """The tokens above which live messages set off an eviction; 0 when no number of tokens does."""
+    if model_window <= 0:
+        return 0
+    limits = [policy.trigger_tokens, int(policy.trigger_ratio * model_window)]
+    return min((limit for limit in limits if limit > 0), default=0)
+
+
+def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int) -> Evict | Rest:
+    """Say which of the live messages leave when this trigger has fired.
+
+    The newest stay as far as the policy keeps them, extended to a safe boundary; so do the pinned system message, the
+    newest request, and blocks with a call that may still be answered. Too small a gain changes nothing.
+    """
+    grouped = group(live)
+    blocks = grouped.blocks
+    first_kept = _boundary(blocks, policy)
+    if first_kept == 0:
+        return Rest()
+    request = newest_request(live)
+    border = blocks[first_kept].position if first_kept < len(blocks) else None
+    leaving = [
+        message
+        for block in blocks[:first_kept]
+        if block.head is not request and not _may_be_answered(block, policy, now_ms)
+        for message in block.stored
+    ]
+    leaving += [message for message in grouped.loose if border is None or message.position < border]
+    evicted = tuple(sorted(leaving, key=lambda message: message.position))
+    return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else Rest()
+
+
+def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
+    """The index of the first block that stays: before a user message where one is near, else between two blocks."""
+    needed = len(blocks)
+    messages = tokens = rounds = 0
+    while needed and not _is_enough(messages, tokens, rounds, policy):
+        needed -= 1
+        block = blocks[needed]
+        messages += len(block.stored)
+        tokens += block.tokens
+        rounds += block.head.is_request
+    allowed = max(policy.keep_messages, messages // 2)
+    extra = 0
+    for index in range(needed, -1, -1):
+        if index < needed:
+            extra += len(blocks[index].stored)
+        if extra > allowed:
+            break
+        if index < len(blocks) and blocks[index].head.role is Role.USER:
+            return index
+    return needed
+
+
+def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:
+    if messages < max(policy.keep_messages, 1) or rounds < policy.keep_rounds:
+        return False
+    if policy.keep_at_most_messages and messages >= policy.keep_at_most_messages:
+        return True
+    return tokens >= policy.keep_tokens
+
+
+def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
+    age_ms = now_ms - block.head.created_at_ms
+    return bool(block.open_calls) and age_ms < policy.open_call_timeout_seconds * 1000
+
+
+def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
+    if trigger in (Trigger.REQUEST, Trigger.ROUNDS):
+        return bool(evicted)
+    if trigger is Trigger.MESSAGES:
+        return len(evicted) >= max(policy.min_gain_messages, 1)
+    return bool(evicted) and sum(message.tokens for message in evicted) >= policy.min_gain_tokens

@@ -1,0 +1,90 @@
+"""What an answer of a model must be before it may become a version."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why an attempt gave no version."""
+
+    CONTENT_NONE = "content_none"
+    EMPTY_SUMMARY = "empty_summary"
+    THINKING_ONLY_NO_CONTENT = "thinking_only_no_content"
+    MAX_TOKENS_NO_CONTENT = "max_tokens_no_content"
+    TRUNCATED = "truncated"
+    REFUSED = "refused"
+    TOOL_CALL = "tool_call"
+    GREW = "grew"
+    UNPARSABLE = "unparsable"
+    FACTS_MISSING = "facts_missing"
+    TIMEOUT = "timeout"
+    PROVIDER_ERROR = "provider_error"
+    RATE_LIMITED = "rate_limited"
+    CONTEXT_OVERFLOW = "context_overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said, as the provider reported it."""
+
+    content: str | None
+    finish_reason: str | None = "stop"
+    calls_tools: bool = False
+    has_reasoning: bool = False
+    refusal: str | None = None
+
+
+_STOPPED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed", "finished"})
+_CUT = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
+_WITHHELD = frozenset({"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content"})
+_THOUGHT = re.compile(r"<(think|thinking|reasoning|analysis|scratchpad)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_WRAPPER = re.compile(r"</?(?:summary|answer|output|result)>", re.IGNORECASE)
+_REFUSALS = re.compile(
+    r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this|that)\b.{0,40}\b(?:can(?:['\u2019]t|not)|won['\u2019]t|unable|not able)"
+    r"|sorry,? (?:but )?i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable)"
+    r"|i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable to|am not able to|must decline|have to decline)\b.{0,40}\b(?:help|assist|comply|summari[sz]e|provide|do|process|fulfil|continue)"
+    r"|i['\u2019]m (?:unable|not able|not comfortable)\b|as an ai\b.{0,60}\b(?:can(?:['\u2019]t|not)|unable)"
+    r"|(?:很)?(?:抱歉|对不起|不好意思)[，,。 ]*(?:但)?我(?:无法|不能|没法|不便)|我(?:无法|不能)(?:协助|提供|完成|满足|总结|处理)"
+    r"|(?:申し訳(?:ありません|ございません)|すみません)[^。]{0,40}(?:できません|いたしかねます))",
+    re.IGNORECASE,
+)
+_LONGEST_REFUSAL = 800
+
+
+def spoken(content: str | None) -> str:
+    """The text of an answer without thoughts and wrapping tags."""
+    if not content:
+        return ""
+    return _WRAPPER.sub("", _THOUGHT.sub("", content)).strip() if "<" in content else content.strip()
+
+
+def check(answer: Answer, *, input_tokens: int, output_tokens: int) -> Reason | None:
+    """Say why this answer cannot become a version, or None when it may.
+
+    `input_tokens` counts what was summarised, `output_tokens` the text that would be stored. That every exact value is in
+    the artifact needs no check: code puts it there.
+    """
+    text = spoken(answer.content)
+    if answer.calls_tools:
+        return Reason.TOOL_CALL
+    finish = (answer.finish_reason or "").lower()
+    if answer.refusal or finish in _WITHHELD:
+        return Reason.REFUSED
+    if not text:
+        return _blank(answer, finish)
+    if finish in _CUT:
+        return Reason.TRUNCATED
+    if finish not in _STOPPED:
+        return Reason.PROVIDER_ERROR
+    if len(text) <= _LONGEST_REFUSAL and _REFUSALS.search(text[:300]):
+        return Reason.REFUSED
+    return Reason.GREW if output_tokens >= input_tokens else None
+
+
+def _blank(answer: Answer, finish: str) -> Reason:
+    if finish in _CUT:
+        return Reason.MAX_TOKENS_NO_CONTENT
+    if answer.has_reasoning or _THOUGHT.search(answer.content or ""):
+        return Reason.THINKING_ONLY_NO_CONTENT
+    return Reason.CONTENT_NONE if answer.content is None else Reason.EMPTY_SUMMARY

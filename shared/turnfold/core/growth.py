@@ -1,0 +1,301 @@
+"""The window that grows as its session did: what is in it by now, what that costs, and what could be given up."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final
+
+from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, arguments_tokens, cut_to
+from turnfold.core.pieces import Piece, Unit
+from turnfold.core.presets import Policy
+from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, SummaryFacts, SummaryForm, digest_tokens, summary_within, whole_summary
+from turnfold.messages import CompactionId, Message, Role
+
+CHARACTERS_PER_REASONING_TOKEN: Final = 4
+WASTE_RATIO: Final = 0.03
+LARGE_WASTE_RATIO: Final = 0.1
+"""A step that frees more than it has to by such a share of the budget is softened to a longer cut, where one is possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRow:
+    """An evicting compaction that no summary covers yet: what its digest costs and how many messages it stands for."""
+
+    compaction_id: CompactionId
+    digest_tokens: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a window may hold at most, and down to what it is trimmed once it holds more. Tokens are raw counts."""
+
+    tokens: int
+    target_tokens: int
+    messages: int
+    target_messages: int
+
+
+Entry = tuple[int, int, Unit, Piece]
+
+
+class Growth:
+    """A window that grows by one message at a time, as its session did, and is trimmed whenever it outgrows its limits.
+
+    What it shows after n messages depends on these n alone and forms only ever shrink, so a window begins as it did
+    before until the next time the limits are exceeded. `relieve` trims it then; nothing does in an emergency, until all is
+    there. `is_roomy` says that the limits are never exceeded.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        policy: Policy,
+        *,
+        pinned: Message | None,
+        summary: SummaryFacts | None,
+        placement: Placement,
+        rows: Mapping[CompactionId, PendingRow],
+        relieve: "Callable[[Growth], None]",
+        is_roomy: bool = False,
+        is_emergency: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.policy = policy
+        self.pinned = pinned
+        self.facts = summary
+        self.placement = placement
+        self.rows = rows
+        self.relieve = relieve
+        self.is_roomy = is_roomy
+        self.is_relieved = not (is_roomy or is_emergency)
+        self.units: list[Unit] = []
+        self.total = pinned.tokens if pinned else 0
+        self.size = 0
+        self.results_tokens = 0
+        self.summary: SummaryForm | None = None
+        if summary is not None:
+            self.summary = whole_summary(summary, placement)
+            self.total += self.summary.tokens
+            self.size += placement.is_message or (placement is Placement.SYSTEM and pinned is None)
+        self.digested: dict[CompactionId, None] = {}
+        self.shows_digests = True
+        self.folded_rows: set[CompactionId] = set()
+        self.request: Unit | None = None
+        self.unseen: Unit | None = None
+        self.soft_tokens = int(policy.soft_ratio * limits.tokens)
+        self.waste_tokens = int(WASTE_RATIO * limits.tokens)
+        self.large_waste_tokens = int(LARGE_WASTE_RATIO * limits.tokens)
+        self._calling: dict[tuple[int, bool], Unit] = {}
+        self._waiting: dict[tuple[int, bool], list[Message]] = {}
+        self.row_units: dict[CompactionId, list[Unit]] = {}
+        self.line_starts: dict[tuple[str, str | None], int] = {}
+        self._round_heads: list[Unit] = []
+        self._newest_tool_units: deque[Unit] = deque()
+        self._oldest = 0
+        self.with_reasoning: list[Entry] = []
+        self.large_results: list[Entry] = []
+        self.seen_results: list[Entry] = []
+        self.long_texts: list[Entry] = []
+        self.costly: list[Entry] = []
+        self.tool_units: list[Entry] = []
+        self.all_units: list[Entry] = []
+
+    # Growing
+
+    def add(self, message: Message) -> None:
+        """Take in the next message, in order of position, and trim if it was too much."""
+        if message is self.pinned or message.role.is_system:
+            return
+        if message.role is Role.TOOL:
+            self._add_result(message)
+        else:
+            self._add_unit(message)
+        if self.is_relieved and self.is_over:
+            self.relieve(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it holds more than it may."""
+        return self.total > self.limits.tokens or self.size > self.limits.messages
+
+    def is_protected(self, unit: Unit) -> bool:
+        """The newest request and results the model has not seen yet stay; where neither is, the newest block does."""
+        if unit is self.request or unit is self.unseen:
+            return True
+        return self.request is None and self.unseen is None and unit is self.units[-1]
+
+    def _add_unit(self, message: Message) -> None:
+        unit = Unit(message)
+        self.units.append(unit)
+        self.total += unit.tokens
+        self.size += unit.size
+        if message.role is Role.USER:
+            if self.request is None or message.is_request or self.request.head.message.is_meta:
+                self.request = unit
+        else:
+            self.unseen = unit if unit.results else None
+        if unit.results:
+            key = (message.position, unit.row is None)
+            self._calling[key] = unit
+            for result in self._waiting.pop(key, ()):
+                self._attach(unit, result)
+        if unit.row is not None:
+            self.row_units.setdefault(unit.row, []).append(unit)
+        if not self.is_roomy:
+            self._enlist(unit)
+            if unit.row in self.folded_rows and not self.is_protected(unit):
+                self.fold(unit)
+
+    def _add_result(self, message: Message) -> None:
+        if message.answers is None:
+            return
+        key = (message.answers.position, message.compaction_id is None)
+        unit = self._calling.get(key)
+        if unit is not None:
+            self._attach(unit, message)
+        elif message.answers.position > message.position:
+            self._waiting.setdefault(key, []).append(message)
+
+    def _attach(self, unit: Unit, message: Message) -> None:
+        assert message.answers is not None
+        for place, call in enumerate(unit.head.message.calls):
+            if call.slot == message.answers.slot and unit.results[place] is None:
+                piece = Piece(message, call)
+                unit.results[place] = piece
+                unit.tokens += piece.tokens - STAND_IN_TOKENS
+                if unit.is_shown:
+                    self.total += piece.tokens - STAND_IN_TOKENS
+                    self.results_tokens += piece.text
+                    if not self.is_roomy:
+                        self._enlist_result(unit, piece)
+
+    # What each step will look at, in its order: LOW before NORMAL before HIGH, the oldest first
+
+    def _enlist(self, unit: Unit) -> None:
+        policy, head, message = self.policy, unit.head, unit.head.message
+        if message.role is Role.USER and unit is self.request:
+            for older in self._round_heads:
+                _put(self.with_reasoning, older, older.head)
+            self._round_heads.clear()
+        if policy.reasoning_max_chars and message.reasoning_tokens * CHARACTERS_PER_REASONING_TOKEN > policy.reasoning_max_chars:
+            self._round_heads.append(unit)
+        cap = policy.user_max_chars if message.role is Role.USER else policy.assistant_max_chars
+        if cap and message.characters > cap:
+            _put(self.long_texts, unit, head)
+        if policy.arguments_max_tokens and any(arguments_tokens(call) > policy.arguments_max_tokens for call in message.calls):
+            _put(self.costly, unit, head)
+        if unit.results:
+            self._newest_tool_units.append(unit)
+            if len(self._newest_tool_units) > policy.keep_tool_blocks:
+                older = self._newest_tool_units.popleft()
+                heappush(self.tool_units, (older.priority, older.position, older, older.head))
+        heappush(self.all_units, (unit.priority, unit.position, unit, head))
+
+    def _enlist_result(self, unit: Unit, piece: Piece) -> None:
+        policy, message = self.policy, piece.message
+        _put(self.seen_results, unit, piece)
+        if message.is_truncated:
+            return
+        cap = policy.tool_result_max_chars
+        if piece.text > self.soft_tokens or (cap and message.characters > cap):
+            _put(self.large_results, unit, piece)
+        if policy.result_max_tokens and piece.text > policy.result_max_tokens:
+            _put(self.costly, unit, piece)
+
+    # Shrinking
+
+    def work_off(self, heap: list[Entry], act: Callable[[Unit, Piece], int], target: int, *, above: int | None = None) -> None:
+        """Act on what is enlisted, in order, until the target is met (and, with `above`, only while results take more)."""
+        kept: list[Entry] = []
+        while heap and self.total > target and (above is None or self.results_tokens > above):
+            entry = heappop(heap)
+            unit, piece = entry[2], entry[3]
+            if not unit.is_shown:
+                continue
+            if self.is_protected(unit):
+                kept.append(entry)
+                continue
+            self.free(unit, piece, act)
+            if unit.is_shown and (heap is self.all_units or heap is self.tool_units or (heap is self.seen_results and piece.was_softened)):
+                kept.append(entry)
+        for entry in kept:
+            heappush(heap, entry)
+
+    def free(self, unit: Unit, piece: Piece, act: Callable[[Unit, Piece], int]) -> None:
+        """Act on one message and keep the sums right."""
+        before = piece.text
+        freed = act(unit, piece)
+        unit.tokens -= freed
+        if unit.is_shown:
+            self.total -= freed
+            if piece.call is not None:
+                self.results_tokens -= before - piece.text
+
+    def fold(self, unit: Unit) -> None:
+        """Leave a block out; of what was evicted and is not summarised yet, the digest speaks instead."""
+        unit.is_shown = False
+        self.total -= unit.tokens
+        self.size -= unit.size
+        self.results_tokens -= sum(piece.text for piece in unit.results if piece is not None)
+        row = self.rows.get(unit.row) if unit.row is not None else None
+        if row is not None and row.digest_tokens and self.shows_digests and row.compaction_id not in self.digested:
+            self.total += self.digest_cost(row)
+            self.size += not self.digested
+            self.digested[row.compaction_id] = None
+
+    def digest_cost(self, row: PendingRow) -> int:
+        """What showing the digest of a row adds to the window."""
+        if row.compaction_id in self.digested or not row.digest_tokens or not self.shows_digests:
+            return 0
+        return digest_tokens(row.digest_tokens) + (0 if self.digested else DIGEST_FRAME_TOKENS)
+
+    def drop_digests(self) -> None:
+        """Leave the digests out, now and later."""
+        if self.digested:
+            self.total -= DIGEST_FRAME_TOKENS + sum(digest_tokens(self.rows[row].digest_tokens) for row in self.digested)
+            self.size -= 1
+            self.digested.clear()
+        self.shows_digests = False
+
+    def cut_summary(self) -> None:
+        """Show as much of the summary as the rest leaves room for."""
+        if self.summary is None or self.facts is None or self.total <= self.limits.tokens:
+            return
+        room = self.summary.tokens - (self.total - self.limits.tokens)
+        form = summary_within(self.facts, self.placement, room)
+        self.total -= self.summary.tokens - (form.tokens if form else 0)
+        if form is None:
+            self.size -= self.placement.is_message or (self.placement is Placement.SYSTEM and self.pinned is None)
+        self.summary = form
+
+    def soften(self, unit: Unit, target: int) -> bool:
+        """Shorten the longest part of a block so that the window just meets its target; False where that cannot be."""
+        excess = self.total - target
+        if unit.tokens - excess <= self.waste_tokens:
+            return False
+        piece = max(unit.pieces, key=lambda piece: piece.text if piece.message.cuts and piece.line is None else 0)
+        may_keep = unit.head.largest_arguments - excess
+        if piece.message.cuts and piece.line is None and piece.text - excess >= may_keep:
+            self.free(unit, piece, lambda _, piece: piece.shorten(cut_to(piece.message, piece.grid, piece.text - excess)))
+        elif may_keep > LEAST_ARGUMENTS_TOKENS:
+            self.free(unit, unit.head, lambda _, head: head.preview_arguments(may_keep, may_keep))
+        return self.total <= target
+
+    def fold_oldest(self, is_enough: Callable[[], bool]) -> None:
+        """Leave out blocks from the oldest on, whatever their priority."""
+        kept: Unit | None = None
+        index = self._oldest
+        while index < len(self.units) and not is_enough():
+            unit = self.units[index]
+            if unit.is_shown and not self.is_protected(unit):
+                self.fold(unit)
+            kept = kept or (unit if unit.is_shown else None)
+            index += 1
+            if kept is None:
+                self._oldest = index
+
+
+def _put(heap: list[Entry], unit: Unit, piece: Piece) -> None:
+    heappush(heap, (piece.message.priority, piece.message.position, unit, piece))

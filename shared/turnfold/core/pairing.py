@@ -1,0 +1,63 @@
+"""Which result answers which call: a function of the stream alone, decided for one call id at a time."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from turnfold.messages import Answer
+
+
+class CallSeen(NamedTuple):
+    """A call of this id: the position of its message and its slot there."""
+
+    position: int
+    slot: int
+
+
+class ResultSeen(NamedTuple):
+    """A result that carries this id; equal contents have equal digests."""
+
+    position: int
+    digest: bytes
+
+
+class Verdict(NamedTuple):
+    """What a result is: the answer to a call, or a copy, or (neither) one that waits for its call."""
+
+    answers: Answer | None
+    is_copy: bool
+
+
+WAITS = Verdict(None, False)
+
+
+def pair(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> dict[int, Verdict]:
+    """Decide for each result of one call id, by its position.
+
+    A result answers the nearest earlier call that is unanswered. Where there is none and it says what the last result
+    said, it is a copy; else it waits for the next call of the id, and the one that waited longest is taken first.
+    """
+    verdicts: dict[int, Verdict] = {}
+    unanswered: list[CallSeen] = []
+    waiting: list[ResultSeen] = []
+    last: bytes | None = None
+    for seen in _in_stream_order(calls, results):
+        if isinstance(seen, CallSeen):
+            if waiting:
+                verdicts[waiting.pop(0).position] = Verdict(Answer(*seen), False)
+            else:
+                unanswered.append(seen)
+        elif unanswered:
+            verdicts[seen.position] = Verdict(Answer(*unanswered.pop()), False)
+            last = seen.digest
+        elif seen.digest == last:
+            verdicts[seen.position] = Verdict(None, True)
+        else:
+            verdicts[seen.position] = WAITS
+            waiting.append(seen)
+            last = seen.digest
+    return verdicts
+
+
+def _in_stream_order(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> Sequence[CallSeen | ResultSeen]:
+    # A call and a result never share a position; calls of one message are ordered by slot.
+    return sorted([*calls, *results], key=lambda seen: (seen.position, seen.slot if isinstance(seen, CallSeen) else 0))

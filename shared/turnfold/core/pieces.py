@@ -1,0 +1,148 @@
+"""What a growing window is made of: messages in the form they have by now, and the blocks they stand in."""
+
+from turnfold.core.cuts import Cuts
+from turnfold.core.forms import (
+    STAND_IN_TOKENS,
+    WHOLE,
+    Form,
+    TextCut,
+    arguments_tokens,
+    call_tokens_within,
+    cut_to,
+    grid_of,
+    line_start_tokens,
+    line_tokens,
+    result_line,
+)
+from turnfold.messages import Call, Message
+
+
+class Piece:
+    """One message of a growing window: the form it has by now, and what that costs."""
+
+    __slots__ = ("_grid", "arguments", "call", "cut", "line", "message", "text", "tokens", "without_reasoning")
+
+    def __init__(self, message: Message, call: Call | None = None) -> None:
+        self.message = message
+        self.call = call
+        self.tokens = message.tokens
+        self.text = message.content_tokens
+        self.cut: TextCut | None = None
+        self.line: str | None = None
+        self.without_reasoning = False
+        self.arguments: dict[int, int] | None = None
+        self._grid: Cuts | None = None
+
+    @property
+    def grid(self) -> Cuts | None:
+        """What the cuts of its text cost; None for a short one."""
+        if self._grid is None:
+            self._grid = grid_of(self.message)
+        return self._grid
+
+    @property
+    def was_softened(self) -> bool:
+        """Whether its text was cut, and could still become one line."""
+        return self.cut is not None and self.line is None
+
+    @property
+    def form(self) -> Form:
+        """The form as a value."""
+        if self.cut is None and self.line is None and not (self.without_reasoning or self.arguments or self.message.is_irregular):
+            return WHOLE
+        return Form(self.cut, self.line, self.without_reasoning, self.arguments, self.message.is_irregular)
+
+    def drop_reasoning(self) -> int:
+        """Show it without its reasoning. Each of these returns the tokens that it frees."""
+        if self.without_reasoning:
+            return 0
+        self.without_reasoning = True
+        self.tokens -= self.message.reasoning_tokens
+        return self.message.reasoning_tokens
+
+    def shorten(self, cut: TextCut | None) -> int:
+        """Show less of its text, if the cut shows less than is shown by now."""
+        if cut is None or cut.tokens >= self.text or self.line is not None:
+            return 0
+        self.cut = cut
+        return self._text_is(cut.tokens)
+
+    def to_line(self, starts: dict[tuple[str, str | None], int]) -> int:
+        """Put one line in the place of a result, where that is shorter; `starts` keeps what the lines begin with."""
+        if self.line is not None or self.call is None:
+            return 0
+        key = (self.call.name, self.call.path)
+        start = starts.get(key) or starts.setdefault(key, line_start_tokens(self.call))
+        if start >= self.text or (tokens := line_tokens(start, self.message)) >= self.text:
+            return 0
+        self.line, self.cut = result_line(self.call, self.message), None
+        return self._text_is(tokens)
+
+    def to_mark(self) -> int:
+        """Put the mark of a cut alone in the place of a text, where that is shorter still."""
+        cut = cut_to(self.message, self.grid, 0)
+        if cut is None or cut.tokens >= self.text:
+            return 0
+        self.line, self.cut = None, cut
+        return self._text_is(cut.tokens)
+
+    @property
+    def largest_arguments(self) -> int:
+        """About what the longest arguments of its calls take by now."""
+        shown = self.arguments or {}
+        return max((shown.get(call.slot, arguments_tokens(call)) for call in self.message.calls), default=0)
+
+    def preview_arguments(self, above: int, within: int) -> int:
+        """Show of arguments above so many tokens only a preview within so many."""
+        freed = 0
+        for call in self.message.calls:
+            shown = call.tokens
+            if self.arguments and call.slot in self.arguments:
+                shown = call_tokens_within(call, self.arguments[call.slot])
+            tokens = call_tokens_within(call, within)
+            if arguments_tokens(call) > above and tokens < shown:
+                self.arguments = (self.arguments or {}) | {call.slot: within}
+                freed += shown - tokens
+        self.tokens -= freed
+        return freed
+
+    def _text_is(self, tokens: int) -> int:
+        freed = self.text - tokens
+        self.text = tokens
+        self.tokens -= freed
+        return freed
+
+
+class Unit:
+    """A block of a growing window: a message and, in call order, the results of its calls by now."""
+
+    __slots__ = ("head", "is_shown", "results", "row", "tokens")
+
+    def __init__(self, head: Message) -> None:
+        self.head = Piece(head)
+        self.results: list[Piece | None] = [None] * len(head.calls)
+        self.row = head.compaction_id
+        self.is_shown = True
+        self.tokens = head.tokens + STAND_IN_TOKENS * len(head.calls)
+
+    @property
+    def position(self) -> int:
+        """Where it stands: with its first message."""
+        return self.head.message.position
+
+    @property
+    def size(self) -> int:
+        """How many messages of a window it is."""
+        return 1 + len(self.results)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The messages of it that exist."""
+        return (self.head, *(piece for piece in self.results if piece is not None))
+
+    @property
+    def priority(self) -> int:
+        """The highest priority of its messages; a head that only calls has no say."""
+        says = self.head.message.content_tokens or not self.results
+        answers = [piece.message.priority for piece in self.results if piece is not None]
+        return max([*answers, self.head.message.priority] if says or not answers else answers)

@@ -1,0 +1,41 @@
+"""Whose wish counts: a session's above its agent's above the installation's."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from turnfold.core.presets import Mode, Policy, adjusted
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What somebody set for an agent or a session; None is left to whoever stands above. `overrides` is a JSON text."""
+
+    preset: str | None = None
+    mode: str | None = None
+    overrides: str | None = None
+
+    def changed(self, *, preset: str | None, mode: str | None, overrides: Mapping[str, Any] | None) -> "Wishes":
+        """These wishes with some set anew; overrides are added to, and null takes one back."""
+        merged = {**self.numbers(), **(overrides or {})}
+        kept = {name: value for name, value in merged.items() if value is not None}
+        return Wishes(preset or self.preset, mode or self.mode, json.dumps(kept) if kept else None)
+
+    def numbers(self) -> dict[str, Any]:
+        """The overrides as a mapping."""
+        numbers: dict[str, Any] = json.loads(self.overrides) if self.overrides else {}
+        return numbers
+
+
+def in_force(agent: Wishes, session: Wishes, *, default_preset: str, policy_of: Callable[[str], Policy]) -> Policy:
+    """The policy of a session. `policy_of` gives a preset's numbers with the installation's own above them.
+
+    Raises:
+        ValueError: a preset or a number that does not exist; the text says which.
+    """
+    policy = policy_of(session.preset or agent.preset or default_preset)
+    policy = adjusted(policy, {**agent.numbers(), **session.numbers()})
+    mode = session.mode or agent.mode
+    return adjusted(policy, {"mode": Mode(mode)}) if mode else policy
+

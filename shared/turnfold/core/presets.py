@@ -1,0 +1,155 @@
+"""Every number of a behaviour, and the behaviours by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, get_args, get_type_hints
+
+
+class Mode(StrEnum):
+    """Who decides when messages leave: nobody, a request, or the triggers."""
+
+    OFF = "off"
+    MANUAL = "manual"
+    AUTO = "auto"
+
+
+class Commit(StrEnum):
+    """When evicted messages leave: at once, or when their summary stands."""
+
+    IMMEDIATE = "immediate"
+    ON_SUMMARY = "on_summary"
+
+
+class Style(StrEnum):
+    """How a model writes a summary."""
+
+    NARRATIVE = "narrative"
+    STRUCTURED = "structured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """All numbers of one behaviour. 0 switches a trigger, a keep or a cap off."""
+
+    mode: Mode = Mode.AUTO
+    commit: Commit = Commit.IMMEDIATE
+    style: Style = Style.STRUCTURED
+
+    max_live_messages: int = 50
+    trigger_tokens: int = 0
+    trigger_ratio: float = 0.6
+    reserve_tokens: int = 0
+    every_rounds: int = 0
+    idle_seconds: int = 0
+
+    keep_messages: int = 10
+    keep_tokens: int = 20_000
+    keep_rounds: int = 0
+    keep_at_most_messages: int = 25
+    open_call_timeout_seconds: int = 3_600
+    min_gain_tokens: int = 2_000
+    min_gain_messages: int = 5
+
+    context_window: int | None = None
+    max_output_tokens: int = 8_192
+    margin_tokens: int = 4_096
+    floor_tokens: int = 4_096
+    low_water_ratio: float = 0.85
+    ladder: bool = True
+    max_messages: int = 0
+    soft_ratio: float = 0.3
+    hard_ratio: float = 0.5
+    tool_result_max_chars: int = 15_000
+    user_max_chars: int = 30_000
+    assistant_max_chars: int = 20_000
+    reasoning_max_chars: int = 2_000
+    arguments_max_tokens: int = 500
+    result_max_tokens: int = 600
+    preview_tokens: int = 200
+    keep_tool_blocks: int = 5
+    image_tokens: int = 1_200
+
+    summary_max_tokens: int = 1_200
+    summary_max_words: int = 200
+    ledger_max_tokens: int = 2_000
+    rebuild_every_versions: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if value < 0:
+                raise ValueError(f"{field.name} is {value}; it cannot be negative")
+            if field.name.endswith("_ratio") and value > 1:
+                raise ValueError(f"{field.name} is {value}; a ratio is at most 1")
+        if self.low_water_ratio == 0:
+            raise ValueError("low_water_ratio is 0; a window needs some room")
+
+
+PRESETS: Mapping[str, Policy] = {
+    "balanced": Policy(),
+    "static-buffer": Policy(
+        style=Style.NARRATIVE, trigger_ratio=0.0, keep_messages=10, keep_tokens=0, keep_at_most_messages=0, low_water_ratio=0.85
+    ),
+}
+DEFAULT_PRESET = "balanced"
+
+FIELD_TYPES: Mapping[str, Any] = {name: kind for name, kind in get_type_hints(Policy).items()}
+
+
+def adjusted(policy: Policy, overrides: Mapping[str, Any]) -> Policy:
+    """The policy with some of its numbers replaced.
+
+    Raises:
+        ValueError: a name that no policy has, or a value of another kind; the text says which.
+    """
+    unknown = sorted(set(overrides) - set(FIELD_TYPES))
+    if unknown:
+        raise ValueError(f"a policy has no {unknown[0]!r}")
+    return replace(policy, **{name: _converted(name, value) for name, value in overrides.items()})
+
+
+def _converted(name: str, value: Any) -> Any:
+    kind = FIELD_TYPES[name]
+    accepted = get_args(kind) or (kind,)
+    if value is None and type(None) in accepted:
+        return None
+    for target in accepted:
+        if target is type(None):
+            continue
+        try:
+            return _as(target, value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} cannot be {value!r}") from error
+    raise ValueError(f"{name} cannot be {value!r}")
+
+
+def _as(target: Any, value: Any) -> Any:
+    if target is bool:
+        if isinstance(value, bool):
+            return value
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        return words[str(value).lower()] if str(value).lower() in words else _refuse(value)
+    if isinstance(value, bool):
+        return _refuse(value)
+    if target is int and isinstance(value, float) and not value.is_integer():
+        return _refuse(value)
+    return target(value)
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(value)
+
+
+def preset_named(name: str) -> Policy:
+    """The policy of this name.
+
+    Raises:
+        ValueError: no preset is called so; the text names those that are.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")
+    return PRESETS[name]

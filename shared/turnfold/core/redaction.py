@@ -1,0 +1,37 @@
+"""Secrets are taken out of a text before any summariser sees it."""
+
+import re
+
+_PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END \1PRIVATE KEY-----|\Z)", re.DOTALL)
+_KNOWN = re.compile(
+    r"(?<![A-Za-z0-9_])(?:"
+    r"sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
+    r"|xox[abeprs]-[A-Za-z0-9-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|hf_[A-Za-z0-9]{20,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
+    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
+    r")"
+)
+_BEARER = re.compile(r"((?:[Bb]earer|[Bb]asic)\s+)[A-Za-z0-9._~+/=-]{16,}")
+_IN_URL = re.compile(r"(://[^\s/:@]{1,200}:)[^\s/@]{3,200}@")
+_NAMED = re.compile(
+    r"((?:[Pp]assword|PASSWORD|[Pp]asswd|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?|[Aa]pi[_-]?[Kk]ey|API_?KEY|[Aa]ccess[_-]?[Tt]oken"
+    r"|ACCESS_TOKEN|[Aa]uth[_-]?[Tt]oken|AUTH_TOKEN|[Cc]lient[_-]?[Ss]ecret|CLIENT_SECRET|[Tt]oken|TOKEN)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
+    r"(?!\[REDACTED)[^\s\"',;&<>(){}\[\]]{8,}"
+)
+_HINTS = ("sk-", "gh", "glpat-", "xox", "KIA", "SIA", "AIza", "ya29", "npm_", "pypi-", "hf_", "k_", "SG.", "eyJ")
+_NAMES = ("assw", "ASSW", "ecret", "ECRET", "ey", "KEY", "oken", "TOKEN")
+
+
+def redact(text: str) -> str:
+    """The text with keys, tokens, passwords in assignments and URLs, and private keys replaced by `[REDACTED:<kind>]`."""
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub("[REDACTED:private_key]", text)
+    if any(hint in text for hint in _HINTS):
+        text = _KNOWN.sub("[REDACTED:key]", text)
+    if "earer " in text or "asic " in text:
+        text = _BEARER.sub(r"\1[REDACTED:token]", text)
+    if "://" in text and "@" in text:
+        text = _IN_URL.sub(r"\1[REDACTED:password]@", text)
+    if ("=" in text or ":" in text) and any(name in text for name in _NAMES):
+        text = _NAMED.sub(r"\1[REDACTED:secret]", text)
+    return text

@@ -1,0 +1,177 @@
+"""A planned window as JSON texts: what is shown whole is spliced in byte for byte."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnfold.core.forms import STAND_IN, WHOLE, TextCut, cut_mark
+from turnfold.core.tokens import ceiling, lines_of, text_of
+from turnfold.core.window import Entry, Plan, Shown, StandIn
+from turnfold.core.wrapping import Placement, wrapped_digests, wrapped_summary
+from turnfold.messages import CompactionId, Message, MessageId
+
+REASONING_KEYS = ("reasoning_content", "thinking_blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The messages of a window as JSON texts, and the id of each (None beside what is no stored message).
+
+    `summary_text` and `ledger` are what is shown of the summary; empty where there is none, or no room for it.
+    """
+
+    messages: tuple[str, ...]
+    message_ids: tuple[MessageId | None, ...]
+    summary_text: str
+    ledger: tuple[str, ...]
+
+
+def render(
+    plan: Plan,
+    bodies: Mapping[int, str],
+    *,
+    digests: Mapping[CompactionId, str],
+    summary_text: str = "",
+    ledger: Sequence[str] = (),
+) -> Rendered:
+    """Put texts to a plan. `bodies` holds the stored JSON of each of the plan's positions, `digests` those it names."""
+    messages: list[str] = []
+    ids: list[MessageId | None] = []
+    shown = plan.summary
+    text = "" if shown is None else summary_text if shown.characters is None else summary_text[: shown.characters]
+    entries = tuple(ledger) if shown is not None and shown.with_ledger else ()
+    wrapped = None
+    if shown is not None and plan.placement is not Placement.SEPARATE:
+        wrapped = wrapped_summary(text, entries, plan.placement)
+    if plan.pinned is not None:
+        body = bodies[plan.pinned.position]
+        messages.append(_appended(body, wrapped) if wrapped is not None and plan.placement is Placement.SYSTEM else body)
+        ids.append(plan.pinned.message_id)
+    if wrapped is not None and (plan.placement.is_message or plan.pinned is None):
+        messages.append(_message("user" if plan.placement is Placement.USER else "system", wrapped))
+        ids.append(None)
+    if plan.digests:
+        messages.append(_message("user", wrapped_digests([digests[row] for row in plan.digests])))
+        ids.append(None)
+    for entry in plan.entries:
+        messages.append(_entry(entry, bodies))
+        ids.append(entry.message.message_id if isinstance(entry, Shown) else None)
+    return Rendered(tuple(messages), tuple(ids), text, entries)
+
+
+def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
+    match entry:
+        case StandIn(call=call):
+            return _result(call.call_id, STAND_IN)
+        case Shown(message=message, form=form, call=call):
+            if form is WHOLE:
+                return bodies[message.position]
+            if form.line is not None and call is not None:
+                return _result(call.call_id, form.line)
+            return _written(_shortened(entry, json.loads(bodies[message.position])))
+
+
+def _shortened(shown: Shown, body: dict[str, Any]) -> dict[str, Any]:
+    message, form = shown.message, shown.form
+    if form.is_mended:
+        _mend(body, message)
+    if form.without_reasoning:
+        for key in REASONING_KEYS:
+            body.pop(key, None)
+    if form.cut is not None:
+        body["content"] = shortened_text(text_of(body), form.cut)
+    for slot, max_tokens in (form.arguments or {}).items():
+        place = next(place for place, call in enumerate(message.calls) if call.slot == slot) if form.is_mended else slot
+        function = body["tool_calls"][place]["function"]
+        function["arguments"] = shortened_arguments(function.get("arguments"), max_tokens, _arguments_tokens(message, slot))
+    return body
+
+
+def _mend(body: dict[str, Any], message: Message) -> None:
+    """Leave out the calls that may not be sent."""
+    if message.calls:
+        body["tool_calls"] = [body["tool_calls"][call.slot] for call in message.calls]
+        return
+    body.pop("tool_calls", None)
+    if body.get("content") is None:
+        body["content"] = ""
+
+
+def _arguments_tokens(message: Message, slot: int) -> int:
+    return next(call.tokens for call in message.calls if call.slot == slot)
+
+
+def shortened_text(text: str, cut: TextCut) -> str:
+    """The text as a cut leaves it, with the number of lines that are missing."""
+    return text[: cut.head] + cut_mark(cut, lines_of(text[cut.head : cut.tail])) + text[cut.tail :]
+
+
+def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int) -> str:
+    """Arguments within so many tokens that are still a JSON object: each long text in them cut short, else a preview of all."""
+    written = arguments if isinstance(arguments, str) else _written(arguments)
+    mark = f"[TRUNCATED original~{original_tokens} tokens]"
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        best = _longest(lambda characters: _written(_clipped(found, characters, mark)), 400, max_tokens)
+        if best is not None:
+            return best
+    preview = _longest(lambda characters: _written({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens)
+    return preview if preview is not None else "{}"
+
+
+def _longest(write: Any, most: int, max_tokens: int) -> str | None:
+    """What is written with the most characters that stays within the tokens."""
+    best, low, high = None, 0, most
+    while low <= high:
+        middle = (low + high) // 2
+        text = write(middle)
+        if ceiling(text) <= max_tokens:
+            best, low = text, middle + 1
+        else:
+            high = middle - 1
+    return best
+
+
+def _clipped(value: Any, characters: int, mark: str) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= characters + len(mark) else value[:characters] + mark
+    if isinstance(value, list):
+        return [_clipped(item, characters, mark) for item in value]
+    if isinstance(value, dict):
+        return {key: _clipped(item, characters, mark) for key, item in value.items()}
+    return value
+
+
+def _appended(body: str, text: str) -> str:
+    """A system message with more text at its end."""
+    message = json.loads(body)
+    content = message.get("content")
+    if isinstance(content, str) and content:
+        message["content"] = f"{content}\n\n{text}"
+    elif isinstance(content, list):
+        message["content"] = [*content, {"type": "text", "text": text}]
+    else:
+        message["content"] = text
+    return _written(message)
+
+
+def _message(role: str, content: str) -> str:
+    return _written({"role": role, "content": content})
+
+
+def _result(call_id: str, content: str) -> str:
+    return _written({"role": "tool", "tool_call_id": call_id, "content": content})
+
+
+def _written(value: object) -> str:
+    """Compact JSON that can be encoded: what holds half a character pair is escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text

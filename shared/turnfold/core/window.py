@@ -1,0 +1,252 @@
+"""The window: what of a session a model sees next, decided on numbers alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import ceil, floor
+from typing import Final, NamedTuple
+
+from turnfold.core.blocks import newest_system
+from turnfold.core.forms import MENDED, STAND_IN_TOKENS, WHOLE, Form
+from turnfold.core.growth import Growth, Limits, PendingRow
+from turnfold.core.ladder import relieve, relieve_emergency
+from turnfold.core.pieces import Piece, Unit
+from turnfold.core.presets import Mode, Policy
+from turnfold.core.wrapping import Placement, SummaryFacts, SummaryForm
+from turnfold.errors import CannotFit
+from turnfold.messages import Call, CompactionId, Message
+
+UNLIMITED: Final = 1 << 52
+EMERGENCY_FIFTHS: Final = 3
+"""An emergency window takes three fifths of its budget at most."""
+
+RESERVE_MARGIN_TOKENS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A session as it is stored, without texts: what is live or pending by position, and counts of the rest.
+
+    `total` counts every message of the session, `covered` those the summary in force stands for. `factor` is by how
+    much the session's model counts more than the vocabulary does.
+    """
+
+    messages: tuple[Message, ...]
+    pending: tuple[PendingRow, ...] = ()
+    summary: SummaryFacts | None = None
+    covered: int = 0
+    total: int = 0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a caller has room for. No `budget_tokens` means any size; `max_messages` counts all but the pinned system message."""
+
+    budget_tokens: int | None = None
+    max_messages: int | None = None
+    is_emergency: bool = False
+    placement: Placement = Placement.SEPARATE
+
+
+class Shown(NamedTuple):
+    """A stored message in the form in which it stands in a window; `call` is what a result answers."""
+
+    message: Message
+    form: Form
+    call: Call | None
+
+
+class StandIn(NamedTuple):
+    """The place of a result that nobody has sent."""
+
+    call: Call
+
+
+Entry = Shown | StandIn
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where every message of the session is, in the words of the contract."""
+
+    total: int
+    shown: int
+    trimmed: int
+    folded: int
+    covered: int
+    pending_shown: int
+    pending_digested: int
+    recalled: int
+    synthesised: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A window without its texts: the pinned message, the summary, the digests, then the entries, in this order.
+
+    `tokens` and `budget_tokens` are what the session's model counts. `positions` are the messages whose bodies are
+    needed to render it; `digests` the rows whose digest is shown.
+    """
+
+    pinned: Message | None
+    summary: SummaryForm | None
+    placement: Placement
+    digests: tuple[CompactionId, ...]
+    entries: tuple[Entry, ...]
+    account: Account
+    tokens: int
+    budget_tokens: int | None
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The positions of the messages of which something is shown, in order."""
+        shown = [entry.message.position for entry in self.entries if isinstance(entry, Shown) and entry.form.line is None]
+        return tuple(sorted([*shown, self.pinned.position] if self.pinned else shown))
+
+
+def plan(stored: Stored, asked: Asked, policy: Policy) -> Plan:
+    """Decide what of a session a model sees next.
+
+    A pure function: it replays how the session grew, and trims whenever the window outgrew its budget.
+
+    Raises:
+        CannotFit: not even the pinned system message, the newest request and the newest open block fit, as short as
+            they can be (with mode `off`: the whole history does not); it names what would.
+    """
+    cap = _cap(asked)
+    limits = _limits(cap, asked, policy, stored.factor)
+    is_roomy = policy.mode is Mode.OFF or (not asked.is_emergency and _fits_whole(stored, asked, limits))
+    window = Growth(
+        limits,
+        policy,
+        pinned=newest_system(stored.messages),
+        summary=stored.summary,
+        placement=asked.placement,
+        rows={row.compaction_id: row for row in stored.pending},
+        relieve=relieve,
+        is_roomy=is_roomy,
+        is_emergency=asked.is_emergency,
+    )
+    for message in stored.messages:
+        window.add(message)
+    if asked.is_emergency and not is_roomy:
+        relieve_emergency(window)
+    if window.total > limits.tokens:
+        raise _too_long(window.total, stored.factor, asked)
+    if window.size > limits.messages:
+        raise CannotFit(f"the window needs {window.size} messages", needed_messages=window.size)
+    return _planned(window, stored, asked)
+
+
+def budget_of(
+    *,
+    max_tokens: int | None,
+    model_window: int,
+    policy: Policy,
+    system_tokens: int = 0,
+    tools_tokens: int = 0,
+    max_output_tokens: int | None = None,
+    reserve_ratio: float = 0.0,
+) -> int:
+    """How many tokens a window may take: what was asked for, else what the model's window leaves.
+
+    What the caller sends besides and the answer are taken off the model's window. The floor is never above that
+    window, unless it is 0 and says nothing.
+    """
+    if max_tokens is not None:
+        return max_tokens
+    if reserve_ratio:
+        budget = int((1 - reserve_ratio) * model_window) - system_tokens - RESERVE_MARGIN_TOKENS
+    else:
+        output = policy.max_output_tokens if max_output_tokens is None else max_output_tokens
+        budget = model_window - output - policy.margin_tokens - system_tokens - tools_tokens
+    return max(budget, min(policy.floor_tokens, model_window) if model_window > 0 else policy.floor_tokens)
+
+
+def _cap(asked: Asked) -> int:
+    """The tokens the window may take as its model counts them."""
+    if asked.budget_tokens is None:
+        return UNLIMITED
+    return asked.budget_tokens * EMERGENCY_FIFTHS // 5 if asked.is_emergency else asked.budget_tokens
+
+
+def _limits(cap: int, asked: Asked, policy: Policy, factor: float) -> Limits:
+    tokens = floor(cap / factor)
+    while _billed(tokens, factor) > cap:
+        tokens -= 1
+    caps = [cap for cap in (asked.max_messages, policy.max_messages or None) if cap is not None]
+    messages = min(caps, default=UNLIMITED)
+    return Limits(
+        tokens=tokens,
+        target_tokens=floor(policy.low_water_ratio * tokens),
+        messages=messages,
+        target_messages=floor(policy.low_water_ratio * messages),
+    )
+
+
+def _billed(tokens: int, factor: float) -> int:
+    """What a model counts for so many tokens."""
+    return ceil(tokens * factor) if factor != 1.0 else tokens
+
+
+def _fits_whole(stored: Stored, asked: Asked, limits: Limits) -> bool:
+    """Whether the window was never too large, however many calls were still open at a time."""
+    calls = sum(len(message.calls) for message in stored.messages)
+    tokens = sum(message.tokens for message in stored.messages) + STAND_IN_TOKENS * calls
+    size = len(stored.messages) + calls
+    if stored.summary is not None:
+        room = Growth(limits, Policy(), pinned=None, summary=stored.summary, placement=asked.placement, rows={}, relieve=relieve)
+        tokens, size = tokens + room.total, size + room.size
+    return tokens <= limits.tokens and size <= limits.messages
+
+
+def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
+    needed = _billed(tokens, factor)
+    if asked.is_emergency:
+        needed = -(-needed * 5 // EMERGENCY_FIFTHS)
+    return CannotFit(f"the smallest window of this session needs a budget of {needed} tokens", needed_tokens=needed)
+
+
+def _planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
+    units = [unit for unit in window.units if unit.is_shown]
+    entries = tuple(chain.from_iterable(map(_entries, units)))
+    shown = [entry for entry in entries if isinstance(entry, Shown)]
+    live = sum(message.compaction_id is None for message in stored.messages)
+    live_shown = sum(entry.message.compaction_id is None for entry in shown)
+    pending_shown = len(shown) - live_shown
+    if window.pinned is not None:
+        live_shown += window.pinned.compaction_id is None
+        pending_shown += window.pinned.compaction_id is not None
+    account = Account(
+        total=stored.total,
+        shown=live_shown,
+        trimmed=sum(entry.message.compaction_id is None and entry.form is not WHOLE for entry in shown),
+        folded=live - live_shown,
+        covered=stored.covered,
+        pending_shown=pending_shown,
+        pending_digested=len(stored.messages) - live - pending_shown,
+        recalled=0,
+        synthesised=len(entries) - len(shown),
+    )
+    return Plan(
+        pinned=window.pinned,
+        summary=window.summary,
+        placement=asked.placement,
+        digests=tuple(row for row in window.rows if row in window.digested),
+        entries=entries,
+        account=account,
+        tokens=_billed(window.total, stored.factor),
+        budget_tokens=asked.budget_tokens,
+    )
+
+
+def _entries(unit: Unit) -> Iterator[Entry]:
+    yield _shown(unit.head)
+    for call, piece in zip(unit.head.message.calls, unit.results, strict=True):
+        yield StandIn(call) if piece is None else _shown(piece)
+
+
+def _shown(piece: Piece) -> Shown:
+    form = piece.form
+    return Shown(piece.message, MENDED if form == MENDED else form, piece.call)

@@ -1,0 +1,1 @@
+"""nats-server and the services under one roof: what `turnfold up` runs."""

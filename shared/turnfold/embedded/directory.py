@@ -1,0 +1,115 @@
+"""The data directory of an embedded system: one system at a time, and its ready line for whoever looks for it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turnfold.errors import StartError
+from turnfold.settings import READY_FILE
+
+LOCK_FILE = "up.lock"
+ORPHAN_SECONDS = 5.0
+"""How long what a killed system left behind may take to end."""
+
+
+class DataDirectory:
+    """A data directory this process has to itself until it closes it.
+
+    The lock belongs to an open file, not to a process: who inherits `lock_fd` keeps the directory locked as well.
+    """
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self.lock_fd = lock_fd
+
+    @classmethod
+    def claim(cls, path: Path) -> "DataDirectory":
+        """Make the directory if need be and lock it.
+
+        Raises:
+            StartError: another system runs on it, or it cannot be written.
+        """
+        path = path.expanduser().resolve()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartError(f"{path} cannot be used ({error.strerror}); choose another --data-dir") from error
+        try:
+            _lock(path, lock_fd)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        directory = cls(path, lock_fd)
+        directory.sign({"up": os.getpid()})
+        return directory
+
+    def sign(self, pids: Mapping[str, int]) -> None:
+        """Say which processes hold the lock."""
+        text = json.dumps(dict(pids)).encode()
+        os.ftruncate(self.lock_fd, 0)
+        os.pwrite(self.lock_fd, text, 0)
+
+    def write_ready(self, ready: Mapping[str, Any]) -> None:
+        """Put the ready line where commands find it; only its owner may read it."""
+        draft = self.path / f".{READY_FILE}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        draft.touch(mode=0o600, exist_ok=False)
+        draft.write_text(json.dumps(ready) + "\n", encoding="utf-8")
+        draft.replace(self.path / READY_FILE)
+
+    def forget_ready(self) -> None:
+        """Take the ready line away: nothing runs here."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / READY_FILE).unlink()
+
+    def close(self) -> None:
+        """Leave the directory to others."""
+        os.close(self.lock_fd)
+
+
+def _lock(path: Path, lock_fd: int) -> None:
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holders = _holders(lock_fd)
+            if is_alive(holders.get("up", 0)):
+                raise StartError(
+                    f"a system already runs on {path} (process {holders['up']}); stop it, or choose another --data-dir"
+                ) from error
+            if time.monotonic() > deadline:
+                orphan = f"process {holders['nats']} (nats-server)" if "nats" in holders else "a process"
+                raise StartError(f"{orphan} of an earlier start still holds {path}; end it, then start again") from error
+        except OSError as error:
+            raise StartError(f"{path} cannot be locked ({error.strerror}); choose a --data-dir on a local disk") from error
+        time.sleep(0.05)
+
+
+def _holders(lock_fd: int) -> dict[str, int]:
+    try:
+        found = json.loads(os.pread(lock_fd, 4096, 0))
+    except ValueError:
+        # Whoever has just taken the lock has not signed yet.
+        return {}
+    return {name: pid for name, pid in found.items() if isinstance(pid, int)} if isinstance(found, dict) else {}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number runs."""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

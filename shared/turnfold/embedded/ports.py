@@ -1,0 +1,48 @@
+"""TCP ports that stay the system's own while the processes that listen on them come and go."""
+
+import errno
+import socket
+import sys
+
+from turnfold.errors import StartError
+
+
+class ReservedPort:
+    """A port of `host`, kept from others until `release`, for a child to listen on."""
+
+    def __init__(self, host: str, number: int, held: socket.socket | None) -> None:
+        self.host = host
+        self.number = number
+        self._held = held
+
+    @classmethod
+    def reserve(cls, host: str, number: int, *, option: str, platform: str = sys.platform) -> "ReservedPort":
+        """Reserve this port, or a free one for 0.
+
+        Raises:
+            StartError: somebody listens there, or this machine has no such address; `option` is what would change it.
+        """
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        except OSError as error:
+            raise StartError(f"{host} is no address to listen on ({error.strerror})") from error
+        held = socket.socket(family, kind, protocol)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(address)
+        except OSError as error:
+            held.close()
+            if error.errno == errno.EADDRINUSE:
+                raise StartError(f"port {number} of {host} is in use; choose another with {option}, or 0 for a free one") from error
+            raise StartError(f"port {number} of {host} cannot be used ({error.strerror}); choose another with {option}") from error
+        chosen = int(held.getsockname()[1])
+        if platform.startswith("linux"):
+            # Bound but not listening: others are kept away, and a child that reuses addresses can still listen.
+            return cls(host, chosen, held)
+        held.close()
+        return cls(host, chosen, None)
+
+    def release(self) -> None:
+        """Give the port back."""
+        if self._held is not None:
+            self._held.close()

@@ -1,0 +1,128 @@
+"""The errors of the project. Each says what to do next.
+
+TurnfoldError
+├── RequestError            a request cannot be answered; `code` travels to the caller
+│   ├── BadRequest              correct the request
+│   ├── NotAllowed              ask with other credentials
+│   ├── UnknownSession          nothing was published there yet
+│   ├── CannotFit               ask again with `needed_tokens` (or `needed_messages`)
+│   ├── TooLarge                ask for less
+│   ├── Conflict                read again, then decide again
+│   └── Unavailable             try again later
+├── BadEvent                an event that can never be stored; it becomes a dead letter
+├── StaleVersion            another version stands; the work was not needed
+├── UnstorableBatch         the database refuses a value in a batch: try its events one by one
+├── LostLease               another worker has the job; stop
+├── SummarizerError         a model gave no usable summary; `reason` says why, `is_transient` whether to ask again
+└── StartError              the process cannot start; the text says what to do
+"""
+
+from typing import Any, ClassVar
+
+
+class TurnfoldError(Exception):
+    """Everything this project raises on purpose."""
+
+
+class RequestError(TurnfoldError):
+    """A request that cannot be answered, in the words of the contract."""
+
+    code: ClassVar[str] = "bad_request"
+    status: ClassVar[int] = 400
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer that tells the caller."""
+        return {"error": {"code": self.code, "message": str(self), **self.more()}}
+
+    def more(self) -> dict[str, Any]:
+        """Further fields of the answer."""
+        return {}
+
+
+class BadRequest(RequestError):
+    """The request is not one: correct it."""
+
+
+class NotAllowed(RequestError):
+    """These credentials may not ask this."""
+
+    code = "not_allowed"
+    status = 403
+
+
+class UnknownSession(RequestError):
+    """Nothing was ever published there."""
+
+    code = "unknown_session"
+    status = 404
+
+
+class CannotFit(RequestError):
+    """Not even the smallest window fits the budget; asking with what it names succeeds."""
+
+    code = "cannot_fit"
+    status = 422
+
+    def __init__(self, message: str, *, needed_tokens: int | None = None, needed_messages: int | None = None) -> None:
+        super().__init__(message)
+        self.needed_tokens = needed_tokens
+        self.needed_messages = needed_messages
+
+    def more(self) -> dict[str, Any]:
+        """What would fit."""
+        needs = {"needed_tokens": self.needed_tokens, "needed_messages": self.needed_messages}
+        return {name: value for name, value in needs.items() if value is not None}
+
+
+class TooLarge(RequestError):
+    """More than the bus or a limit carries."""
+
+    code = "too_large"
+    status = 413
+
+
+class Conflict(RequestError):
+    """Something newer stands in the way."""
+
+    code = "conflict"
+    status = 409
+
+
+class Unavailable(RequestError):
+    """Nobody can answer now."""
+
+    code = "unavailable"
+    status = 503
+
+
+class BadEvent(TurnfoldError):
+    """An event that no retry will make good; `reason` is what the dead letter says."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class StaleVersion(TurnfoldError):
+    """Another version took force meanwhile."""
+
+
+class UnstorableBatch(TurnfoldError):
+    """The database refuses something in a batch for good; each event alone shows which."""
+
+
+class LostLease(TurnfoldError):
+    """The job belongs to another worker by now, or to nobody."""
+
+
+class SummarizerError(TurnfoldError):
+    """No usable summary came back."""
+
+    def __init__(self, reason: str, detail: str = "", *, is_transient: bool = True) -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.is_transient = is_transient
+
+
+class StartError(TurnfoldError):
+    """The process cannot do its work; its text says what would help."""

@@ -1,0 +1,130 @@
+"""The vocabulary: what a message is to the rules, without its text and without where it is kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple, NewType
+
+AgentId = NewType("AgentId", str)
+SessionId = NewType("SessionId", str)
+EventId = NewType("EventId", str)
+MessageId = NewType("MessageId", str)
+CompactionId = NewType("CompactionId", str)
+
+Json = Mapping[str, Any]
+
+MESSAGES_PER_EVENT = 1 << 10
+"""Positions an event may fill: `position = stream_seq * MESSAGES_PER_EVENT + index`, far below 2**53."""
+
+
+class SessionKey(NamedTuple):
+    """One conversation of one agent."""
+
+    agent_id: AgentId
+    session_id: SessionId
+
+
+class Role(StrEnum):
+    """Who speaks; `developer` is a system message by another name."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+    @property
+    def is_system(self) -> bool:
+        """Whether this role gives instructions rather than taking part."""
+        return self in (Role.SYSTEM, Role.DEVELOPER)
+
+
+class Priority(IntEnum):
+    """How long a message resists the ladder: LOW goes first."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+
+class State(StrEnum):
+    """Where a message is: in the window, evicted and not yet summarised, or in the summary in force."""
+
+    LIVE = "live"
+    PENDING = "pending"
+    COVERED = "covered"
+
+
+class Call(NamedTuple):
+    """One tool call of an assistant message, valid for sending: its id and name are texts, its id unique in the message."""
+
+    slot: int
+    call_id: str
+    name: str
+    tokens: int
+    path: str | None = None
+
+
+class Answer(NamedTuple):
+    """Which call a result answers: the position of the calling message and the slot of the call in it."""
+
+    position: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One stored message as the rules see it: numbers and relations, no text.
+
+    `tokens` counts everything of it, overhead included; `content_tokens`, `reasoning_tokens` and each call's `tokens`
+    are parts of it. `answers` is set on a result that stands beside its call; a result without it waits for a call, or
+    is a copy (`is_copy`). `calls` holds only calls that may be sent; `is_irregular` says that the stored body holds
+    more than that and is mended when it is rendered. `cuts` prices the cuts of a long text without reading it
+    (`turnfold.core.tokens.Cuts`); it is empty for short ones.
+    """
+
+    position: int
+    event_id: EventId
+    index: int
+    role: Role
+    tokens: int
+    content_tokens: int = 0
+    reasoning_tokens: int = 0
+    characters: int = 0
+    lines: int = 0
+    priority: Priority = Priority.NORMAL
+    calls: tuple[Call, ...] = ()
+    answers: Answer | None = None
+    is_copy: bool = False
+    is_meta: bool = False
+    is_irregular: bool = False
+    is_truncated: bool = False
+    cuts: str = ""
+    created_at_ms: int = 0
+    compaction_id: CompactionId | None = None
+
+    @property
+    def message_id(self) -> MessageId:
+        """`<event_id>#<index>`."""
+        return MessageId(f"{self.event_id}#{self.index}")
+
+    @property
+    def stream_seq(self) -> int:
+        """The stream sequence of the event that brought it."""
+        return self.position // MESSAGES_PER_EVENT
+
+    @property
+    def is_request(self) -> bool:
+        """Whether a person asked: a user message that no machine made."""
+        return self.role is Role.USER and not self.is_meta
+
+
+def position_of(stream_seq: int, index: int) -> int:
+    """Where a message stands in its session's history."""
+    return stream_seq * MESSAGES_PER_EVENT + index
+
+
+def split_message_id(message_id: str) -> tuple[EventId, int] | None:
+    """The event and the index a message id names, or None when it names none."""
+    event_id, mark, index = message_id.rpartition("#")
+    return (EventId(event_id), int(index)) if mark and event_id and index.isascii() and index.isdigit() else None

@@ -1,0 +1,99 @@
+"""How many tokens each model takes, from litellm's map of models, read without importing litellm."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from turnfold.vocabulary import bundled_file
+
+UNKNOWN_WINDOW_TOKENS: Final = 128_000
+NAME_CHARACTERS: Final = 300
+CHATTING: Final = frozenset({"chat", "responses", "completion", None})
+
+EDITION = re.compile(r"([-@]\d{4}-\d\d-\d\d|[-@]\d{8}|-latest|-v\d+(:\d+)?|:[\w.-]*|\[\w+\]|@\w+)$", re.ASCII)
+VENDOR = re.compile(r"[a-z][a-z-]*\.(?=[a-z])")
+
+
+def bundled_map() -> Path | None:
+    """Where litellm keeps its map of models, or None when it is not installed."""
+    return bundled_file("model_prices_and_context_window_backup.json")
+
+
+class ModelWindows:
+    """The context window of any model, in tokens. Asking never fails; a name nobody knows has 128,000.
+
+    The map is read at the first question and reduced to names and numbers. `override` stands for every model unless a
+    question brings its own; 0 is a window too.
+    """
+
+    def __init__(self, *, override: int | None = None, locate: Callable[[], Path | None] = bundled_map) -> None:
+        self._override = override
+        self._locate = locate
+        self._known: Mapping[str, int] | None = None
+
+    def __call__(self, model: str | None, *, override: int | None = None) -> int:
+        """The window of a model as a provider, a gateway or a person spells it."""
+        chosen = override if override is not None else self._override
+        if chosen is not None:
+            return chosen
+        if not isinstance(model, str) or len(model) > NAME_CHARACTERS:
+            return UNKNOWN_WINDOW_TOKENS
+        if self._known is None:
+            self._known = _with_aliases(_read(self._locate()))
+        known = self._known
+        return next((known[name] for name in _spellings(model.strip().lower()) if name in known), UNKNOWN_WINDOW_TOKENS)
+
+
+def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:
+    """Each name of the map with its window and whether it is a model to talk to; empty when there is no readable map."""
+    if file is None:
+        return {}
+    try:
+        found = json.loads(file.read_bytes(), object_hook=_reduced)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name.lower(): entry for name, entry in found.items() if isinstance(entry, tuple)}
+
+
+def _reduced(entry: dict[str, Any]) -> Any:
+    """What is kept of one object of the map, so that a model's many prices are dropped as they are read."""
+    for key in ("max_input_tokens", "max_tokens"):
+        tokens = entry.get(key)
+        if isinstance(tokens, int) and tokens > 0:
+            return tokens, entry.get("mode") in CHATTING
+    return entry if any(isinstance(value, tuple) for value in entry.values()) else None
+
+
+def _with_aliases(entries: Mapping[str, tuple[int, bool]]) -> Mapping[str, int]:
+    """The names, and what else people call them. Where providers differ on an alias the smallest window is the safe one."""
+    known = {name: tokens for name, (tokens, _) in entries.items()}
+    aliases: dict[str, int] = {}
+    for name, (tokens, talks) in entries.items():
+        if talks:
+            for alias in _spellings(name):
+                if alias not in known:
+                    aliases[alias] = min(tokens, aliases.get(alias, tokens))
+    return {**aliases, **known}
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """The names to try, the most exact first: as it stands, without providers, without its edition, with dashes for dots."""
+    parts = name.split("/")
+    paths = ["/".join(parts[start:]) for start in range(len(parts))]
+    yield from paths
+    stem = paths[-1].removeprefix("ft:")
+    while True:
+        yield stem
+        bare = stem
+        while vendor := VENDOR.match(bare):
+            bare = bare[vendor.end() :]
+            yield bare
+        yield bare.replace(".", "-")
+        shorter = EDITION.sub("", stem)
+        if shorter == stem or not shorter:
+            return
+        stem = shorter

@@ -1,0 +1,150 @@
+"""The second journey: what was evicted lives on in a summary, written while nobody waits."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from random import uniform
+
+from turnfold.core.reading import sources_of, text_of_body
+from turnfold.core.sources import Draft, SummaryJob
+from turnfold.core.tokens import Count, Cuts
+from turnfold.errors import LostLease, SummarizerError, Unavailable
+from turnfold.ports import Job, JobInput, JobStore, Summarizer, Version
+
+SESSION_MODEL = "session"
+"""The word in the settings that means: the model of the session's latest event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How summaries are written here. Times are seconds; without a model the extractive summariser writes."""
+
+    model: str | None = None
+    api_base: str | None = None
+    api_key: str | None = None
+    call_timeout_seconds: float = 120.0
+    lease_seconds: float = 60.0
+    renew_seconds: float = 20.0
+    attempts: int = 3
+    backoff_seconds: float = 1.0
+    backoff_max_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A new version took force; `reason` says why it is a stand-in, where it is one."""
+
+    version: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """The attempt failed; the job is tried again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Another worker has the job, or another version stands: what was written is thrown away."""
+
+
+Outcome = Committed | GivenBack | Discarded
+
+
+async def compact(
+    job: Job, *, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count, now_ms: Callable[[], int]
+) -> Outcome:
+    """Write and commit the summary of a claimed job. No transaction is open while the model writes."""
+    try:
+        given = await store.load(job)
+        async with _renewed(job, store, writing, now_ms):
+            return await _write(job, given, store, summarizer, writing, count, now_ms)
+    except LostLease:
+        return Discarded()
+
+
+async def _write(
+    job: Job, given: JobInput, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count, now_ms: Callable[[], int]
+) -> Outcome:
+    model = job.model if writing.model == SESSION_MODEL else writing.model
+    asked = SummaryJob(
+        sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted),
+        previous=given.previous,
+        newest_request=text_of_body(given.newest_request),
+        style=str(job.policy.style),
+        max_tokens=job.policy.summary_max_tokens,
+        max_words=job.policy.summary_max_words,
+        ledger_max_tokens=job.policy.ledger_max_tokens,
+        model=model,
+        api_base=writing.api_base,
+        api_key=writing.api_key,
+        timeout_seconds=writing.call_timeout_seconds,
+    )
+    reason: str | None = None
+    try:
+        draft = await summarizer.summarize(asked)
+    except SummarizerError as error:
+        reason = error.reason
+        if error.is_transient and job.attempt < writing.attempts:
+            retry_at_ms = now_ms() + int(1000 * _backoff(job.attempt, writing))
+            await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms())
+            return GivenBack(reason)
+        draft = await summarizer.summarize(_without_model(asked))
+    version = await store.commit(job, _counted(draft, asked.style, count), reason=reason, now_ms=now_ms())
+    return Committed(version, reason)
+
+
+def _without_model(asked: SummaryJob) -> SummaryJob:
+    """The same job for the extractive summariser, which cannot fail for want of a model."""
+    return SummaryJob(
+        sources=asked.sources,
+        previous=asked.previous,
+        newest_request=asked.newest_request,
+        style=asked.style,
+        max_tokens=asked.max_tokens,
+        max_words=asked.max_words,
+        ledger_max_tokens=asked.ledger_max_tokens,
+    )
+
+
+def _counted(draft: Draft, style: str, count: Count) -> Version:
+    grid = Cuts.of(draft.text, count)
+    ledger_tokens = sum(count(entry) + 1 for entry in draft.ledger)
+    return Version(
+        draft=draft,
+        style=style,
+        prompt_version=draft.sections.get("prompt_version"),
+        tokens=grid.total + ledger_tokens,
+        text_tokens=grid.total,
+        cuts=grid.encode(),
+    )
+
+
+def _backoff(attempt: int, writing: Writing) -> float:
+    """Seconds to wait: doubling, with jitter so that many workers do not come back at once."""
+    longest = min(writing.backoff_seconds * 2 ** (attempt - 1), writing.backoff_max_seconds)
+    return uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
+
+
+@contextlib.asynccontextmanager
+async def _renewed(job: Job, store: JobStore, writing: Writing, now_ms: Callable[[], int]) -> AsyncIterator[None]:
+    """Keep the lease while the body runs."""
+    lease_ms = int(1000 * writing.lease_seconds)
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(writing.renew_seconds)
+            with contextlib.suppress(Unavailable):
+                await store.renew(job, lease_ms=lease_ms, now_ms=now_ms())
+
+    keeper = asyncio.create_task(keep(), name="lease")
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        # A lease lost meanwhile shows at the commit, which is fenced.
+        with contextlib.suppress(asyncio.CancelledError, LostLease):
+            await keeper

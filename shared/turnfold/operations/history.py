@@ -1,0 +1,140 @@
+"""Questions about the past: originals, words, versions, the audit, and what an installation holds."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from turnfold.contracts.requests import AuditRequest, HistoryRequest, SearchRequest, SessionRequest, SummaryRequest
+from turnfold.core.tokens import text_of
+from turnfold.errors import BadRequest
+from turnfold.messages import SessionKey
+from turnfold.operations.query import rfc3339, summary_json
+from turnfold.ports import HistoryStore, Original, SessionCounts
+
+NEWEST = 2**62
+SEARCH_PAGE = 500
+
+
+async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
+    """Originals, as the JSON text that travels; their messages are spliced in as they were stored."""
+    if request.message_ids is not None:
+        return _page(await store.named(key, request.message_ids), None)
+    page = await store.page(key, after_position=request.after_position or 0, limit=request.limit)
+    is_last = not page or not await store.page(key, after_position=page[-1].position, limit=1)
+    return _page(page, None if is_last else page[-1].position)
+
+
+def _page(originals: Sequence[Original], next_position: int | None) -> str:
+    messages = ", ".join(_original_json(one) for one in originals)
+    return f'{{"messages": [{messages}], "next_position": {json.dumps(next_position)}}}'
+
+
+def _original_json(original: Original, score: float | None = None) -> str:
+    fields: dict[str, Any] = {"message_id": original.message_id, "position": original.position, "state": str(original.state)}
+    if score is not None:
+        fields["score"] = score
+    content = f', "original_content": {original.original_content}' if original.original_content is not None else ""
+    return f'{json.dumps(fields)[:-1]}, "message": {original.body}{content}}}'
+
+
+async def search(key: SessionKey, request: SearchRequest, *, store: HistoryStore) -> str:
+    """Messages that hold every word of the query, whatever their state, the newest first.
+
+    A plain scan of the session's texts, case folded, so that two Chinese characters are found like any word.
+    """
+    words = request.q.casefold().split()
+    if not words:
+        raise BadRequest("q: there is no word in it")
+    hits: list[str] = []
+    before = NEWEST
+    while len(hits) < request.limit:
+        page = await store.page(key, after_position=before, limit=SEARCH_PAGE, newest_first=True)
+        if not page:
+            break
+        before = page[-1].position
+        hits += await asyncio.to_thread(_hits, page, words)
+    return f'{{"hits": [{", ".join(hits[: request.limit])}]}}'
+
+
+def _hits(page: Sequence[Original], words: Sequence[str]) -> list[str]:
+    found = []
+    for original in page:
+        body = json.loads(original.body)
+        text = f"{text_of(body)}\n{json.dumps(body.get('tool_calls') or '', ensure_ascii=False)}".casefold()
+        if all(word in text for word in words):
+            occurrences = sum(text.count(word) for word in words)
+            found.append(_original_json(original, round(occurrences / (1 + len(text) / 200), 4)))
+    return found
+
+
+async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
+    """A session's counters."""
+    return session_json(await store.counts(key))
+
+
+def session_json(counts: SessionCounts) -> dict[str, Any]:
+    """A session's counters in the words of the contract."""
+    told = counts._asdict()
+    told["messages_covered"] = counts.messages_covered
+    last = told.pop("last_event_at_ms")
+    told["audit"] = {"rows": told.pop("audit_rows"), "hash": told.pop("audit_hash")}
+    return told | {"last_event_at": rfc3339(last) if last is not None else None}
+
+
+async def sessions(*, agent_id: str | None, limit: int, store: HistoryStore) -> dict[str, Any]:
+    """The sessions of an installation or of an agent."""
+    return {"sessions": [session_json(one) for one in await store.sessions(agent_id=agent_id, limit=limit)]}
+
+
+async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
+    """All versions, without their texts."""
+    in_force, versions = await store.versions(key)
+    told = []
+    for one in versions:
+        fields = summary_json(one)
+        for name in ("text", "sections", "ledger"):
+            del fields[name]
+        told.append(
+            fields | {"in_force": one.version == in_force, "base_version": one.base_version, "compaction_id": one.compaction_id}
+        )
+    return {"summaries": told}
+
+
+async def summary(key: SessionKey, request: SummaryRequest, *, store: HistoryStore) -> dict[str, Any]:
+    """One version."""
+    in_force, versions = await store.versions(key, request.version)
+    if not versions:
+        raise BadRequest(f"version: there is no version {request.version} in this session")
+    (found,) = versions
+    return summary_json(found) | {
+        "in_force": found.version == in_force,
+        "base_version": found.base_version,
+        "compaction_id": found.compaction_id,
+    }
+
+
+async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) -> dict[str, Any]:
+    """Audit rows; `audit_id` counts those of the session, and is what `after` takes."""
+    rows = await store.audit(key, after=request.after, limit=request.limit)
+    if not rows and request.after == 0:
+        await store.counts(key)
+    told = []
+    for row in rows:
+        fields = row._asdict()
+        fields["audit_id"] = row.ordinal
+        fields["at"] = rfc3339(row.at_ms)
+        told.append(fields)
+    return {"audit": told}
+
+
+async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:
+    """Events that could not be stored."""
+    told = []
+    for row in await store.dead_letters(after=after, limit=limit):
+        fields = row._asdict()
+        at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
+        told.append(fields | {"at": rfc3339(at), "replayed_at": rfc3339(replayed) if replayed is not None else None})
+    return {"dead_letters": told}
+
+

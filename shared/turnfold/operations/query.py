@@ -1,0 +1,268 @@
+"""The third journey: what should the model see next? Answered from one snapshot, without a model or a tokenizer."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
+from turnfold.core.ladder import PendingRow
+from turnfold.core.precedence import Wishes
+from turnfold.core.presets import Mode, Policy
+from turnfold.core.render import Rendered, render
+from turnfold.core.window import Account, Asked, Plan, Stored, budget_of, plan
+from turnfold.core.wrapping import Placement, summary_facts
+from turnfold.errors import RequestError
+from turnfold.messages import SessionKey
+from turnfold.operations.rules import PolicyOf
+from turnfold.ports import SessionFacts, StoredSummary, WindowFacts, WindowStore
+
+
+class Arrivals(Protocol):
+    """Word that something was ingested."""
+
+    async def next(self, seconds: float) -> None:
+        """Return when something was ingested, or after so many seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What answers depend on besides the store."""
+
+    policy: PolicyOf
+    model_window: Callable[[str | None, Policy], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A window as the JSON text that travels."""
+
+    text: str
+    etag: str
+    is_modified: bool = True
+
+
+async def context(
+    key: SessionKey, request: ContextRequest, *, store: WindowStore, answering: Answering, arrivals: Arrivals
+) -> Answer:
+    """Answer `context.get`; waits, bounded, for the sequence that the request wants to see.
+
+    Raises:
+        CannotFit: no window of this session is that small; it says which would be.
+        Unavailable: the database cannot be read now.
+    """
+    deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
+    while True:
+        patience = deadline - asyncio.get_running_loop().time()
+        reading = _Reading(key, request, answering, may_wait=patience > 0)
+        seen, bodies = await store.window(key, glance=reading.glance, choose=reading.choose)
+        match seen:
+            case Answer():
+                return seen
+            case _Stale():
+                await arrivals.next(patience)
+            case _Planned():
+                return seen.answer(bodies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stale:
+    """The sequence asked for is not ingested yet, and there is time left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A window that only lacks its texts."""
+
+    key: SessionKey
+    facts: WindowFacts
+    plan: Plan
+    model_window: int
+    is_fresh: bool
+    etag: str
+
+    def answer(self, bodies: Mapping[int, str]) -> Answer:
+        """Put the texts to it."""
+        summary = self.facts.summary
+        ledger: Sequence[str] = json.loads(summary.ledger) if summary else ()
+        rendered = render(
+            self.plan,
+            bodies,
+            digests={row.compaction_id: row.digest for row in self.facts.pending},
+            summary_text=summary.text if summary else "",
+            ledger=ledger,
+        )
+        return Answer(_as_json(self, rendered), self.etag)
+
+
+class _Reading:
+    """One look at a session for one request."""
+
+    def __init__(self, key: SessionKey, request: ContextRequest, answering: Answering, *, may_wait: bool) -> None:
+        self._key = key
+        self._request = request
+        self._answering = answering
+        self._may_wait = may_wait
+
+    def glance(self, facts: WindowFacts) -> "Answer | _Stale | _Planned | None":
+        """What can be said before any message is read."""
+        request = self._request
+        is_fresh = request.after is None or request.after <= facts.ingested_to
+        if not is_fresh and self._may_wait:
+            return _Stale()
+        if request.etag is not None and request.etag == (etag := self._etag(facts.session)):
+            return Answer(json.dumps({"not_modified": True, "etag": etag}), etag, is_modified=False)
+        return None
+
+    def choose(self, facts: WindowFacts) -> "tuple[Answer | _Stale | _Planned, Sequence[int]]":
+        """Decide the window, and which texts it needs."""
+        request, session = self._request, facts.session
+        policy, window = self._terms(session)
+        budget = budget_of(
+            max_tokens=request.max_tokens,
+            model_window=window,
+            policy=policy,
+            system_tokens=request.system_tokens,
+            tools_tokens=request.tools_tokens,
+            max_output_tokens=request.max_output_tokens,
+        )
+        asked = Asked(
+            budget_tokens=None if policy.mode is Mode.OFF and request.max_tokens is None else budget,
+            max_messages=request.max_messages,
+            is_emergency=request.mode == "emergency",
+            placement=Placement(request.placement),
+        )
+        planned = plan(_stored(facts), asked, policy)
+        is_fresh = request.after is None or request.after <= facts.ingested_to
+        done = _Planned(self._key, facts, planned, window, is_fresh, self._etag(session))
+        return done, planned.positions
+
+    def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
+        from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
+        policy = self._answering.policy(*from_session)
+        model = self._request.model or (session.model if session else None)
+        return policy, self._answering.model_window(model, policy)
+
+    def _etag(self, session: SessionFacts | None) -> str:
+        policy, window = self._terms(session)
+        request = self._request
+        asked = (
+            request.max_tokens, request.system_tokens, request.tools_tokens, request.max_output_tokens, request.max_messages,
+            request.mode, request.placement, window,
+        )  # fmt: skip
+        state = (session.sid, session.revision) if session else (0, 0)
+        text = f"{state} {asked} {_fingerprint(policy)}"
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _stored(facts: WindowFacts) -> Stored:
+    session, summary = facts.session, facts.summary
+    if session is None:
+        return Stored(messages=())
+    return Stored(
+        messages=facts.messages,
+        pending=tuple(PendingRow(row.compaction_id, row.digest_tokens, row.messages) for row in facts.pending),
+        summary=_summary_facts(summary) if summary else None,
+        covered=session.messages_total - len(facts.messages),
+        total=session.messages_total,
+        factor=session.factor,
+    )
+
+
+@lru_cache(maxsize=512)
+def _summary_facts(summary: StoredSummary) -> Any:
+    ledger = json.loads(summary.ledger)
+    return summary_facts(
+        summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts
+    )
+
+
+def _as_json(done: _Planned, rendered: Rendered) -> str:
+    """The answer, its messages spliced in as they were stored."""
+    facts, planned = done.facts, done.plan
+    head = {
+        "agent_id": done.key.agent_id,
+        "session_id": done.key.session_id,
+        "fresh": done.is_fresh,
+        "etag": done.etag,
+        "summary": _summary_json(facts.summary, planned, rendered),
+    }
+    pending = facts.pending
+    tail = {
+        "message_ids": rendered.message_ids,
+        "window": {
+            "tokens": planned.tokens,
+            "budget_tokens": planned.budget_tokens,
+            "messages": len(rendered.messages),
+            "model_window": done.model_window,
+        },
+        "account": _account_json(planned.account),
+        "pending": {
+            "messages": sum(row.messages for row in pending),
+            "tokens": sum(row.tokens for row in pending),
+            "since": rfc3339(min(row.requested_at_ms for row in pending)) if pending else None,
+        },
+    }
+    messages = ", ".join(rendered.messages)
+    return f'{json.dumps(head)[:-1]}, "messages": [{messages}], {json.dumps(tail)[1:]}'
+
+
+def _account_json(account: Account) -> dict[str, int]:
+    return {
+        "total": account.total,
+        "shown": account.shown,
+        "trimmed": account.trimmed,
+        "folded": account.folded,
+        "covered": account.covered,
+        "pending_shown": account.pending_shown,
+        "pending_digested": account.pending_digested,
+        "recalled": account.recalled,
+        "synthesised": account.synthesised,
+    }
+
+
+def _summary_json(summary: StoredSummary | None, planned: Plan, rendered: Rendered) -> dict[str, Any] | None:
+    if summary is None:
+        return None
+    told = summary_json(summary) | {"text": rendered.summary_text, "ledger": rendered.ledger}
+    is_whole = rendered.summary_text == summary.text and len(rendered.ledger) == len(json.loads(summary.ledger))
+    return told if is_whole else told | {"sections": {}, "trimmed": True}
+
+
+def summary_json(summary: StoredSummary) -> dict[str, Any]:
+    """A version in the words of the contract."""
+    return {
+        "version": summary.version,
+        "kind": summary.kind,
+        "style": summary.style,
+        "model": summary.model,
+        "text": summary.text,
+        "sections": json.loads(summary.sections),
+        "ledger": json.loads(summary.ledger),
+        "tokens": summary.tokens,
+        "covers": {"first": summary.covers_first, "last": summary.covers_last, "messages": summary.messages_covered},
+        "created_at": rfc3339(summary.created_at_ms),
+    }
+
+
+def rfc3339(at_ms: int) -> str:
+    """A time as the contract writes it."""
+    return datetime.fromtimestamp(at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@lru_cache(maxsize=1_024)
+def _fingerprint(policy: Policy) -> str:
+    return blake2b(repr(policy).encode(), digest_size=8).hexdigest()
+
+
+_NONE = Wishes()
+
+
+def as_error(error: RequestError) -> str:
+    """A refusal as the JSON text that travels."""
+    return json.dumps(error.as_json())

@@ -1,0 +1,46 @@
+"""The rules of the core put together for the stores: one bundle of pure functions."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from secrets import randbits
+
+from turnfold.core.digest import digest
+from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger, decide, due
+from turnfold.core.pairing import pair
+from turnfold.core.precedence import Wishes, in_force
+from turnfold.core.presets import Policy
+from turnfold.core.reading import sources_of
+from turnfold.core.tokens import Count
+from turnfold.messages import Message
+from turnfold.ports import Rules
+
+DIGEST_MAX_TOKENS = 300
+PolicyOf = Callable[[Wishes, Wishes], Policy]
+
+
+def policy_rule(default_preset: str, policy_of: Callable[[str], Policy]) -> PolicyOf:
+    """Whose wish counts under this installation's settings."""
+
+    @lru_cache(maxsize=4_096)
+    def policy(agent: Wishes, session: Wishes) -> Policy:
+        return in_force(agent, session, default_preset=default_preset, policy_of=policy_of)
+
+    return policy
+
+
+def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy], int], count: Count) -> Rules:
+    """What intake and eviction decide by."""
+
+    def make_digest(evicted: Sequence[tuple[Message, str]]) -> tuple[str, int]:
+        text = digest(sources_of((message, body, False) for message, body in evicted), max_tokens=DIGEST_MAX_TOKENS, count=count)
+        return text, count(text)
+
+    def is_due(load: Load, policy: Policy, window: int) -> Due | None:
+        return due(load, policy, model_window=window)
+
+    def decided(live: Sequence[Message], policy: Policy, trigger: Trigger, now_ms: int) -> Evict | Rest:
+        return decide(live, policy, trigger, now_ms=now_ms)
+
+    return Rules(
+        policy=policy, model_window=model_window, pair=pair, due=is_due, decide=decided, digest=make_digest, new_id=lambda: randbits(62)
+    )

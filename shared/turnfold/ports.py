@@ -1,0 +1,367 @@
+"""What the operations need from outside, as Protocols, and the values that cross."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from turnfold.contracts.events import Event
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger
+from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
+from turnfold.core.precedence import Wishes
+from turnfold.core.presets import Policy
+from turnfold.core.sources import Draft, Previous, SummaryJob
+from turnfold.core.tokens import Measured
+from turnfold.messages import AgentId, CompactionId, Message, Priority, SessionKey, State
+
+# --- ingest
+
+
+class Arrival(NamedTuple):
+    """An event that may be stored: where and when the stream took it, and its messages weighed."""
+
+    stream_seq: int
+    at_ms: int
+    subject: str
+    event: Event
+    measured: tuple[Measured, ...]
+    priorities: tuple[Priority, ...]
+
+
+class DeadLetter(NamedTuple):
+    """An event that never can be; `payload` is what of it is kept."""
+
+    stream_seq: int
+    at_ms: int
+    subject: str
+    reason: str
+    detail: str
+    size_bytes: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The decisions that are made inside the transaction that stores events, as pure functions."""
+
+    policy: Callable[[Wishes, Wishes], Policy]
+    model_window: Callable[[str | None, Policy], int]
+    pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
+    due: Callable[[Load, Policy, int], Due | None]
+    decide: Callable[[Sequence[Message], Policy, Trigger, int], Evict | Rest]
+    digest: Callable[[Sequence[tuple[Message, str]]], tuple[str, int]]
+    new_id: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What one batch came to."""
+
+    events: int = 0
+    messages: int = 0
+    duplicates: int = 0
+    dead_letters: int = 0
+    evictions: int = 0
+
+
+class IntakeStore(Protocol):
+    """Where events are stored."""
+
+    async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
+        """Store a batch in one transaction: events, pairing, evictions, dead letters, and that these sequences came.
+
+        Raises:
+            Unavailable: nothing was stored; the same batch may be tried again.
+            UnstorableBatch: the database refuses something in it; try its events one by one.
+        """
+        ...
+
+    async def mark_ingested(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Count sequences that the stream no longer holds as ingested."""
+        ...
+
+    async def gaps(self) -> Sequence[tuple[int, int]]:
+        """The sequences below the highest ingested one that are not ingested."""
+        ...
+
+
+# --- compact
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A claimed compaction: every pending row of one session, under a lease."""
+
+    key: SessionKey
+    sid: int
+    compaction_ids: tuple[CompactionId, ...]
+    fence: int
+    attempt: int
+    base_version: int | None
+    policy: Policy
+    model: str | None
+
+
+class Evicted(NamedTuple):
+    """A message that a job summarises: what it is, whether it tells of an error, and its JSON text."""
+
+    message: Message
+    is_error: bool
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobInput:
+    """What a job summarises; `newest_request` is the JSON text of the newest live user message."""
+
+    evicted: tuple[Evicted, ...]
+    previous: Previous | None
+    newest_request: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A summary ready to be committed, counted."""
+
+    draft: Draft
+    style: str
+    prompt_version: str | None
+    tokens: int
+    text_tokens: int
+    cuts: str
+
+
+class JobStore(Protocol):
+    """The compaction rows as durable jobs."""
+
+    async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]: ...
+
+    async def load(self, job: Job) -> JobInput: ...
+
+    async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None: ...
+
+    async def commit(self, job: Job, version: Version, *, reason: str | None, now_ms: int) -> int: ...
+
+    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None: ...
+
+    async def next_due_ms(self) -> int | None: ...
+
+
+class Summarizer(Protocol):
+    """Who writes summaries."""
+
+    async def summarize(self, job: SummaryJob) -> Draft:
+        """Write one version.
+
+        Raises:
+            SummarizerError: none that may be used; the error says why.
+        """
+        ...
+
+
+# --- query
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A session as its row has it. Times are milliseconds since 1970."""
+
+    sid: int
+    wishes: Wishes
+    agent_wishes: Wishes
+    model: str | None
+    revision: int
+    messages_total: int
+    tokens_total: int
+    live_messages: int
+    live_tokens: int
+    factor: float
+    version: int | None
+    versions: int
+    compactions: int
+    audit_rows: int
+    audit_hash: str
+    last_event_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSummary:
+    """A version as it is stored; `sections` and `ledger` are JSON texts."""
+
+    version: int
+    base_version: int | None
+    kind: str
+    style: str
+    model: str | None
+    text: str
+    sections: str
+    ledger: str
+    tokens: int
+    text_tokens: int
+    cuts: str
+    covers_first: str
+    covers_last: str
+    messages_covered: int
+    compaction_id: CompactionId
+    created_at_ms: int
+
+
+class PendingEviction(NamedTuple):
+    """A compaction that no summary speaks for yet."""
+
+    compaction_id: CompactionId
+    messages: int
+    tokens: int
+    digest: str
+    digest_tokens: int
+    requested_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFacts:
+    """Everything a window is decided from, out of one snapshot. `ingested_to` is the sequence up to which nothing is missing."""
+
+    ingested_to: int
+    session: SessionFacts | None
+    summary: StoredSummary | None = None
+    pending: tuple[PendingEviction, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+Chosen = TypeVar("Chosen")
+
+
+class WindowStore(Protocol):
+    """Where windows are read."""
+
+    async def window(
+        self,
+        key: SessionKey,
+        *,
+        glance: Callable[[WindowFacts], Chosen | None],
+        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+    ) -> tuple[Chosen, Mapping[int, str]]:
+        """Read a session in one snapshot: what was chosen from its facts, and the JSON texts of the positions chosen.
+
+        `glance` sees the session alone, before its messages are read; what it returns, unless None, is the answer.
+        """
+        ...
+
+
+class Original(NamedTuple):
+    """A stored message: its JSON text as windows show it, and the content as published where that was another JSON."""
+
+    message_id: str
+    position: int
+    state: State
+    body: str
+    original_content: str | None
+
+
+class SessionCounts(NamedTuple):
+    """What a session holds; `messages_covered` is the rest of the total."""
+
+    agent_id: str
+    session_id: str
+    model: str | None
+    preset: str | None
+    mode: str | None
+    messages_total: int
+    messages_live: int
+    messages_pending: int
+    tokens_total: int
+    tokens_live: int
+    factor: float
+    summary_version: int | None
+    summary_versions: int
+    compactions: int
+    audit_rows: int
+    audit_hash: str
+    last_event_at_ms: int | None
+
+    @property
+    def messages_covered(self) -> int:
+        """Messages that the summary in force speaks for."""
+        return self.messages_total - self.messages_live - self.messages_pending
+
+
+class AuditRow(NamedTuple):
+    """One sealed row; `ordinal` counts the rows of its session from 1."""
+
+    ordinal: int
+    at_ms: int
+    agent_id: str
+    session_id: str
+    compaction_id: int | None
+    phase: str
+    reason: str | None
+    tokens_before: int | None
+    tokens_after: int | None
+    details: str
+    prev_hash: str
+    hash: str
+
+
+class DeadLetterRow(NamedTuple):
+    """An event that could not be stored, without its bytes."""
+
+    dead_letter_id: int
+    at_ms: int
+    subject: str
+    stream_seq: int
+    reason: str
+    detail: str
+    size_bytes: int
+    replayed_at_ms: int | None
+
+
+class HistoryStore(Protocol):
+    """Where everything a session was is read. Each method may raise UnknownSession or Unavailable."""
+
+    async def page(self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False) -> Sequence[Original]: ...
+
+    async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]: ...
+
+    async def counts(self, key: SessionKey) -> SessionCounts: ...
+
+    async def sessions(self, *, agent_id: str | None, limit: int) -> Sequence[SessionCounts]: ...
+
+    async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]: ...
+
+    async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]: ...
+
+    async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]: ...
+
+
+# --- requests that change something
+
+
+class Changes(Protocol):
+    """Where requests that write are done."""
+
+    async def set_policy(self, key: SessionKey | AgentId, request: PolicyRequest, *, rules: Rules, now_ms: int) -> Mapping[str, Any]:
+        """Set what a session or an agent wants; the wishes as they stand now."""
+        ...
+
+    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
+        """Evict what the policy would let go; None when there is nothing."""
+        ...
+
+
+# --- the outbox
+
+
+class Notice(NamedTuple):
+    """Something that happened and has to be told."""
+
+    outbox_id: int
+    subject: str
+    payload: str
+
+
+class Outbox(Protocol):
+    """Notices that wait to be sent."""
+
+    async def unsent(self, limit: int) -> Sequence[Notice]: ...
+
+    async def sent(self, notices: Sequence[Notice]) -> None: ...

@@ -1,0 +1,319 @@
+"""What an operator may set: read once, at the edge, from a mapping and a file; a misspelt name stops the start."""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from turnfold.core.presets import DEFAULT_PRESET, FIELD_TYPES, Mode, Policy, adjusted, preset_named
+from turnfold.errors import StartError
+
+PREFIX = "TURNFOLD_"
+POLICY_PREFIX = "TURNFOLD_POLICY__"
+READY_FILE = "turnfold.json"
+"""The ready line of `turnfold up`, in its data directory."""
+
+SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
+    "MAX_CONTEXT_TOKENS": ("trigger_tokens",),
+    "MAX_CHARS_PER_MESSAGE": ("user_max_chars", "assistant_max_chars", "tool_result_max_chars"),
+}
+"""Names without the prefix, for the preset `token-budget` alone, and the policy numbers they stand for."""
+SHORT_NAMES_PRESET = "token-budget"
+
+DEFAULT_HTTP_HOST = "127.0.0.1"
+DEFAULT_HTTP_PORT = 8080
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+LOG_FORMATS = ("auto", "json", "console")
+DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything an operator decided. Nothing secret stands in its `repr`; sizes are bytes, times seconds.
+
+    `policy` is what holds where no agent and no session has a policy of its own. `overrides` are the numbers that were
+    set one by one: they stay above whatever preset a session chooses (`policy_of`). `named` are the fields that somebody set;
+    the others hold their defaults.
+    """
+
+    nats_url: str = field(default="nats://127.0.0.1:4222", repr=False)
+    nats_creds: Path | None = None
+    nats_user: str | None = None
+    nats_password: str | None = field(default=None, repr=False)
+    nats_nkey: str | None = field(default=None, repr=False)
+    nats_replicas: int = 1
+    nats_server: Path | None = None
+
+    database_url: str = field(default="sqlite+aiosqlite:///./turnfold.db", repr=False)
+    data_dir: Path | None = None
+
+    http_host: str = DEFAULT_HTTP_HOST
+    http_port: int = DEFAULT_HTTP_PORT
+    http_url: str = f"http://{DEFAULT_HTTP_HOST}:{DEFAULT_HTTP_PORT}"
+    http_tokens: Path | None = None
+
+    preset: str = DEFAULT_PRESET
+    policy: Policy = Policy()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    short_overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    summary_model: str | None = None
+    summary_api_base: str | None = field(default=None, repr=False)
+    summary_api_key: str | None = field(default=None, repr=False)
+    summary_timeout_seconds: float = 120.0
+    summary_job_timeout_seconds: float = 600.0
+    summary_concurrency: int = 4
+
+    max_event_bytes: int = 4 * 1024 * 1024
+    max_event_messages: int = 1_000
+    max_event_depth: int = 64
+    max_sessions_per_agent: int = 0
+
+    log_level: str = "info"
+    log_format: str = "auto"
+    announce: bool = False
+
+    named: frozenset[str] = frozenset()
+
+    @property
+    def mode(self) -> Mode:
+        """Who decides when messages leave."""
+        return self.policy.mode
+
+    def policy_of(self, preset: str) -> Policy:
+        """The policy of a preset under these settings: what was set one by one stands above the preset.
+
+        Raises:
+            ValueError: no preset is called so.
+        """
+        short = self.short_overrides if preset == SHORT_NAMES_PRESET else {}
+        return adjusted(preset_named(preset), {**short, **self.overrides})
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Settings from one place, unread: `spelt` says how a name is written there."""
+
+    values: Mapping[str, Any]
+    policy: Mapping[str, Any]
+    spelt: Callable[[str], str]
+
+
+def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of this process: `given` (the command line) above `environ` above the file TURNFOLD_CONFIG names.
+
+    Where no bus URL is set, the URLs come from the ready line in the data directory, if a system runs there.
+
+    Raises:
+        StartError: a name nobody knows (with its nearest match), or a value that means nothing.
+    """
+    command_line = _Layer({name: value for name, value in (given or {}).items() if value is not None}, {}, lambda name: f"--{name}")
+    environment = _environment(environ)
+    config = command_line.values.get("config") or environment.values.get("config")
+    layers = [_file(Path(config))] if config else []
+    layers += [environment, command_line]
+
+    values: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    for layer in layers:
+        for name, raw in layer.values.items():
+            if name != "config":
+                values[name] = _read(name, raw, layer)
+        numbers |= {name: layer.values[name] for name in ("mode", "context_window") if name in layer.values}
+        numbers |= layer.policy
+    values.pop("mode", None)
+    values.pop("context_window", None)
+    values["named"] = frozenset(values)
+
+    if "http_host" in values or "http_port" in values:
+        values["http_url"] = http_url(values.get("http_host", DEFAULT_HTTP_HOST), values.get("http_port", DEFAULT_HTTP_PORT))
+    if "nats_url" not in values and values.get("data_dir"):
+        values = _running(values["data_dir"]) | values
+    return _with_policy(values, numbers, short_overrides(environ))
+
+
+def http_url(host: str, port: int) -> str:
+    """Where a server that listens on `host` is reached from this machine."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - nothing is bound here
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+
+
+def redacted(url: str) -> str:
+    """The URL (or several, parted by commas) without user and password: fit for logs."""
+    shown = []
+    for one in url.split(","):
+        scheme, mark, rest = one.strip().rpartition("://")
+        authority, slash, path = rest.partition("/")
+        shown.append(f"{scheme}{mark}{authority.rpartition('@')[2]}{slash}{path.partition('?')[0]}")
+    return ",".join(shown)
+
+
+def short_overrides(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The policy numbers that MAX_CONTEXT_TOKENS and MAX_CHARS_PER_MESSAGE stand for."""
+    return {number: environ[name] for name, numbers in SHORT_NAMES.items() if environ.get(name) for number in numbers}
+
+
+def _with_policy(values: dict[str, Any], numbers: Mapping[str, Any], short: Mapping[str, Any]) -> Settings:
+    preset = values.get("preset", DEFAULT_PRESET)
+    chosen = Settings(**values, overrides=numbers, short_overrides=short)
+    try:
+        policy = chosen.policy_of(preset)
+    except ValueError as error:
+        raise StartError(f"the policy is not valid: {error}; correct TURNFOLD_PRESET, TURNFOLD_MODE or {POLICY_PREFIX}*") from error
+    typed = {name: getattr(policy, name) for name in numbers}
+    return Settings(**values, overrides=typed, short_overrides=short, policy=policy)
+
+
+def _environment(environ: Mapping[str, str]) -> _Layer:
+    named = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
+    known = [_as_variable(name) for name in _NAMES] + [f"{POLICY_PREFIX}{name.upper()}" for name in FIELD_TYPES]
+    for name in sorted(named):
+        if name not in known:
+            raise StartError(_unknown("setting", name, known))
+    filled = {name: value for name, value in named.items() if value.strip()}
+    policy = {name.removeprefix(POLICY_PREFIX).lower(): value for name, value in filled.items() if name.startswith(POLICY_PREFIX)}
+    values = {name.removeprefix(PREFIX).lower(): value for name, value in filled.items() if not name.startswith(POLICY_PREFIX)}
+    return _Layer(values, policy, _as_variable)
+
+
+def _file(path: Path) -> _Layer:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartError(f"TURNFOLD_CONFIG names {path}, which cannot be read ({error.strerror}); correct the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StartError(f"{path} is not TOML: {error}") from error
+    policy = found.pop("policy", {})
+    if not isinstance(policy, dict):
+        raise StartError(f"policy in {path} is a table: write [policy] and its numbers below")
+    known = [name for name in _NAMES if name != "config"]
+    for names, choices, kind in ((found, known, "setting"), (policy, list(FIELD_TYPES), "policy number")):
+        for name in names:
+            if name not in choices:
+                raise StartError(f"{_unknown(kind, name, choices)} (in {path})")
+    return _Layer(found, policy, lambda name: f"{name} in {path}")
+
+
+def _running(data_dir: Path) -> dict[str, str]:
+    """The URLs of the system that runs on this data directory, if one does."""
+    try:
+        ready = json.loads((data_dir / READY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    names = ("nats_url", "database_url", "http_url")
+    return {name: ready[name] for name in names if isinstance(ready.get(name), str)} if isinstance(ready, dict) else {}
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.4) or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    advice = f"did you mean {nearest[0]}?" if nearest else "the manual lists all of them"
+    return f"there is no {kind} {name}: {advice}"
+
+
+def _as_variable(name: str) -> str:
+    return f"{PREFIX}{name.upper()}"
+
+
+def _read(name: str, raw: Any, layer: _Layer) -> Any:
+    try:
+        return _READERS[name](raw)
+    except (TypeError, ValueError) as error:
+        raise StartError(f"{layer.spelt(name)} is not valid: {error}") from error
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError("it has to be a text")
+    return raw.strip()
+
+
+def _path(raw: Any) -> Path:
+    return raw.expanduser() if isinstance(raw, Path) else Path(_text(raw)).expanduser()
+
+
+def _whole(least: int, most: int | None = None) -> Callable[[Any], int]:
+    def read(raw: Any) -> int:
+        try:
+            number = int(raw) if not isinstance(raw, bool | float) else None
+        except ValueError:
+            number = None
+        if number is None or number < least or (most is not None and number > most):
+            raise ValueError(f"it has to be a whole number of at least {least}" + (f" and at most {most}" if most is not None else ""))
+        return number
+
+    return read
+
+
+def _seconds(raw: Any) -> float:
+    try:
+        seconds = float(raw) if not isinstance(raw, bool) else 0.0
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError("it has to be a number of seconds above 0")
+    return seconds
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
+    def read(raw: Any) -> str:
+        word = _text(raw).lower()
+        if word not in words:
+            raise ValueError(f"it is one of {', '.join(words)}")
+        return word
+
+    return read
+
+
+def _switch(raw: Any) -> bool:
+    word = str(raw).strip().lower()
+    if word not in ("1", "true", "yes", "0", "false", "no"):
+        raise ValueError("it is 1 or 0")
+    return word in ("1", "true", "yes")
+
+
+def _url(schemes: tuple[str, ...]) -> Callable[[Any], str]:
+    def read(raw: Any) -> str:
+        for one in _text(raw).split(","):
+            if urlsplit(one.strip()).scheme not in schemes:
+                raise ValueError(f"it begins with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        return _text(raw)
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "nats_url": _url(NATS_SCHEMES),
+    "nats_creds": _path,
+    "nats_user": _text,
+    "nats_password": _text,
+    "nats_nkey": _text,
+    "nats_replicas": _whole(1, 5),
+    "nats_server": _path,
+    "database_url": _url(DATABASE_SCHEMES),
+    "data_dir": _path,
+    "http_host": _text,
+    "http_port": _whole(0, 65_535),
+    "http_tokens": _path,
+    "mode": _one_of(tuple(Mode)),
+    "preset": _text,
+    "context_window": _whole(0),
+    "summary_model": _text,
+    "summary_api_base": _text,
+    "summary_api_key": _text,
+    "summary_timeout_seconds": _seconds,
+    "summary_job_timeout_seconds": _seconds,
+    "summary_concurrency": _whole(1),
+    "max_event_bytes": _whole(1),
+    "max_event_messages": _whole(1, 1_000),
+    "max_event_depth": _whole(1),
+    "max_sessions_per_agent": _whole(0),
+    "log_level": _one_of(LOG_LEVELS),
+    "log_format": _one_of(LOG_FORMATS),
+    "announce": _switch,
+}
+_NAMES = (*_READERS, "config")

@@ -1,0 +1,86 @@
+"""Which stream a database belongs to, and who may write to a SQLite file."""
+
+import asyncio
+import fcntl
+from typing import IO
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import make_url
+
+from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.errors import StartError, Unavailable
+from turnfold.store import ranges
+from turnfold.store.engine import Database, insert_for
+from turnfold.store.schema import ingested, stream
+
+POLL_SECONDS = 0.1
+
+
+async def next_seq(database: Database) -> int:
+    """The sequence at which a stream made anew has to begin: above everything ever stored."""
+    async with database.read() as connection:
+        return int((await connection.execute(select(func.coalesce(func.max(ingested.c.last_seq), 0)))).scalar_one()) + 1
+
+
+async def adopt(database: Database, *, created: str, first_seq: int) -> None:
+    """Record the stream that this database belongs to from now on; what lies below its first sequence never comes."""
+    async with database.write() as connection:
+        made = insert_for(connection)(stream).values(name=EVENTS_STREAM, created=created)
+        await connection.execute(made.on_conflict_do_update(index_elements=["name"], set_={"created": created}))
+        if first_seq > 1:
+            await ranges.add(connection, [(1, first_seq - 1)])
+
+
+async def belongs_to(database: Database) -> str | None:
+    """When the stream of this database was created; None before any was adopted."""
+    async with database.read() as connection:
+        created: str | None = (await connection.execute(select(stream.c.created).where(stream.c.name == EVENTS_STREAM))).scalar()
+        return created
+
+
+async def wait_for_schema(database: Database, *, revision: str, seconds: float = 60.0) -> None:
+    """Wait until the tables are at this revision.
+
+    Raises:
+        StartError: they are not after `seconds`.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            async with database.read() as connection:
+                found = (await connection.exec_driver_sql("SELECT version_num FROM alembic_version")).scalar()
+        except (Unavailable, DBAPIError):
+            found = None
+        if found == revision:
+            return
+        if asyncio.get_running_loop().time() > deadline:
+            raise StartError(f"the tables are not there after {seconds:g} s; run `turnfold migrate` first")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class WriterLock:
+    """On SQLite one worker writes and others stand by; the lock is a file beside the database, held for life."""
+
+    def __init__(self, database_url: str) -> None:
+        url = make_url(database_url)
+        self._path = f"{url.database}.writer.lock" if url.get_backend_name() == "sqlite" else None
+        self._file: IO[str] | None = None
+
+    def try_to_take(self) -> bool:
+        """Whether this process may write now."""
+        if self._path is None or self._file is not None:
+            return True
+        file = open(self._path, "w")  # noqa: PTH123, SIM115  # held until the process ends
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    async def take(self) -> None:
+        """Stand by until this process may write."""
+        while not self.try_to_take():
+            await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,160 @@
+"""What a session was: originals, versions, audit; and what an installation holds."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turnfold.core.states import state_of
+from turnfold.errors import UnknownSession
+from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of, split_message_id
+from turnfold.ports import AuditRow, DeadLetterRow, Original, SessionCounts, StoredSummary
+from turnfold.store.engine import Database
+from turnfold.store.schema import agents, audit, compactions, dead_letters, events, messages, sessions, summaries
+from turnfold.store.window import SUMMARY_COLUMNS, summary_of
+
+PAGE_CHARACTERS = 2_000_000
+"""A page of originals ends early rather than outgrow what the bus carries."""
+
+_ORIGINALS = select(
+    messages.c.position, messages.c.event_id, messages.c.compaction_id, compactions.c.is_covered, messages.c.body, messages.c.original
+).outerjoin(compactions, compactions.c.compaction_id == messages.c.compaction_id)
+
+
+class SqlHistory:
+    """Histories in a database; see `turnfold.ports.HistoryStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False) -> Sequence[Original]:
+        """Originals behind a position, in order; fewer than asked for where they are very long.
+
+        With `newest_first`: those before the position, the newest first.
+        """
+        async with self._session(key) as (connection, sid):
+            order = messages.c.position.desc() if newest_first else messages.c.position
+            behind = messages.c.position < after_position if newest_first else messages.c.position > after_position
+            # The lengths first: a page of a thousand messages of a megabyte each must not be read to be cut.
+            sizes = select(messages.c.position, func.length(messages.c.body)).where(messages.c.sid == sid, behind)
+            room, last = PAGE_CHARACTERS, None
+            for position, size in await connection.execute(sizes.order_by(order).limit(limit)):
+                if last is not None and size > room:
+                    break
+                room, last = room - size, position
+            if last is None:
+                return []
+            until = messages.c.position >= last if newest_first else messages.c.position <= last
+            return await _originals(connection, _ORIGINALS.where(messages.c.sid == sid, behind, until).order_by(order))
+
+    async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]:
+        """The originals of these ids, in order of position; ids that name nothing are left out."""
+        named = [found for one in message_ids if (found := split_message_id(one)) is not None]
+        async with self._session(key) as (connection, sid):
+            event_ids = {event_id for event_id, _ in named}
+            of_agent = (events.c.agent_id == key.agent_id) & (events.c.sid == sid) & events.c.event_id.in_(event_ids)
+            rows = await connection.execute(select(events.c.event_id, events.c.stream_seq).where(of_agent))
+            seqs = {event_id: seq for event_id, seq in rows}
+            places = [position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs and index < MESSAGES_PER_EVENT]
+            chosen = _ORIGINALS.where(messages.c.sid == sid, messages.c.position.in_(places)).order_by(messages.c.position)
+            return await _originals(connection, chosen)
+
+    async def counts(self, key: SessionKey) -> SessionCounts:
+        """What a session holds."""
+        async with self._session(key) as (connection, sid):
+            return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
+
+    async def sessions(self, *, agent_id: str | None, limit: int) -> Sequence[SessionCounts]:
+        """Sessions, the one with the newest event first."""
+        chosen = _SESSIONS.order_by(sessions.c.last_event_at_ms.desc(), sessions.c.sid).limit(limit)
+        async with self._database.read() as connection:
+            return await _counts(connection, chosen if agent_id is None else chosen.where(sessions.c.agent_id == agent_id))
+
+    async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]:
+        """The version in force, and all versions (or this one), oldest first."""
+        async with self._session(key) as (connection, sid):
+            in_force = (await connection.execute(select(sessions.c.version).where(sessions.c.sid == sid))).scalar()
+            chosen = select(*SUMMARY_COLUMNS).where(summaries.c.sid == sid).order_by(summaries.c.version)
+            if version is not None:
+                chosen = chosen.where(summaries.c.version == version)
+            return in_force, [summary_of(row) for row in await connection.execute(chosen)]
+
+    async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
+        """Audit rows of a session behind an ordinal; they outlive the session."""
+        mine = (audit.c.agent_id == key.agent_id) & (audit.c.session_id == key.session_id) & (audit.c.ordinal > after)
+        async with self._database.read() as connection:
+            rows = await connection.execute(select(*_AUDIT).where(mine).order_by(audit.c.ordinal).limit(limit))
+            return [AuditRow(*row) for row in rows]
+
+    async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
+        """Dead letters behind an id, oldest first."""
+        chosen = select(*_DEAD).where(dead_letters.c.dead_letter_id > after).order_by(dead_letters.c.dead_letter_id).limit(limit)
+        async with self._database.read() as connection:
+            return [DeadLetterRow(*row) for row in await connection.execute(chosen)]
+
+    @asynccontextmanager
+    async def _session(self, key: SessionKey) -> AsyncIterator[tuple[AsyncConnection, int]]:
+        async with self._database.read() as connection:
+            mine = (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
+            sid = (await connection.execute(select(sessions.c.sid).where(mine))).scalar()
+            if sid is None:
+                raise UnknownSession("nothing was published in this session yet")
+            yield connection, sid
+
+
+async def _originals(connection: AsyncConnection, chosen: Select[Any]) -> list[Original]:
+    return [
+        Original(
+            f"{event_id}#{position % MESSAGES_PER_EVENT}",
+            position,
+            state_of(is_evicted=compaction_id is not None, is_covered=bool(is_covered)),
+            body,
+            original,
+        )
+        for position, event_id, compaction_id, is_covered, body, original in await connection.execute(chosen)
+    ]
+
+
+async def _counts(connection: AsyncConnection, chosen: Select[Any]) -> list[SessionCounts]:
+    return [SessionCounts(*row) for row in await connection.execute(chosen)]
+
+
+_live = select(func.count()).where(messages.c.sid == sessions.c.sid, messages.c.compaction_id.is_(None)).scalar_subquery()
+_pending = (
+    select(func.coalesce(func.sum(compactions.c.messages_evicted), 0))
+    .where(
+        compactions.c.sid == sessions.c.sid, ~compactions.c.is_covered, compactions.c.status.in_(("pending", "running", "committed"))
+    )
+    .scalar_subquery()
+)
+_SESSIONS = select(
+    sessions.c.agent_id,
+    sessions.c.session_id,
+    sessions.c.model,
+    func.coalesce(sessions.c.preset, agents.c.preset),
+    func.coalesce(sessions.c.mode, agents.c.mode),
+    sessions.c.messages_total,
+    _live,
+    _pending,
+    sessions.c.tokens_total,
+    sessions.c.live_tokens,
+    sessions.c.factor,
+    sessions.c.version,
+    sessions.c.versions,
+    sessions.c.compactions,
+    sessions.c.audit_rows,
+    sessions.c.audit_hash,
+    sessions.c.last_event_at_ms,
+).outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+_AUDIT = [
+    audit.c[name]
+    for name in (
+        "ordinal", "at_ms", "agent_id", "session_id", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details",
+        "prev_hash", "hash",
+    )
+]  # fmt: skip
+_DEAD = [
+    dead_letters.c[name] for name in ("dead_letter_id", "at_ms", "subject", "stream_seq", "reason", "detail", "size_bytes", "replayed_at_ms")
+]

@@ -1,0 +1,222 @@
+"""Events become rows: stored once, paired, and the old ones evicted, in one transaction."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turnfold.contracts.events import Event
+from turnfold.errors import Unavailable, UnstorableBatch
+from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
+from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
+from turnfold.store import ranges
+from turnfold.store.engine import Database, insert_for
+from turnfold.store.evict import evict
+from turnfold.store.pairing import Touched, pair_again
+from turnfold.store.rows import message_rows, storable
+from turnfold.store.schema import compactions, dead_letters, events, messages, tool_calls
+from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
+
+EVENT_ID_REUSED = "event_id_reused"
+
+_KNOWN = select(events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest).where(
+    tuple_(events.c.agent_id, events.c.event_id).in_(bindparam("ids", expanding=True))
+)
+_BODIES = (
+    select(messages.c.body)
+    .where(messages.c.sid == bindparam("of_sid"), messages.c.position.between(bindparam("first"), bindparam("last")))
+    .order_by(messages.c.position)
+)
+
+
+class SqlIntake:
+    """The intake on a database; see `turnfold.ports.IntakeStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
+        """Store a batch in one transaction."""
+        try:
+            async with self._database.write() as connection:
+                return await _Batch(connection, rules).store(sorted(arrivals, key=lambda arrival: arrival.stream_seq), dead)
+        except IntegrityError as error:
+            # Another worker stored one of these events between our look and our insert.
+            raise Unavailable("two workers met at one event; try again") from error
+        except (DataError, InterfaceError, ProgrammingError, StatementError, OverflowError, UnicodeError) as error:
+            raise UnstorableBatch(type(error).__name__) from error
+
+    async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
+        """Count sequences that the stream no longer holds as ingested."""
+        async with self._database.write() as connection:
+            await ranges.add(connection, ranges_)
+
+    async def gaps(self) -> Sequence[ranges.Range]:
+        """The sequences below the highest ingested one that are not ingested."""
+        async with self._database.read() as connection:
+            return await ranges.gaps(connection)
+
+
+class _Batch:
+    """One batch while its transaction is open."""
+
+    def __init__(self, connection: AsyncConnection, rules: Rules) -> None:
+        self._connection = connection
+        self._rules = rules
+        self._records = Records()
+        self._sessions: dict[SessionKey, SessionRow] = {}
+        self._touched: set[Touched] = set()
+        self._dead: list[DeadLetter] = []
+        self._new: list[Arrival] = []
+        self._moved: set[SessionKey] = set()
+        self._duplicates = 0
+
+    async def store(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+        self._dead.extend(dead)
+        evictions = 0
+        if arrivals:
+            self._sessions = await lock_by_key(self._connection, (arrival.event.key for arrival in arrivals), create=True)
+            await self._sort_out(arrivals)
+            await self._insert()
+            await pair_again(self._connection, self._touched, self._rules.pair)
+            changed = self._count()
+            evictions = await evict(self._connection, changed, self._rules, self._records)
+            await write_back(self._connection, changed)
+        await self._records.write(self._connection)
+        await self._bury()
+        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
+        await ranges.add(self._connection, ((seq, seq) for seq in sequences))
+        messages_new = sum(len(arrival.event.bodies) for arrival in self._new)
+        return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
+
+    # --- new, known, or another under a known id
+
+    async def _sort_out(self, arrivals: Sequence[Arrival]) -> None:
+        ids = sorted({(arrival.event.key.agent_id, arrival.event.event_id) for arrival in arrivals})
+        known = {(row.agent_id, row.event_id): row for row in await self._connection.execute(_KNOWN, {"ids": ids})}
+        fresh: dict[tuple[str, str], Arrival] = {}
+        for arrival in arrivals:
+            event = arrival.event
+            identity = (event.key.agent_id, event.event_id)
+            if (row := known.get(identity)) is not None:
+                await self._meet_known(arrival, row)
+            elif (first := fresh.get(identity)) is None:
+                fresh[identity] = arrival
+            elif first.event.key == event.key and _says_the_same(event, first.event.digest, first.event.parsed):
+                self._duplicates += 1
+            else:
+                self._refuse(arrival)
+        self._new = list(fresh.values())
+
+    async def _meet_known(self, arrival: Arrival, row: Any) -> None:
+        """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
+        event, sid = arrival.event, self._sessions[arrival.event.key].sid
+        if row.sid != sid:
+            self._refuse(arrival)
+            return
+        span = {"of_sid": sid, "first": position_of(row.stream_seq, 0), "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1)}
+        if row.digest != event.digest:
+            stored = [json.loads(body) for (body,) in await self._connection.execute(_BODIES, span)]
+            if not _says_the_same(event, b"", tuple(stored)):
+                self._refuse(arrival)
+                return
+        self._duplicates += 1
+        if arrival.stream_seq < row.stream_seq:
+            await self._move(arrival, row.stream_seq, span)
+
+    async def _move(self, arrival: Arrival, from_seq: int, span: dict[str, int]) -> None:
+        """A copy of a stored event stands earlier in the stream: the event takes its place."""
+        by = position_of(arrival.stream_seq, 0) - position_of(from_seq, 0)
+        event, connection = arrival.event, self._connection
+        for table in (messages, tool_calls):
+            moved = update(table).where(table.c.sid == span["of_sid"], table.c.position.between(span["first"], span["last"]))
+            await connection.execute(moved.values(position=table.c.position + by))
+        identity = (events.c.agent_id == event.key.agent_id) & (events.c.event_id == event.event_id)
+        await connection.execute(update(events).where(identity).values(stream_seq=arrival.stream_seq))
+        # A compaction finds its messages between its first and last position: they widen with the move.
+        moved_to = {"first": span["first"] + by, "last": span["last"] + by}
+        taken = select(messages.c.compaction_id).where(
+            messages.c.sid == span["of_sid"], messages.c.position.between(moved_to["first"], moved_to["last"])
+        )
+        reaches = compactions.c.compaction_id.in_(taken) & (compactions.c.first_position > moved_to["first"])
+        await connection.execute(update(compactions).where(reaches).values(first_position=moved_to["first"]))
+        self._touch(arrival)
+        self._sessions[event.key].revision += 1
+        self._moved.add(event.key)
+
+    def _refuse(self, arrival: Arrival) -> None:
+        payload = "\n".join(arrival.event.bodies).encode()[:PAYLOAD_KEPT_BYTES]
+        detail = "this event id stands for other content or another session of the agent"
+        self._dead.append(
+            DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload)
+        )
+
+    # --- rows
+
+    async def _insert(self) -> None:
+        event_rows, rows, calls = [], [], []
+        for arrival in self._new:
+            event, sid = arrival.event, self._sessions[arrival.event.key].sid
+            event_rows.append(
+                {
+                    "agent_id": event.key.agent_id,
+                    "event_id": event.event_id,
+                    "sid": sid,
+                    "stream_seq": arrival.stream_seq,
+                    "digest": event.digest,
+                    "envelope": event.envelope,
+                }
+            )
+            rows += message_rows(arrival, sid)
+            calls += [
+                {"sid": sid, "call_id": storable(call.call_id), "position": position_of(arrival.stream_seq, index), "slot": call.slot}
+                for index, measured in enumerate(arrival.measured)
+                for call in measured.calls
+            ]
+            self._touch(arrival)
+        for table, values in ((events, event_rows), (messages, rows), (tool_calls, calls)):
+            if values:
+                await self._connection.execute(table.insert(), values)
+
+    def _touch(self, arrival: Arrival) -> None:
+        sid = self._sessions[arrival.event.key].sid
+        for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
+            self._touched.update((sid, storable(call.call_id)) for call in measured.calls)
+            call_id = parsed.get("tool_call_id")
+            if parsed["role"] == Role.TOOL and isinstance(call_id, str) and call_id:
+                self._touched.add((sid, storable(call_id)))
+
+    def _count(self) -> list[SessionRow]:
+        """Bring the counters of the touched sessions up to date; the sessions that changed."""
+        by_session: defaultdict[SessionKey, list[Arrival]] = defaultdict(list)
+        for arrival in self._new:
+            by_session[arrival.event.key].append(arrival)
+        for key, arrivals in by_session.items():
+            session = self._sessions[key]
+            session.revision += 1
+            session.last_event_at_ms = max(session.last_event_at_ms or 0, *(arrival.at_ms for arrival in arrivals))
+            for arrival in arrivals:
+                session.model = storable(arrival.event.model) if arrival.event.model else session.model
+                for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
+                    session.messages_total += 1
+                    session.tokens_total += measured.tokens
+                    if not Role(parsed["role"]).is_system:
+                        session.live_messages += 1
+                        session.live_tokens += measured.tokens
+        return [session for key, session in self._sessions.items() if key in by_session or key in self._moved]
+
+    async def _bury(self) -> None:
+        if self._dead:
+            rows = [letter._asdict() for letter in self._dead]
+            await self._connection.execute(insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows)
+
+
+PAYLOAD_KEPT_BYTES = 64 * 1024
+
+
+def _says_the_same(event: Event, digest: bytes, parsed: Iterable[Any]) -> bool:
+    return event.digest == digest or list(event.parsed) == list(parsed)

@@ -1,0 +1,27 @@
+"""Notices leave the database only after the stream has them."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, select
+
+from turnfold.ports import Notice
+from turnfold.store.engine import Database
+from turnfold.store.schema import outbox
+
+
+class SqlOutbox:
+    """The outbox in a database; see `turnfold.ports.Outbox`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def unsent(self, limit: int) -> Sequence[Notice]:
+        """The oldest notices that the stream may not have yet."""
+        async with self._database.read() as connection:
+            rows = await connection.execute(select(outbox).order_by(outbox.c.outbox_id).limit(limit))
+            return [Notice(*row) for row in rows]
+
+    async def sent(self, notices: Sequence[Notice]) -> None:
+        """Forget notices that the stream has."""
+        async with self._database.write() as connection:
+            await connection.execute(delete(outbox).where(outbox.c.outbox_id.in_([notice.outbox_id for notice in notices])))

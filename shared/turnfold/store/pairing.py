@@ -1,0 +1,71 @@
+"""Which result answers which call, decided again for the call ids that an event touched."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
+from turnfold.messages import Answer
+from turnfold.store.schema import messages, tool_calls
+
+Touched = tuple[int, str]
+"""A session and one of its call ids."""
+
+_CALLS = select(tool_calls).where(tuple_(tool_calls.c.sid, tool_calls.c.call_id).in_(bindparam("touched", expanding=True)))
+_RESULTS = select(
+    messages.c.sid,
+    messages.c.tool_call_id,
+    messages.c.position,
+    messages.c.content_digest,
+    messages.c.answers_position,
+    messages.c.answers_slot,
+    messages.c.is_copy,
+).where(
+    messages.c.tool_call_id.is_not(None),
+    tuple_(messages.c.sid, messages.c.tool_call_id).in_(bindparam("touched", expanding=True)),
+)
+_DECIDED = (
+    update(messages)
+    .where(messages.c.sid == bindparam("of_sid"), messages.c.position == bindparam("at"))
+    .values(answers_position=bindparam("to_position"), answers_slot=bindparam("to_slot"), is_copy=bindparam("copy"))
+)
+AT_ONCE = 400
+
+
+async def pair_again(
+    connection: AsyncConnection,
+    touched: Iterable[Touched],
+    pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]],
+) -> None:
+    """Recompute the pairing of these call ids in stream order, evicted rows included, and store what changed."""
+    wanted = sorted(set(touched))
+    for start in range(0, len(wanted), AT_ONCE):
+        await _pair_some(connection, wanted[start : start + AT_ONCE], pair)
+
+
+async def _pair_some(connection: AsyncConnection, touched: list[Touched], pair: Any) -> None:
+    calls: defaultdict[Touched, list[CallSeen]] = defaultdict(list)
+    results: defaultdict[Touched, list[ResultSeen]] = defaultdict(list)
+    stored: dict[tuple[int, int], Verdict] = {}
+    for sid, call_id, position, slot in await connection.execute(_CALLS, {"touched": touched}):
+        calls[sid, call_id].append(CallSeen(position, slot))
+    for sid, call_id, position, digest, answers, slot, is_copy in await connection.execute(_RESULTS, {"touched": touched}):
+        results[sid, call_id].append(ResultSeen(position, digest))
+        stored[sid, position] = Verdict(None if answers is None else Answer(answers, slot), bool(is_copy))
+    changed = [
+        {
+            "of_sid": sid,
+            "at": position,
+            "to_position": verdict.answers and verdict.answers.position,
+            "to_slot": verdict.answers and verdict.answers.slot,
+            "copy": verdict.is_copy,
+        }
+        for (sid, call_id), seen in results.items()
+        for position, verdict in pair(calls[sid, call_id], seen).items()
+        if stored[sid, position] != verdict
+    ]
+    if changed:
+        await connection.execute(_DECIDED, changed)

@@ -1,0 +1,44 @@
+"""Which stream sequences are ingested, as ranges."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from sqlalchemy import and_, delete, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turnfold.store.schema import ingested
+
+Range = tuple[int, int]
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """The same sequences in as few ranges as will do."""
+    done: list[Range] = []
+    for first, last in sorted(ranges):
+        if done and first <= done[-1][1] + 1:
+            done[-1] = (done[-1][0], max(done[-1][1], last))
+        else:
+            done.append((first, last))
+    return done
+
+
+async def add(connection: AsyncConnection, ranges: Iterable[Range]) -> None:
+    """Count these sequences as ingested."""
+    new = joined(ranges)
+    if not new:
+        return
+    meets = or_(*(and_(ingested.c.first_seq <= last + 1, ingested.c.last_seq >= first - 1) for first, last in new))
+    # Two workers must not join the same ranges in two ways at once.
+    stored = [tuple(row) for row in await connection.execute(select(ingested).where(meets).with_for_update())]
+    after = joined([*stored, *new])
+    if after == sorted(stored):
+        return
+    if stored:
+        await connection.execute(delete(ingested).where(ingested.c.first_seq.in_([first for first, _ in stored])))
+    await connection.execute(ingested.insert(), [{"first_seq": first, "last_seq": last} for first, last in after])
+
+
+async def gaps(connection: AsyncConnection) -> Sequence[Range]:
+    """The ranges that are missing below the highest ingested sequence."""
+    stored = [tuple(row) for row in await connection.execute(select(ingested).order_by(ingested.c.first_seq))]
+    return [(before[1] + 1, after[0] - 1) for before, after in pairwise([(0, 0), *stored]) if after[0] > before[1] + 1]

@@ -1,0 +1,109 @@
+"""Rows as the values the rules speak of, and back."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from turnfold.messages import MESSAGES_PER_EVENT, Answer, Call, CompactionId, EventId, Message, Priority, Role, position_of
+from turnfold.ports import Arrival
+from turnfold.store.schema import messages
+
+FACTS = [
+    messages.c[name]
+    for name in (
+        "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority",
+        "is_meta", "is_irregular", "is_truncated", "calls", "answers_position", "answers_slot", "is_copy", "created_at_ms",
+        "compaction_id", "cuts",
+    )
+]  # fmt: skip
+"""The columns of a message without its text, in the order in which `message_of` reads them."""
+
+_ROLES = {str(role): role for role in Role}
+_PRIORITIES = tuple(Priority)
+
+
+def message_of(row: Sequence[Any]) -> Message:
+    """A message from a row of `FACTS`."""
+    (
+        _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular,
+        is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts,
+    ) = row[: len(FACTS)]  # fmt: skip
+    return Message(
+        position,
+        EventId(event_id),
+        position % MESSAGES_PER_EVENT,
+        _ROLES[role],
+        tokens,
+        content_tokens,
+        reasoning_tokens,
+        characters,
+        lines,
+        _PRIORITIES[priority],
+        tuple(Call(*call) for call in json.loads(calls)) if calls else (),
+        None if answers_position is None else Answer(answers_position, answers_slot),
+        bool(is_copy),
+        bool(is_meta),
+        bool(is_irregular),
+        bool(is_truncated),
+        cuts or "",
+        created_at_ms,
+        None if compaction_id is None else CompactionId(str(compaction_id)),
+    )
+
+
+def message_rows(arrival: Arrival, sid: int) -> list[dict[str, Any]]:
+    """The rows of an event's messages, before pairing."""
+    event, rows = arrival.event, []
+    for index, (body, parsed, original, measured, priority) in enumerate(
+        zip(event.bodies, event.parsed, event.originals, arrival.measured, arrival.priorities, strict=True)
+    ):
+        is_result = parsed["role"] == "tool"
+        rows.append(
+            {
+                "sid": sid,
+                "position": position_of(arrival.stream_seq, index),
+                "event_id": event.event_id,
+                "role": parsed["role"],
+                "tokens": measured.tokens,
+                "content_tokens": measured.content_tokens,
+                "reasoning_tokens": measured.reasoning_tokens,
+                "characters": measured.characters,
+                "lines": measured.lines,
+                "priority": int(priority),
+                "is_meta": event.is_meta and parsed["role"] == "user",
+                "is_irregular": measured.is_irregular,
+                "is_truncated": event.is_truncated,
+                "is_error": event.is_error,
+                "calls": json.dumps(measured.calls) if measured.calls else None,
+                "tool_call_id": _call_id_of(parsed) if is_result else None,
+                "content_digest": _content_digest(parsed) if is_result else None,
+                "created_at_ms": arrival.at_ms,
+                "cuts": measured.cuts or None,
+                "original": original,
+                "body": body,
+            }
+        )
+    return rows
+
+
+def storable(text: str) -> str:
+    """A text that both databases take as it is; what holds NUL or a lone surrogate is written as JSON."""
+    if text.isascii() and "\0" not in text:
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(text)
+    return json.dumps(text) if "\0" in text else text
+
+
+def _call_id_of(parsed: Mapping[str, Any]) -> str | None:
+    call_id = parsed.get("tool_call_id")
+    return storable(call_id) if isinstance(call_id, str) and call_id else None
+
+
+def _content_digest(parsed: Mapping[str, Any]) -> bytes:
+    content = parsed.get("content")
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

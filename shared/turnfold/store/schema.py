@@ -1,0 +1,323 @@
+"""The tables, as they are now; a migration test compares them with what the migrations build.
+
+Every table of one session hangs on `sessions.sid`, so that equal ids under two agents never share a row. Positions are
+those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC, as the stream told them.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Big = BigInteger().with_variant(Integer, "sqlite")
+"""A 64-bit integer; on SQLite the plain one, which alone can be a row id."""
+
+
+def _session_key(*, primary: bool = False) -> Column[int]:
+    return Column("sid", Big, ForeignKey("sessions.sid"), primary_key=primary, nullable=False)
+
+
+stream = Table(
+    "stream",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("created", Text, nullable=False),
+)
+"""Which stream this database belongs to, by the time at which it was made."""
+
+ingested = Table(
+    "ingested",
+    metadata,
+    Column("first_seq", Big, primary_key=True, autoincrement=False),
+    Column("last_seq", Big, nullable=False),
+    CheckConstraint("first_seq <= last_seq", name="rising"),
+)
+"""The stream sequences that are stored or dead-lettered, as ranges that neither meet nor overlap."""
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("preset", Text),
+    Column("mode", Text),
+    Column("overrides", Text),
+)
+"""What an agent wants for all its sessions; null is whatever stands above."""
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("sid", Big, primary_key=True, autoincrement=True),
+    Column("agent_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("preset", Text),
+    Column("mode", Text),
+    Column("overrides", Text),
+    Column("model", Text),
+    # Counts the changes a window can show; an answer's etag holds it.
+    Column("revision", Big, nullable=False, server_default=text("0")),
+    Column("messages_total", Big, nullable=False, server_default=text("0")),
+    Column("tokens_total", Big, nullable=False, server_default=text("0")),
+    # Live messages but system ones: what the triggers look at.
+    Column("live_messages", Big, nullable=False, server_default=text("0")),
+    Column("live_tokens", Big, nullable=False, server_default=text("0")),
+    Column("factor", Float, nullable=False, server_default=text("1.0")),
+    Column("version", Integer),
+    Column("versions", Integer, nullable=False, server_default=text("0")),
+    Column("compactions", Integer, nullable=False, server_default=text("0")),
+    Column("audit_rows", Integer, nullable=False, server_default=text("0")),
+    Column("audit_hash", Text, nullable=False, server_default=text("''")),
+    Column("last_event_at_ms", Big),
+    UniqueConstraint("agent_id", "session_id"),
+    CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
+    sqlite_autoincrement=True,
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
+    _session_key(),
+    Column("stream_seq", Big, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    # What the event said besides its messages, as JSON; null where it said nothing.
+    Column("envelope", Text),
+    sqlite_with_rowid=False,
+)
+"""One row an event, whichever way and however often it came."""
+
+messages = Table(
+    "messages",
+    metadata,
+    _session_key(primary=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("event_id", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("content_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("characters", Integer, nullable=False),
+    Column("lines", Integer, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("is_meta", Boolean, nullable=False),
+    Column("is_irregular", Boolean, nullable=False),
+    Column("is_truncated", Boolean, nullable=False),
+    Column("is_error", Boolean, nullable=False),
+    Column("calls", Text),
+    Column("tool_call_id", Text),
+    Column("content_digest", LargeBinary),
+    Column("answers_position", Big),
+    Column("answers_slot", Integer),
+    Column("is_copy", Boolean, nullable=False, server_default=false()),
+    Column("created_at_ms", Big, nullable=False),
+    Column("compaction_id", Big),
+    Column("cuts", Text),
+    # The message as a window shows it. `original` is kept where that is not what was published to the letter.
+    Column("original", Text),
+    Column("body", Text, nullable=False),
+    CheckConstraint("role IN ('system', 'developer', 'user', 'assistant', 'tool')", name="role"),
+    CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name="answer"),
+    CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name="copy_answers_nothing"),
+    # The window: the live messages of a session in order.
+    Index("ix_messages_live", "sid", "position", sqlite_where=text("compaction_id IS NULL"), postgresql_where=text("compaction_id IS NULL")),
+    # Pairing: the results that carry one call id, in order.
+    Index(
+        "ix_messages_results",
+        "sid",
+        "tool_call_id",
+        "position",
+        sqlite_where=text("tool_call_id IS NOT NULL"),
+        postgresql_where=text("tool_call_id IS NOT NULL"),
+    ),
+    sqlite_with_rowid=False,
+)
+
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    _session_key(primary=True),
+    Column("call_id", Text, primary_key=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""The calls of every message by id, so that pairing never reads a message's text."""
+
+compactions = Table(
+    "compactions",
+    metadata,
+    # Drawn at random: a counter would tell one agent of another's work.
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    _session_key(),
+    Column("ordinal", Integer, nullable=False),
+    Column("trigger", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    # Whether the summary in force speaks for its messages.
+    Column("is_covered", Boolean, nullable=False, server_default=false()),
+    Column("first_position", Big),
+    Column("last_position", Big),
+    Column("messages_evicted", Integer, nullable=False),
+    Column("tokens_evicted", Big, nullable=False),
+    Column("tokens_before", Big, nullable=False),
+    Column("tokens_after", Big),
+    Column("digest", Text, nullable=False),
+    Column("digest_tokens", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("reason", Text),
+    Column("version", Integer),
+    Column("fence", Integer, nullable=False, server_default=text("0")),
+    Column("lease_until_ms", Big),
+    Column("next_attempt_at_ms", Big, nullable=False),
+    Column("requested_at_ms", Big, nullable=False),
+    Column("finished_at_ms", Big),
+    UniqueConstraint("sid", "ordinal"),
+    CheckConstraint("status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')", name="status"),
+    CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name="lease"),
+    CheckConstraint("NOT is_covered OR status = 'committed'", name="covered"),
+    # Work to do: the open jobs, the one that waited longest first.
+    Index(
+        "ix_compactions_open",
+        "next_attempt_at_ms",
+        sqlite_where=text("status IN ('pending', 'running')"),
+        postgresql_where=text("status IN ('pending', 'running')"),
+    ),
+    # The window: evictions that no summary speaks for yet.
+    Index("ix_compactions_pending", "sid", sqlite_where=text("NOT is_covered"), postgresql_where=text("NOT is_covered")),
+)
+
+summaries = Table(
+    "summaries",
+    metadata,
+    _session_key(primary=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("base_version", Integer),
+    Column("compaction_id", Big, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("style", Text, nullable=False),
+    Column("model", Text),
+    Column("prompt_version", Text),
+    Column("text", Text, nullable=False),
+    Column("sections", Text, nullable=False),
+    Column("ledger", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("text_tokens", Integer, nullable=False),
+    Column("cuts", Text),
+    Column("first_position", Big, nullable=False),
+    Column("last_position", Big, nullable=False),
+    Column("covers_first", Text, nullable=False),
+    Column("covers_last", Text, nullable=False),
+    Column("messages_covered", Big, nullable=False),
+    Column("created_at_ms", Big, nullable=False),
+    CheckConstraint("kind IN ('llm', 'extractive')", name="kind"),
+    CheckConstraint("version > 0 AND (base_version IS NULL OR base_version < version)", name="version"),
+    sqlite_with_rowid=False,
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("audit_id", Big, primary_key=True, autoincrement=True),
+    Column("agent_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    Column("compaction_id", Big),
+    Column("phase", Text, nullable=False),
+    Column("reason", Text),
+    Column("tokens_before", Big),
+    Column("tokens_after", Big),
+    Column("details", Text, nullable=False),
+    Column("prev_hash", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    UniqueConstraint("agent_id", "session_id", "ordinal"),
+    sqlite_autoincrement=True,
+)
+"""What happened to a session, each row sealed with the hash of the one before; triggers refuse UPDATE and DELETE."""
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("outbox_id", Big, primary_key=True, autoincrement=True),
+    Column("subject", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""Notices that their transaction decided to send; a row goes when the stream has it."""
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("dead_letter_id", Big, primary_key=True, autoincrement=True),
+    Column("stream_seq", Big, nullable=False, unique=True),
+    Column("at_ms", Big, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("size_bytes", Big, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("replayed_at_ms", Big),
+    sqlite_autoincrement=True,
+)
+
+VIEWS = {
+    "sessions_view": """
+        SELECT s.agent_id, s.session_id, s.model, coalesce(s.preset, a.preset) AS policy, coalesce(s.mode, a.mode) AS mode,
+               s.messages_total,
+               (SELECT count(*) FROM messages m WHERE m.sid = s.sid AND m.compaction_id IS NULL) AS messages_live,
+               (SELECT coalesce(sum(c.messages_evicted), 0) FROM compactions c
+                 WHERE c.sid = s.sid AND NOT c.is_covered AND c.status IN ('pending', 'running', 'committed')) AS messages_pending,
+               (SELECT coalesce(sum(c.messages_evicted), 0) FROM compactions c WHERE c.sid = s.sid AND c.is_covered) AS messages_covered,
+               s.tokens_total,
+               (SELECT coalesce(sum(m.tokens), 0) FROM messages m WHERE m.sid = s.sid AND m.compaction_id IS NULL) AS tokens_live,
+               s.version AS summary_version, s.last_event_at_ms AS last_event_at
+          FROM sessions s LEFT JOIN agents a ON a.agent_id = s.agent_id""",
+    "messages_view": """
+        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id,
+               m.position / 1024 AS stream_seq, m.position, m.role, m.tool_call_id, m.tokens,
+               CASE m.priority WHEN 0 THEN 'low' WHEN 1 THEN 'normal' ELSE 'high' END AS priority,
+               CASE WHEN m.compaction_id IS NULL THEN 'live' WHEN c.is_covered THEN 'covered' ELSE 'pending' END AS state,
+               CAST(m.compaction_id AS TEXT) AS compaction_id, m.created_at_ms AS created_at
+          FROM messages m JOIN sessions s ON s.sid = m.sid
+               LEFT JOIN compactions c ON c.compaction_id = m.compaction_id""",
+    "summaries_view": """
+        SELECT s.agent_id, s.session_id, v.version, v.version = s.version AS in_force, v.kind, v.style, v.model, v.tokens,
+               v.messages_covered, CAST(v.compaction_id AS TEXT) AS compaction_id, v.created_at_ms AS created_at, v.text
+          FROM summaries v JOIN sessions s ON s.sid = v.sid""",
+    "compactions_view": """
+        SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id, c.trigger, c.status, c.messages_evicted,
+               c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at, c.finished_at_ms AS finished_at
+          FROM compactions c JOIN sessions s ON s.sid = c.sid""",
+    "audit_view": """
+        SELECT audit_id, at_ms AS at, agent_id, session_id, CAST(compaction_id AS TEXT) AS compaction_id, phase, reason,
+               tokens_before, tokens_after, details, prev_hash, hash
+          FROM audit""",
+    "dead_letters_view": """
+        SELECT dead_letter_id, at_ms AS at, subject, stream_seq, reason, size_bytes, replayed_at_ms AS replayed_at
+          FROM dead_letters""",
+}
+"""The contract's views, in SQL that both databases read."""

@@ -1,0 +1,169 @@
+"""Session rows inside one transaction: locked, changed, sealed into the audit, and written back at its end."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turnfold.contracts.subjects import session_subject
+from turnfold.core.audit import row_hash
+from turnfold.core.precedence import Wishes
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.store.engine import insert_for
+from turnfold.store.schema import agents, audit, outbox, sessions, summaries
+
+COUNTERS = (
+    "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
+    "audit_rows", "audit_hash", "last_event_at_ms",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class SessionRow:
+    """One session while a transaction holds it; what is changed here is written by `write_back`."""
+
+    sid: int
+    key: SessionKey
+    wishes: Wishes
+    agent_wishes: Wishes
+    model: str | None
+    revision: int
+    messages_total: int
+    tokens_total: int
+    live_messages: int
+    live_tokens: int
+    version: int | None
+    versions: int
+    compactions: int
+    audit_rows: int
+    audit_hash: str
+    last_event_at_ms: int | None
+    summary_tokens: int
+
+    @property
+    def window_tokens(self) -> int:
+        """Live messages and the summary in force together."""
+        return self.live_tokens + self.summary_tokens
+
+
+_LOCKED = (
+    select(
+        sessions,
+        agents.c.preset.label("agent_preset"),
+        agents.c.mode.label("agent_mode"),
+        agents.c.overrides.label("agent_overrides"),
+        summaries.c.tokens.label("summary_tokens"),
+    )
+    .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+    .outerjoin(summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version))
+    # One order for every transaction that locks several sessions, or PostgreSQL finds deadlocks.
+    .order_by(sessions.c.sid)
+    .with_for_update(of=sessions)
+)
+_BY_KEY = _LOCKED.where(tuple_(sessions.c.agent_id, sessions.c.session_id).in_(bindparam("keys", expanding=True)))
+_BY_SID = _LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True)))
+_WRITE_BACK = (
+    update(sessions).where(sessions.c.sid == bindparam("of_sid")).values({name: bindparam(f"new_{name}") for name in COUNTERS})
+)
+
+
+async def lock_by_key(connection: AsyncConnection, keys: Iterable[SessionKey], *, create: bool) -> dict[SessionKey, SessionRow]:
+    """Lock the sessions of these keys, making those that are missing if asked to."""
+    wanted = sorted(set(keys))
+    found = await _rows(connection, _BY_KEY, keys=wanted)
+    missing = [key for key in wanted if key not in found]
+    if missing and create:
+        rows = [{"agent_id": key.agent_id, "session_id": key.session_id} for key in missing]
+        await connection.execute(insert_for(connection)(sessions).on_conflict_do_nothing(), rows)
+        found |= await _rows(connection, _BY_KEY, keys=missing)
+    return found
+
+
+async def lock_by_sid(connection: AsyncConnection, sids: Iterable[int]) -> dict[int, SessionRow]:
+    """Lock the sessions of these numbers."""
+    found = await _rows(connection, _BY_SID, sids=sorted(set(sids)))
+    return {row.sid: row for row in found.values()}
+
+
+async def _rows(connection: AsyncConnection, statement: Any, **parameters: Any) -> dict[SessionKey, SessionRow]:
+    if not any(parameters.values()):
+        return {}
+    rows = (session_row(row) for row in (await connection.execute(statement, parameters)).mappings())
+    return {row.key: row for row in rows}
+
+
+def session_row(row: Mapping[Any, Any]) -> SessionRow:
+    """A row of `sessions` with its agent's wishes and the tokens of the summary in force."""
+    return SessionRow(
+        sid=row["sid"],
+        key=SessionKey(AgentId(row["agent_id"]), SessionId(row["session_id"])),
+        wishes=Wishes(row["preset"], row["mode"], row["overrides"]),
+        agent_wishes=Wishes(row["agent_preset"], row["agent_mode"], row["agent_overrides"]),
+        summary_tokens=row["summary_tokens"] or 0,
+        **{name: row[name] for name in COUNTERS},
+    )
+
+
+async def write_back(connection: AsyncConnection, rows: Sequence[SessionRow]) -> None:
+    """Store what changed in these rows."""
+    if rows:
+        values = [{"of_sid": row.sid} | {f"new_{name}": getattr(row, name) for name in COUNTERS} for row in rows]
+        await connection.execute(_WRITE_BACK, values)
+
+
+@dataclass(slots=True)
+class Records:
+    """The audit rows and notices of one transaction, in order."""
+
+    audit_rows: list[dict[str, Any]] = field(default_factory=list)
+    notices: list[dict[str, str]] = field(default_factory=list)
+
+    def seal(
+        self,
+        session: SessionRow,
+        phase: str,
+        *,
+        at_ms: int,
+        compaction_id: int | None = None,
+        reason: str | None = None,
+        tokens_before: int | None = None,
+        tokens_after: int | None = None,
+        **details: Any,
+    ) -> None:
+        """Add an audit row to the session's chain."""
+        session.audit_rows += 1
+        row: dict[str, Any] = {
+            "agent_id": session.key.agent_id,
+            "session_id": session.key.session_id,
+            "ordinal": session.audit_rows,
+            "at_ms": at_ms,
+            "compaction_id": compaction_id,
+            "phase": phase,
+            "reason": reason,
+            "tokens_before": tokens_before,
+            "tokens_after": tokens_after,
+            "details": json.dumps(details, separators=(",", ":")),
+        }
+        row["prev_hash"], row["hash"] = session.audit_hash, row_hash(session.audit_hash, row)
+        session.audit_hash = row["hash"]
+        self.audit_rows.append(row)
+
+    def tell(self, session: SessionRow, subject: str, **fields: Any) -> None:
+        """Add a notice about the session; it carries the newest seal, so that a cut-off audit shows."""
+        payload = {
+            "agent_id": session.key.agent_id,
+            "session_id": session.key.session_id,
+            **fields,
+            "audit": {"rows": session.audit_rows, "hash": session.audit_hash},
+        }
+        self.notices.append({"subject": session_subject(subject, session.key), "payload": json.dumps(payload)})
+
+    async def write(self, connection: AsyncConnection) -> None:
+        """Store them."""
+        if self.audit_rows:
+            await connection.execute(audit.insert(), self.audit_rows)
+        if self.notices:
+            await connection.execute(outbox.insert(), self.notices)

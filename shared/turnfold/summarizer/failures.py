@@ -1,0 +1,41 @@
+"""What a failed call means, told from its status; the class of an error of litellm says too little."""
+
+import re
+from typing import Final
+
+from turnfold.core.gate import Reason
+from turnfold.errors import SummarizerError
+
+_OVERFLOW: Final = re.compile(
+    r"context[_ ](?:length|window|size)|maximum context|max(?:imum)? (?:input|prompt) (?:length|tokens)|too many (?:input )?tokens|(?:prompt|input|request) is too l(?:ong|arge)"
+    r"|exceeds? (?:the )?(?:available |maximum |model'?s? )?(?:context|token limit|number of tokens)|reduce the length|token count exceeds|input length and|range of input length",
+    re.IGNORECASE,
+)
+_SPENT: Final = re.compile(r"insufficient_quota|quota|billing|credit balance|payment required|spending limit", re.IGNORECASE)
+_NAMES: Final = ("ContextWindowExceededError",)
+
+
+def failure_of(error: BaseException) -> SummarizerError:
+    """The failure of a call in our words.
+
+    Its text names class and status only: what a provider answers may quote what the user wrote.
+    """
+    status = getattr(error, "status_code", None)
+    status = status if isinstance(status, int) else None
+    reason, is_transient = _meaning(error, status, str(error))
+    return SummarizerError(
+        reason, f"{type(error).__name__}, status {status}" if status else type(error).__name__, is_transient=is_transient
+    )
+
+
+def _meaning(error: BaseException, status: int | None, text: str) -> tuple[Reason, bool]:
+    name = type(error).__name__
+    if status in {402, 429}:
+        return Reason.RATE_LIMITED, status == 429 and not _SPENT.search(text)
+    if name in _NAMES or status == 413 or (status in (None, 400, 422, 500) and _OVERFLOW.search(text)):
+        return Reason.CONTEXT_OVERFLOW, False
+    if isinstance(error, TimeoutError) or name == "Timeout" or status in (408, 504):
+        return Reason.TIMEOUT, True
+    if status is not None and 400 <= status < 500 and status not in (409, 425):
+        return Reason.PROVIDER_ERROR, False
+    return Reason.PROVIDER_ERROR, True

@@ -1,0 +1,149 @@
+"""Session logs of Claude Code, told as OpenAI chat messages."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnfold.messages import Json
+
+AGENT = "claude-code"
+SUB_AGENT = "claude-code-subagent"
+
+
+@dataclass(slots=True)
+class Told:
+    """One conversation of a log; `machine_made` are the indexes of user messages that the program wrote itself."""
+
+    name: str
+    agent: str
+    model: str | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    made: set[int] = field(default_factory=set)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_made(self) -> frozenset[int]:
+        """Where nobody was speaking."""
+        return frozenset(self.made)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The records of a log, gathered into the main conversation and one for each sub-agent.
+
+    Records that are no messages (titles, snapshots, progress, hooks, system notes) are passed over, and so is a record
+    that stands there twice.
+    """
+
+    told: dict[tuple[str, str], Told] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+    roots: dict[str, str] = field(default_factory=dict)
+
+    def add(self, record: Json) -> None:
+        """Take in one line."""
+        message = record.get("message")
+        if record["type"] not in ("user", "assistant") or not isinstance(message, Mapping) or record.get("isApiErrorMessage"):
+            return
+        identifier = str(record.get("uuid") or "")
+        if identifier and identifier in self.seen:
+            return
+        self.seen.add(identifier)
+        told = self._conversation_of(record, identifier)
+        if record["type"] == "assistant":
+            _add_answer(told, message, identifier)
+        else:
+            _add_request(told, message, is_meta=bool(record.get("isMeta") or record.get("isCompactSummary")))
+
+    def conversations(self, fallback_name: str) -> Iterator[Told]:
+        """What was told, in the order in which each began."""
+        for told in self.told.values():
+            if told.messages:
+                told.name = told.name or fallback_name
+                yield told
+
+    def _conversation_of(self, record: Json, identifier: str) -> Told:
+        session = str(record.get("sessionId") or "")
+        branch = ""
+        if record.get("isSidechain"):
+            root = self.roots.get(str(record.get("parentUuid")), identifier)
+            self.roots[identifier] = root
+            branch = str(record.get("agentId") or root)
+        name = ":".join(part for part in (session, branch) if part)
+        return self.told.setdefault((session, branch), Told(name, SUB_AGENT if branch else AGENT))
+
+
+def _add_answer(told: Told, message: Json, identifier: str) -> None:
+    """Records of one model answer carry its id and a block or two each; together they are one message."""
+    if isinstance(message.get("model"), str) and not message["model"].startswith("<"):
+        told.model = message["model"]
+    key = str(message.get("id") or identifier)
+    answer = told.answers.get(key)
+    if answer is None:
+        answer = told.answers[key] = {"role": "assistant", "content": None}
+        told.messages.append(answer)
+    for block in _blocks(message.get("content")):
+        match block.get("type"):
+            case "tool_use":
+                told.tools[str(block.get("id"))] = str(block.get("name"))
+                arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+                call = {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
+                answer.setdefault("tool_calls", []).append(call)
+            case "thinking" | "redacted_thinking":
+                answer.setdefault("thinking_blocks", []).append(block)
+                if thought := block.get("thinking"):
+                    answer["reasoning_content"] = _joined(answer.get("reasoning_content"), thought)
+            case _:
+                answer["content"] = _joined(answer["content"], _text(block))
+
+
+def _add_request(told: Told, message: Json, *, is_meta: bool) -> None:
+    """Results of tools stand before what the user adds to them."""
+    said: list[Json] = []
+    for block in _blocks(message.get("content")):
+        if block.get("type") != "tool_result":
+            said.append(block)
+            continue
+        call_id = str(block.get("tool_use_id"))
+        result: dict[str, Any] = {"role": "tool", "tool_call_id": call_id, "content": _content(_blocks(block.get("content")))}
+        if call_id in told.tools:
+            result["name"] = told.tools[call_id]
+        if block.get("is_error"):
+            result["is_error"] = True
+        told.messages.append(result)
+    if said:
+        if is_meta:
+            told.made.add(len(told.messages))
+        told.messages.append({"role": "user", "content": _content(said)})
+
+
+def _blocks(content: Any) -> list[Json]:
+    if content is None:
+        return []
+    blocks = content if isinstance(content, list) else [content]
+    return [block if isinstance(block, Mapping) else {"type": "text", "text": str(block)} for block in blocks]
+
+
+def _content(blocks: list[Json]) -> str | list[Json]:
+    """Text alone is a string; with images it is a list of parts."""
+    if all(block.get("type") != "image" for block in blocks):
+        return "\n".join(_text(block) for block in blocks)
+    return [_part(block) for block in blocks]
+
+
+def _part(block: Json) -> Json:
+    source = block.get("source")
+    if block.get("type") != "image" or not isinstance(source, Mapping):
+        return {"type": "text", "text": _text(block)}
+    url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _text(block: Json) -> str:
+    text = block.get("text")
+    return text if isinstance(text, str) else json.dumps(block, ensure_ascii=False)
+
+
+def _joined(before: str | None, more: str) -> str:
+    return more if not before else f"{before}\n{more}"

@@ -1,0 +1,180 @@
+"""Conversation files: read them whatever program wrote them, and part them into turns."""
+
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from turnfold.contracts.events import ROLES, id_fault
+from turnfold.errors import TurnfoldError
+from turnfold.messages import Json, Role
+from turnfold.transcripts.claude_code import Transcript
+
+STANDARD_INPUT = "-"
+
+_GZIP = b"\x1f\x8b"
+
+
+class UnreadableTranscript(TurnfoldError):
+    """A file that holds no conversation as far as anybody can tell; the text names the file, the line and the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation as a file tells it: messages in order, each as it was written.
+
+    `machine_made` holds the indexes of the user messages that a program wrote in the user's name.
+    """
+
+    conversation_id: str
+    messages: tuple[Json, ...]
+    agent: str | None = None
+    model: str | None = None
+    machine_made: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A user message with all that answered it; `is_meta` when a machine wrote it."""
+
+    messages: tuple[Json, ...]
+    is_meta: bool = False
+
+
+def turns(messages: Sequence[Json], machine_made: frozenset[int] = frozenset()) -> list[Turn]:
+    """Part a conversation before each user message but the first; what stands before that goes with it.
+
+    >>> [len(turn.messages) for turn in turns([{"role": "system"}, {"role": "user"}, {"role": "assistant"}, {"role": "user"}])]
+    [3, 1]
+    """
+    starts = [index for index, message in enumerate(messages) if message["role"] == Role.USER]
+    edges = [0, *starts[1:], len(messages)] if messages else []
+    return [Turn(tuple(messages[first:last]), not machine_made.isdisjoint(range(first, last))) for first, last in pairwise(edges)]
+
+
+def read_conversations(path: Path | str) -> Iterator[Conversation]:
+    """The conversations of a file, gzipped or not; `-` reads standard input.
+
+    Understood are: a line for each conversation (`{"id", "agent", "messages": [...]}`), a JSON list of OpenAI chat
+    messages or of such conversations, a line for each message, and the session logs of Claude Code, where every
+    sub-agent makes a conversation of its own. What carries no id is named after the file.
+
+    Raises:
+        UnreadableTranscript: the file cannot be opened, or a line of it cannot be understood.
+    """
+    name = "standard input" if str(path) == STANDARD_INPUT else str(path)
+    stem = "stdin" if str(path) == STANDARD_INPUT else Path(path).name.removesuffix(".gz").rpartition(".")[0] or Path(path).name
+    try:
+        with _opened(path) as stream:
+            yield from _Reader(name, stem).read(stream)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableTranscript(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def _opened(path: Path | str) -> Generator[io.BufferedIOBase, None, None]:
+    with ExitStack() as stack:
+        if str(path) != STANDARD_INPUT:
+            buffered = stack.enter_context(Path(path).open("rb"))
+        elif isinstance(sys.stdin.buffer, io.BufferedReader):
+            buffered = sys.stdin.buffer
+        else:
+            buffered = io.BufferedReader(io.BytesIO(sys.stdin.buffer.read()))
+        yield stack.enter_context(gzip.open(buffered)) if buffered.peek(2)[:2] == _GZIP else buffered
+
+
+@dataclass(slots=True)
+class _Reader:
+    """One pass over one file; lines that only make a conversation together are gathered until its end."""
+
+    name: str
+    stem: str
+    loose: list[Json] = field(default_factory=list)
+    transcript: Transcript = field(default_factory=Transcript)
+
+    def read(self, stream: io.BufferedIOBase) -> Iterator[Conversation]:
+        lines = enumerate(stream, start=1)
+        first = next(((number, line) for number, line in lines if line.strip(b"\xef\xbb\xbf \t\r\n")), None)
+        if first is None:
+            self.refuse(1, "the file is empty")
+        number, line = first
+        try:
+            value = self.parsed(number, line)
+        except UnreadableTranscript:
+            document = line + stream.read()
+            if document == line:
+                raise
+            yield from self.conversations(number, self.parsed(number, document), self.stem)
+        else:
+            yield from self.entry(number, value, self.stem)
+            for number, line in lines:
+                if line.strip():
+                    yield from self.entry(number, self.parsed(number, line), f"{self.stem}-{number}")
+        if self.loose:
+            yield self.conversation(1, self.stem, self.loose, {})
+        for told in self.transcript.conversations(self.stem):
+            yield self.conversation(1, told.name, told.messages, {"agent": told.agent, "model": told.model}, told.machine_made)
+
+    def parsed(self, number: int, text: bytes) -> Any:
+        try:
+            return json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        except json.JSONDecodeError as error:
+            self.refuse(number + error.lineno - 1, f"not JSON: {error.msg} at column {error.colno}", error)
+        except (ValueError, RecursionError) as error:
+            self.refuse(number, f"not JSON: {error}", error)
+
+    def entry(self, number: int, value: Any, name: str) -> Iterator[Conversation]:
+        """What one line tells, or what is left to be told at the end of the file."""
+        if isinstance(value, Mapping) and "messages" not in value and isinstance(value.get("type"), str):
+            self.transcript.add(value)
+        elif isinstance(value, Mapping) and "messages" not in value and "role" in value:
+            self.loose.append(self.message(number, len(self.loose), value))
+        else:
+            yield from self.conversations(number, value, name)
+
+    def conversations(self, number: int, value: Any, name: str) -> Iterator[Conversation]:
+        """What one JSON value holds: a conversation, a list of messages, or a list of conversations."""
+        if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
+            yield self.conversation(number, name, value["messages"], value)
+        elif isinstance(value, list) and value and all(isinstance(entry, Mapping) and "messages" in entry for entry in value):
+            for index, entry in enumerate(value, start=1):
+                yield from self.conversations(number, entry, f"{name}-{index}")
+        elif isinstance(value, list):
+            yield self.conversation(number, name, value, {})
+        else:
+            self.refuse(number, "neither a conversation ({'messages': [...]}), nor a list of messages, nor a line of a Claude Code log")
+
+    def conversation(
+        self, number: int, name: str, messages: Iterable[Any], about: Json, machine_made: frozenset[int] = frozenset()
+    ) -> Conversation:
+        checked = tuple(self.message(number, index, message) for index, message in enumerate(messages))
+        if not checked:
+            self.refuse(number, "the conversation holds no messages")
+        conversation_id = next((str(about[key]) for key in ("id", "session_id") if about.get(key) is not None), name)
+        agent = next((str(about[key]) for key in ("agent", "agent_id") if about.get(key) is not None), None)
+        model = about.get("model")
+        for what, identifier in (("id", conversation_id), ("agent", agent)):
+            if identifier is not None and (fault := id_fault(identifier)):
+                self.refuse(number, f"the {what} {fault}")
+        return Conversation(conversation_id, checked, agent, model if isinstance(model, str) else None, machine_made)
+
+    def message(self, number: int, index: int, message: Any) -> Json:
+        if not isinstance(message, Mapping):
+            self.refuse(number, f"message {index} is not an object")
+        if message.get("role") not in ROLES:
+            self.refuse(number, f"message {index} has the role {message.get('role')!r}; it must be one of {', '.join(Role)}")
+        return message
+
+    def refuse(self, number: int, cause: str, error: Exception | None = None) -> NoReturn:
+        raise UnreadableTranscript(f"{self.name}, line {number}: {cause}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

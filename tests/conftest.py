@@ -1,0 +1,35 @@
+"""What every test gets: a known environment, examples that repeat, and a PostgreSQL when it asks for one."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.postgres import Postgres, running_postgres
+
+# `ci` finds the same examples everywhere; `search` looks for new ones: make test HYPOTHESIS_PROFILE=search.
+settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.register_profile(
+    "search", max_examples=2_000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# What somebody set for a system of theirs must not reach the systems under test, nor their child processes.
+for name in [name for name in os.environ if name.startswith("TURNFOLD_")]:
+    del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server for the whole run, started by the first test that asks."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+async def postgres_url(postgres: Postgres) -> AsyncIterator[str]:
+    """The URL of an empty database of the test's own, as `TURNFOLD_DATABASE_URL` wants it."""
+    database = await postgres.create_database()
+    yield postgres.url(database)
+    await postgres.drop_database(database)

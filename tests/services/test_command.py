@@ -1,0 +1,60 @@
+"""The command `turnfold` ends as promised: 0 done, 1 failed with one line, 2 wrong usage."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def turnfold(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "turnfold.cli", *arguments],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.proves("O3")
+def test_help_names_every_command_that_runs_the_system() -> None:
+    helped = turnfold("--help", COLUMNS="120")
+
+    assert helped.returncode == 0
+    assert all(f" {name} " in helped.stdout for name in ("up", "worker", "query", "migrate", "doctor"))
+
+
+@pytest.mark.proves("O3")
+def test_the_version_is_told() -> None:
+    told = turnfold("--version")
+
+    assert (told.returncode, told.stdout.strip().count(".")) == (0, 2)
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("arguments", [("fly",), ("up", "--nats-port", "many"), ("up", "--nats-port", "70000"), ("worker", "--fast")])
+def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:
+    assert turnfold(*arguments).returncode == 2
+
+
+@pytest.mark.proves("O3", "O5")
+@pytest.mark.parametrize("command", ["up", "worker", "query", "migrate", "doctor"])
+def test_a_misspelt_setting_ends_every_command_with_one_line(command: str, tmp_path: Path) -> None:
+    ended = turnfold(command, TURNFOLD_DATADIR=str(tmp_path))
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "turnfold: there is no setting TURNFOLD_DATADIR: did you mean TURNFOLD_DATA_DIR?\n"
+
+
+@pytest.mark.proves("O3")
+def test_a_data_directory_that_cannot_be_made_is_said_with_the_option_that_changes_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    ended = turnfold("up", "--data-dir", str(tmp_path / "file" / "data"), "--nats-port", "0", "--http-port", "0")
+
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("choose another --data-dir\n")
+    assert len(ended.stderr.splitlines()) == 1

@@ -1,0 +1,247 @@
+"""What an operator sets is what holds, and what was misspelt stops the start."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from turnfold.core.presets import PRESETS, Mode
+from turnfold.errors import StartError
+from turnfold.logs import configure_logs
+from turnfold.settings import Settings, http_url, read_settings, redacted, short_overrides
+
+
+def test_nothing_set_gives_the_documented_defaults() -> None:
+    settings = read_settings({"PATH": "/bin", "HOME": "/root"})
+
+    assert settings.nats_url == "nats://127.0.0.1:4222"
+    assert settings.database_url == "sqlite+aiosqlite:///./turnfold.db"
+    assert settings.http_url == "http://127.0.0.1:8080"
+    assert (settings.preset, settings.mode, settings.summary_model) == ("balanced", Mode.AUTO, None)
+    assert settings.policy == PRESETS["balanced"]
+    assert settings.named == frozenset()
+
+
+@pytest.mark.proves("O5")
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("TURNFOLD_NAST_URL", "TURNFOLD_NATS_URL"),
+        ("TURNFOLD_DATABASE", "TURNFOLD_DATABASE_URL"),
+        ("TURNFOLD_SUMARY_MODEL", "TURNFOLD_SUMMARY_MODEL"),
+        ("TURNFOLD_POLICY__MAX_LIVE_MESAGES", "TURNFOLD_POLICY__MAX_LIVE_MESSAGES"),
+        ("TURNFOLD_POLICY_KEEP_TOKENS", "TURNFOLD_POLICY__KEEP_TOKENS"),
+        ("TURNFOLD_nats_url", "TURNFOLD_NATS_URL"),
+    ],
+)
+def test_a_misspelt_name_stops_the_start_with_its_nearest_match(name: str, nearest: str) -> None:
+    with pytest.raises(StartError, match=rf"there is no setting {name}: did you mean {nearest}\?"):
+        read_settings({name: "1"})
+
+
+@pytest.mark.proves("O5")
+@pytest.mark.parametrize(
+    ("line", "nearest"),
+    [("nats_ulr = 'nats://a'", "nats_url"), ("[policy]\nmax_live_message = 3", "max_live_messages")],
+)
+def test_a_misspelt_name_in_the_file_stops_the_start_too(tmp_path: Path, line: str, nearest: str) -> None:
+    file = tmp_path / "turnfold.toml"
+    file.write_text(line)
+
+    with pytest.raises(StartError, match=rf"did you mean {nearest}\? \(in {file}\)"):
+        read_settings({"TURNFOLD_CONFIG": str(file)})
+
+
+@pytest.mark.proves("O5")
+def test_the_command_line_stands_above_the_environment_and_that_above_the_file_and_that_above_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "turnfold.toml"
+    file.write_text(
+        "preset = 'static-buffer'\nhttp_port = 1\nlog_level = 'error'\nsummary_concurrency = 9\n"
+        "[policy]\nmax_live_messages = 7\nkeep_messages = 3\n"
+    )
+    environ = {
+        "TURNFOLD_CONFIG": str(file),
+        "TURNFOLD_HTTP_PORT": "2",
+        "TURNFOLD_LOG_LEVEL": "DEBUG",
+        "TURNFOLD_POLICY__KEEP_MESSAGES": "4",
+    }
+
+    settings = read_settings(environ, {"http_port": 3, "data_dir": None})
+
+    assert (settings.http_port, settings.log_level, settings.summary_concurrency) == (3, "debug", 9)
+    assert (settings.policy.max_live_messages, settings.policy.keep_messages) == (7, 4)
+    assert settings.policy.trigger_ratio == PRESETS["static-buffer"].trigger_ratio
+    assert settings.http_url == "http://127.0.0.1:3"
+
+
+@pytest.mark.proves("O5")
+def test_numbers_set_one_by_one_stay_above_the_preset_a_session_chooses() -> None:
+    settings = read_settings({"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "5", "TURNFOLD_MODE": "manual", "TURNFOLD_CONTEXT_WINDOW": "0"})
+
+    other = settings.policy_of("static-buffer")
+
+    assert settings.overrides == {"max_live_messages": 5, "mode": Mode.MANUAL, "context_window": 0}
+    assert (other.max_live_messages, other.mode, other.context_window) == (5, Mode.MANUAL, 0)
+    assert other.style == PRESETS["static-buffer"].style
+
+
+def test_the_short_names_belong_to_one_preset_alone() -> None:
+    environ = {"MAX_CONTEXT_TOKENS": "8000", "MAX_CHARS_PER_MESSAGE": "4000"}
+
+    balanced = read_settings(environ)
+
+    assert balanced.policy == PRESETS["balanced"]
+    assert short_overrides(environ)["trigger_tokens"] == "8000"
+    if "token-budget" in PRESETS:
+        policy = read_settings(environ | {"TURNFOLD_PRESET": "token-budget"}).policy
+        assert (policy.trigger_tokens, policy.user_max_chars, policy.tool_result_max_chars) == (8_000, 4_000, 4_000)
+
+
+@pytest.mark.proves("O5")
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"TURNFOLD_HTTP_PORT": "eighty"}, "TURNFOLD_HTTP_PORT is not valid: it has to be a whole number of at least 0 and at most 65535"),
+        ({"TURNFOLD_HTTP_PORT": "70000"}, "at most 65535"),
+        ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "0"}, "a number of seconds above 0"),
+        ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "nan"}, "a number of seconds above 0"),
+        ({"TURNFOLD_MODE": "sometimes"}, "it is one of off, manual, auto"),
+        ({"TURNFOLD_LOG_LEVEL": "loud"}, "it is one of debug, info"),
+        ({"TURNFOLD_PRESET": "balance"}, "no preset is called 'balance'; there are balanced"),
+        ({"TURNFOLD_POLICY__KEEP_TOKENS": "many"}, "keep_tokens cannot be 'many'"),
+        ({"TURNFOLD_POLICY__SOFT_RATIO": "2"}, "soft_ratio is 2"),
+        ({"TURNFOLD_DATABASE_URL": "postgres://me:secret@host/db"}, r"begins with sqlite\+aiosqlite:// or postgresql\+asyncpg://"),
+        ({"TURNFOLD_NATS_URL": "127.0.0.1:4222"}, "begins with nats://"),
+        ({"TURNFOLD_CONFIG": "/no/such/file.toml"}, "/no/such/file.toml, which cannot be read"),
+    ],
+)
+def test_a_value_that_means_nothing_stops_the_start_and_is_named(environ: dict[str, str], told: str) -> None:
+    with pytest.raises(StartError, match=told) as stopped:
+        read_settings(environ)
+
+    assert "secret" not in str(stopped.value)
+
+
+def test_an_empty_value_is_no_value() -> None:
+    assert read_settings({"TURNFOLD_SUMMARY_MODEL": "", "TURNFOLD_HTTP_PORT": " "}) == read_settings({})
+
+
+@pytest.mark.proves("O4", "X1")
+def test_nothing_secret_stands_in_the_repr() -> None:
+    settings = read_settings(
+        {
+            "TURNFOLD_NATS_URL": "nats://me:secret@host:4222",
+            "TURNFOLD_NATS_PASSWORD": "secret",
+            "TURNFOLD_NATS_NKEY": "SUsecret",
+            "TURNFOLD_DATABASE_URL": "postgresql+asyncpg://me:secret@host/db",
+            "TURNFOLD_SUMMARY_API_KEY": "secret",
+            "TURNFOLD_SUMMARY_API_BASE": "https://me:secret@host/v1",
+        }
+    )
+
+    assert settings.nats_password == "secret"
+    assert "secret" not in repr(settings)
+
+
+def test_urls_are_shown_without_user_and_password() -> None:
+    assert redacted("nats://me:secret@a:4222,nats://b:4222") == "nats://a:4222,nats://b:4222"
+    assert redacted("postgresql+asyncpg://me:p@ss@host/db?password=secret") == "postgresql+asyncpg://host/db"
+    assert redacted("sqlite+aiosqlite:////data/turnfold.db") == "sqlite+aiosqlite:////data/turnfold.db"
+    assert http_url("0.0.0.0", 1) == "http://127.0.0.1:1"
+    assert http_url("::1", 1) == "http://[::1]:1"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    ready = {"ready": True, "nats_url": "nats://127.0.0.1:1", "http_url": "http://127.0.0.1:2", "database_url": "sqlite+aiosqlite:////d.db"}
+    (tmp_path / "turnfold.json").write_text(json.dumps(ready))
+    return tmp_path
+
+
+@pytest.mark.proves("O3")
+def test_where_no_bus_is_named_the_system_of_the_data_directory_is_meant(running: Path) -> None:
+    found = read_settings({"TURNFOLD_DATA_DIR": str(running)})
+    partly = read_settings({"TURNFOLD_DATA_DIR": str(running), "TURNFOLD_DATABASE_URL": "sqlite+aiosqlite:////other.db"})
+    elsewhere = read_settings({"TURNFOLD_DATA_DIR": str(running), "TURNFOLD_NATS_URL": "nats://cluster:4222"})
+
+    assert (found.nats_url, found.http_url, found.database_url) == (
+        "nats://127.0.0.1:1",
+        "http://127.0.0.1:2",
+        "sqlite+aiosqlite:////d.db",
+    )
+    assert (partly.nats_url, partly.database_url) == ("nats://127.0.0.1:1", "sqlite+aiosqlite:////other.db")
+    assert (elsewhere.nats_url, elsewhere.database_url) == ("nats://cluster:4222", Settings().database_url)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"nats_url": 3}'])
+def test_an_unreadable_ready_line_counts_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "turnfold.json").write_text(content)
+
+    assert read_settings({"TURNFOLD_DATA_DIR": str(tmp_path)}).nats_url == Settings().nats_url
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What the logs of this process say, as JSON lines; afterwards they say nothing of it any more."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logs(role="worker", level="info", format="json", stream=stream)
+    yield stream
+    structlog.reset_defaults()
+    root.handlers[:], root.level = handlers, level
+
+
+def read(lines: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines.getvalue().splitlines()]
+
+
+@pytest.mark.proves("O4")
+def test_each_unit_of_work_is_one_json_line_that_names_its_role(lines: io.StringIO) -> None:
+    log = structlog.get_logger()
+
+    log.debug("batch.fetched")
+    with structlog.contextvars.bound_contextvars(session_id="s"):
+        log.info("batch.ingested", events=3)
+    logging.getLogger("nats").warning("slow consumer")
+
+    ours, theirs = read(lines)
+    assert ours | {"timestamp": 0} == {
+        "event": "batch.ingested",
+        "events": 3,
+        "session_id": "s",
+        "level": "info",
+        "role": "worker",
+        "timestamp": 0,
+    }
+    assert (theirs["event"], theirs["logger"], theirs["role"]) == ("slow consumer", "nats", "worker")
+
+
+@pytest.mark.proves("O4")
+def test_what_a_user_wrote_does_not_reach_the_logs_through_an_exception(lines: io.StringIO) -> None:
+    log = structlog.get_logger()
+
+    try:
+        try:
+            raise ValueError("my password is hunter2")  # noqa: TRY301 - a cause is what the test is about
+        except ValueError as error:
+            raise RuntimeError("could not store 'my password is hunter2'") from error
+    except RuntimeError:
+        log.exception("batch.failed")
+        logging.getLogger("asyncio").exception("task failed")
+    logging.getLogger("LiteLLM").error("prompt was: my password is hunter2")
+
+    assert "hunter2" not in lines.getvalue()
+    assert [line["error"] for line in read(lines)] == ["RuntimeError <- ValueError"] * 2
+    assert all("test_settings.py" in line["at"][-1] for line in read(lines))
+
+
+def test_an_error_of_the_system_keeps_its_words(lines: io.StringIO) -> None:
+    structlog.get_logger().error("store.failed", exc_info=OSError(28, "No space left on device"))
+
+    assert read(lines)[0]["error"] == "OSError: [Errno 28] No space left on device"
