@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ DIGEST = "user asked for the first things; assistant read them and answered"
 
 @cache
 def counter() -> Callable[[str], int]:
-    """The tokenizer, loaded once for all tests."""
-    return load_counter()
+    """The tokenizer, loaded once for all tests; it remembers, since generated histories say the same things again and again."""
+    return lru_cache(maxsize=10_000)(load_counter())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The query service: what should my model see next?"""

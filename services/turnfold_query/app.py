@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Generator
+from socket import socket
 
 import structlog
 import uvicorn
+import uvloop
 from faststream import FastStream
 from faststream.nats import NatsBroker
 from nats.aio.client import Client
@@ -56,7 +59,8 @@ class Word:
 
 def main(settings: Settings, *, http_host: str, http_port: int) -> int:
     """Run a query server until it is told to stop; the status to exit with."""
-    asyncio.run(_run(settings, http_host, http_port))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings, http_host, http_port))
     return 0
 
 
@@ -79,9 +83,7 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
         await database.close()
 
 
-async def _serve(
-    settings: Settings, database: Database, client: Client, stop: asyncio.Event, http_host: str, http_port: int
-) -> None:
+async def _serve(settings: Settings, database: Database, client: Client, stop: asyncio.Event, http_host: str, http_port: int) -> None:
     windows = ModelWindows()
     answering = Answering(
         policy=policy_rule(settings.preset, settings.policy_of),
@@ -113,8 +115,7 @@ async def _serve(
         for connection in (client, broker.config.connection_state.connection):
             await connection.flush()
             await connection.flush()
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.005)
+        await asyncio.wait([serving, asyncio.create_task(server.listening.wait())], return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             raise StartError(f"HTTP cannot listen on {http_host}:{http_port}; choose another port")
         announce({"query": os.getpid()})
@@ -137,9 +138,18 @@ def asyncapi_of(broker: NatsBroker) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: stopping is decided in one place."""
+    """uvicorn that says when it listens, and leaves the signals alone: stopping is decided in one place."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self.listening.set()
 
     @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201
-        """Leave the signals alone."""
+    def capture_signals(self) -> Generator[None]:
+        """Do not."""
         yield

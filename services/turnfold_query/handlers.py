@@ -85,7 +85,8 @@ class Questions:
                     return json.dumps(await history.summaries(key, request, store=self._histories))
                 case SessionRequest():
                     return json.dumps(await history.session(key, request, store=self._histories))
-            raise BadRequest(f"{name} is no question")
+                case _:
+                    raise BadRequest(f"{name} is no question")
 
     async def context(self, key: SessionKey, request: ContextRequest) -> query.Answer:
         """A window; see `turnfold.operations.query.context`."""
@@ -114,15 +115,7 @@ class Desk:
         if not message.reply:
             return
         try:
-            if len(self._open) > IN_FLIGHT:
-                raise Unavailable("too many requests at once; try again shortly")
-            key = key_of_subject(name, message.subject)
-            if not isinstance(key, SessionKey):
-                raise BadRequest(f"{name} takes an agent and a session")
-            text = await self._questions.answer(name, key, read_request(self._questions.shapes[name], message.data))
-            body = text.encode()
-            if len(body) > message._client.max_payload - ANSWER_ROOM_BYTES:  # noqa: SLF001  # the connection that brought it
-                raise TooLarge(f"the answer has {len(body)} bytes, more than the bus carries; ask for less")
+            body = await self._answered(name, message)
         except RequestError as error:
             self._metrics.refused(name, error.code)
             body = query.as_error(error).encode()
@@ -131,6 +124,17 @@ class Desk:
             self._metrics.refused(name, "unavailable")
             body = query.as_error(Unavailable("the request failed; the log of the query service says why")).encode()
         await message.respond(body)
+
+    async def _answered(self, name: str, message: Msg) -> bytes:
+        if len(self._open) > IN_FLIGHT:
+            raise Unavailable("too many requests at once; try again shortly")
+        key = key_of_subject(name, message.subject)
+        if not isinstance(key, SessionKey):
+            raise BadRequest(f"{name} takes an agent and a session")
+        body = (await self._questions.answer(name, key, read_request(self._questions.shapes[name], message.data))).encode()
+        if len(body) > message._client.max_payload - ANSWER_ROOM_BYTES:  # noqa: SLF001  # the connection that brought it
+            raise TooLarge(f"the answer has {len(body)} bytes, more than the bus carries; ask for less")
+        return body
 
 
 async def _raw(message: Any) -> Any:
@@ -152,5 +156,3 @@ def make_router(desk: Desk, names: Mapping[str, object]) -> NatsRouter:
     for name in names:
         listens(name)
     return router
-
-

@@ -136,7 +136,9 @@ AGENT = "/v1/agents/{agent_id}"
 
 def _reads(app: FastAPI, questions: Questions) -> None:
     @app.get(SESSION + "/context", summary="What should my model see next?", response_model=None)
-    async def get_context(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[ContextRequest, Query()], http: Request) -> Response:
+    async def get_context(
+        agent_id: AgentPath, session_id: SessionPath, asked: Annotated[ContextRequest, Query()], http: Request
+    ) -> Response:
         tag = http.headers.get("if-none-match")
         if tag is not None and asked.etag is None:
             asked = asked.model_copy(update={"etag": tag.strip().removeprefix("W/").strip('"')})
@@ -146,7 +148,7 @@ def _reads(app: FastAPI, questions: Questions) -> None:
         return _text(answer.text, ETag=f'"{answer.etag}"')
 
     @app.get(SESSION + "/history", summary="Originals, in any state", response_model=None)
-    async def get_history(agent_id: AgentPath, session_id: SessionPath, http: Request, asked: Annotated[HistoryRequest, Query()]) -> Response:
+    async def get_history(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[HistoryRequest, Query()]) -> Response:
         key = _key(agent_id, session_id)
         return _text(await questions.answer("history.get", key, asked))
 
@@ -252,9 +254,7 @@ def _listings(app: FastAPI, histories: HistoryStore) -> None:
         return _json(await history.sessions(agent_id=agent_id, limit=limit, store=histories))
 
     @app.get("/v1/deadletters", summary="Events that could not be stored", response_model=None)
-    async def get_dead_letters(
-        after: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
-    ) -> Response:
+    async def get_dead_letters(after: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
         return _json(await history.dead_letters(after=after, limit=limit, store=histories))
 
 

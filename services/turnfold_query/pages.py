@@ -48,6 +48,4 @@ def _parameter(parameter: dict[str, Any]) -> str:
     told = ", ".join(map(str, choices)) if choices else kind
     if default is not None:
         told += f" (default {default})"
-    return (
-        f"<tr><td><code>{escape(parameter['name'])}</code></td><td>{escape(told)}</td><td>{escape(parameter.get('description', ''))}</td></tr>"
-    )
+    return f"<tr><td><code>{escape(parameter['name'])}</code></td><td>{escape(told)}</td><td>{escape(parameter.get('description', ''))}</td></tr>"

@@ -1,0 +1,1 @@
+"""The compaction worker: ingest, evict, and have summaries written."""

@@ -5,17 +5,23 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import structlog
+import uvloop
 from faststream.nats import NatsBroker
+from nats.aio.client import Client
 
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
+from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
 from turnfold.errors import StartError
 from turnfold.model_windows import ModelWindows
 from turnfold.operations.compact import Writing
 from turnfold.operations.rules import make_rules, policy_rule
+from turnfold.ports import Ingested
 from turnfold.settings import Settings
 from turnfold.store.belonging import WriterLock, belongs_to, wait_for_schema
 from turnfold.store.changes import SqlChanges
@@ -31,12 +37,16 @@ from turnfold_worker.handlers import Intake, make_event_router, make_request_rou
 
 log = structlog.get_logger()
 
-STOP_SECONDS = 25.0
+STOP_SECONDS = 8.0
+"""How long what is in hand may take to finish; the rest comes again."""
+
+Result = TypeVar("Result")
 
 
 def main(settings: Settings) -> int:
     """Run a worker until it is told to stop; the status to exit with."""
-    asyncio.run(_run(settings))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings))
     return 0
 
 
@@ -94,7 +104,7 @@ async def _serve(settings: Settings, database: Database, stop: asyncio.Event) ->
             await client.close()
 
 
-async def _work(settings: Settings, database: Database, count, client, stop: asyncio.Event) -> None:
+async def _work(settings: Settings, database: Database, count: Count, client: Client, stop: asyncio.Event) -> None:
     policy = policy_rule(settings.preset, settings.policy_of)
     windows = ModelWindows()
     rules = make_rules(policy, model_window=lambda model, numbers: windows(model, override=numbers.context_window), count=count)
@@ -113,12 +123,18 @@ async def _work(settings: Settings, database: Database, count, client, stop: asy
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
     sweeper = Sweeper(store=intake_store, client=client)
-    intake.on_stored = lambda done: (relay.wake(), compactor.wake() if done.evictions else None)
+
+    def on_stored(done: Ingested) -> None:
+        relay.wake()
+        if done.evictions:
+            compactor.wake()
+
+    intake.on_stored = on_stored
     compactor.on_done = relay.wake
-    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=15.0)
-    broker.include_router(make_event_router(intake, settings))
+    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0)
+    broker.include_router(make_event_router(intake))
     changes = SqlChanges(database)
-    broker.include_router(make_request_router(changes=changes, rules=rules, settings=settings, now_ms=now_ms, on_change=compactor.wake))
+    broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
     await summarizer.start()
     await broker.start()
     loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (compactor, relay, sweeper)]
@@ -139,9 +155,9 @@ async def _work(settings: Settings, database: Database, count, client, stop: asy
         log.info("worker.stopped")
 
 
-async def _unless(stop: asyncio.Event, waiting):
-    """Wait for this, or until told to stop."""
-    task = asyncio.ensure_future(waiting)
+async def _unless(stop: asyncio.Event, waiting: Coroutine[Any, Any, Result]) -> Result | None:
+    """Wait for this, or until told to stop; None when that came first."""
+    task = asyncio.create_task(waiting)
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

@@ -1,8 +1,9 @@
 """What arrives on the bus becomes an operation, and its outcome an acknowledgement or an answer."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -19,7 +20,6 @@ from turnfold.errors import RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.operations.ingest import Delivery, ingest
 from turnfold.ports import Changes, Ingested, IntakeStore, Rules
-from turnfold.settings import Settings
 
 log = structlog.get_logger()
 
@@ -29,6 +29,8 @@ SIDE_BY_SIDE = 2
 """Subscribers on the one consumer: while one batch is being committed the next is fetched and weighed."""
 RETRY_SECONDS = 1.0
 WORKER_QUEUE = "turnfold-worker"
+ACK_TOKENS = 9
+IN_PROGRESS_SECONDS = 2.0
 
 
 class Intake:
@@ -46,7 +48,8 @@ class Intake:
         self.is_busy = len(batch) >= BATCH // 2
         deliveries = [delivery_of(message) for message in batch]
         try:
-            done = await ingest(deliveries, store=self._store, rules=self._rules, count=self._count)
+            async with _kept(batch):
+                done = await ingest(deliveries, store=self._store, rules=self._rules, count=self._count)
         except Unavailable as error:
             log.warning("batch.returned", events=len(batch), error=str(error))
             await asyncio.gather(*(message.nak(delay=RETRY_SECONDS) for message in batch), return_exceptions=True)
@@ -60,10 +63,31 @@ class Intake:
         log.debug("batch.stored", events=done.events, messages=done.messages, evictions=done.evictions)
 
 
+@contextlib.asynccontextmanager
+async def _kept(batch: Sequence[Msg]) -> AsyncGenerator[None]:
+    """Tell the stream that work goes on, so that a batch which takes long is not handed to another worker."""
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(IN_PROGRESS_SECONDS)
+            await asyncio.gather(*(message.in_progress() for message in batch), return_exceptions=True)
+
+    telling = asyncio.create_task(tell(), name="in-progress")
+    try:
+        yield
+    finally:
+        telling.cancel()
+
+
 def delivery_of(message: Msg) -> Delivery:
-    """What the stream delivered, without what only the broker needs."""
-    metadata = message.metadata
-    return Delivery(message.subject, message.data, metadata.sequence.stream, int(metadata.timestamp.timestamp() * 1000))
+    """What the stream delivered, with the sequence and the time (ns) that its reply subject carries.
+
+    `$JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.<time>.<pending>`; the newer form has the
+    domain and the account before the stream, and one token more at the end.
+    """
+    tokens = message.reply.split(".")
+    shift = 0 if len(tokens) == ACK_TOKENS else 2
+    return Delivery(message.subject, message.data, int(tokens[5 + shift]), int(tokens[7 + shift]) // 1_000_000)
 
 
 async def _raw(message: Any) -> Any:
@@ -71,7 +95,7 @@ async def _raw(message: Any) -> Any:
     return message.body
 
 
-def make_event_router(intake: Intake, _settings: Settings) -> NatsRouter:
+def make_event_router(intake: Intake) -> NatsRouter:
     """The durable consumer of events, shared with every other worker."""
     router = NatsRouter()
     for _ in range(SIDE_BY_SIDE):
@@ -95,32 +119,30 @@ def make_event_router(intake: Intake, _settings: Settings) -> NatsRouter:
     return router
 
 
-def make_request_router(
-    *, changes: Changes, rules: Rules, settings: Settings, now_ms: Callable[[], int], on_change: Callable[[], object]
-) -> NatsRouter:
+def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], int], on_change: Callable[[], object]) -> NatsRouter:
     """Requests that write: answered here, where the writing is done."""
     router = NatsRouter()
 
-    def answers(name: str, levels: int, handle: Callable[[str, bytes], Awaitable[dict[str, Any]]]) -> None:
+    def answers(name: str, levels: int, handle: Callable[[str, bytes], Awaitable[Mapping[str, Any]]]) -> None:
         @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=_raw, title=name)
         async def on_request(_: Any, message: NatsMessage) -> bytes:
             raw = message.raw_message
             assert isinstance(raw, Msg)
             return json.dumps(await answered(name, handle(raw.subject, raw.data))).encode()
 
-    async def on_policy(subject: str, body: bytes) -> dict[str, Any]:
+    async def on_policy(subject: str, body: bytes) -> Mapping[str, Any]:
         key = key_of_subject("session.policy", subject)
         policy = await changes.set_policy(key, read_request(PolicyRequest, body), rules=rules, now_ms=now_ms())
         on_change()
         return policy
 
-    async def on_agent_policy(subject: str, body: bytes) -> dict[str, Any]:
+    async def on_agent_policy(subject: str, body: bytes) -> Mapping[str, Any]:
         key = key_of_subject("agent.policy", subject)
         policy = await changes.set_policy(key, read_request(PolicyRequest, body), rules=rules, now_ms=now_ms())
         on_change()
         return policy
 
-    async def on_compaction(subject: str, body: bytes) -> dict[str, Any]:
+    async def on_compaction(subject: str, body: bytes) -> Mapping[str, Any]:
         key = key_of_subject("compaction.request", subject)
         read_request(CompactionRequest, body)
         assert isinstance(key, SessionKey)
@@ -134,7 +156,7 @@ def make_request_router(
     return router
 
 
-async def answered(name: str, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+async def answered(name: str, answer: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """An answer, or the error in the words of the contract."""
     try:
         return await answer

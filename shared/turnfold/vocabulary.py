@@ -40,7 +40,7 @@ def load_counter() -> Callable[[str], int]:
         StartError: tiktoken or the vocabulary file is missing or damaged; the text says what to install.
     """
     try:
-        from tiktoken import Encoding
+        from tiktoken import Encoding  # noqa: PLC0415 - only who counts needs it installed
     except ImportError as error:
         raise StartError(f"tiktoken is not installed; {INSTALL}") from error
     encoding = Encoding(NAME, pat_str=WORDS, mergeable_ranks=_ranks(_vocabulary_file()), special_tokens={})

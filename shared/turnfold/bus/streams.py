@@ -53,7 +53,7 @@ INGEST = ConsumerConfig(
     durable_name=EVENTS_CONSUMER,
     deliver_policy=DeliverPolicy.ALL,
     ack_policy=AckPolicy.EXPLICIT,
-    ack_wait=30.0,
+    ack_wait=5.0,
     max_deliver=-1,
     max_ack_pending=2_000,
 )

@@ -1,19 +1,18 @@
 """`turnfold audit`: what happened to a session and why; `turnfold audit verify`: whether anybody changed that record."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.listing import all_sessions
+from turnfold.cli.listing import newest_sessions
 from turnfold.cli.reaching import reached
 from turnfold.cli.showing import show_rows
 from turnfold.client import Client
 from turnfold.core.audit import row_hash
+from turnfold.errors import UnknownSession
 
 COLUMNS = ("at", "agent_id", "session_id", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details")
 VERDICT_COLUMNS = ("agent_id", "session_id", "rows", "verdict")
@@ -38,7 +37,9 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[verify] [AGENT SESSION]", help="One session; without it, all.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[verify] [AGENT SESSION]", help="One session; without it, the newest 1,000.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="The newest so many rows; 0 shows all.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
@@ -61,7 +62,7 @@ def audit(
             raise typer.Exit(1)
     else:
         rows = asyncio.run(_rows(session))
-        rows.sort(key=lambda row: (str(row.get("at")), row["audit_id"]))
+        rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
         show_rows("audit", COLUMNS, rows[-limit:] if limit else rows, as_json=as_json, empty="Nothing happened yet.")
 
 
@@ -79,46 +80,36 @@ async def _verdicts(session: Sequence[str]) -> list[Verdict]:
 
 async def _verdict(client: Client, key: tuple[str, str]) -> Verdict:
     """The end of the chain is asked for first: what is written meanwhile must not look like a break."""
-    end = (await client.session(*key).status()).get("audit")
+    try:
+        end = (await client.session(*key).status()).get("audit") or {}
+    except UnknownSession:
+        end = {}  # an erased session leaves its audit behind
     rows = await _trail(client, key)
-    fault = chain_fault(rows, rows_told=end.get("rows"), hash_told=end.get("hash")) if isinstance(end, dict) else chain_fault(rows)
+    fault = chain_fault(rows, rows_told=end.get("rows"), hash_told=end.get("hash"))
     return Verdict(*key, rows=len(rows), verdict=fault or INTACT)
 
 
 def chain_fault(rows: Sequence[Row], *, rows_told: int | None = None, hash_told: str | None = None) -> str | None:
     """Where the chain of a session breaks, or None; `rows_told` and `hash_told` are what its session row says of the end."""
-    before = ""
-    hashes = [before]
+    hashes = [""]
     for ordinal, row in enumerate(rows, start=1):
-        sealed = _sealed(row, ordinal)
-        if row["prev_hash"] != before:
-            return f"a row is missing before row {ordinal} (audit_id {row['audit_id']})"
-        if row_hash(before, sealed) != row["hash"]:
-            return f"row {ordinal} (audit_id {row['audit_id']}) was changed"
-        before = row["hash"]
-        hashes.append(before)
-    if rows_told is not None and (rows_told >= len(hashes) or (hash_told is not None and hashes[rows_told] != hash_told)):
+        if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
+            return f"row {ordinal} is missing"
+        if row_hash(hashes[-1], row) != row["hash"]:
+            return f"row {ordinal} was changed"
+        hashes.append(row["hash"])
+    if rows_told is not None and rows_told > len(rows):
         return f"the end is cut off: {rows_told} rows were written, {len(rows)} are there"
+    if rows_told is not None and hash_told is not None and hashes[rows_told] != hash_told:
+        return f"row {rows_told} is another than the session remembers"
     return None
-
-
-def _sealed(row: Row, ordinal: int) -> Row:
-    """The fields as they were sealed, out of a row as it is answered."""
-    at, compaction_id, details = row["at"], row.get("compaction_id"), row.get("details")
-    return {
-        **row,
-        "ordinal": row.get("ordinal", ordinal),
-        "at_ms": at if isinstance(at, int) else round(datetime.fromisoformat(at).timestamp() * 1000),
-        "compaction_id": None if compaction_id is None else int(compaction_id),
-        "details": details if isinstance(details, str) else json.dumps(details, separators=(",", ":")),
-    }
 
 
 async def _keys(session: Sequence[str]) -> list[tuple[str, str]]:
     if session:
         return [(session[0], session[1])]
-    return [(row["agent_id"], row["session_id"]) for row in await all_sessions()]
+    return [(row["agent_id"], row["session_id"]) for row in await newest_sessions()]
 
 
 async def _trail(client: Client, key: tuple[str, str]) -> list[Row]:
-    return [{"agent_id": key[0], "session_id": key[1], **row} async for row in client.session(*key).audit_trail()]
+    return [row async for row in client.session(*key).audit_trail()]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -22,6 +23,8 @@ SESSION_COLUMNS = ("agent_id", "session_id", "messages_total", "messages_live", 
 SUMMARY_COLUMNS = ("version", "in_force", "kind", "style", "model", "tokens", "covered", "created_at")
 DEAD_LETTER_COLUMNS = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
 
+SESSIONS_MOST = 1_000
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -32,15 +35,20 @@ def register(app: typer.Typer) -> None:
     group(app, "deadletters", "Events that could not be stored.").command("list")(deadletters_list)
 
 
-def sessions(as_json: AsJson = False) -> None:
-    """List the sessions with their counters."""
-    rows = asyncio.run(all_sessions())
+def sessions(
+    agent: Annotated[str | None, typer.Option(help="Those of one agent.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=SESSIONS_MOST, help="The newest so many.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List the sessions with their counters, the one with the newest event first."""
+    rows = asyncio.run(newest_sessions(agent_id=agent, limit=limit))
     show_rows("sessions", SESSION_COLUMNS, rows, as_json=as_json, empty="No sessions yet: publish a turn, or `turnfold replay FILE`.")
 
 
-async def all_sessions() -> list[dict[str, Any]]:
-    """The rows of every session."""
-    return list(_listed(await http_get("/v1/sessions"), "sessions"))
+async def newest_sessions(*, agent_id: str | None = None, limit: int = SESSIONS_MOST) -> list[dict[str, Any]]:
+    """The rows of the sessions whose events are the newest."""
+    wanted = {"limit": limit} | ({"agent_id": agent_id} if agent_id is not None else {})
+    return list(_listed(await http_get(f"/v1/sessions?{urlencode(wanted)}"), "sessions"))
 
 
 def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:

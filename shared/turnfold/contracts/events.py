@@ -1,7 +1,7 @@
-"""Events as they travel, read strictly and kept to the letter.
+r"""Events as they travel, read strictly and kept to the letter.
 
 The text of each message is cut out of the event as it was written, so that what is stored is what was published:
-key order, numbers, white space, and escapes such as `\\u0000` or a lone surrogate, which thereby reach no database
+key order, numbers, white space, and escapes such as `\u0000` or a lone surrogate, which thereby reach no database
 as characters.
 """
 
@@ -216,8 +216,13 @@ def _bounded(text: str) -> int:
     return int(text) if len(text) <= INTEGER_MAX_DIGITS else _refuse(text)
 
 
-_scan = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded).scan_once
-_skip = _SPACE.match
+# The C scanner of one value, which the stubs do not know.
+_decoder: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+_scan = _decoder.scan_once
+_opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
+_name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
+_colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
+_more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
 
 
 def _members(payload: bytes) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -238,57 +243,61 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     fields: dict[str, Any] = {}
     raw: dict[str, str] = {}
     elements: list[str] = []
-    at = _after_space(text, 0)
-    if text[at] != "{":
-        _scan(text, at)
+    opened = _opening(text)
+    if opened is None or opened[1] != "{":
+        _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # it matches the empty text too
         raise BadEvent("wrong_shape", "an event is a JSON object")
-    at = _after_space(text, at + 1)
-    while text[at] != "}":
-        if text[at] != '"':
-            raise ValueError("a member begins with its name")
-        name, at = _scan(text, at)
-        at = _after_space(text, at)
-        if text[at] != ":":
-            raise ValueError("a name is followed by a colon")
-        start = _after_space(text, at + 1)
+    at = opened.end()
+    closing = "" if text[at] != "}" else "}"
+    at += bool(closing)
+    while not closing:
+        name, start = _member_name(text, at)
         if name == "messages" and text[start] == "[":
-            value, at, elements = _elements(text, start)
+            value, end, elements = _elements(text, start)
         else:
-            value, at = _scan(text, start)
-        fields[name], raw[name] = value, text[start:at]
-        at = _next(text, at, "}")
-    if _after_space(text, at + 1) != len(text):
+            value, end = _scan(text, start)
+        fields[name], raw[name] = value, text[start:end]
+        at, closing = _after(text, end, "}")
+    if text[at:].strip(" \t\n\r"):
         raise ValueError("something follows the object")
     return fields, raw, elements
+
+
+def _member_name(text: str, at: int) -> tuple[str, int]:
+    """The name of a member and where its value begins."""
+    plain = _name(text, at)
+    if plain is not None:
+        return plain[1], plain.end()
+    if text[at] != '"':
+        raise ValueError("a member begins with its name")
+    name, at = _scan(text, at)
+    colon = _colon(text, at)
+    if colon is None:
+        raise ValueError("a name is followed by a colon")
+    return name, colon.end()
 
 
 def _elements(text: str, start: int) -> tuple[list[Any], int, list[str]]:
     values: list[Any] = []
     texts: list[str] = []
-    at = _after_space(text, start + 1)
-    while text[at] != "]":
+    at = _opening(text, start).end()  # type: ignore[union-attr]  # the caller saw the bracket
+    if text[at] == "]":
+        return values, at + 1, texts
+    closing = ""
+    while not closing:
         value, end = _scan(text, at)
         values.append(value)
         texts.append(text[at:end])
-        at = _next(text, end, "]")
-    return values, at + 1, texts
+        at, closing = _after(text, end, "]")
+    return values, at, texts
 
 
-def _after_space(text: str, at: int) -> int:
-    return _skip(text, at).end()  # type: ignore[union-attr]  # it matches the empty text too
-
-
-def _next(text: str, at: int, closing: str) -> int:
-    """Past a comma to what it announces, or to the closing bracket."""
-    at = _after_space(text, at)
-    if text[at] == closing:
-        return at
-    if text[at] != ",":
+def _after(text: str, at: int, bracket: str) -> tuple[int, str]:
+    """Past a comma to what it announces, or past the closing bracket, which is told."""
+    found = _more(text, at)
+    if found is None or (found[1] != "," and found[1] != bracket):
         raise ValueError("a comma or the end is missing")
-    at = _after_space(text, at + 1)
-    if text[at] == closing:
-        raise ValueError("nothing follows the comma")
-    return at
+    return found.end(), "" if found[1] == "," else bracket
 
 
 def _depth(value: Any) -> int:

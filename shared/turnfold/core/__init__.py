@@ -1,0 +1,1 @@
+"""The rules: pure functions of values, without I/O, time or chance."""

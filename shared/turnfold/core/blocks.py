@@ -24,6 +24,8 @@ class Block:
     @property
     def stored(self) -> tuple[Message, ...]:
         """The messages of the block that exist, the calling one first."""
+        if not self.results:
+            return (self.head,)
         return (self.head, *(result for result in self.results if result is not None))
 
     @property

@@ -149,7 +149,7 @@ class Cuts:
 PUNCTUATION: Final = r"""[]!"#$%&()*+,./:;<=>?@[\\^`{|}~，。、；：？！（）「」『』【】《》…—-]"""
 LINE_START: Final = r"(?:(?<=\n)(?=[^\r\n/])|(?<=[^\W_]\n)(?=/))"
 WORD_END: Final = rf"(?<=[^\W_])(?={PUNCTUATION})"
-RUN: Final = r"(?<=(.))(?=\1)|(?<=\d)(?=\d)"
+RUN: Final = r"(?<=([^\r\n]))(?=\1{8})(?<=\1{8})|(?<=[0-9])(?=[0-9])"
 
 AT_LINE_START = re.compile(LINE_START)
 TO_LINE_START = re.compile(rf"(?s:.*){LINE_START}")

@@ -16,18 +16,23 @@ COMMON: Final = frozenset(
     summary system tail text than that the their them then there these they this those time to token tokens tool tools total turn
     two type under up use used user value version view was were what when where which who why will window with without word words
     write written yes yet you your
+    agent api app base book build case class client com config core create css customer db delete dev doc docs edit email env export
+    find flight folder go group home host hotel html http import index info io item items job js json lib load local lock log logs main
+    make map math md models module net object order org package port process product project py query re report run script scripts self
+    server service settings shared src state static store str sub support table target task team template test tests todo ts txt ui
+    update users util utils var weather web work worker zip
     """.split()
 )
-"""Words that are one token each, small or capitalised, behind a space or at the start of a line."""
+"""Words that are one token, small or capitalised, and with a space before them; with any sign before them at most two."""
 
 BOUNDED = re.compile(
-    r"(?P<word>(?: |(?<![^\n0-9]))[A-Z]?[a-z]+(?=[^\w'\u0080-\U0010ffff]|\Z))"
-    r"|(?P<letters>[a-ilmnoprstuvwyh]+)"
+    r"(?P<word>(?: |(?<![^\n0-9!-&(-/:-@[-`{-~])|(?<=[a-z])(?=[A-Z]))[A-Z]?[a-z]+(?=[^a-z'\u0080-\U0010ffff]|\Z))"
+    r"|(?P<letters>[a-ilmnopr-wy]+)"
     r"|(?P<digits>(?<![^\x00-\x7f])[0-9]+(?![^\x00-\x7f]))"
     r"|(?P<spaces> +)"
     r"|(?s:.)"
 )
-COMMON_LETTERS = re.compile("[abcdefghilmnoprstuvwy]+")
+COMMON_LETTERS = re.compile("[a-ilmnopr-wy]+")
 
 
 def ceiling(text: str) -> int:

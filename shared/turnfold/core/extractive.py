@@ -48,7 +48,7 @@ _WHOLE = (".", "!", "。", "！", "…", ")", "）", "～", "~")
 _NOT_WORD = re.compile(r"[\W_]+")
 _DIGIT = re.compile(r"\d")
 _LABELLED = re.compile(r"[\w ()/-]{2,30}[:：] ?\S.{0,40}$")
-_SMALL_CHARACTERS, _HEADING_CHARACTERS, _CLOSE_CHARACTERS = 320, 60, 2_000
+_SMALL_CHARACTERS, _HEADING_CHARACTERS, _CLOSE_CHARACTERS = 330, 110, 2_000
 _LINES_PER_MESSAGE = 40
 
 
@@ -313,7 +313,7 @@ def _bounded(
 ) -> tuple[dict[str, Any], str]:
     """Sections and text of the weightiest lines within every cap, in the order in which they were said."""
     ranked: list[int] = []
-    per_section = dict.fromkeys(_ORDER, 0)
+    per_section: dict[str, int] = dict.fromkeys(_ORDER, 0)
     for index in sorted(range(len(lines)), key=lambda index: (-lines[index].weight, -index)):
         section = lines[index].section
         if per_section[section] < _MAX_LINES[section]:

@@ -9,7 +9,7 @@ from typing import Final
 from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, arguments_tokens, cut_to
 from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import Policy
-from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, SummaryFacts, SummaryForm, digest_tokens, summary_within, whole_summary
+from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, SummaryFacts, digest_tokens, summary_within, whole_summary
 from turnfold.messages import CompactionId, Message, Role
 
 CHARACTERS_PER_REASONING_TOKEN: Final = 4
@@ -37,6 +37,22 @@ class Limits:
     target_messages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What stands before the history whatever is said in it: the pinned system message, the summary, and the rows that wait for one."""
+
+    pinned: Message | None
+    facts: SummaryFacts | None
+    placement: Placement
+    rows: Mapping[CompactionId, PendingRow]
+
+    @property
+    def summary_size(self) -> int:
+        """How many messages the summary takes that count."""
+        is_own = self.placement.is_message or (self.placement is Placement.SYSTEM and self.pinned is None)
+        return int(self.facts is not None and is_own)
+
+
 Entry = tuple[int, int, Unit, Piece]
 
 
@@ -44,41 +60,23 @@ class Growth:
     """A window that grows by one message at a time, as its session did, and is trimmed whenever it outgrows its limits.
 
     What it shows after n messages depends on these n alone and forms only ever shrink, so a window begins as it did
-    before until the next time the limits are exceeded. `relieve` trims it then; nothing does in an emergency, until all is
-    there. `is_roomy` says that the limits are never exceeded.
+    before until the next time the limits are exceeded. `relieve` trims it then; without it nobody does. `is_roomy` says
+    that nothing will ever be trimmed, and saves the preparations.
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        policy: Policy,
-        *,
-        pinned: Message | None,
-        summary: SummaryFacts | None,
-        placement: Placement,
-        rows: Mapping[CompactionId, PendingRow],
-        relieve: "Callable[[Growth], None]",
-        is_roomy: bool = False,
-        is_emergency: bool = False,
+        self, limits: Limits, policy: Policy, frame: Frame, *, relieve: "Callable[[Growth], None] | None", is_roomy: bool = False
     ) -> None:
         self.limits = limits
         self.policy = policy
-        self.pinned = pinned
-        self.facts = summary
-        self.placement = placement
-        self.rows = rows
-        self.relieve = relieve
+        self.frame = frame
         self.is_roomy = is_roomy
-        self.is_relieved = not (is_roomy or is_emergency)
         self.units: list[Unit] = []
-        self.total = pinned.tokens if pinned else 0
-        self.size = 0
+        self.summary = whole_summary(frame.facts, frame.placement) if frame.facts else None
+        self.total = (frame.pinned.tokens if frame.pinned else 0) + (self.summary.tokens if self.summary else 0)
+        self.size = frame.summary_size
         self.results_tokens = 0
-        self.summary: SummaryForm | None = None
-        if summary is not None:
-            self.summary = whole_summary(summary, placement)
-            self.total += self.summary.tokens
-            self.size += placement.is_message or (placement is Placement.SYSTEM and pinned is None)
+        self._relieve = None if is_roomy else relieve
         self.digested: dict[CompactionId, None] = {}
         self.shows_digests = True
         self.folded_rows: set[CompactionId] = set()
@@ -106,14 +104,14 @@ class Growth:
 
     def add(self, message: Message) -> None:
         """Take in the next message, in order of position, and trim if it was too much."""
-        if message is self.pinned or message.role.is_system:
+        if message is self.frame.pinned or message.role.is_system:
             return
         if message.role is Role.TOOL:
             self._add_result(message)
         else:
             self._add_unit(message)
-        if self.is_relieved and self.is_over:
-            self.relieve(self)
+        if self._relieve is not None and self.is_over:
+            self._relieve(self)
 
     @property
     def is_over(self) -> bool:
@@ -218,10 +216,16 @@ class Growth:
                 kept.append(entry)
                 continue
             self.free(unit, piece, act)
-            if unit.is_shown and (heap is self.all_units or heap is self.tool_units or (heap is self.seen_results and piece.was_softened)):
+            if self._comes_back(heap, unit, piece):
                 kept.append(entry)
         for entry in kept:
             heappush(heap, entry)
+
+    def _comes_back(self, heap: list[Entry], unit: Unit, piece: Piece) -> bool:
+        """Whether a step was softened, and may have to take the rest another time."""
+        if heap is self.seen_results:
+            return unit.is_shown and piece.was_softened
+        return unit.is_shown and (heap is self.all_units or heap is self.tool_units)
 
     def free(self, unit: Unit, piece: Piece, act: Callable[[Unit, Piece], int]) -> None:
         """Act on one message and keep the sums right."""
@@ -239,7 +243,7 @@ class Growth:
         self.total -= unit.tokens
         self.size -= unit.size
         self.results_tokens -= sum(piece.text for piece in unit.results if piece is not None)
-        row = self.rows.get(unit.row) if unit.row is not None else None
+        row = self.frame.rows.get(unit.row) if unit.row is not None else None
         if row is not None and row.digest_tokens and self.shows_digests and row.compaction_id not in self.digested:
             self.total += self.digest_cost(row)
             self.size += not self.digested
@@ -254,20 +258,19 @@ class Growth:
     def drop_digests(self) -> None:
         """Leave the digests out, now and later."""
         if self.digested:
-            self.total -= DIGEST_FRAME_TOKENS + sum(digest_tokens(self.rows[row].digest_tokens) for row in self.digested)
+            self.total -= DIGEST_FRAME_TOKENS + sum(digest_tokens(self.frame.rows[row].digest_tokens) for row in self.digested)
             self.size -= 1
             self.digested.clear()
         self.shows_digests = False
 
     def cut_summary(self) -> None:
         """Show as much of the summary as the rest leaves room for."""
-        if self.summary is None or self.facts is None or self.total <= self.limits.tokens:
+        if self.summary is None or self.frame.facts is None or self.total <= self.limits.tokens:
             return
         room = self.summary.tokens - (self.total - self.limits.tokens)
-        form = summary_within(self.facts, self.placement, room)
+        form = summary_within(self.frame.facts, self.frame.placement, room)
         self.total -= self.summary.tokens - (form.tokens if form else 0)
-        if form is None:
-            self.size -= self.placement.is_message or (self.placement is Placement.SYSTEM and self.pinned is None)
+        self.size -= 0 if form else self.frame.summary_size
         self.summary = form
 
     def soften(self, unit: Unit, target: int) -> bool:

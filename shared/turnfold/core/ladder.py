@@ -72,27 +72,29 @@ def shorten_long_texts(window: Growth, target: int) -> None:
 
 
 def preview_costly(window: Growth, target: int) -> None:
-    """(5) Large arguments and results of calls that the model has seen become previews."""
+    """(5) Large arguments and results of calls that the model has seen become previews; longer ones when that frees far too much."""
     policy = window.policy
 
     def preview(_: Unit, piece: Piece) -> int:
         excess = window.total - target
         if piece.call is None:
-            arguments = sum(map(arguments_tokens, piece.message.calls))
-            may_keep = arguments - excess if len(piece.message.calls) == 1 else 0
-            is_wasteful = may_keep - policy.preview_tokens > window.large_waste_tokens
-            return piece.preview_arguments(policy.arguments_max_tokens, may_keep if is_wasteful else policy.preview_tokens)
+            calls = piece.message.calls
+            may_keep = sum(map(arguments_tokens, calls)) - excess if len(calls) == 1 else 0
+            freed = piece.preview_arguments(policy.arguments_max_tokens, may_keep) if is_waste(may_keep) else 0
+            return freed or piece.preview_arguments(policy.arguments_max_tokens, policy.preview_tokens)
         may_keep = piece.text - excess
-        if may_keep - policy.preview_tokens > window.large_waste_tokens:
-            return piece.shorten(cut_to(piece.message, piece.grid, may_keep))
-        return piece.shorten(cut_to(piece.message, piece.grid, policy.preview_tokens, is_preview=True))
+        freed = piece.shorten(cut_to(piece.message, piece.grid, may_keep)) if is_waste(may_keep) else 0
+        return freed or piece.shorten(cut_to(piece.message, piece.grid, policy.preview_tokens, is_preview=True))
+
+    def is_waste(may_keep: int) -> bool:
+        return may_keep - policy.preview_tokens > window.large_waste_tokens
 
     window.work_off(window.costly, preview, target)
 
 
 def cap_unseen_results(window: Growth, _: int) -> None:
-    """Before anything is left out: no result that the model has yet to see takes more than the soft share, if the window does not fit."""
-    _cap_unseen(window, window.soft_tokens)
+    """Before anything is left out, and only if the window does not fit: results the model has yet to see keep to the caps of (2)."""
+    _cap_unseen(window, window.soft_tokens, window.policy.tool_result_max_chars)
 
 
 def fold_old_tool_blocks(window: Growth, target: int) -> None:
@@ -102,7 +104,7 @@ def fold_old_tool_blocks(window: Growth, target: int) -> None:
 
 def digest_pending(window: Growth, target: int) -> None:
     """(7) What was evicted and is not summarised yet is shown as its digest, the oldest compaction first."""
-    for row in window.rows.values():
+    for row in window.frame.rows.values():
         if window.total <= target:
             return
         if row.compaction_id in window.folded_rows:
@@ -204,7 +206,7 @@ SQUEEZES: Final[tuple[Callable[[Growth], None], ...]] = (
 )
 
 
-def _cap_unseen(window: Growth, least: int) -> None:
+def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
     """Shorten the results the model has not seen, the longest first and none below `least`, until the window fits."""
     unit = window.unseen
     excess = window.total - window.limits.tokens
@@ -212,9 +214,13 @@ def _cap_unseen(window: Growth, least: int) -> None:
         return
     pieces = [piece for piece in unit.results if piece is not None and piece.line is None]
     cap = max(least, _level([piece.text for piece in pieces], excess))
+
+    def shorten(_: Unit, piece: Piece) -> int:
+        return piece.shorten(cut_within(piece.message, piece.grid, max_tokens=cap, max_characters=max_characters, is_brief=False))
+
     for piece in pieces:
         if piece.text > cap:
-            window.free(unit, piece, lambda _, piece: piece.shorten(cut_to(piece.message, piece.grid, cap)))
+            window.free(unit, piece, shorten)
 
 
 def _level(sizes: list[int], excess: int) -> int:

@@ -38,4 +38,3 @@ def in_force(agent: Wishes, session: Wishes, *, default_preset: str, policy_of: 
     policy = adjusted(policy, {**agent.numbers(), **session.numbers()})
     mode = session.mode or agent.mode
     return adjusted(policy, {"mode": Mode(mode)}) if mode else policy
-

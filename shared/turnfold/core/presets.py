@@ -97,7 +97,7 @@ PRESETS: Mapping[str, Policy] = {
 }
 DEFAULT_PRESET = "balanced"
 
-FIELD_TYPES: Mapping[str, Any] = {name: kind for name, kind in get_type_hints(Policy).items()}
+FIELD_TYPES: Mapping[str, Any] = get_type_hints(Policy)
 
 
 def adjusted(policy: Policy, overrides: Mapping[str, Any]) -> Policy:

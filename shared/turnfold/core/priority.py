@@ -107,10 +107,8 @@ def _binds(text: str, *, is_advice: bool) -> bool:
             return True
         text = text.replace("\u2019", "'")
     text = text.lower()
-    for phrase, pattern in STATED if is_advice else BINDING:
-        if phrase in text and pattern.search(text):
-            return True
-    return False
+    found = [pattern for phrase, pattern in (STATED if is_advice else BINDING) if phrase in text]
+    return any(pattern.search(text) for pattern in found)
 
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -126,7 +124,9 @@ WRITING: Final = frozenset(
     save append install run exec execute modify change reserve submit upload pay transfer reply
     """.split()
 )
-SHELLS: Final = frozenset({"bash", "sh", "zsh", "shell", "terminal", "exec", "execute", "command", "cmd", "powershell", "console", "editor", "run"})
+SHELLS: Final = frozenset(
+    {"bash", "sh", "zsh", "shell", "terminal", "exec", "execute", "command", "cmd", "powershell", "console", "editor", "run"}
+)
 
 
 @lru_cache(maxsize=1_024)
@@ -183,7 +183,7 @@ LOOKING = re.compile(
     r"|git\s+(?:-C\s+\S+\s+)?(?:--no-pager\s+)?(?:status|log|diff|show|ls-files|ls-tree|blame|grep|rev-parse|describe)(?![\w-])"
     r"|xargs\s+(?:-\S+\s+)*(?:cat|ls|grep|egrep|rg|head|tail|wc|file|stat)(?![\w-])"
     r")",
-    re.S,
+    re.DOTALL,
 )
 NOTHING_SEEN = re.compile(r"\s*(?:cd(?![\w-])|true|echo(?![\w-])|printf(?![\w-])|\Z)")
 

@@ -133,7 +133,11 @@ def _calls(found: object, count: Count) -> tuple[tuple[Call, ...], int, bool]:
         function = entry.get("function") if isinstance(entry, Mapping) else None
         call_id = entry.get("id") if isinstance(entry, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        if not (isinstance(function, Mapping) and isinstance(call_id, str) and isinstance(name, str)) or not (call_id and name) or call_id in ids:
+        if (
+            not (isinstance(function, Mapping) and isinstance(call_id, str) and isinstance(name, str))
+            or not (call_id and name)
+            or call_id in ids
+        ):
             tokens += CALL_TOKENS + count(_json(entry))
             continue
         ids.add(call_id)

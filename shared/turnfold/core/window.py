@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 from turnfold.core.blocks import newest_system
 from turnfold.core.forms import MENDED, STAND_IN_TOKENS, WHOLE, Form
-from turnfold.core.growth import Growth, Limits, PendingRow
+from turnfold.core.growth import Frame, Growth, Limits, PendingRow
 from turnfold.core.ladder import relieve, relieve_emergency
 from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import Mode, Policy
-from turnfold.core.wrapping import Placement, SummaryFacts, SummaryForm
+from turnfold.core.wrapping import Placement, SummaryFacts, SummaryForm, whole_summary
 from turnfold.errors import CannotFit
 from turnfold.messages import Call, CompactionId, Message
 
@@ -114,20 +114,15 @@ def plan(stored: Stored, asked: Asked, policy: Policy) -> Plan:
         CannotFit: not even the pinned system message, the newest request and the newest open block fit, as short as
             they can be (with mode `off`: the whole history does not); it names what would.
     """
-    cap = _cap(asked)
-    limits = _limits(cap, asked, policy, stored.factor)
-    is_roomy = policy.mode is Mode.OFF or (not asked.is_emergency and _fits_whole(stored, asked, limits))
-    window = Growth(
-        limits,
-        policy,
+    limits = _limits(asked, policy, stored.factor)
+    frame = Frame(
         pinned=newest_system(stored.messages),
-        summary=stored.summary,
+        facts=stored.summary,
         placement=asked.placement,
         rows={row.compaction_id: row for row in stored.pending},
-        relieve=relieve,
-        is_roomy=is_roomy,
-        is_emergency=asked.is_emergency,
     )
+    is_roomy = policy.mode is Mode.OFF or (not asked.is_emergency and _fits_whole(stored, frame, limits))
+    window = Growth(limits, policy, frame, relieve=None if asked.is_emergency else relieve, is_roomy=is_roomy)
     for message in stored.messages:
         window.add(message)
     if asked.is_emergency and not is_roomy:
@@ -171,7 +166,8 @@ def _cap(asked: Asked) -> int:
     return asked.budget_tokens * EMERGENCY_FIFTHS // 5 if asked.is_emergency else asked.budget_tokens
 
 
-def _limits(cap: int, asked: Asked, policy: Policy, factor: float) -> Limits:
+def _limits(asked: Asked, policy: Policy, factor: float) -> Limits:
+    cap = _cap(asked)
     tokens = floor(cap / factor)
     while _billed(tokens, factor) > cap:
         tokens -= 1
@@ -190,15 +186,13 @@ def _billed(tokens: int, factor: float) -> int:
     return ceil(tokens * factor) if factor != 1.0 else tokens
 
 
-def _fits_whole(stored: Stored, asked: Asked, limits: Limits) -> bool:
+def _fits_whole(stored: Stored, frame: Frame, limits: Limits) -> bool:
     """Whether the window was never too large, however many calls were still open at a time."""
     calls = sum(len(message.calls) for message in stored.messages)
     tokens = sum(message.tokens for message in stored.messages) + STAND_IN_TOKENS * calls
-    size = len(stored.messages) + calls
-    if stored.summary is not None:
-        room = Growth(limits, Policy(), pinned=None, summary=stored.summary, placement=asked.placement, rows={}, relieve=relieve)
-        tokens, size = tokens + room.total, size + room.size
-    return tokens <= limits.tokens and size <= limits.messages
+    if frame.facts is not None:
+        tokens += whole_summary(frame.facts, frame.placement).tokens
+    return tokens <= limits.tokens and len(stored.messages) + calls + frame.summary_size <= limits.messages
 
 
 def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
@@ -215,9 +209,9 @@ def _planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
     live = sum(message.compaction_id is None for message in stored.messages)
     live_shown = sum(entry.message.compaction_id is None for entry in shown)
     pending_shown = len(shown) - live_shown
-    if window.pinned is not None:
-        live_shown += window.pinned.compaction_id is None
-        pending_shown += window.pinned.compaction_id is not None
+    if window.frame.pinned is not None:
+        live_shown += window.frame.pinned.compaction_id is None
+        pending_shown += window.frame.pinned.compaction_id is not None
     account = Account(
         total=stored.total,
         shown=live_shown,
@@ -230,10 +224,10 @@ def _planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
         synthesised=len(entries) - len(shown),
     )
     return Plan(
-        pinned=window.pinned,
+        pinned=window.frame.pinned,
         summary=window.summary,
         placement=asked.placement,
-        digests=tuple(row for row in window.rows if row in window.digested),
+        digests=tuple(row for row in window.frame.rows if row in window.digested),
         entries=entries,
         account=account,
         tokens=_billed(window.total, stored.factor),

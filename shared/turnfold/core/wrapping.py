@@ -36,6 +36,9 @@ DIGEST_HEADING: Final = (
 )
 SUMMARY_TAG: Final = "turnfold-summary"
 DIGEST_TAG: Final = "turnfold-digest"
+LEAST_SUMMARY_TOKENS: Final = 32
+"""A beginning shorter than this says nothing."""
+
 _TAGS: Final = re.compile(r"<(?=\s*/?\s*turnfold-)", re.IGNORECASE)
 
 
@@ -114,7 +117,7 @@ def summary_within(facts: SummaryFacts, placement: Placement, max_tokens: int) -
             return SummaryForm(tokens, with_ledger=with_ledger)
     frame = _summary_tokens(facts, placement, 0, with_ledger=False)
     head = Cuts.parse(facts.cuts).head(max_tokens - frame)
-    return SummaryForm(frame + head.tokens, head.offset, with_ledger=False) if head.offset else None
+    return SummaryForm(frame + head.tokens, head.offset, with_ledger=False) if head.tokens >= LEAST_SUMMARY_TOKENS else None
 
 
 def _summary_tokens(facts: SummaryFacts, placement: Placement, text_tokens: int, *, with_ledger: bool) -> int:

@@ -1,0 +1,1 @@
+"""The journeys: ingest, compact, query, and the questions about the past."""

@@ -95,9 +95,7 @@ async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) 
         fields = summary_json(one)
         for name in ("text", "sections", "ledger"):
             del fields[name]
-        told.append(
-            fields | {"in_force": one.version == in_force, "base_version": one.base_version, "compaction_id": one.compaction_id}
-        )
+        told.append(fields | {"in_force": one.version == in_force, "base_version": one.base_version, "compaction_id": one.compaction_id})
     return {"summaries": told}
 
 
@@ -136,5 +134,3 @@ async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[s
         at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
         told.append(fields | {"at": rfc3339(at), "replayed_at": rfc3339(replayed) if replayed is not None else None})
     return {"dead_letters": told}
-
-

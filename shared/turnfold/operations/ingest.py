@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from turnfold.contracts.events import Event, read_event
 from turnfold.core.priority import classify
 from turnfold.core.tokens import Count, measure
 from turnfold.errors import BadEvent, UnstorableBatch
-from turnfold.messages import Role
 from turnfold.ports import Arrival, DeadLetter, Ingested, IntakeStore, Rules
 
 PAYLOAD_KEPT_BYTES = 64 * 1024
@@ -42,27 +41,25 @@ async def ingest(deliveries: Sequence[Delivery], *, store: IntakeStore, rules: R
 
 def weigh(delivery: Delivery, event: Event, count: Count) -> Arrival:
     """Count and classify an event's messages: the only place where anything is tokenised."""
-    names = _called_names(event)
+    calls = _calls(event) if len(event.parsed) > 1 else {}
     return Arrival(
         delivery.stream_seq,
         delivery.at_ms,
         delivery.subject,
         event,
-        tuple(measure(body, count) for body in event.parsed),
-        tuple(classify(body, tool_name=names.get(str(body.get("tool_call_id"))) if names else None) for body in event.parsed),
+        tuple([measure(body, count) for body in event.parsed]),
+        tuple([classify(body, call=calls.get(str(body.get("tool_call_id"))) if calls else None) for body in event.parsed]),
     )
 
 
-def _called_names(event: Event) -> dict[str, str]:
-    """The tools that this very event calls, by call id: enough to tell a read from a write in a whole turn."""
-    names: dict[str, str] = {}
+def _calls(event: Event) -> dict[str, dict[str, Any]]:
+    """The calls of this very event by id: enough to tell, in a whole turn, a result that was read from one that was written."""
+    found: dict[str, dict[str, Any]] = {}
     for body in event.parsed:
-        calls = body.get("tool_calls")
-        for call in calls if isinstance(calls, list) and body["role"] == Role.ASSISTANT else ():
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict) and isinstance(function.get("name"), str):
-                names[str(call.get("id"))] = function["name"]
-    return names
+        calls = body.get("tool_calls") if len(body) > 2 else None
+        if isinstance(calls, list):
+            found.update((str(call.get("id")), call) for call in calls if isinstance(call, dict))
+    return found
 
 
 async def _store(
@@ -98,5 +95,3 @@ def _bury(delivery: Delivery, error: BadEvent) -> DeadLetter:
         len(payload),
         payload[:PAYLOAD_KEPT_BYTES],
     )
-
-

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
-from turnfold.core.ladder import PendingRow
+from turnfold.core.growth import PendingRow
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.render import Rendered, render
@@ -47,9 +47,7 @@ class Answer:
     is_modified: bool = True
 
 
-async def context(
-    key: SessionKey, request: ContextRequest, *, store: WindowStore, answering: Answering, arrivals: Arrivals
-) -> Answer:
+async def context(key: SessionKey, request: ContextRequest, *, store: WindowStore, answering: Answering, arrivals: Arrivals) -> Answer:
     """Answer `context.get`; waits, bounded, for the sequence that the request wants to see.
 
     Raises:
@@ -177,9 +175,7 @@ def _stored(facts: WindowFacts) -> Stored:
 @lru_cache(maxsize=512)
 def _summary_facts(summary: StoredSummary) -> Any:
     ledger = json.loads(summary.ledger)
-    return summary_facts(
-        summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts
-    )
+    return summary_facts(summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts)
 
 
 def _as_json(done: _Planned, rendered: Rendered) -> str:
@@ -190,7 +186,7 @@ def _as_json(done: _Planned, rendered: Rendered) -> str:
         "session_id": done.key.session_id,
         "fresh": done.is_fresh,
         "etag": done.etag,
-        "summary": _summary_json(facts.summary, planned, rendered),
+        "summary": _summary_json(facts.summary, rendered),
     }
     pending = facts.pending
     tail = {
@@ -226,7 +222,7 @@ def _account_json(account: Account) -> dict[str, int]:
     }
 
 
-def _summary_json(summary: StoredSummary | None, planned: Plan, rendered: Rendered) -> dict[str, Any] | None:
+def _summary_json(summary: StoredSummary | None, rendered: Rendered) -> dict[str, Any] | None:
     if summary is None:
         return None
     told = summary_json(summary) | {"text": rendered.summary_text, "ledger": rendered.ledger}

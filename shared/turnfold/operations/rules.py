@@ -32,8 +32,14 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
     """What intake and eviction decide by."""
 
     def make_digest(evicted: Sequence[tuple[Message, str]]) -> tuple[str, int]:
-        text = digest(sources_of((message, body, False) for message, body in evicted), max_tokens=DIGEST_MAX_TOKENS, count=count)
-        return text, count(text)
+        counted: dict[str, int] = {}
+
+        def counting(text: str) -> int:
+            counted[text] = count(text)
+            return counted[text]
+
+        text = digest(sources_of((message, body, False) for message, body in evicted), max_tokens=DIGEST_MAX_TOKENS, count=counting)
+        return text, counted.get(text, 0)
 
     def is_due(load: Load, policy: Policy, window: int) -> Due | None:
         return due(load, policy, model_window=window)

@@ -1,0 +1,1 @@
+"""Sessions in SQL: one module a journey, the same on SQLite and PostgreSQL."""

@@ -5,8 +5,8 @@ import fcntl
 from typing import IO
 
 from sqlalchemy import func, select
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
@@ -82,5 +82,5 @@ class WriterLock:
 
     async def take(self) -> None:
         """Stand by until this process may write."""
-        while not self.try_to_take():
+        while not self.try_to_take():  # noqa: ASYNC110  # another process holds it and tells nobody
             await asyncio.sleep(POLL_SECONDS)

@@ -40,7 +40,7 @@ class Database:
         """
         if self._writer is None:
             raise StartError("this process was opened for reading only")
-        with _translated():
+        with _Translated():
             async with self._writer.begin() as connection:
                 yield connection
 
@@ -51,7 +51,7 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached now.
         """
-        with _translated():
+        with _Translated():
             async with self._reader.begin() as connection:
                 yield connection
 
@@ -81,7 +81,7 @@ def insert_for(connection: AsyncConnection) -> Any:
     return sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
 
 
-class _translated:
+class _Translated:
     """Turn errors of the driver that a later try may not meet into `Unavailable`."""
 
     def __enter__(self) -> None:

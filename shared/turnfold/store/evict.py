@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.eviction import Due, Evict, Load, Trigger
 from turnfold.messages import Message
 from turnfold.ports import Rules
+from turnfold.store.bulk import bulk_update
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import compactions, messages
 from turnfold.store.sessions import Records, SessionRow
@@ -19,11 +20,7 @@ _LIVE = (
     .where(messages.c.sid.in_(bindparam("sids", expanding=True)), messages.c.compaction_id.is_(None))
     .order_by(messages.c.sid, messages.c.position)
 )
-_MARK = (
-    update(messages)
-    .where(messages.c.sid == bindparam("of_sid"), messages.c.position == bindparam("at"))
-    .values(compaction_id=bindparam("by"))
-)
+_MARK = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 
 
 async def evict(
@@ -50,7 +47,7 @@ async def evict_from(
     for row in await connection.execute(_LIVE, {"sids": list(due)}):
         live[row[0]].append((message_of(row), row[-1]))
     rows: list[dict[str, Any]] = []
-    marks: list[dict[str, Any]] = []
+    marks: list[tuple[int, int, int]] = []
     opened: dict[int, int] = {}
     for sid, (session, reason) in due.items():
         policy = rules.policy(session.agent_wishes, session.wishes)
@@ -61,10 +58,10 @@ async def evict_from(
         compaction_id = opened[sid] = rules.new_id()
         bodies = {message.position: body for message, body in live[sid]}
         rows.append(_open(session, reason, decision, bodies, compaction_id, at_ms, rules, records))
-        marks += [{"of_sid": sid, "at": message.position, "by": compaction_id} for message in decision.evicted]
+        marks += [(compaction_id, sid, message.position) for message in decision.evicted]
     if rows:
         await connection.execute(compactions.insert(), rows)
-        await connection.execute(_MARK, marks)
+        await _MARK.run(connection, marks)
     return opened
 
 

@@ -56,7 +56,7 @@ class SqlHistory:
             event_ids = {event_id for event_id, _ in named}
             of_agent = (events.c.agent_id == key.agent_id) & (events.c.sid == sid) & events.c.event_id.in_(event_ids)
             rows = await connection.execute(select(events.c.event_id, events.c.stream_seq).where(of_agent))
-            seqs = {event_id: seq for event_id, seq in rows}
+            seqs = dict(iter(rows.tuples()))
             places = [position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs and index < MESSAGES_PER_EVENT]
             chosen = _ORIGINALS.where(messages.c.sid == sid, messages.c.position.in_(places)).order_by(messages.c.position)
             return await _originals(connection, chosen)
@@ -124,9 +124,7 @@ async def _counts(connection: AsyncConnection, chosen: Select[Any]) -> list[Sess
 _live = select(func.count()).where(messages.c.sid == sessions.c.sid, messages.c.compaction_id.is_(None)).scalar_subquery()
 _pending = (
     select(func.coalesce(func.sum(compactions.c.messages_evicted), 0))
-    .where(
-        compactions.c.sid == sessions.c.sid, ~compactions.c.is_covered, compactions.c.status.in_(("pending", "running", "committed"))
-    )
+    .where(compactions.c.sid == sessions.c.sid, ~compactions.c.is_covered, compactions.c.status.in_(("pending", "running", "committed")))
     .scalar_subquery()
 )
 _SESSIONS = select(
@@ -156,5 +154,6 @@ _AUDIT = [
     )
 ]  # fmt: skip
 _DEAD = [
-    dead_letters.c[name] for name in ("dead_letter_id", "at_ms", "subject", "stream_seq", "reason", "detail", "size_bytes", "replayed_at_ms")
+    dead_letters.c[name]
+    for name in ("dead_letter_id", "at_ms", "subject", "stream_seq", "reason", "detail", "size_bytes", "replayed_at_ms")
 ]

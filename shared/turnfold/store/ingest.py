@@ -14,18 +14,23 @@ from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
 from turnfold.store import ranges
+from turnfold.store.bulk import bulk_insert
 from turnfold.store.engine import Database, insert_for
 from turnfold.store.evict import evict
 from turnfold.store.pairing import Touched, pair_again
-from turnfold.store.rows import message_rows, storable
+from turnfold.store.rows import STORED, message_rows, storable
 from turnfold.store.schema import compactions, dead_letters, events, messages, tool_calls
 from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
 
 EVENT_ID_REUSED = "event_id_reused"
+SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
 
 _KNOWN = select(events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest).where(
     tuple_(events.c.agent_id, events.c.event_id).in_(bindparam("ids", expanding=True))
 )
+_INSERT_EVENTS = bulk_insert(events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope"))
+_INSERT_MESSAGES = bulk_insert(messages, STORED)
+_INSERT_CALLS = bulk_insert(tool_calls, ("sid", "call_id", "position", "slot"))
 _BODIES = (
     select(messages.c.body)
     .where(messages.c.sid == bindparam("of_sid"), messages.c.position.between(bindparam("first"), bindparam("last")))
@@ -79,9 +84,8 @@ class _Batch:
         self._dead.extend(dead)
         evictions = 0
         if arrivals:
-            self._sessions = await lock_by_key(self._connection, (arrival.event.key for arrival in arrivals), create=True)
-            await self._sort_out(arrivals)
-            await self._insert()
+            self._sessions = await lock_by_key(self._connection, {arrival.event.key for arrival in arrivals}, create=True)
+            await self._insert(arrivals)
             await pair_again(self._connection, self._touched, self._rules.pair)
             changed = self._count()
             evictions = await evict(self._connection, changed, self._rules, self._records)
@@ -89,28 +93,49 @@ class _Batch:
         await self._records.write(self._connection)
         await self._bury()
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
-        await ranges.add(self._connection, ((seq, seq) for seq in sequences))
+        await ranges.add(self._connection, runs(sequences))
         messages_new = sum(len(arrival.event.bodies) for arrival in self._new)
         return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
 
     # --- new, known, or another under a known id
 
-    async def _sort_out(self, arrivals: Sequence[Arrival]) -> None:
-        ids = sorted({(arrival.event.key.agent_id, arrival.event.event_id) for arrival in arrivals})
-        known = {(row.agent_id, row.event_id): row for row in await self._connection.execute(_KNOWN, {"ids": ids})}
+    async def _insert(self, arrivals: Sequence[Arrival]) -> None:
+        """Insert what is new. Nearly always all of it is, so that is tried first; the keys of the tables say when it is not."""
+        fresh = self._unlike(arrivals)
+        try:
+            async with self._connection.begin_nested():
+                await self._insert_rows(fresh)
+        except IntegrityError:
+            fresh = await self._unknown(fresh)
+            await self._insert_rows(fresh)
+        self._new = fresh
+
+    def _unlike(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """The first of each event in the batch; the others are duplicates or refused."""
         fresh: dict[tuple[str, str], Arrival] = {}
         for arrival in arrivals:
             event = arrival.event
-            identity = (event.key.agent_id, event.event_id)
-            if (row := known.get(identity)) is not None:
-                await self._meet_known(arrival, row)
-            elif (first := fresh.get(identity)) is None:
-                fresh[identity] = arrival
-            elif first.event.key == event.key and _says_the_same(event, first.event.digest, first.event.parsed):
+            first = fresh.setdefault((event.key.agent_id, event.event_id), arrival)
+            if first is arrival:
+                continue
+            if first.event.key == event.key and _says_the_same(event, first.event.digest, first.event.parsed):
                 self._duplicates += 1
             else:
                 self._refuse(arrival)
-        self._new = list(fresh.values())
+        return list(fresh.values())
+
+    async def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Those whose event is not stored; the others are duplicates, moved or refused."""
+        ids = sorted((arrival.event.key.agent_id, arrival.event.event_id) for arrival in arrivals)
+        known = {(row.agent_id, row.event_id): row for row in await self._connection.execute(_KNOWN, {"ids": ids})}
+        fresh: list[Arrival] = []
+        for arrival in arrivals:
+            row = known.get((arrival.event.key.agent_id, arrival.event.event_id))
+            if row is None:
+                fresh.append(arrival)
+            else:
+                await self._meet_known(arrival, row)
+        return fresh
 
     async def _meet_known(self, arrival: Arrival, row: Any) -> None:
         """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
@@ -151,44 +176,32 @@ class _Batch:
     def _refuse(self, arrival: Arrival) -> None:
         payload = "\n".join(arrival.event.bodies).encode()[:PAYLOAD_KEPT_BYTES]
         detail = "this event id stands for other content or another session of the agent"
-        self._dead.append(
-            DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload)
-        )
+        self._dead.append(DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload))
 
-    # --- rows
-
-    async def _insert(self) -> None:
-        event_rows, rows, calls = [], [], []
-        for arrival in self._new:
-            event, sid = arrival.event, self._sessions[arrival.event.key].sid
-            event_rows.append(
-                {
-                    "agent_id": event.key.agent_id,
-                    "event_id": event.event_id,
-                    "sid": sid,
-                    "stream_seq": arrival.stream_seq,
-                    "digest": event.digest,
-                    "envelope": event.envelope,
-                }
-            )
+    async def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:
+        event_rows: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
+        calls: list[tuple[Any, ...]] = []
+        for arrival in arrivals:
+            event, seq, sid = arrival.event, arrival.stream_seq, self._sessions[arrival.event.key].sid
+            event_rows.append((event.key.agent_id, event.event_id, sid, seq, event.digest, event.envelope))
             rows += message_rows(arrival, sid)
-            calls += [
-                {"sid": sid, "call_id": storable(call.call_id), "position": position_of(arrival.stream_seq, index), "slot": call.slot}
-                for index, measured in enumerate(arrival.measured)
-                for call in measured.calls
-            ]
+            for index, measured in enumerate(arrival.measured):
+                if measured.calls:
+                    calls += [(sid, storable(call.call_id), position_of(seq, index), call.slot) for call in measured.calls]
             self._touch(arrival)
-        for table, values in ((events, event_rows), (messages, rows), (tool_calls, calls)):
-            if values:
-                await self._connection.execute(table.insert(), values)
+        for insert, values in ((_INSERT_EVENTS, event_rows), (_INSERT_MESSAGES, rows), (_INSERT_CALLS, calls)):
+            await insert.run(self._connection, values)
 
     def _touch(self, arrival: Arrival) -> None:
         sid = self._sessions[arrival.event.key].sid
         for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
-            self._touched.update((sid, storable(call.call_id)) for call in measured.calls)
-            call_id = parsed.get("tool_call_id")
-            if parsed["role"] == Role.TOOL and isinstance(call_id, str) and call_id:
-                self._touched.add((sid, storable(call_id)))
+            if measured.calls:
+                self._touched.update((sid, storable(call.call_id)) for call in measured.calls)
+            elif parsed["role"] == "tool":
+                call_id = parsed.get("tool_call_id")
+                if isinstance(call_id, str) and call_id:
+                    self._touched.add((sid, storable(call_id)))
 
     def _count(self) -> list[SessionRow]:
         """Bring the counters of the touched sessions up to date; the sessions that changed."""
@@ -204,7 +217,7 @@ class _Batch:
                 for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
                     session.messages_total += 1
                     session.tokens_total += measured.tokens
-                    if not Role(parsed["role"]).is_system:
+                    if parsed["role"] not in SYSTEM_ROLES:
                         session.live_messages += 1
                         session.live_tokens += measured.tokens
         return [session for key, session in self._sessions.items() if key in by_session or key in self._moved]
@@ -216,6 +229,11 @@ class _Batch:
 
 
 PAYLOAD_KEPT_BYTES = 64 * 1024
+
+
+def runs(sequences: Sequence[int]) -> list[ranges.Range]:
+    """The sequences as ranges."""
+    return ranges.joined((seq, seq) for seq in sequences)
 
 
 def _says_the_same(event: Event, digest: bytes, parsed: Iterable[Any]) -> bool:

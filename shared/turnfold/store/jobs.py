@@ -15,7 +15,7 @@ from turnfold.messages import MESSAGES_PER_EVENT, CompactionId
 from turnfold.ports import Evicted, Job, JobInput, Version
 from turnfold.store.engine import Database
 from turnfold.store.rows import FACTS, message_of
-from turnfold.store.schema import compactions, messages, sessions, summaries
+from turnfold.store.schema import compactions, messages, summaries
 from turnfold.store.sessions import Records, SessionRow, lock_by_sid, write_back
 
 OPEN = ("pending", "running")

@@ -4,11 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy import bindparam, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.messages import Answer
+from turnfold.store.bulk import bulk_update
 from turnfold.store.schema import messages, tool_calls
 
 Touched = tuple[int, str]
@@ -27,11 +28,7 @@ _RESULTS = select(
     messages.c.tool_call_id.is_not(None),
     tuple_(messages.c.sid, messages.c.tool_call_id).in_(bindparam("touched", expanding=True)),
 )
-_DECIDED = (
-    update(messages)
-    .where(messages.c.sid == bindparam("of_sid"), messages.c.position == bindparam("at"))
-    .values(answers_position=bindparam("to_position"), answers_slot=bindparam("to_slot"), is_copy=bindparam("copy"))
-)
+_DECIDED = bulk_update(messages, where=("sid", "position"), values=("answers_position", "answers_slot", "is_copy"))
 AT_ONCE = 400
 
 
@@ -56,16 +53,9 @@ async def _pair_some(connection: AsyncConnection, touched: list[Touched], pair: 
         results[sid, call_id].append(ResultSeen(position, digest))
         stored[sid, position] = Verdict(None if answers is None else Answer(answers, slot), bool(is_copy))
     changed = [
-        {
-            "of_sid": sid,
-            "at": position,
-            "to_position": verdict.answers and verdict.answers.position,
-            "to_slot": verdict.answers and verdict.answers.slot,
-            "copy": verdict.is_copy,
-        }
+        (*(verdict.answers or (None, None)), verdict.is_copy, sid, position)
         for (sid, call_id), seen in results.items()
         for position, verdict in pair(calls[sid, call_id], seen).items()
         if stored[sid, position] != verdict
     ]
-    if changed:
-        await connection.execute(_DECIDED, changed)
+    await _DECIDED.run(connection, changed)

@@ -52,37 +52,47 @@ def message_of(row: Sequence[Any]) -> Message:
     )
 
 
-def message_rows(arrival: Arrival, sid: int) -> list[dict[str, Any]]:
+STORED = (
+    "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority", "is_meta",
+    "is_irregular", "is_truncated", "is_error", "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body",
+)  # fmt: skip
+"""The columns of a message as intake fills them, in the order of `message_rows`."""
+
+
+def message_rows(arrival: Arrival, sid: int) -> list[tuple[Any, ...]]:
     """The rows of an event's messages, before pairing."""
-    event, rows = arrival.event, []
-    for index, (body, parsed, original, measured, priority) in enumerate(
-        zip(event.bodies, event.parsed, event.originals, arrival.measured, arrival.priorities, strict=True)
-    ):
-        is_result = parsed["role"] == "tool"
+    event, measured_all, priorities = arrival.event, arrival.measured, arrival.priorities
+    event_id = event.event_id
+    first = position_of(arrival.stream_seq, 0)
+    rows = []
+    for index, body in enumerate(event.bodies):
+        parsed, measured = event.parsed[index], measured_all[index]
+        role = parsed["role"]
+        is_result = role == "tool"
         rows.append(
-            {
-                "sid": sid,
-                "position": position_of(arrival.stream_seq, index),
-                "event_id": event.event_id,
-                "role": parsed["role"],
-                "tokens": measured.tokens,
-                "content_tokens": measured.content_tokens,
-                "reasoning_tokens": measured.reasoning_tokens,
-                "characters": measured.characters,
-                "lines": measured.lines,
-                "priority": int(priority),
-                "is_meta": event.is_meta and parsed["role"] == "user",
-                "is_irregular": measured.is_irregular,
-                "is_truncated": event.is_truncated,
-                "is_error": event.is_error,
-                "calls": json.dumps(measured.calls) if measured.calls else None,
-                "tool_call_id": _call_id_of(parsed) if is_result else None,
-                "content_digest": _content_digest(parsed) if is_result else None,
-                "created_at_ms": arrival.at_ms,
-                "cuts": measured.cuts or None,
-                "original": original,
-                "body": body,
-            }
+            (
+                sid,
+                first + index,
+                event_id,
+                role,
+                measured.tokens,
+                measured.content_tokens,
+                measured.reasoning_tokens,
+                measured.characters,
+                measured.lines,
+                int(priorities[index]),
+                event.is_meta and role == "user",
+                measured.is_irregular,
+                event.is_truncated,
+                event.is_error,
+                json.dumps(measured.calls) if measured.calls else None,
+                _call_id_of(parsed) if is_result else None,
+                _content_digest(parsed) if is_result else None,
+                arrival.at_ms,
+                measured.cuts or None,
+                event.originals[index],
+                body,
+            )
         )
     return rows
 

@@ -144,7 +144,9 @@ messages = Table(
     CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name="answer"),
     CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name="copy_answers_nothing"),
     # The window: the live messages of a session in order.
-    Index("ix_messages_live", "sid", "position", sqlite_where=text("compaction_id IS NULL"), postgresql_where=text("compaction_id IS NULL")),
+    Index(
+        "ix_messages_live", "sid", "position", sqlite_where=text("compaction_id IS NULL"), postgresql_where=text("compaction_id IS NULL")
+    ),
     # Pairing: the results that carry one call id, in order.
     Index(
         "ix_messages_results",

@@ -1,17 +1,18 @@
 """Session rows inside one transaction: locked, changed, sealed into the audit, and written back at its end."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy import bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import row_hash
 from turnfold.core.precedence import Wishes
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.store.bulk import bulk_update
 from turnfold.store.engine import insert_for
 from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 
@@ -51,11 +52,17 @@ class SessionRow:
 
 _LOCKED = (
     select(
-        sessions,
-        agents.c.preset.label("agent_preset"),
-        agents.c.mode.label("agent_mode"),
-        agents.c.overrides.label("agent_overrides"),
-        summaries.c.tokens.label("summary_tokens"),
+        sessions.c.sid,
+        sessions.c.agent_id,
+        sessions.c.session_id,
+        sessions.c.preset,
+        sessions.c.mode,
+        sessions.c.overrides,
+        agents.c.preset,
+        agents.c.mode,
+        agents.c.overrides,
+        *(sessions.c[name] for name in COUNTERS),
+        func.coalesce(summaries.c.tokens, 0),
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
     .outerjoin(summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version))
@@ -65,9 +72,7 @@ _LOCKED = (
 )
 _BY_KEY = _LOCKED.where(tuple_(sessions.c.agent_id, sessions.c.session_id).in_(bindparam("keys", expanding=True)))
 _BY_SID = _LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True)))
-_WRITE_BACK = (
-    update(sessions).where(sessions.c.sid == bindparam("of_sid")).values({name: bindparam(f"new_{name}") for name in COUNTERS})
-)
+_WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
 
 
 async def lock_by_key(connection: AsyncConnection, keys: Iterable[SessionKey], *, create: bool) -> dict[SessionKey, SessionRow]:
@@ -91,27 +96,18 @@ async def lock_by_sid(connection: AsyncConnection, sids: Iterable[int]) -> dict[
 async def _rows(connection: AsyncConnection, statement: Any, **parameters: Any) -> dict[SessionKey, SessionRow]:
     if not any(parameters.values()):
         return {}
-    rows = (session_row(row) for row in (await connection.execute(statement, parameters)).mappings())
+    rows = (_session(*row) for row in await connection.execute(statement, parameters))
     return {row.key: row for row in rows}
 
 
-def session_row(row: Mapping[Any, Any]) -> SessionRow:
-    """A row of `sessions` with its agent's wishes and the tokens of the summary in force."""
-    return SessionRow(
-        sid=row["sid"],
-        key=SessionKey(AgentId(row["agent_id"]), SessionId(row["session_id"])),
-        wishes=Wishes(row["preset"], row["mode"], row["overrides"]),
-        agent_wishes=Wishes(row["agent_preset"], row["agent_mode"], row["agent_overrides"]),
-        summary_tokens=row["summary_tokens"] or 0,
-        **{name: row[name] for name in COUNTERS},
-    )
+def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow:
+    """A row of `_LOCKED`."""
+    return SessionRow(sid, SessionKey(AgentId(agent_id), SessionId(session_id)), Wishes(*rest[:3]), Wishes(*rest[3:6]), *rest[6:])
 
 
 async def write_back(connection: AsyncConnection, rows: Sequence[SessionRow]) -> None:
     """Store what changed in these rows."""
-    if rows:
-        values = [{"of_sid": row.sid} | {f"new_{name}": getattr(row, name) for name in COUNTERS} for row in rows]
-        await connection.execute(_WRITE_BACK, values)
+    await _WRITE_BACK.run(connection, [(*(getattr(row, name) for name in COUNTERS), row.sid) for row in rows])
 
 
 @dataclass(slots=True)

@@ -13,9 +13,7 @@ from turnfold.store.engine import Database
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import agents, compactions, ingested, messages, sessions, summaries
 
-_INGESTED_TO = (
-    select(ingested.c.last_seq).where(ingested.c.first_seq == 1).scalar_subquery()
-)
+_INGESTED_TO = select(ingested.c.last_seq).where(ingested.c.first_seq == 1).scalar_subquery()
 _ONE = select(literal(1).label("one")).subquery("one")
 _SESSION_COLUMNS = [
     sessions.c[name]
@@ -111,7 +109,7 @@ class SqlWindows:
             missing = [position for position in positions if position not in bodies]
             for start in range(0, len(missing), TEXTS_AT_ONCE):
                 some = {"of_sid": facts.session.sid, "positions": missing[start : start + TEXTS_AT_ONCE]}
-                bodies |= {position: body for position, body in await connection.execute(_BODIES, some)}
+                bodies.update((await connection.execute(_BODIES, some)).tuples())
             return chosen, bodies
 
 
@@ -127,8 +125,10 @@ async def _head(connection: AsyncConnection, key: SessionKey) -> WindowFacts:
 
 def summary_of(row: Sequence[Any]) -> StoredSummary:
     """A version from the columns that `_HEAD` reads of it."""
-    *before, cuts, covers_first, covers_last, covered, compaction_id, created_at_ms = row
-    return StoredSummary(*before, cuts or "", covers_first, covers_last, covered, CompactionId(str(compaction_id)), created_at_ms)
+    told: dict[str, Any] = dict(zip((column.name for column in SUMMARY_COLUMNS), row, strict=True))
+    told["cuts"] = told["cuts"] or ""
+    told["compaction_id"] = CompactionId(str(told["compaction_id"]))
+    return StoredSummary(**told)
 
 
 async def _messages(connection: AsyncConnection, facts: WindowFacts) -> tuple[WindowFacts, dict[int, str]]:

@@ -82,4 +82,6 @@ def draft_as_json(draft: Draft) -> dict[str, Any]:
 
 def draft_from_json(value: Mapping[str, Any]) -> Draft:
     """The draft that travelled."""
-    return Draft(**{**value, "ledger": tuple(value["ledger"])})
+    given: dict[str, Any] = dict(value)
+    ledger: tuple[str, ...] = tuple(given.pop("ledger"))
+    return Draft(ledger=ledger, **given)

@@ -1,0 +1,112 @@
+"""The system under measurement: a nats-server as it comes, and worker and query as processes of their own."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+from turnfold.embedded.ready import ANNOUNCE
+from tests.nats_server import NatsServer, nats_server
+
+PROGRAM = Path(sys.executable).parent / "turnfold"
+READY_SECONDS = 60.0
+STOP_SECONDS = 30.0
+
+
+class System:
+    """A bus and a database that are ready for `worker` and `query`; each part that runs is one real process."""
+
+    def __init__(self, directory: Path, server: NatsServer, settings: Mapping[str, str]) -> None:
+        self.url = server.url
+        self.database = directory / "turnfold.db"
+        self._log = directory / "turnfold.log"
+        self._environ = clean_environ() | {
+            "TURNFOLD_NATS_URL": server.url,
+            "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
+            "TURNFOLD_HTTP_PORT": "0",
+            "TURNFOLD_LOG_LEVEL": "warning",
+            **settings,
+        }
+
+    async def migrate(self) -> None:
+        """Make tables and streams."""
+        process = await asyncio.create_subprocess_exec(PROGRAM, "migrate", env=self._environ)
+        if await process.wait():
+            raise RuntimeError("`turnfold migrate` failed")
+
+    @asynccontextmanager
+    async def running(self, part: str, *, is_awaited: bool = True) -> AsyncIterator[Process]:
+        """A service, from when it says that it is ready (or from its start on) until it has stopped."""
+        with self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                PROGRAM, part, env=self._environ | {ANNOUNCE: "1"}, stdin=PIPE, stdout=PIPE, stderr=log
+            )
+        try:
+            if is_awaited:
+                await ready_line(process, part)
+            yield process
+        finally:
+            await stop(process)
+
+    def ask(self, sql: str, *values: Any) -> tuple[Any, ...]:
+        """The first row of a reading query."""
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10)) as connection:
+            found: tuple[Any, ...] = connection.execute(sql, values).fetchone()
+            return found
+
+    def watch(self) -> sqlite3.Connection:
+        """A reading connection, for whoever asks often."""
+        return sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10, isolation_level=None)
+
+
+@asynccontextmanager
+async def system(directory: Path, **settings: str) -> AsyncIterator[System]:
+    """A system without services yet; the server syncs as it does by default."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with nats_server(directory) as server:
+        made = System(directory, server, settings)
+        await made.migrate()
+        yield made
+
+
+def clean_environ() -> dict[str, str]:
+    """The environment without anybody's settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
+
+
+async def ready_line(process: Process, what: str) -> dict[str, Any]:
+    """The line with which a process says that it is ready."""
+    assert process.stdout
+    async with asyncio.timeout(READY_SECONDS):
+        line = await process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{what} ended with status {await process.wait()} before it was ready")
+    ready: dict[str, Any] = json.loads(line)
+    return ready
+
+
+async def stop(process: Process) -> None:
+    """Tell a process to stop, and wait for it."""
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def resident_mb(pid: int) -> float:
+    """The memory a process holds (RSS), in MB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

@@ -1,0 +1,371 @@
+"""Proof, from SQL and from what readers were told, that a history is what was published: laws L1, L2, L3, L5, L6, L7, L10 and the audit."""
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.system import Streamed
+from turnfold.client import Event
+from turnfold.core.audit import SEALED_FIELDS, row_hash
+from turnfold.core.sendable import faults
+from turnfold.messages import MESSAGES_PER_EVENT, SessionKey
+
+Json = dict[str, Any]
+Row = sqlite3.Row
+SHOWN_FAULTS = 12
+SETTLED = frozenset({"committed", "restored", "rejected", "failed", "stale"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer of `context.get`: how many messages were acknowledged before it was asked, and attempted before it came."""
+
+    key: SessionKey
+    acknowledged: int
+    after: int | None
+    answer: Json
+    attempted: int
+
+
+@dataclass
+class Published:
+    """What was tried, what the stream acknowledged, and what readers were told; the same event may be tried many times."""
+
+    attempted: dict[tuple[str, str], Event] = field(default_factory=dict)
+    acknowledged: defaultdict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    order: defaultdict[SessionKey, list[str]] = field(default_factory=lambda: defaultdict(list))
+    bad: dict[int, str] = field(default_factory=dict)
+    readings: list[Reading] = field(default_factory=list)
+
+    def trying(self, event: Event) -> None:
+        """An event is about to be published, perhaps again."""
+        if identity(event) not in self.attempted:
+            self.order[event.key].append(event.event_id)
+        self.attempted[identity(event)] = event
+
+    def took(self, event: Event, seq: int) -> None:
+        """The stream acknowledged an event."""
+        self.acknowledged[identity(event)].append(seq)
+
+    def took_bad(self, seq: int, reason: str) -> None:
+        """The stream acknowledged what cannot be stored, for this reason."""
+        self.bad[seq] = reason
+
+    def messages_acknowledged(self, key: SessionKey) -> int:
+        """How many messages of a session are acknowledged by now."""
+        return sum(len(messages_of(self.attempted[key.agent_id, one])) for one in self.order[key] if (key.agent_id, one) in self.acknowledged)
+
+    def messages_attempted(self, key: SessionKey) -> int:
+        """How many messages of a session were tried by now."""
+        return sum(len(messages_of(self.attempted[key.agent_id, one])) for one in self.order[key])
+
+    def newest_seq(self, key: SessionKey) -> int | None:
+        """The freshness token of a session: the greatest sequence acknowledged by now."""
+        return max((max(self.acknowledged[key.agent_id, one]) for one in self.order[key] if (key.agent_id, one) in self.acknowledged), default=None)
+
+
+def identity(event: Event) -> tuple[str, str]:
+    """What makes two copies one event."""
+    return event.key.agent_id, event.event_id
+
+
+def messages_of(event: Event) -> list[Json]:
+    """The chat messages that an event carries; a result as the message it becomes, its content as it was published."""
+    said = json.loads(event.payload)
+    if "messages" in said:
+        messages: list[Json] = said["messages"]
+        return messages
+    return [{"role": "tool", "tool_call_id": said["tool_call_id"], "content": said["content"]}]
+
+
+class Checker:
+    """The faults of one database. `stream` is all that the stream of events holds: it decides order, and what had to be stored."""
+
+    def __init__(self, database: Path, published: Published, stream: Sequence[Streamed], *, is_settled: bool = True) -> None:
+        self._path = database
+        self._published = published
+        self._stream = stream
+        self._is_settled = is_settled
+        self._faults: list[str] = []
+
+    def faults(self) -> list[str]:
+        """A sentence for each fault; empty when every law holds."""
+        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=30)) as connection:
+            connection.row_factory = sqlite3.Row
+            self._ask: Callable[..., list[Row]] = lambda statement, *values: connection.execute(statement, values).fetchall()
+            connection.execute("BEGIN")
+            self._integrity()
+            self._stored()
+            self._order()
+            self._sums()
+            self._compactions()
+            self._versions()
+            self._audit()
+            self._dead_letters()
+            self._ingested()
+        self._readings()
+        return self._faults
+
+    def _fault(self, text: str) -> None:
+        self._faults.append(text)
+
+    def _integrity(self) -> None:
+        told = self._ask("PRAGMA quick_check")[0][0]
+        if told != "ok":
+            self._fault(f"the file is damaged: {told}")
+        if self._ask("PRAGMA foreign_key_check"):
+            self._fault("a row refers to a session that is not there")
+
+    # --- L1, L2: stored once, as it was
+
+    def _stored(self) -> None:
+        ids = Counter((row["agent_id"], row["session_id"], row["message_id"]) for row in self._ask("SELECT * FROM messages_view"))
+        self._told("stored more than once", [key for key, times in ids.items() if times > 1])
+        wanted: dict[tuple[str, str, str], Json] = {}
+        possible: set[tuple[str, str, str]] = set()
+        in_stream = set(self._first_seqs())
+        for name, event in self._published.attempted.items():
+            known = {(event.key.agent_id, event.key.session_id, f"{event.event_id}#{index}"): one for index, one in enumerate(messages_of(event))}
+            possible |= set(known)
+            if name in in_stream:
+                wanted |= known
+        lost_by_stream = [name for name in self._published.acknowledged if name not in in_stream]
+        self._told("acknowledged by the stream and not in it", lost_by_stream)
+        self._told("in the stream and not stored", [key for key in wanted if key not in ids])
+        self._told("stored and never published", [key for key in ids if key not in possible])
+        bodies = self._ask(
+            "SELECT s.agent_id, s.session_id, m.event_id || '#' || (m.position % 1024) AS message_id, m.body, m.original"
+            "  FROM messages m JOIN sessions s USING (sid)"
+        )
+        altered = [key for row in bodies if (key := tuple(row)[:3]) in wanted and not _is_kept(row["body"], row["original"], wanted[key])]
+        self._told("stored otherwise than published", altered)
+        self._told("events stored more than once", self._ask("SELECT event_id FROM events GROUP BY agent_id, event_id HAVING count(*) > 1"))
+
+    # --- L3: the order is the stream's
+
+    def _first_seqs(self) -> dict[tuple[str, str], int]:
+        """Where the stream holds each valid event first."""
+        found: dict[tuple[str, str], int] = {}
+        by_payload = {event.payload: name for name, event in self._published.attempted.items()}
+        for entry in self._stream:
+            name = by_payload.get(entry.payload)
+            if name is not None and entry.seq not in self._published.bad:
+                found.setdefault(name, entry.seq)
+        return found
+
+    def _order(self) -> None:
+        first = self._first_seqs()
+        stored: defaultdict[SessionKey, list[tuple[int, str]]] = defaultdict(list)
+        for row in self._ask("SELECT * FROM messages_view ORDER BY agent_id, session_id, position"):
+            event_id, _, index = row["message_id"].rpartition("#")
+            stored[SessionKey(row["agent_id"], row["session_id"])].append((row["position"], row["message_id"]))
+            seq = first.get((row["agent_id"], event_id))
+            if seq is not None and row["position"] != seq * MESSAGES_PER_EVENT + int(index):
+                self._fault(f"{row['message_id']} stands at {row['stream_seq']}, the stream has it first at {seq}")
+        for key, messages in stored.items():
+            order = [event_id for event_id in self._published.order[key] if (key.agent_id, event_id) in first]
+            expected = [f"{one}#{i}" for one in order for i in range(len(messages_of(self._published.attempted[key.agent_id, one])))]
+            found = [message_id for _, message_id in messages]
+            if found != expected and sorted(found) == sorted(expected):
+                place = next(index for index, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
+                self._fault(f"{key.session_id}: message {place} is {found[place]}, published was {expected[place]}")
+
+    # --- every message in one state, and the counters say so
+
+    def _sums(self) -> None:
+        states: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        tokens: Counter[tuple[str, str]] = Counter()
+        for row in self._ask("SELECT agent_id, session_id, state, tokens FROM messages_view"):
+            states[row["agent_id"], row["session_id"]][row["state"]] += 1
+            tokens[row["agent_id"], row["session_id"]] += row["tokens"]
+        for row in self._ask("SELECT * FROM sessions_view"):
+            key = row["agent_id"], row["session_id"]
+            counted = states[key]
+            told = {state: row[f"messages_{state}"] for state in ("live", "pending", "covered")}
+            if told != {state: counted[state] for state in told} or row["messages_total"] != counted.total():
+                self._fault(f"{key}: the session says {told} of {row['messages_total']}, its messages {dict(counted)}")
+            if row["tokens_total"] != tokens[key]:
+                self._fault(f"{key}: the session says {row['tokens_total']} tokens, its messages {tokens[key]}")
+            if self._is_settled and told["pending"]:
+                self._fault(f"{key}: {told['pending']} messages are still pending")
+        counters = self._ask(
+            "SELECT s.session_id, s.live_messages, s.live_tokens, count(m.position) AS messages, coalesce(sum(m.tokens), 0) AS tokens"
+            "  FROM sessions s LEFT JOIN messages m ON m.sid = s.sid AND m.compaction_id IS NULL AND m.role NOT IN ('system', 'developer')"
+            " GROUP BY s.sid"
+        )
+        for row in counters:
+            if (row["live_messages"], row["live_tokens"]) != (row["messages"], row["tokens"]):
+                self._fault(f"{row['session_id']}: the triggers look at {tuple(row)[1:3]}, live are {tuple(row)[3:]}")
+
+    def _compactions(self) -> None:
+        counted = self._ask(
+            "SELECT c.*, s.session_id, count(m.position) AS marked, min(m.position) AS first_marked, max(m.position) AS last_marked"
+            "  FROM compactions c JOIN sessions s USING (sid) LEFT JOIN messages m ON m.compaction_id = c.compaction_id AND m.sid = c.sid"
+            " GROUP BY c.compaction_id"
+        )
+        for row in counted:
+            name = f"{row['session_id']}, compaction {row['ordinal']}"
+            if row["marked"] != row["messages_evicted"]:
+                self._fault(f"{name}: it says {row['messages_evicted']} evicted, {row['marked']} are marked")
+            if row["marked"] and not row["first_position"] <= row["first_marked"] <= row["last_marked"] <= row["last_position"]:
+                self._fault(f"{name}: a message lies outside its span")
+            if row["is_covered"] != (row["status"] == "committed"):
+                self._fault(f"{name}: {row['status']} and covered {bool(row['is_covered'])}")
+            if self._is_settled and row["status"] not in SETTLED:
+                self._fault(f"{name}: still {row['status']}")
+        self._told(
+            "evicted by a compaction of another session, or of none",
+            self._ask(
+                "SELECT m.sid, m.position FROM messages m LEFT JOIN compactions c USING (compaction_id)"
+                " WHERE m.compaction_id IS NOT NULL AND (c.sid IS NULL OR c.sid != m.sid)"
+            ),
+        )
+
+    # --- L10: versions
+
+    def _versions(self) -> None:
+        covered: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for row in self._ask("SELECT sid, version, messages_evicted FROM compactions WHERE version IS NOT NULL"):
+            covered[row["sid"], row["version"]] += row["messages_evicted"]
+        versions: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in self._ask("SELECT * FROM summaries ORDER BY sid, version"):
+            versions[row["sid"]].append(row)
+        for session in self._ask("SELECT * FROM sessions"):
+            mine = versions[session["sid"]]
+            numbers = [row["version"] for row in mine]
+            if numbers != list(range(1, session["versions"] + 1)) or session["version"] != (numbers[-1] if numbers else None):
+                self._fault(f"{session['session_id']}: versions {numbers}, counted {session['versions']}, in force {session['version']}")
+            sums = 0
+            for row in mine:
+                sums += covered[row["sid"], row["version"]]
+                if row["base_version"] != (row["version"] - 1 or None):
+                    self._fault(f"{session['session_id']}: version {row['version']} stands on {row['base_version']}")
+                if row["messages_covered"] != sums:
+                    self._fault(f"{session['session_id']}: version {row['version']} says {row['messages_covered']}, covered are {sums}")
+
+    # --- the audit chain
+
+    def _audit(self) -> None:
+        chains: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in self._ask("SELECT * FROM audit ORDER BY audit_id"):
+            chains[row["agent_id"], row["session_id"]].append(row)
+        for session in self._ask("SELECT * FROM sessions"):
+            key = session["agent_id"], session["session_id"]
+            seal = ""
+            for ordinal, row in enumerate(chains[key], start=1):
+                sealed = {name: row[name] for name in SEALED_FIELDS}
+                if row["ordinal"] != ordinal or row["prev_hash"] != seal or row["hash"] != row_hash(seal, sealed):
+                    self._fault(f"{key}: audit row {ordinal} does not continue the chain")
+                seal = row["hash"]
+            if (session["audit_rows"], session["audit_hash"]) != (len(chains[key]), seal):
+                self._fault(f"{key}: {session['audit_rows']} audit rows were sealed, {len(chains[key])} are there")
+        for phase, table in (("evicted", "compactions WHERE messages_evicted > 0"), ("summary_done", "summaries")):
+            rows = self._ask("SELECT count(*) FROM audit WHERE phase = ?", phase)[0][0]
+            there = self._ask(f"SELECT count(*) FROM {table}")[0][0]
+            if rows != there:
+                self._fault(f"{there} of {table}, {rows} audit rows say {phase}")
+
+    # --- the rest of the stream
+
+    def _dead_letters(self) -> None:
+        found = {row["stream_seq"]: row["reason"] for row in self._ask("SELECT stream_seq, reason FROM dead_letters_view")}
+        # A copy of a bad event is as bad; the stream knows where they are.
+        payloads = {entry.payload: self._published.bad[entry.seq] for entry in self._stream if entry.seq in self._published.bad}
+        expected = {entry.seq: payloads[entry.payload] for entry in self._stream if entry.payload in payloads}
+        if found != expected:
+            self._fault(f"dead letters {_some(found.items() ^ expected.items())} differ from what was published")
+
+    def _ingested(self) -> None:
+        ranges = [tuple(row) for row in self._ask("SELECT first_seq, last_seq FROM ingested ORDER BY first_seq")]
+        expected = [(1, self._stream[-1].seq)] if self._stream else []
+        if self._is_settled and ranges != expected:
+            self._fault(f"ingested are {ranges}, the stream ends at {expected}")
+        if self._is_settled and (unsent := self._ask("SELECT count(*) FROM outbox")[0][0]):
+            self._fault(f"{unsent} notices were not sent")
+
+    # --- what readers were told
+
+    def _readings(self) -> None:
+        versions: dict[tuple[SessionKey, int], str] = {}
+        totals: dict[SessionKey, int] = {}
+        for reading in self._published.readings:
+            for text in reading_faults(reading):
+                self._fault(f"{reading.key.session_id}: {text}")
+            totals[reading.key] = max(totals.get(reading.key, 0), reading.acknowledged if reading.answer["fresh"] else 0)
+            summary = reading.answer["summary"]
+            if summary is not None:
+                seal = sha256(json.dumps([summary[name] for name in ("text", "ledger", "tokens", "covers")]).encode()).hexdigest()
+                if versions.setdefault((reading.key, summary["version"]), seal) != seal:
+                    self._fault(f"{reading.key.session_id}: version {summary['version']} was told in two ways")
+
+    def _told(self, text: str, found: Sequence[Any]) -> None:
+        if found:
+            self._fault(f"{len(found)} messages or events {text}: {_some(tuple(one) for one in found)}")
+
+
+def reading_faults(reading: Reading) -> Iterator[str]:
+    """What is wrong with one answer, whatever the database holds by now."""
+    answer = reading.answer
+    account, window, messages = answer["account"], answer["window"], answer["messages"]
+    parts = ("shown", "folded", "covered", "pending_shown", "pending_digested")
+    if sum(account[name] for name in parts) != account["total"]:
+        yield f"the account does not add up: {account}"
+    if window["tokens"] > window["budget_tokens"]:
+        yield f"{window['tokens']} tokens in a budget of {window['budget_tokens']}"
+    if wrong := faults(messages):
+        yield f"the window may not be sent: {wrong[:3]}"
+    if len(answer["message_ids"]) != len(messages) or window["messages"] != len(messages):
+        yield f"{len(messages)} messages, {len(answer['message_ids'])} ids"
+    named = [one for one in answer["message_ids"] if one is not None]
+    if len(set(named)) != len(named):
+        yield "a message is shown twice"
+    if account["total"] and not messages:
+        yield "the window is empty"
+    if account["total"] > reading.attempted:
+        yield f"{account['total']} messages, only {reading.attempted} were ever published"
+    if answer["fresh"] and account["total"] < reading.acknowledged:
+        yield f"called fresh with {account['total']} messages, {reading.acknowledged} were acknowledged before"
+
+
+def faults_in_notices(database: Path, notices: Iterable[tuple[str, Json]]) -> list[str]:
+    """Compactions and versions that nobody was told of."""
+    told = Counter((subject.split(".")[0] + "." + subject.split(".")[1], _noticed(said)) for subject, said in notices)
+    found: list[str] = []
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
+        for (compaction_id,) in connection.execute("SELECT CAST(compaction_id AS TEXT) FROM compactions WHERE messages_evicted > 0"):
+            if not told["context.compressed", compaction_id]:
+                found.append(f"nobody was told of compaction {compaction_id}")
+        versions = connection.execute("SELECT s.agent_id, s.session_id, v.version FROM summaries v JOIN sessions s USING (sid)")
+        found += [f"nobody was told of version {row}" for row in versions if not told["summary.updated", "/".join(map(str, row))]]
+    return found
+
+
+def _noticed(said: Mapping[str, Any]) -> str:
+    return said["compaction_id"] if "compaction_id" in said else f"{said['agent_id']}/{said['session_id']}/{said['version']}"
+
+
+def _is_kept(body: str, original: str | None, published: Json) -> bool:
+    stored = json.loads(body)
+    if published["role"] != "tool":
+        return bool(stored == published)
+    if not {"tool_call_id", "content", "role"} <= set(published):
+        return bool(stored == published)
+    content = json.loads(original) if original is not None else stored.get("content")
+    return bool(content == published["content"] and stored.get("tool_call_id") == published["tool_call_id"])
+
+
+def _some(found: Iterable[Any]) -> str:
+    listed = sorted(map(str, found))
+    return ", ".join(listed[:SHOWN_FAULTS]) + (f" and {len(listed) - SHOWN_FAULTS} more" if len(listed) > SHOWN_FAULTS else "")
+
+
+def is_increasing(numbers: Sequence[int]) -> bool:
+    """Whether each number is greater than the one before."""
+    return all(a < b for a, b in pairwise(numbers))

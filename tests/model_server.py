@@ -1,0 +1,123 @@
+"""An OpenAI-compatible endpoint on loopback whose next answers a test chooses, faults included."""
+
+import asyncio
+import json
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+SUMMARY = {
+    "decisions": ["Exponential backoff was chosen."],
+    "constraints": ["The billing tables must not be touched."],
+    "open_questions": [],
+    "file_changes": [],
+    "context": "The retry queue was implemented.",
+}
+
+
+@dataclass
+class ModelServer:
+    """Answers with `fault`, or with the next of `script` while there is one; keeps what it was asked."""
+
+    url: str = ""
+    fault: str = "answer"
+    script: list[str] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    is_hanging: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """One request a connection."""
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            length = int(head.split("content-length:")[1].split("\r\n", 1)[0])
+            self.requests.append(json.loads(await reader.readexactly(length)))
+            await self._answer(self.script.pop(0) if self.script else self.fault, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, fault: str, writer: StreamWriter) -> None:
+        if fault == "hang":
+            self.is_hanging.set()
+            await asyncio.sleep(600)
+        status, body, kind = _reply(fault)
+        raw = body.encode()
+        writer.write(
+            f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(raw)}\r\nconnection: close\r\n\r\n".encode() + raw,
+        )
+        await writer.drain()
+
+
+@asynccontextmanager
+async def running_model_server() -> AsyncGenerator[ModelServer]:
+    """A model server on a free port."""
+    model = ModelServer()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.ensure_future(model.serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 24)
+    model.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    try:
+        yield model
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+def _reply(fault: str) -> tuple[int, str, str]:
+    failed = {
+        "429": (429, "Rate limit reached for requests", "rate_limit_exceeded"),
+        "quota": (429, "You exceeded your current quota, please check your plan and billing details.", "insufficient_quota"),
+        "500": (500, "The server had an error", "invalid_request_error"),
+        "503": (503, "Overloaded", "server_error"),
+        "401": (401, "Incorrect API key provided", "invalid_request_error"),
+        "404": (404, "The model does not exist", "invalid_request_error"),
+        "overflow": (
+            400,
+            "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
+            "context_length_exceeded",
+        ),
+        "413": (413, "Payload too large", "invalid_request_error"),
+    }
+    if fault in failed:
+        status, told, code = failed[fault]
+        return status, json.dumps({"error": {"message": told, "type": code, "code": code}}), "application/json"
+    if fault == "html":
+        return 502, "<html><body>Bad gateway</body></html>", "text/html"
+    said: dict[str, tuple[str | None, str]] = {
+        "null": (None, "stop"),
+        "empty": ("", "stop"),
+        "length": (json.dumps(SUMMARY)[:60], "length"),
+        "refuse": ("I'm sorry, but I can't assist with that request.", "stop"),
+        "tool_call": (None, "tool_calls"),
+        "thinking": (None, "stop"),
+        "long": ("The same thing was said once more. " * 2_000, "stop"),
+        "broken": (json.dumps(SUMMARY)[:-20], "stop"),
+        "prose": ("The retry queue was implemented and exponential backoff was chosen.", "stop"),
+        "answer": (json.dumps(SUMMARY), "stop"),
+    }
+    content, finish = said[fault]
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if fault == "tool_call":
+        message["tool_calls"] = [{"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}]
+    if fault == "thinking":
+        message["reasoning_content"] = "So the user wants a summary."
+    answer = {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "x",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 321, "completion_tokens": 45, "total_tokens": 366},
+    }
+    return 200, json.dumps(answer), "application/json"

@@ -1,0 +1,402 @@
+"""The client on a real bus: first with answers made here, then with the whole system behind it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client as Bus
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
+
+import turnfold
+from tests.nats_server import NatsServer, nats_server
+from turnfold.client import Event, Receipt, session_key, turn_event
+from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
+from turnfold.errors import CannotFit, NotAllowed, TooLarge, Unavailable, UnknownSession
+
+Json = dict[str, Any]
+USER = {"role": "user", "content": "Where is order 7341?"}
+WINDOW: Json = {
+    "agent_id": "support",
+    "session_id": "user-42",
+    "fresh": True,
+    "etag": "e1",
+    "summary": None,
+    "messages": [USER],
+    "message_ids": ["m#0"],
+    "window": {"tokens": 12, "budget_tokens": 8000, "messages": 1},
+    "account": {"total": 1, "shown": 1},
+}
+AGENT_ONLY = """
+authorization {
+  users: [
+    {user: admin, password: admin}
+    {user: support, password: secret, permissions: {
+      publish: ["turn.completed.support.>", "context.get.support.>"], subscribe: ["_INBOX_support.>"]}}
+  ]
+}
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[NatsServer, None, None]:
+    with nats_server(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def bus(server: NatsServer) -> AsyncIterator[Bus]:
+    """A bus with the stream of events, and nobody who answers."""
+    connection = await nats.connect(server.url)
+    await connection.jetstream().add_stream(StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS)))
+    yield connection
+    await connection.close()
+
+
+async def answering(bus: Bus, subject: str, answer: Callable[[Json], Json]) -> list[Json]:
+    """Answer requests on a subject; the list fills with what was asked."""
+    asked: list[Json] = []
+
+    async def on_request(message: Msg) -> None:
+        asked.append(json.loads(message.data))
+        await message.respond(json.dumps(answer(asked[-1])).encode())
+
+    await bus.subscribe(subject, cb=on_request)
+    await bus.flush()
+    await bus.flush()
+    return asked
+
+
+async def stored(bus: Bus) -> list[tuple[str, Json]]:
+    """What the stream holds, in order."""
+    stream = bus.jetstream()
+    state = (await stream.stream_info(EVENTS_STREAM)).state
+    messages = [await stream.get_msg(EVENTS_STREAM, seq) for seq in range(state.first_seq, state.last_seq + 1)]
+    return [(str(message.subject), json.loads(message.data or b"")) for message in messages]
+
+
+# --- publishing
+
+
+@pytest.mark.proves("I1", "W5")
+async def test_events_of_both_kinds_are_in_the_stream_when_publishing_returns(server: NatsServer, bus: Bus) -> None:
+    async with turnfold.connect(server.url) as client:
+        session = client.session("support", "user.42")
+        first = await session.turn_completed([USER], model="gpt-4.1", usage={"total_tokens": 9})
+        second = await session.tool_result("call_1", {"rows": 3}, name="search")
+
+    (turn_subject, turn), (result_subject, result) = await stored(bus)
+    assert (first.seq, second.seq) == (1, 2)
+    assert (turn_subject, turn["messages"], turn["event_id"]) == ("turn.completed.support.user%2E42", [USER], first.event_id)
+    assert (result_subject, result["content"]) == ("tool.result.support.user%2E42", {"rows": 3})
+
+
+@pytest.mark.proves("L2")
+async def test_an_event_published_again_is_the_same_event(server: NatsServer, bus: Bus) -> None:
+    async with turnfold.connect(server.url) as client:
+        session = client.session("support", "user-42")
+        first = await session.turn_completed([USER], event_id="mine")
+        again = await session.turn_completed([USER], event_id="mine")
+
+    assert (again.seq, again.is_duplicate) == (first.seq, True)
+    assert len(await stored(bus)) == 1
+
+
+async def test_agents_that_do_not_trust_each_other_leave_the_header_out(server: NatsServer, bus: Bus) -> None:
+    async with turnfold.connect(server.url, names_copies=False) as client:
+        await client.session("support", "user-42").turn_completed([USER], event_id="mine")
+        await client.session("support", "user-42").turn_completed([USER], event_id="mine")
+
+    assert len(await stored(bus)) == 2
+
+
+@pytest.mark.proves("L1", "L2")
+async def test_publishing_outlasts_a_restart_of_the_bus(server: NatsServer, bus: Bus) -> None:
+    async with turnfold.connect(server.url, timeout_seconds=1, attempts=20) as client:
+        session = client.session("support", "user-42")
+        await session.turn_completed([USER])
+        server.kill()
+        waiting = asyncio.create_task(session.turn_completed([USER | {"content": "while it was down"}]))
+        await asyncio.sleep(0.3)
+        server.start()
+        receipt = await asyncio.wait_for(waiting, 30)
+
+    assert [event["messages"][0]["content"] for _, event in await stored(bus)] == ["Where is order 7341?", "while it was down"]
+    assert receipt.seq == 2
+
+
+async def test_a_stream_that_is_not_there_is_told_with_the_event_to_publish_again(server: NatsServer) -> None:
+    async with turnfold.connect(server.url, attempts=2) as client:
+        with pytest.raises(Unavailable, match="event mine was not acknowledged"):
+            await client.session("support", "user-42").turn_completed([USER], event_id="mine")
+
+
+async def test_an_event_above_what_the_server_carries_is_refused(tmp_path: Path) -> None:
+    with nats_server(tmp_path, more="max_payload: 1KB") as small:
+        async with turnfold.connect(small.url) as client:
+            with pytest.raises(TooLarge, match="more than the server carries"):
+                await client.session("support", "user-42").turn_completed([USER | {"content": "x" * 2_000}])
+
+
+@pytest.mark.proves("L3")
+async def test_many_sessions_are_published_side_by_side_and_each_in_order(server: NatsServer, bus: Bus) -> None:
+    told: list[int] = []
+
+    async def published(_: Event, receipt: Receipt) -> None:
+        told.append(receipt.seq)
+
+    def events(session: int) -> list[Event]:
+        return [turn_event(session_key("support", f"s{session}"), [USER | {"content": str(number)}]) for number in range(20)]
+
+    async with turnfold.connect(server.url) as client:
+        count = await client.publish_sessions(map(events, range(10)), in_flight=4, published=published)
+
+    by_session: dict[str, list[str]] = {}
+    for _, event in await stored(bus):
+        by_session.setdefault(event["session_id"], []).append(event["messages"][0]["content"])
+    assert count == 200
+    assert sorted(told) == list(range(1, 201))
+    assert by_session == {f"s{session}": [str(number) for number in range(20)] for session in range(10)}
+
+
+# --- asking
+
+
+@pytest.mark.proves("W5")
+async def test_a_query_carries_the_newest_acknowledged_sequence_of_its_session(server: NatsServer, bus: Bus) -> None:
+    asked = await answering(bus, "context.get.support.*", lambda _: WINDOW)
+
+    async with turnfold.connect(server.url) as client:
+        await client.session("support", "user-42").turn_completed([USER])
+        await client.session("support", "user-42").turn_completed([USER])
+        await client.session("support", "other").turn_completed([USER])
+        await client.session("support", "user-42").context(max_tokens=8_000, model="gpt-4.1")
+        await client.session("support", "never-written").context()
+        await client.session("support", "user-42").context(after=1, as_of=3)
+
+    assert asked == [{"max_tokens": 8_000, "model": "gpt-4.1", "after": 2}, {}, {"after": 1, "as_of": "3"}]
+
+
+@pytest.mark.proves("W6")
+async def test_a_known_window_comes_back_itself_when_nothing_changed(server: NatsServer, bus: Bus) -> None:
+    def answer(asked: Json) -> Json:
+        return {"not_modified": True, "etag": "e1"} if asked.get("etag") == "e1" else WINDOW
+
+    await answering(bus, "context.get.support.user-42", answer)
+
+    async with turnfold.connect(server.url) as client:
+        session = client.session("support", "user-42")
+        window = await session.context()
+
+        assert await session.context(known=window) is window
+
+
+@pytest.mark.proves("L6")
+async def test_an_answer_that_is_an_error_is_raised(server: NatsServer, bus: Bus) -> None:
+    told = {"error": {"code": "cannot_fit", "message": "nothing is as small as 10 tokens", "needed_tokens": 5120}}
+    await answering(bus, "context.get.support.user-42", lambda _: told)
+
+    async with turnfold.connect(server.url) as client:
+        with pytest.raises(CannotFit, match="as small as 10") as caught:
+            await client.session("support", "user-42").context(max_tokens=10)
+
+    assert caught.value.needed_tokens == 5120
+
+
+async def test_originals_come_page_by_page_and_pages_shrink_where_they_are_too_large(server: NatsServer, bus: Bus) -> None:
+    entries = [{"message_id": f"e#{n}", "position": n, "state": "live", "message": USER} for n in range(1, 8)]
+
+    def answer(asked: Json) -> Json:
+        if asked["limit"] > 3:
+            return {"error": {"code": "too_large", "message": "ask for less"}}
+        page = [entry for entry in entries if entry["position"] > asked.get("after_position", 0)][: asked["limit"]]
+        return {"messages": page, "next_position": page[-1]["position"] if page and page[-1] is not entries[-1] else None}
+
+    await answering(bus, "history.get.support.user-42", answer)
+
+    async with turnfold.connect(server.url) as client:
+        found = [stored.message_id async for stored in client.session("support", "user-42").originals()]
+
+    assert found == [entry["message_id"] for entry in entries]
+
+
+@pytest.mark.proves("R3")
+async def test_nobody_to_answer_is_told_at_once(server: NatsServer) -> None:
+    async with turnfold.connect(server.url) as client:
+        with pytest.raises(Unavailable, match="nobody answers"):
+            async with asyncio.timeout(1):
+                await client.session("support", "user-42").context()
+
+
+@pytest.mark.proves("R3")
+async def test_no_server_is_told_in_time_and_without_the_password() -> None:
+    with pytest.raises(Unavailable, match=r"nats://127\.0\.0\.1:1\b") as caught:
+        async with turnfold.connect("nats://me:hunter2@127.0.0.1:1", timeout_seconds=0.5):
+            pass
+
+    assert "hunter2" not in str(caught.value)
+
+
+# --- credentials
+
+
+@pytest.mark.proves("X1", "L12")
+async def test_what_an_agent_may_not_do_is_told_at_once(tmp_path: Path) -> None:
+    with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
+        connection = await nats.connect(guarded.url, user="admin", password="admin")
+        await connection.jetstream().add_stream(StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS)))
+        environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
+        async with turnfold.connect(guarded.url, inbox_prefix="_INBOX_support", environ=environ) as client:
+            receipt = await client.session("support", "user-42").turn_completed([USER])
+            async with asyncio.timeout(1):
+                with pytest.raises(NotAllowed, match="other"):
+                    await client.session("other", "user-42").turn_completed([USER])
+                with pytest.raises(NotAllowed, match="other"):
+                    await client.session("other", "user-42").context()
+        await connection.close()
+
+    assert receipt.seq == 1
+
+
+@pytest.mark.proves("X1")
+async def test_wrong_credentials_are_told_as_such(tmp_path: Path) -> None:
+    with nats_server(tmp_path, more=AGENT_ONLY) as guarded, pytest.raises(NotAllowed, match="refuses these credentials"):
+        async with turnfold.connect(guarded.url.replace("//", "//support:wrong@"), timeout_seconds=2):
+            pass
+
+
+# --- with the system behind it
+
+
+@asynccontextmanager
+async def running_system(data_dir: Path) -> AsyncGenerator[Json, None]:
+    """`turnfold up` in a process of its own, and its ready line."""
+    command = [sys.executable, "-m", "turnfold.cli", "up", "--json", "--data-dir", str(data_dir), "--nats-port", "0", "--http-port", "0"]
+    with (data_dir / "up.log").open("wb") as log:
+        child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log)
+    assert child.stdout
+    try:
+        async with asyncio.timeout(60):
+            line = await child.stdout.readline()
+        assert line, (data_dir / "up.log").read_text()[-2_000:]
+        yield json.loads(line)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(child.wait(), 30)
+
+
+async def eventually(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """The first truthy answer."""
+    async with asyncio.timeout(seconds):
+        while True:
+            if answer := await holds():
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def command(data_dir: Path, *arguments: str) -> tuple[int, str, str]:
+    """A command of `turnfold` against the system that runs on this directory."""
+    environ = os.environ | {"TURNFOLD_DATA_DIR": str(data_dir)}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "turnfold.cli", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
+    )
+    out, err = await asyncio.wait_for(child.communicate(), 60)
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.proves("W5", "E2", "L7", "S4", "A1", "F1")
+async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(tmp_path: Path) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("support", "user.42 / 語")
+        with pytest.raises(UnknownSession):
+            await session.status()
+        for number in range(30):
+            await session.turn_completed([{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}])
+            window = await session.context(max_tokens=100_000, wait_ms=5_000)
+            assert window.fresh
+            assert window.account.total == 2 * number + 2
+            assert window.messages[-2]["content"] == f"Question {number}?"
+
+        versions = await eventually(session.summaries)
+        window = await session.context(placement="user")
+        originals = [stored async for stored in session.originals()]
+        trail = [row["phase"] async for row in session.audit_trail()]
+
+        assert versions[0].version == 1
+        assert window.summary is not None
+        assert window.account.covered > 0
+        assert window.account.total == 60
+        assert len(originals) == 60
+        assert originals[0].message == {"role": "user", "content": "Question 0?"}
+        assert {"evicted", "summary_done"} <= set(trail)
+        assert (await session.search("Question 0")).pop().message_id == originals[0].message_id
+        assert await session.context(known=window, placement="user") is window
+
+
+@pytest.mark.proves("O3", "L2", "A1")
+async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
+    examples = [str(Path(__file__).parents[2] / "examples" / f"{name}.jsonl") for name in ("support-chat", "zh-travel")]
+    async with running_system(tmp_path):
+        status, out, err = await command(tmp_path, "replay", *examples, "--json")
+        again = await command(tmp_path, "replay", *examples, "--json")
+        rows = [json.loads(line) for line in out.splitlines()]
+
+        assert status == 0, err
+        assert [row["messages"] for row in rows] == [178, 201]
+        assert all(row["summary_versions"] >= 2 and row["evictions"] >= 2 for row in rows)
+        assert [json.loads(line)["messages"] for line in again[1].splitlines()] == [178, 201]
+
+        listed = {row["session_id"] for row in map(json.loads, (await command(tmp_path, "sessions", "--json"))[1].splitlines())}
+        window = json.loads((await command(tmp_path, "context", "support", "support-chat", "--json"))[1])
+        readable = await command(tmp_path, "context", "travel-planner", "zh-travel", "--max-tokens", "4000")
+        versions = (await command(tmp_path, "summaries", "list", "support", "support-chat", "--json"))[1].splitlines()
+        shown = await command(tmp_path, "summaries", "show", "support", "support-chat", "1")
+        trail = (await command(tmp_path, "audit", "support", "support-chat", "--json"))[1].splitlines()
+        verified = await command(tmp_path, "audit", "verify")
+        dead = await command(tmp_path, "deadletters", "list", "--json")
+
+        assert listed == {"support-chat", "zh-travel"}
+        assert window["account"]["total"] == 178
+        assert readable[0] == 0
+        assert "summary, version" in readable[1]
+        assert "祝您和爸妈旅途愉快" in readable[1]
+        assert len(versions) == rows[0]["summary_versions"]
+        assert "summary, version 1" in shown[1]
+        assert "evicted" in {json.loads(line)["phase"] for line in trail}
+        assert verified[0] == 0, verified
+        assert verified[1].count("intact") == 2
+        assert (dead[0], dead[1]) == (0, "")
+
+
+async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text(json.dumps([USER]))
+    environ = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"}
+
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "turnfold.cli", "replay", str(tmp_path / "talk.json"), stderr=subprocess.PIPE, env=os.environ | environ
+    )
+    _, err = await asyncio.wait_for(child.communicate(), 30)
+
+    assert child.returncode == 1
+    assert err.decode().splitlines() == [
+        "turnfold: no server answers at nats://127.0.0.1:1: start one with `turnfold up`, or set TURNFOLD_NATS_URL"
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["audit", "only-an-agent"], ["context", "agent"], ["replay"], ["replay", "x", "--step", "word"]])
+async def test_a_command_called_the_wrong_way_ends_with_status_2(tmp_path: Path, arguments: list[str]) -> None:
+    status, _, err = await command(tmp_path, *arguments)
+
+    assert (status, bool(err)) == (2, True)

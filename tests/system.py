@@ -1,0 +1,259 @@
+"""`turnfold up` for tests: a real system in a directory of the test, started, signalled and stopped by its own process ids."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
+from typing import Any, TypeVar
+
+import nats
+import nats.errors
+from nats.js.api import DeliverPolicy
+
+from turnfold.client import Client, connect
+from turnfold.contracts.subjects import EVENTS_STREAM
+
+Json = dict[str, Any]
+Seen = TypeVar("Seen")
+
+START_SECONDS = 90.0
+STOP_SECONDS = 40.0
+TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
+
+
+class System:
+    """One `turnfold up`; only processes that it started are ever signalled."""
+
+    def __init__(self, data_dir: Path, *, environ: Mapping[str, str] | None = None, nats_port: int = 0, http_port: int = 0) -> None:
+        self.data_dir = data_dir
+        self.lines: list[Json] = []
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")} | dict(environ or {})
+        ports = ("--nats-port", str(nats_port), "--http-port", str(http_port))
+        self._command = (*TURNFOLD, "up", "--json", "--data-dir", str(data_dir), *ports)
+        self._log = data_dir.with_name(f"{data_dir.name}.log")
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> Json:
+        """Start it; its first ready line."""
+        await self.launch()
+        seen = len(self.lines)
+        await wait_until(lambda: len(self.lines) > seen or self.process.returncode is not None, seconds=START_SECONDS, told=self.words)
+        assert len(self.lines) > seen, f"it ended with status {self.process.returncode}: {self.words()}"
+        return self.ready
+
+    async def launch(self) -> None:
+        """Start it without waiting for anything."""
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=asyncio.subprocess.PIPE, stderr=log, env=self._environ, limit=1 << 20, process_group=0
+            )
+        self._reading = asyncio.create_task(self._read(self._process))
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        """The supervisor."""
+        assert self._process, "it was not started"
+        return self._process
+
+    @property
+    def ready(self) -> Json:
+        """The newest ready line."""
+        return self.lines[-1]
+
+    @property
+    def nats_url(self) -> str:
+        """Where clients connect; the same as long as the system runs."""
+        return str(self.ready["nats_url"])
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP is served."""
+        return str(self.ready["http_url"])
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return Path(str(self.ready["database_url"]).partition(":///")[2])
+
+    def pid(self, name: str) -> int | None:
+        """The process of this name, if it is a living descendant of the supervisor."""
+        pid = self.ready["pids"].get(name)
+        return pid if isinstance(pid, int) and _descends(pid, self.process.pid) else None
+
+    def kill(self, name: str) -> bool:
+        """Kill a part as the kernel would; False when it is not there to be killed just now."""
+        return self.signal(name, SIGKILL)
+
+    def signal(self, name: str, number: Signals) -> bool:
+        """Signal a part; False when it is not there just now."""
+        pid = self.pid(name)
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+
+    async def stop(self, number: Signals = SIGTERM) -> int:
+        """Its exit status after a stop signal."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Its exit status, once it ends by itself."""
+        async with asyncio.timeout(STOP_SECONDS):
+            status = await self.process.wait()
+            if self._reading:
+                await self._reading
+        return status
+
+    def words(self) -> str:
+        """The end of what it and its parts wrote to standard error."""
+        with contextlib.suppress(OSError):
+            return self._log.read_text(errors="replace")[-4_000:]
+        return ""
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout
+        while line := await process.stdout.readline():
+            said = json.loads(line)
+            if said.get("ready") is True:
+                self.lines.append(said)
+
+
+@asynccontextmanager
+async def running_system(
+    data_dir: Path, *, environ: Mapping[str, str] | None = None, nats_port: int = 0, http_port: int = 0
+) -> AsyncGenerator[System, None]:
+    """A system that is ready, and does not outlive the test."""
+    system = System(data_dir, environ=environ, nats_port=nats_port, http_port=http_port)
+    try:
+        await system.start()
+        yield system
+    finally:
+        await end(system)
+
+
+async def end(system: System) -> None:
+    """Stop a system if it still runs, by force if need be."""
+    try:
+        await system.stop()
+    except TimeoutError:
+        system.process.kill()
+        await system.ended()
+
+
+@asynccontextmanager
+async def client_of(system: System, *, timeout_seconds: float = 5.0, attempts: int = 60) -> AsyncGenerator[Client, None]:
+    """A client that outlasts restarts of the bus."""
+    async with connect(system.nats_url, timeout_seconds=timeout_seconds, attempts=attempts, environ={}) as client:
+        yield client
+
+
+async def wait_until(
+    holds: Callable[[], Seen | Awaitable[Seen]], *, seconds: float = 30.0, every: float = 0.05, told: Callable[[], object] | None = None
+) -> Seen:
+    """The first truthy answer; after `seconds` it fails with the last answer and what `told` says."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        answer = holds()
+        seen = await answer if inspect.isawaitable(answer) else answer
+        if seen:
+            return seen
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {seen!r} {told() if told else ''}")
+        await asyncio.sleep(every)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[Any]:
+        """The JSON lines it printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+async def command(*arguments: str, environ: Mapping[str, str] | None = None, seconds: float = 60.0) -> Command:
+    """Run `turnfold` with these arguments."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
+    child = await asyncio.create_subprocess_exec(
+        *TURNFOLD, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=inherited | dict(environ or {})
+    )
+    async with asyncio.timeout(seconds):
+        out, err = await child.communicate()
+    assert child.returncode is not None
+    return Command(child.returncode, out.decode(), err.decode())
+
+
+def rows(database: Path, statement: str, *values: object) -> list[sqlite3.Row]:
+    """Rows of a SQLite database that another process writes, their columns by name."""
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
+        connection.row_factory = sqlite3.Row
+        return connection.execute(statement, values).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """One entry of the stream of events."""
+
+    seq: int
+    subject: str
+    payload: bytes
+
+
+async def streamed(url: str) -> list[Streamed]:
+    """Everything that the stream of events holds, in order."""
+    bus = await nats.connect(url)
+    try:
+        jetstream = bus.jetstream(timeout=30)
+        state = (await jetstream.stream_info(EVENTS_STREAM)).state
+        found: list[Streamed] = []
+        if not state.messages:
+            return found
+        subscription = await jetstream.subscribe("", stream=EVENTS_STREAM, ordered_consumer=True, deliver_policy=DeliverPolicy.ALL)
+        while len(found) < state.messages:
+            message = await subscription.next_msg(timeout=30)
+            found.append(Streamed(message.metadata.sequence.stream, message.subject, message.data))
+        await subscription.unsubscribe()
+        return found
+    finally:
+        await bus.close()
+
+
+def parts_alive(lines: Sequence[Json]) -> list[int]:
+    """Which of the processes that these ready lines name still run."""
+    return [pid for line in lines for pid in line["pids"].values() if _state(pid)]
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return True
+    while fields := _state(pid):
+        pid = int(fields[1])
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _state(pid: int) -> list[str]:
+    """State, parent and so on, as Linux tells them; empty for a process that has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields if fields[0] != "Z" else []
+    return []
