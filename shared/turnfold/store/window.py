@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, func, literal, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, func, literal_column, select, text
 
 from turnfold.core.precedence import Wishes
 from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports import Chosen, PendingEviction, SessionFacts, StoredSummary, WindowFacts
+from turnfold.store.bulk import Prepared
 from turnfold.store.engine import Database
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import agents, compactions, ingested, messages, sessions, summaries
 
-_INGESTED_TO = select(ingested.c.last_seq).where(ingested.c.first_seq == 1).scalar_subquery()
-_ONE = select(literal(1).label("one")).subquery("one")
+_INGESTED_TO = select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
+_ONE = select(literal_column("1").label("one")).subquery("one")
 _SESSION_COLUMNS = [
     sessions.c[name]
     for name in (
@@ -29,23 +29,26 @@ SUMMARY_COLUMNS = [
         "covers_first", "covers_last", "messages_covered", "compaction_id", "created_at_ms",
     )
 ]  # fmt: skip
-_HEAD = select(
-    func.coalesce(_INGESTED_TO, 0),
-    sessions.c.sid,
-    sessions.c.preset,
-    sessions.c.mode,
-    sessions.c.overrides,
-    agents.c.preset,
-    agents.c.mode,
-    agents.c.overrides,
-    *_SESSION_COLUMNS,
-    *SUMMARY_COLUMNS,
-).select_from(
-    _ONE.outerjoin(sessions, (sessions.c.agent_id == bindparam("agent_id")) & (sessions.c.session_id == bindparam("session_id")))
-    .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
-    .outerjoin(summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version))
+_HEAD = Prepared(
+    select(
+        func.coalesce(_INGESTED_TO, literal_column("0")),
+        sessions.c.sid,
+        sessions.c.preset,
+        sessions.c.mode,
+        sessions.c.overrides,
+        agents.c.preset,
+        agents.c.mode,
+        agents.c.overrides,
+        *_SESSION_COLUMNS,
+        *SUMMARY_COLUMNS,
+    ).select_from(
+        _ONE.outerjoin(sessions, (sessions.c.agent_id == bindparam("agent_id")) & (sessions.c.session_id == bindparam("session_id")))
+        .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+        .outerjoin(summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version))
+    ),
+    ("agent_id", "session_id"),
 )
-_PENDING = (
+_PENDING = Prepared(
     select(
         compactions.c.compaction_id,
         compactions.c.messages_evicted,
@@ -59,16 +62,18 @@ _PENDING = (
     .where(
         compactions.c.sid == bindparam("of_sid"),
         ~compactions.c.is_covered,
-        compactions.c.status.in_(("pending", "running", "committed")),
-        compactions.c.messages_evicted > 0,
+        text("status IN ('pending', 'running', 'committed') AND messages_evicted > 0"),
     )
-    .order_by(compactions.c.ordinal)
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
 )
-_LIVE = (
+_live = (
     select(*FACTS, messages.c.body)
     .where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None))
     .order_by(messages.c.position)
 )
+_LIVE = Prepared(_live, ("of_sid",))
+_LIVE_FACTS = Prepared(_live.with_only_columns(*FACTS), ("of_sid",))
 _EVICTED = (
     select(*FACTS, messages.c.body)
     .where(
@@ -99,22 +104,27 @@ class SqlWindows:
         choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
-        async with self._database.read() as connection:
-            facts = await _head(connection, key)
+
+        def read(connection: Connection) -> tuple[Chosen, Mapping[int, str]]:
+            facts = _head(connection, key)
             seen = glance(facts)
-            if seen is not None or facts.session is None:
-                return (seen, {}) if seen is not None else (choose(facts)[0], {})
-            found, bodies = await _messages(connection, facts)
+            if seen is not None:
+                return seen, {}
+            if facts.session is None:
+                return choose(facts)[0], {}
+            found, bodies = _messages(connection, facts, facts.session)
             chosen, positions = choose(found)
             missing = [position for position in positions if position not in bodies]
             for start in range(0, len(missing), TEXTS_AT_ONCE):
                 some = {"of_sid": facts.session.sid, "positions": missing[start : start + TEXTS_AT_ONCE]}
-                bodies.update((await connection.execute(_BODIES, some)).tuples())
+                bodies.update(connection.execute(_BODIES, some).tuples())
             return chosen, bodies
 
+        return await self._database.snapshot(read)
 
-async def _head(connection: AsyncConnection, key: SessionKey) -> WindowFacts:
-    row = (await connection.execute(_HEAD, {"agent_id": key.agent_id, "session_id": key.session_id})).one()
+
+def _head(connection: Connection, key: SessionKey) -> WindowFacts:
+    (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
     if row[1] is None:
         return WindowFacts(row[0], None)
     wishes, agent_wishes = Wishes(*row[2:5]), Wishes(*row[5:8])
@@ -131,27 +141,24 @@ def summary_of(row: Sequence[Any]) -> StoredSummary:
     return StoredSummary(**told)
 
 
-async def _messages(connection: AsyncConnection, facts: WindowFacts) -> tuple[WindowFacts, dict[int, str]]:
-    session = facts.session
-    assert session is not None
-    of = {"of_sid": session.sid}
-    rows: list[Any] = []
-    pending = (await connection.execute(_PENDING, of)).all()
+def _messages(connection: Connection, facts: WindowFacts, session: SessionFacts) -> tuple[WindowFacts, dict[int, str]]:
+    pending = _PENDING.rows(connection, session.sid)
+    evicted: Sequence[Sequence[Any]] = ()
     if pending:
         span = {"first": min(row[6] for row in pending), "last": max(row[7] for row in pending), "by": [row[0] for row in pending]}
-        rows += (await connection.execute(_EVICTED, of | span)).all()
+        evicted = connection.execute(_EVICTED, {"of_sid": session.sid} | span).all()
     has_texts = session.live_messages <= TEXTS_AT_ONCE
-    live = _LIVE if has_texts else _LIVE_FACTS
-    rows += (await connection.execute(live, of)).all()
-    found: list[Message] = [message_of(row) for row in rows]
-    found.sort(key=_position)
-    bodies = {row[1]: row[-1] for row in rows if len(row) > len(FACTS)}
+    live = (_LIVE if has_texts else _LIVE_FACTS).rows(connection, session.sid)
+    found = [message_of(row) for row in live]
+    if evicted:
+        found += [message_of(row) for row in evicted]
+        found.sort(key=_position)
+    bodies: dict[int, str] = {row[1]: row[-1] for row in evicted}
+    if has_texts:
+        bodies.update((row[1], row[-1]) for row in live)
     evictions = tuple(PendingEviction(CompactionId(str(row[0])), *row[1:6]) for row in pending)
     return WindowFacts(facts.ingested_to, session, facts.summary, evictions, tuple(found)), bodies
 
 
 def _position(message: Message) -> int:
     return message.position
-
-
-_LIVE_FACTS = _LIVE.with_only_columns(*FACTS)

@@ -1,0 +1,196 @@
+"""A replay while processes are killed at random: afterwards every law holds."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import pytest
+from nats.aio.client import Client as Bus
+
+from tests.history_checker import Checker, Published, Reading, faults_in_notices
+from tests.system import System, client_of, parts_alive, running_system, streamed, wait_until
+from turnfold.cli.recordings import Recording, Step, events_of, recorded
+from turnfold.client import Client, Event, connect
+from turnfold.contracts.subjects import session_subject
+from turnfold.errors import CannotFit, RequestError, Unavailable
+from turnfold.messages import SessionKey
+
+SEED = int(os.environ.get("CHAOS_SEED", time.time_ns() % 1_000_000))
+KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.jsonl"))
+VICTIMS = ("worker", "worker", "query", "nats", "model")
+PUBLISHERS = 4
+READERS = 3
+BUDGETS = (2_000, 6_000, 20_000, 200_000)
+BAD = {
+    b"\xff not JSON": "not_json",
+    b'{"event_id": "b1", "agent_id": "chaos", "session_id": "s", "messages": []}': "wrong_shape",
+    b'{"event_id": "b2", "agent_id": "chaos", "session_id": "s", "messages": [{"role": "robot"}]}': "wrong_shape",
+}
+POLICY = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "24", "TURNFOLD_LOG_LEVEL": "warning"}
+
+
+@dataclass
+class Chaos:
+    """One run: who publishes what, who reads, and what was killed."""
+
+    system: System
+    random: random.Random
+    published: Published = field(default_factory=Published)
+    killed: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def kill(self) -> None:
+        """Kill parts at random moments, each time one that lives; then everything may come to an end."""
+        while self.killed.total() < KILLS:
+            await asyncio.sleep(self.random.uniform(0.02, 1.0))
+            victim = self.random.choice(VICTIMS)
+            if self.system.kill(victim):
+                self.killed[victim] += 1
+        self.is_over.set()
+
+    async def publish(self, number: int, named: Client, nameless: Client, bus: Bus) -> None:
+        """Publish conversations one after another until the killing is over; some events twice, some between them bad."""
+        for recording, step in conversations(number):
+            if self.is_over.is_set():
+                return
+            for event, _ in events_of(recording, step):
+                await self.publish_event(named, event)
+                if self.random.random() < 0.15:
+                    await self.publish_event(self.random.choice((named, nameless)), event)
+                if self.random.random() < 0.02:
+                    await self.publish_bad(bus)
+                await asyncio.sleep(self.random.uniform(0, 0.02))
+
+    async def publish_event(self, client: Client, event: Event) -> None:
+        """Publish one event until the stream says that it has it."""
+        self.published.trying(event)
+        while True:
+            with contextlib.suppress(Unavailable):
+                self.published.took(event, (await client.publish(event)).seq)
+                return
+
+    async def publish_bad(self, bus: Bus) -> None:
+        """Publish what nobody can store."""
+        payload, reason = self.random.choice(list(BAD.items()))
+        with contextlib.suppress(nats.errors.Error):
+            acknowledged = json.loads((await bus.request("turn.completed", payload, timeout=5)).data)
+            self.published.took_bad(acknowledged["seq"], reason)
+
+    async def read(self, client: Client, seed: int) -> None:
+        """Ask for windows all the time; what is answered has to be right, whatever dies meanwhile."""
+        chance = random.Random(seed)
+        while not self.is_over.is_set():
+            await asyncio.sleep(chance.uniform(0, 0.05))
+            keys = list(self.published.order)
+            if keys:
+                await self.ask(client, chance.choice(keys[-8:]), chance.choice(BUDGETS))
+
+    async def ask(self, client: Client, key: SessionKey, max_tokens: int) -> None:
+        """One question; the answer is kept with what was acknowledged before it was asked."""
+        acknowledged, after = self.published.messages_acknowledged(key), self.published.newest_seq(key)
+        request = {"max_tokens": max_tokens, "after": after, "wait_ms": 500}
+        try:
+            answer = await client.ask(session_subject("context.get", key), request, patience_seconds=0.5)
+        except CannotFit:
+            self.refused["cannot_fit"] += 1
+        except RequestError as error:
+            self.refused[error.code] += 1
+        else:
+            attempted = self.published.messages_attempted(key)
+            self.published.readings.append(Reading(key, acknowledged, after, answer, attempted))
+
+
+def conversations(number: int) -> Iterator[tuple[Recording, Step]]:
+    """The examples again and again, each time as sessions of their own, whole turns and single messages in turn."""
+    for lap in range(10_000):
+        for recording in recorded([str(path) for path in EXAMPLES], agent=f"chaos-{number}"):
+            key = recording.key._replace(session_id=f"{recording.key.session_id}-{lap}")
+            yield Recording(key, recording.conversation), (Step.TURN, Step.MESSAGE)[(lap + number) % 2]
+
+
+async def settle(chaos: Chaos, client: Client) -> None:
+    """Wait until all is stored and nothing is pending."""
+
+    async def is_done(key: SessionKey) -> bool:
+        session = client.session(*key)
+        with contextlib.suppress(Unavailable):
+            window = await session.context(max_tokens=10_000_000, after=chaos.published.newest_seq(key), wait_ms=2_000)
+            return window.fresh and not (await session.status())["messages_pending"]
+        return False
+
+    for key in chaos.published.order:
+        await wait_until(lambda key=key: is_done(key), seconds=120, every=0.2, told=chaos.system.words)
+
+
+async def noticed(url: str) -> list[tuple[str, dict[str, Any]]]:
+    """All that the stream of notices holds."""
+    bus = await nats.connect(url)
+    try:
+        jetstream = bus.jetstream(timeout=30)
+        count = (await jetstream.stream_info("TURNFOLD_NOTICES")).state.messages
+        subscription = await jetstream.subscribe("", stream="TURNFOLD_NOTICES", ordered_consumer=True)
+        messages = [await subscription.next_msg(timeout=30) for _ in range(count)]
+        await subscription.unsubscribe()
+        return [(message.subject, json.loads(message.data)) for message in messages]
+    finally:
+        await bus.close()
+
+
+async def run(chaos: Chaos) -> None:
+    """Publish, read and kill until enough was killed."""
+    system = chaos.system
+    async with (
+        client_of(system, timeout_seconds=2) as named,
+        connect(system.nats_url, timeout_seconds=2, attempts=60, names_copies=False, environ={}) as nameless,
+    ):
+        bus = await nats.connect(system.nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.2, error_cb=_unheard)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(chaos.kill())
+                for number in range(READERS):
+                    group.create_task(chaos.read(named, SEED + number))
+                for number in range(PUBLISHERS):
+                    group.create_task(chaos.publish(number, named, nameless, bus))
+        finally:
+            await bus.close()
+        await settle(chaos, named)
+
+
+async def _unheard(_: Exception) -> None:
+    """A bus that is killed is expected to complain."""
+
+
+@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.proves("L1", "L2", "L3", "L5", "L6", "L7", "L10", "A1", "A3", "S1", "O2", "C48", "C49", "C50")
+async def test_whatever_is_killed_during_a_replay_every_law_holds_afterwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_system(tmp_path / "data", environ=POLICY) as system:
+        chaos = Chaos(system, random.Random(SEED))
+
+        await run(chaos)
+
+        stream, notices = await streamed(system.nats_url), await noticed(system.nats_url)
+        published = chaos.published
+        faults = [*Checker(system.database, published, stream).faults(), *faults_in_notices(system.database, notices)]
+        fresh = sum(reading.answer["fresh"] for reading in published.readings)
+        told = (
+            f"CHAOS_SEED={SEED} CHAOS_KILLS={KILLS}: killed {dict(chaos.killed)}, {len(published.attempted)} events, "
+            f"{len(stream)} in the stream, {len(published.readings)} windows, {fresh} of them fresh, not answered {dict(chaos.refused)}"
+        )
+        with capsys.disabled():
+            print(f"\n{told}", flush=True)
+        assert not faults, "\n".join([told, *faults])
+        assert chaos.killed.total() == KILLS
+        assert fresh > KILLS
+    assert not parts_alive(system.lines)
