@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.system import Streamed
 from turnfold.client import Event
+from turnfold.contracts.subjects import TURN_COMPLETED
 from turnfold.core.audit import SEALED_FIELDS, row_hash
 from turnfold.core.sendable import faults
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey
@@ -43,32 +43,27 @@ class Published:
     order: defaultdict[SessionKey, list[str]] = field(default_factory=lambda: defaultdict(list))
     bad: dict[int, str] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
+    messages_attempted: Counter[SessionKey] = field(default_factory=Counter)
+    messages_acknowledged: Counter[SessionKey] = field(default_factory=Counter)
+    newest_seq: dict[SessionKey, int] = field(default_factory=dict)
 
     def trying(self, event: Event) -> None:
         """An event is about to be published, perhaps again."""
         if identity(event) not in self.attempted:
             self.order[event.key].append(event.event_id)
+            self.messages_attempted[event.key] += len(messages_of(event))
         self.attempted[identity(event)] = event
 
     def took(self, event: Event, seq: int) -> None:
         """The stream acknowledged an event."""
+        if not self.acknowledged[identity(event)]:
+            self.messages_acknowledged[event.key] += len(messages_of(event))
         self.acknowledged[identity(event)].append(seq)
+        self.newest_seq[event.key] = max(seq, self.newest_seq.get(event.key, 0))
 
     def took_bad(self, seq: int, reason: str) -> None:
         """The stream acknowledged what cannot be stored, for this reason."""
         self.bad[seq] = reason
-
-    def messages_acknowledged(self, key: SessionKey) -> int:
-        """How many messages of a session are acknowledged by now."""
-        return sum(len(messages_of(self.attempted[key.agent_id, one])) for one in self.order[key] if (key.agent_id, one) in self.acknowledged)
-
-    def messages_attempted(self, key: SessionKey) -> int:
-        """How many messages of a session were tried by now."""
-        return sum(len(messages_of(self.attempted[key.agent_id, one])) for one in self.order[key])
-
-    def newest_seq(self, key: SessionKey) -> int | None:
-        """The freshness token of a session: the greatest sequence acknowledged by now."""
-        return max((max(self.acknowledged[key.agent_id, one]) for one in self.order[key] if (key.agent_id, one) in self.acknowledged), default=None)
 
 
 def identity(event: Event) -> tuple[str, str]:
@@ -93,6 +88,7 @@ class Checker:
         self._published = published
         self._stream = stream
         self._is_settled = is_settled
+        self._first = self._first_seqs()
         self._faults: list[str] = []
 
     def faults(self) -> list[str]:
@@ -128,12 +124,13 @@ class Checker:
     def _stored(self) -> None:
         ids = Counter((row["agent_id"], row["session_id"], row["message_id"]) for row in self._ask("SELECT * FROM messages_view"))
         self._told("stored more than once", [key for key, times in ids.items() if times > 1])
-        wanted: dict[tuple[str, str, str], Json] = {}
-        possible: set[tuple[str, str, str]] = set()
-        in_stream = set(self._first_seqs())
+        wanted: dict[tuple[str, ...], tuple[Event, Json]] = {}
+        possible: set[tuple[str, ...]] = set()
+        in_stream = set(self._first)
         for name, event in self._published.attempted.items():
-            known = {(event.key.agent_id, event.key.session_id, f"{event.event_id}#{index}"): one for index, one in enumerate(messages_of(event))}
-            possible |= set(known)
+            key = event.key.agent_id, event.key.session_id
+            known = {(*key, f"{event.event_id}#{index}"): (event, one) for index, one in enumerate(messages_of(event))}
+            possible.update(known)
             if name in in_stream:
                 wanted |= known
         lost_by_stream = [name for name in self._published.acknowledged if name not in in_stream]
@@ -144,7 +141,7 @@ class Checker:
             "SELECT s.agent_id, s.session_id, m.event_id || '#' || (m.position % 1024) AS message_id, m.body, m.original"
             "  FROM messages m JOIN sessions s USING (sid)"
         )
-        altered = [key for row in bodies if (key := tuple(row)[:3]) in wanted and not _is_kept(row["body"], row["original"], wanted[key])]
+        altered = [key for row in bodies if (key := tuple(row)[:3]) in wanted and not _is_kept(row, *wanted[key])]
         self._told("stored otherwise than published", altered)
         self._told("events stored more than once", self._ask("SELECT event_id FROM events GROUP BY agent_id, event_id HAVING count(*) > 1"))
 
@@ -161,7 +158,7 @@ class Checker:
         return found
 
     def _order(self) -> None:
-        first = self._first_seqs()
+        first = self._first
         stored: defaultdict[SessionKey, list[tuple[int, str]]] = defaultdict(list)
         for row in self._ask("SELECT * FROM messages_view ORDER BY agent_id, session_id, position"):
             event_id, _, index = row["message_id"].rpartition("#")
@@ -294,11 +291,9 @@ class Checker:
 
     def _readings(self) -> None:
         versions: dict[tuple[SessionKey, int], str] = {}
-        totals: dict[SessionKey, int] = {}
         for reading in self._published.readings:
             for text in reading_faults(reading):
                 self._fault(f"{reading.key.session_id}: {text}")
-            totals[reading.key] = max(totals.get(reading.key, 0), reading.acknowledged if reading.answer["fresh"] else 0)
             summary = reading.answer["summary"]
             if summary is not None:
                 seal = sha256(json.dumps([summary[name] for name in ("text", "ledger", "tokens", "covers")]).encode()).hexdigest()
@@ -351,21 +346,15 @@ def _noticed(said: Mapping[str, Any]) -> str:
     return said["compaction_id"] if "compaction_id" in said else f"{said['agent_id']}/{said['session_id']}/{said['version']}"
 
 
-def _is_kept(body: str, original: str | None, published: Json) -> bool:
-    stored = json.loads(body)
-    if published["role"] != "tool":
-        return bool(stored == published)
-    if not {"tool_call_id", "content", "role"} <= set(published):
-        return bool(stored == published)
-    content = json.loads(original) if original is not None else stored.get("content")
-    return bool(content == published["content"] and stored.get("tool_call_id") == published["tool_call_id"])
+def _is_kept(row: Row, event: Event, published: Json) -> bool:
+    """Whether a stored message is the published one: to the byte in a turn, its content and call id in a result."""
+    if event.kind == TURN_COMPLETED:
+        return row["body"].encode() in event.payload
+    stored = json.loads(row["body"])
+    content = json.loads(row["original"]) if row["original"] is not None else stored["content"]
+    return bool(content == published["content"] and stored["tool_call_id"] == published["tool_call_id"])
 
 
 def _some(found: Iterable[Any]) -> str:
     listed = sorted(map(str, found))
     return ", ".join(listed[:SHOWN_FAULTS]) + (f" and {len(listed) - SHOWN_FAULTS} more" if len(listed) > SHOWN_FAULTS else "")
-
-
-def is_increasing(numbers: Sequence[int]) -> bool:
-    """Whether each number is greater than the one before."""
-    return all(a < b for a, b in pairwise(numbers))

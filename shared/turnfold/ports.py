@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from turnfold.contracts.events import Event
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger
+from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, Trigger
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
@@ -48,6 +48,7 @@ class Rules:
     model_window: Callable[[str | None, Policy], int]
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
     due: Callable[[Load, Policy, int], Due | None]
+    evictions: Callable[[Sequence[Message], Iterable[int], Policy, int], Sequence[Eviction]]
     decide: Callable[[Sequence[Message], Policy, Trigger, int], Evict | Rest]
     digest: Callable[[Sequence[tuple[Message, str]]], tuple[str, int]]
     new_id: Callable[[], int]

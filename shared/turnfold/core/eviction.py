@@ -1,6 +1,6 @@
 """When old messages leave the window, and which."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -66,6 +66,53 @@ def token_trigger(policy: Policy, *, model_window: int) -> int:
         return 0
     limits = [policy.trigger_tokens, int(policy.trigger_ratio * model_window)]
     return min((limit for limit in limits if limit > 0), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """One eviction: why, what left, what was live before (all messages, and what the triggers count), and when (ms since 1970)."""
+
+    due: Due
+    evicted: tuple[Message, ...]
+    live: int
+    load: Load
+    at_ms: int
+
+
+def evictions(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, *, model_window: int) -> tuple[Eviction, ...]:
+    """What leaves as each new event is stored, one after the other, so that a batch leaves what its events alone would.
+
+    `live` holds the live messages by position, those of the new events (known by their stream sequences) included.
+    """
+    later = set(new_seqs)
+    gone: set[int] = set()
+    done: list[Eviction] = []
+    weights = {message.position: (0, 0) if message.role.is_system else (1, message.tokens) for message in live}
+    load = Load(*map(sum, zip((0, 0), *(weights[one.position] for one in live if one.stream_seq not in later), strict=True)))
+    arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(later)}
+    for message in live:
+        if message.stream_seq in arriving:
+            arriving[message.stream_seq].append(message)
+    for seq, messages in arriving.items():
+        later.discard(seq)
+        for message in messages:
+            load = _plus(load, weights[message.position], 1)
+        found = due(load, policy, model_window=model_window)
+        if found is None:
+            continue
+        present = [one for one in live if one.position not in gone and one.stream_seq not in later]
+        at_ms = max((message.created_at_ms for message in messages), default=0)
+        decision = decide(present, policy, found.trigger, now_ms=at_ms)
+        if isinstance(decision, Evict):
+            done.append(Eviction(found, decision.evicted, len(present), load, at_ms))
+            for message in decision.evicted:
+                gone.add(message.position)
+                load = _plus(load, weights[message.position], -1)
+    return tuple(done)
+
+
+def _plus(load: Load, weight: tuple[int, int], sign: int) -> Load:
+    return Load(load.messages + sign * weight[0], load.tokens + sign * weight[1])
 
 
 def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int) -> Evict | Rest:

@@ -1,11 +1,11 @@
 """The rules of the core put together for the stores: one bundle of pure functions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from secrets import randbits
 
 from turnfold.core.digest import digest
-from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger, decide, due
+from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, Trigger, decide, due, evictions
 from turnfold.core.pairing import pair
 from turnfold.core.precedence import Wishes, in_force
 from turnfold.core.presets import Policy
@@ -44,9 +44,19 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
     def is_due(load: Load, policy: Policy, window: int) -> Due | None:
         return due(load, policy, model_window=window)
 
+    def replayed(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, window: int) -> Sequence[Eviction]:
+        return evictions(live, new_seqs, policy, model_window=window)
+
     def decided(live: Sequence[Message], policy: Policy, trigger: Trigger, now_ms: int) -> Evict | Rest:
         return decide(live, policy, trigger, now_ms=now_ms)
 
     return Rules(
-        policy=policy, model_window=model_window, pair=pair, due=is_due, decide=decided, digest=make_digest, new_id=lambda: randbits(62)
+        policy=policy,
+        model_window=model_window,
+        pair=pair,
+        due=is_due,
+        evictions=replayed,
+        decide=decided,
+        digest=make_digest,
+        new_id=lambda: randbits(62),
     )

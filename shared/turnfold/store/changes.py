@@ -12,7 +12,7 @@ from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.ports import Rules
 from turnfold.store.engine import Database, insert_for
-from turnfold.store.evict import REQUESTED, evict, evict_from
+from turnfold.store.evict import REQUESTED, evict_now
 from turnfold.store.schema import agents, sessions
 from turnfold.store.sessions import Records, lock_by_key, write_back
 
@@ -38,7 +38,7 @@ class SqlChanges:
             values = {"preset": session.wishes.preset, "mode": session.wishes.mode, "overrides": session.wishes.overrides}
             await connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
             records = Records()
-            await evict(connection, [session], rules, records, now_ms=now_ms)
+            await evict_now(connection, session, None, rules, records, now_ms=now_ms)
             await records.write(connection)
             await write_back(connection, [session])
             return {"agent_id": key.agent_id, "session_id": key.session_id, **_told(session.wishes)}
@@ -69,10 +69,10 @@ class SqlChanges:
             if rules.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
                 raise Conflict("the session's mode is off: nothing is evicted; set it to manual or auto first")
             records = Records()
-            opened = await evict_from(connection, {session.sid: (session, REQUESTED)}, rules, records, now_ms=now_ms)
+            opened = await evict_now(connection, session, REQUESTED, rules, records, now_ms=now_ms)
             await records.write(connection)
             await write_back(connection, [session])
-            return CompactionId(str(opened[session.sid])) if opened else None
+            return CompactionId(str(opened)) if opened is not None else None
 
 
 def _wished(wishes: Wishes, request: PolicyRequest) -> Wishes:

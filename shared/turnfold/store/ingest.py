@@ -88,7 +88,10 @@ class _Batch:
             await self._insert(arrivals)
             await pair_again(self._connection, self._touched, self._rules.pair)
             changed = self._count()
-            evictions = await evict(self._connection, changed, self._rules, self._records)
+            new_seqs: defaultdict[int, list[int]] = defaultdict(list)
+            for arrival in self._new:
+                new_seqs[self._sessions[arrival.event.key].sid].append(arrival.stream_seq)
+            evictions = await evict(self._connection, changed, new_seqs, self._rules, self._records)
             await write_back(self._connection, changed)
         await self._records.write(self._connection)
         await self._bury()
