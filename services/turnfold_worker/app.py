@@ -14,7 +14,9 @@ from faststream.nats import NatsBroker
 from nats.aio.client import Client
 
 from turnfold.bus.connection import broker_options, connect
+from turnfold.bus.pull import Pull
 from turnfold.bus.streams import wait_for_streams
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
 from turnfold.errors import StartError
@@ -33,7 +35,7 @@ from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
 from turnfold_migrations import head
 from turnfold_worker.background import Compactor, Relay, Sweeper
-from turnfold_worker.handlers import Intake, make_event_router, make_request_router
+from turnfold_worker.handlers import Intake, make_request_router
 
 log = structlog.get_logger()
 
@@ -109,14 +111,15 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
     windows = ModelWindows()
     rules = make_rules(policy, model_window=lambda model, numbers: windows(model, override=numbers.context_window), count=count)
     intake_store, jobs = SqlIntake(database), SqlJobs(database)
-    summarizer = Summarizer()
+    summarizer = Summarizer(preload=settings.summary_model is not None)
     writing = Writing(
         model=settings.summary_model,
         api_base=settings.summary_api_base,
         api_key=settings.summary_api_key,
         call_timeout_seconds=settings.summary_timeout_seconds,
     )
-    intake = Intake(store=intake_store, rules=rules, count=count)
+    pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, count=count)
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=writing, count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
@@ -132,12 +135,11 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
     intake.on_stored = on_stored
     compactor.on_done = relay.wake
     broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0)
-    broker.include_router(make_event_router(intake))
     changes = SqlChanges(database)
     broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
     await summarizer.start()
     await broker.start()
-    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (compactor, relay, sweeper)]
+    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper)]
     announce({"worker": os.getpid(), "model": summarizer.pid} if summarizer.pid else {"worker": os.getpid()})
     log.info("worker.started", pid=os.getpid())
     try:

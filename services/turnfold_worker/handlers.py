@@ -1,20 +1,19 @@
 """What arrives on the bus becomes an operation, and its outcome an acknowledgement or an answer."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
-from faststream import AckPolicy
-from faststream.nats import JStream, NatsRouter, PullSub
+from faststream.nats import NatsRouter
 from faststream.nats.annotations import NatsMessage
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from turnfold.bus.connection import INBOX_PREFIXES
+from turnfold.bus.pull import Pull
 from turnfold.contracts.requests import CompactionRequest, PolicyRequest, read_request
-from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, EVENTS_SUBJECTS, INGESTED, key_of_subject
+from turnfold.contracts.subjects import INGESTED, key_of_subject
 from turnfold.core.tokens import Count
 from turnfold.errors import RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
@@ -24,59 +23,72 @@ from turnfold.ports import Changes, Ingested, IntakeStore, Rules
 log = structlog.get_logger()
 
 BATCH = 500
-LINGER_SECONDS = 0.02
 SIDE_BY_SIDE = 2
-"""Subscribers on the one consumer: while one batch is being committed the next is fetched and weighed."""
+"""Batches in hand: while one is being committed the next is read and weighed."""
 RETRY_SECONDS = 1.0
 WORKER_QUEUE = "turnfold-worker"
 ACK_TOKENS = 9
-IN_PROGRESS_SECONDS = 2.0
 
 
 class Intake:
     """Batches from the stream into the store; acknowledged after the commit, never before."""
 
-    def __init__(self, *, store: IntakeStore, rules: Rules, count: Count) -> None:
+    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, count: Count) -> None:
+        self._pull = pull
+        self._client = client
         self._store = store
         self._rules = rules
         self._count = count
-        self.is_busy = False
+        self._places = asyncio.Semaphore(SIDE_BY_SIDE)
+        self._in_hand: set[asyncio.Task[None]] = set()
         self.on_stored: Callable[[Ingested], object] = lambda _: None
 
-    async def take(self, batch: Sequence[Msg], publish: Callable[[str, bytes], Awaitable[object]]) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether a full batch is in hand: events are waiting."""
+        return any(task.get_name() == FULL for task in self._in_hand)
+
+    async def run(self) -> None:
+        """Take batches until cancelled; what is in hand then is finished first, and what is not comes again."""
+        await self._pull.start()
+        try:
+            while True:
+                await self._places.acquire()
+                batch = await self._pull.take(BATCH)
+                task = asyncio.create_task(self._take(batch), name=FULL if len(batch) == BATCH else "batch")
+                self._in_hand.add(task)
+                task.add_done_callback(self._finished)
+        finally:
+            await asyncio.gather(*self._in_hand, return_exceptions=True)
+            await self._pull.stop()
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._in_hand.discard(task)
+        self._places.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("batch.crashed", exc_info=error)
+
+    async def _take(self, batch: Sequence[Msg]) -> None:
         """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
-        self.is_busy = len(batch) >= BATCH // 2
         deliveries = [delivery_of(message) for message in batch]
         try:
-            async with _kept(batch):
-                done = await ingest(deliveries, store=self._store, rules=self._rules, count=self._count)
+            done = await ingest(deliveries, store=self._store, rules=self._rules, count=self._count)
         except Unavailable as error:
             log.warning("batch.returned", events=len(batch), error=str(error))
-            await asyncio.gather(*(message.nak(delay=RETRY_SECONDS) for message in batch), return_exceptions=True)
+            await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)
             return
-        for message in batch:
-            await message.ack()
+        except BaseException:
+            await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)
+            raise
+        await self._pull.acknowledge(batch)
         self.on_stored(done)
-        await publish(INGESTED, json.dumps({"up_to": deliveries[-1].stream_seq}).encode())
+        await self._client.publish(INGESTED, b"")
         if done.dead_letters:
             log.warning("events.buried", dead_letters=done.dead_letters)
         log.debug("batch.stored", events=done.events, messages=done.messages, evictions=done.evictions)
 
 
-@contextlib.asynccontextmanager
-async def _kept(batch: Sequence[Msg]) -> AsyncGenerator[None]:
-    """Tell the stream that work goes on, so that a batch which takes long is not handed to another worker."""
-
-    async def tell() -> None:
-        while True:
-            await asyncio.sleep(IN_PROGRESS_SECONDS)
-            await asyncio.gather(*(message.in_progress() for message in batch), return_exceptions=True)
-
-    telling = asyncio.create_task(tell(), name="in-progress")
-    try:
-        yield
-    finally:
-        telling.cancel()
+FULL = "full batch"
 
 
 def delivery_of(message: Msg) -> Delivery:
@@ -93,30 +105,6 @@ def delivery_of(message: Msg) -> Delivery:
 async def _raw(message: Any) -> Any:
     """Leave the batch as it came: each message is read on its own, so that a bad one harms no neighbour."""
     return message.body
-
-
-def make_event_router(intake: Intake) -> NatsRouter:
-    """The durable consumer of events, shared with every other worker."""
-    router = NatsRouter()
-    for _ in range(SIDE_BY_SIDE):
-
-        @router.subscriber(
-            EVENTS_SUBJECTS[1],
-            durable=EVENTS_CONSUMER,
-            stream=JStream(EVENTS_STREAM, declare=False),
-            pull_sub=PullSub(batch_size=BATCH, timeout=LINGER_SECONDS, batch=True),
-            inbox_prefix=f"{INBOX_PREFIXES['worker']}.".encode(),
-            ack_policy=AckPolicy.MANUAL,
-            decoder=_raw,
-            no_reply=True,
-            title="events",
-        )
-        async def on_events(_: Any, message: NatsMessage) -> None:
-            batch = message.raw_message if isinstance(message.raw_message, list) else [message.raw_message]
-            client = batch[0]._client  # noqa: SLF001  # the connection that brought them
-            await intake.take(batch, client.publish)
-
-    return router
 
 
 def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], int], on_change: Callable[[], object]) -> NatsRouter:

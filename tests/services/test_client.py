@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -275,6 +278,41 @@ async def test_wrong_credentials_are_told_as_such(tmp_path: Path) -> None:
             pass
 
 
+# --- the manual
+
+
+async def test_the_example_of_the_manual_runs(server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNFOLD_NATS_URL", server.url)
+    asked = await answering(bus, "context.get.support.user-42", lambda _: WINDOW)
+
+    async def ask_the_model(messages: list[Json]) -> str:
+        return f"{len(messages)} messages"
+
+    names: Json = {"ask_the_model": ask_the_model}
+    exec(examples(turnfold)[0], names)
+    reply = await names["answer"]("Where is order 7341?")
+
+    assert reply == "1 messages"
+    assert asked == [{"max_tokens": 8_000, "placement": "user", "after": 1}]
+    assert [event["messages"][0]["role"] for _, event in await stored(bus)] == ["user", "assistant"]
+
+
+async def test_the_example_of_connecting_runs(server: NatsServer, bus: Bus) -> None:
+    await answering(bus, "context.get.support.user-42", lambda _: WINDOW)
+    code = examples(turnfold.connect)[0].replace("nats://127.0.0.1:4222", server.url)
+    names: Json = {"turnfold": turnfold}
+
+    exec("async def example():\n" + textwrap.indent(code, "    ") + "\n    return window", names)
+    window = await names["example"]()
+
+    assert window.messages == [USER]
+
+
+def examples(documented: object) -> list[str]:
+    """The Python blocks of a docstring."""
+    return re.findall(r"```python\n(.*?)```", inspect.getdoc(documented) or "", re.DOTALL)
+
+
 # --- with the system behind it
 
 
@@ -349,7 +387,7 @@ async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(
 async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
     examples = [str(Path(__file__).parents[2] / "examples" / f"{name}.jsonl") for name in ("support-chat", "zh-travel")]
     async with running_system(tmp_path):
-        status, out, err = await command(tmp_path, "replay", *examples, "--json")
+        status, out, err = await command(tmp_path, "replay", *examples, "--speed", "25", "--json")
         again = await command(tmp_path, "replay", *examples, "--json")
         rows = [json.loads(line) for line in out.splitlines()]
 

@@ -1,11 +1,15 @@
 """What the client makes of what it is given and told, before anything travels."""
 
+import doctest
 import json
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import turnfold
+import turnfold.client.events
+import turnfold.transcripts.reading
 from turnfold.client import Event, Window, result_event, session_key, turn_event
 from turnfold.client.answers import error_told
 from turnfold.contracts.events import read_event
@@ -168,3 +172,10 @@ def test_what_cannot_fit_tells_what_would() -> None:
 def test_everything_the_manual_names_is_there() -> None:
     assert all(getattr(turnfold, name) is not None for name in turnfold.__all__)
     assert sorted(turnfold.__all__) == turnfold.__all__
+
+
+@pytest.mark.parametrize("module", [turnfold.client.events, turnfold.transcripts.reading])
+def test_the_examples_in_docstrings_hold(module: ModuleType) -> None:
+    tried = doctest.testmod(module)
+
+    assert (tried.failed, tried.attempted > 0) == (0, True)

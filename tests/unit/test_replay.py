@@ -53,7 +53,7 @@ def test_a_turn_travels_as_one_event_or_step_by_step() -> None:
 @pytest.mark.parametrize("step", list(Step))
 @pytest.mark.proves("L1")
 def test_no_message_is_left_out(step: Step) -> None:
-    said = [
+    said: list[Json] = [
         USER,
         CALL,
         RESULT,

@@ -129,6 +129,7 @@ def upgrade() -> None:
         sa.Column("mode", sa.Text(), nullable=True),
         sa.Column("overrides", sa.Text(), nullable=True),
         sa.Column("model", sa.Text(), nullable=True),
+        sa.Column("model_seq", BIG, server_default=sa.text("0"), nullable=False),
         sa.Column("revision", BIG, server_default=sa.text("0"), nullable=False),
         sa.Column("messages_total", BIG, server_default=sa.text("0"), nullable=False),
         sa.Column("tokens_total", BIG, server_default=sa.text("0"), nullable=False),

@@ -14,7 +14,7 @@ from turnfold.client import Client
 from turnfold.core.audit import row_hash
 from turnfold.errors import UnknownSession
 
-COLUMNS = ("at", "agent_id", "session_id", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details")
+COLUMNS = ("at", "phase", "compaction_id", "reason", "tokens_before", "tokens_after", "details")
 VERDICT_COLUMNS = ("agent_id", "session_id", "rows", "verdict")
 INTACT = "intact"
 
@@ -63,7 +63,8 @@ def audit(
     else:
         rows = asyncio.run(_rows(session))
         rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
-        show_rows("audit", COLUMNS, rows[-limit:] if limit else rows, as_json=as_json, empty="Nothing happened yet.")
+        columns = COLUMNS if session else ("agent_id", "session_id", *COLUMNS)
+        show_rows("audit", columns, rows[-limit:] if limit else rows, as_json=as_json, empty="Nothing happened yet.")
 
 
 async def _rows(session: Sequence[str]) -> list[Row]:

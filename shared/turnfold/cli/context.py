@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from turnfold.cli.reaching import reached
@@ -55,17 +57,20 @@ def show_window(out: Console, window: Window, *, with_summary: bool = True, last
     out.print(Text(account_line(window), style="dim"))
 
 
-def summary_panel(summary: Summary, *, characters: int = 4 * CLIP, entries: int = 12) -> Panel:
-    """A version of the summary, its text and the exact values beside it, both clipped."""
-    parts: list[RenderableType] = [Text(clipped(summary.text.strip(), characters))]
+def summary_panel(summary: Summary, *, lines: int = 40, entries: int = 12) -> Panel:
+    """A version of the summary: so many lines of its text, and so many of the exact values beside it."""
+    text = [clipped(_printable(line), CLIP) for line in summary.text.strip().splitlines()]
+    parts: list[RenderableType] = [Text("\n".join(text[:lines]) + _more(text, lines, "lines"))]
     if summary.ledger:
-        more = f"\n… and {len(summary.ledger) - entries} more" if len(summary.ledger) > entries else ""
-        parts.append(
-            Text("\nexact values\n" + "\n".join(f"· {clipped(entry, 160)}" for entry in summary.ledger[:entries]) + more, style="dim")
-        )
+        values = "\n".join(f"· {clipped(_printable(entry), 160)}" for entry in summary.ledger[:entries])
+        parts.append(Text(f"\nexact values\n{values}{_more(summary.ledger, entries, 'values')}", style="dim"))
     covered = summary.covers.get("messages")
     about = [summary.kind, f"{summary.tokens:,} tokens", f"covers {covered:,} messages" if covered else ""]
     return Panel(Group(*parts), title=f"summary, version {summary.version}", subtitle=" · ".join(filter(None, about)), border_style="blue")
+
+
+def _more(found: Sequence[str], shown: int, what: str) -> str:
+    return f"\n… and {len(found) - shown} more {what}" if len(found) > shown else ""
 
 
 def account_line(window: Window) -> str:
@@ -86,17 +91,17 @@ def account_line(window: Window) -> str:
     return f"{window.tokens:,}{budget} tokens · {account.total:,} messages: {told or 'none'}{'' if window.fresh else ' · not fresh yet'}"
 
 
-def _rendered(message: dict[str, Any], message_id: Any) -> Text:
+def _rendered(message: dict[str, Any], message_id: Any) -> Table:
     role = str(message.get("role"))
-    line = Text()
-    line.append(f"{role:>9} ", style=f"bold {ROLE_COLOURS.get(role, 'white')}")
-    shown_id = message_id if isinstance(message_id, str) else ", ".join(map(str, message_id)) if message_id else "made for the window"
-    line.append(f"{shown_id}\n", style="dim")
+    told = message_id if isinstance(message_id, str) else ", ".join(map(str, message_id)) if message_id else "made for the window"
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right", width=9, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(role, style=f"bold {ROLE_COLOURS.get(role, 'white')}"), Text(told, style="dim"))
     for text, style in _parts(message):
-        indented = clipped(_printable(text.strip()), CLIP).replace("\n", "\n" + " " * 10)
-        if indented:
-            line.append(f"{'':10}{indented}\n", style=style)
-    return line
+        if shown := clipped(_printable(text.strip()), CLIP):
+            grid.add_row("", Text(shown, style=style))
+    return grid
 
 
 def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:

@@ -28,7 +28,11 @@ from turnfold.settings import Settings, read_settings
 EXAMPLES = Path("examples")
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
+EVENTS_A_SECOND = 25.0
+"""In each session; at full speed all would arrive as one batch, and one eviction would do for all of it."""
 LAST_MESSAGES = 4
+SUMMARY_LINES = 14
+LEDGER_ENTRIES = 6
 AUDIT_ROWS = 8
 ELSEWHERE = ("TURNFOLD_NATS_", "TURNFOLD_DATABASE_URL", "TURNFOLD_DATA_DIR", "TURNFOLD_HTTP_")
 """Settings that would lead the demo to another system than its own."""
@@ -72,7 +76,7 @@ async def _demo(recordings: Sequence[Recording], data_dir: Path) -> None:
 async def _show(out: Console, settings: Settings, recordings: Sequence[Recording]) -> None:
     async with reached(settings) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
-            told = await replayed(client, recordings, bar)
+            told = await replayed(client, recordings, bar, speed=EVENTS_A_SECOND)
         windows = [await client.session(*recording.key).context() for recording in recordings]
         out.print()
         out.print(table_of("what became of each conversation", OVERVIEW, map(_overview, told, windows)))
@@ -102,7 +106,7 @@ async def _show_session(out: Console, client: Client, recording: Recording, told
     out.print()
     out.print(Rule(f"{told.agent_id} / {told.session_id}", align="left", style="bold"))
     if window.summary is not None:
-        out.print(summary_panel(window.summary, characters=1_600, entries=8))
+        out.print(summary_panel(window.summary, lines=SUMMARY_LINES, entries=LEDGER_ENTRIES))
     left_out = max(len(window.messages) - LAST_MESSAGES, 0)
     out.print(
         Text(f"the window a model gets, without its first {left_out} messages:" if left_out else "the window a model gets:", style="bold")
@@ -113,11 +117,11 @@ async def _show_session(out: Console, client: Client, recording: Recording, told
         out.print(table_of("versions of the summary", VERSIONS, map(_version, versions)))
     trail = [row async for row in session.audit_trail()]
     more = f" (the last {AUDIT_ROWS} of {len(trail)} rows)" if len(trail) > AUDIT_ROWS else ""
-    out.print(table_of(f"audit trail{more}", AUDIT, trail[-AUDIT_ROWS:]))
+    out.print(table_of(f"audit trail{more}", AUDIT, map(_audited, trail[-AUDIT_ROWS:])))
 
 
 VERSIONS = ("version", "kind", "tokens", "covers_messages", "created_at")
-AUDIT = ("at", "phase", "compaction_id", "reason", "tokens_before", "tokens_after", "hash")
+AUDIT = ("time", "phase", "what", "tokens_before", "tokens_after", "seal")
 
 
 def _version(summary: Summary) -> dict[str, Any]:
@@ -128,6 +132,19 @@ def _version(summary: Summary) -> dict[str, Any]:
         "covers_messages": summary.covers.get("messages"),
         "created_at": summary.created_at,
     }
+
+
+def _audited(row: Mapping[str, Any]) -> dict[str, Any]:
+    """An audit row in a line: the time of day, what was done, and the beginning of its hash."""
+    details: dict[str, Any] = json.loads(row["details"])
+    told = {
+        "evicted": f"{details.get('trigger')}: {details.get('evicted')} left, {details.get('kept')} stay",
+        "summary_start": f"attempt {details.get('attempt')}",
+        "summary_done": f"version {details.get('version')}, {details.get('kind')}",
+    }
+    time_of_day = str(row["at"])[11:23]
+    what = told.get(row["phase"], row["reason"] or "")
+    return {**row, "time": time_of_day, "what": what, "seal": row["hash"][:12]}
 
 
 @asynccontextmanager

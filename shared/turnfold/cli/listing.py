@@ -69,7 +69,7 @@ def summaries_show(
     if as_json:
         show_json(told)
         return
-    console().print(summary_panel(Summary.of(told), characters=1 << 20, entries=1 << 20))
+    console().print(summary_panel(Summary.of(told), lines=1 << 20, entries=1 << 20))
 
 
 def deadletters_list(as_json: AsJson = False) -> None:

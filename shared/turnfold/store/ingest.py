@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy import bindparam, delete, select, tuple_, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,7 +14,7 @@ from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
 from turnfold.store import ranges
-from turnfold.store.bulk import bulk_insert
+from turnfold.store.bulk import bulk_insert, bulk_update
 from turnfold.store.engine import Database, insert_for
 from turnfold.store.evict import evict
 from turnfold.store.pairing import Touched, pair_again
@@ -31,6 +31,7 @@ _KNOWN = select(events.c.agent_id, events.c.event_id, events.c.sid, events.c.str
 _INSERT_EVENTS = bulk_insert(events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope"))
 _INSERT_MESSAGES = bulk_insert(messages, STORED)
 _INSERT_CALLS = bulk_insert(tool_calls, ("sid", "call_id", "position", "slot"))
+_EVICTED_BEFORE = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 _BODIES = (
     select(messages.c.body)
     .where(messages.c.sid == bindparam("of_sid"), messages.c.position.between(bindparam("first"), bindparam("last")))
@@ -104,7 +105,7 @@ class _Batch:
 
     async def _insert(self, arrivals: Sequence[Arrival]) -> None:
         """Insert what is new. Nearly always all of it is, so that is tried first; the keys of the tables say when it is not."""
-        fresh = self._unlike(arrivals)
+        fresh, again = _first_of_each(arrivals)
         try:
             async with self._connection.begin_nested():
                 await self._insert_rows(fresh)
@@ -112,20 +113,8 @@ class _Batch:
             fresh = await self._unknown(fresh)
             await self._insert_rows(fresh)
         self._new = fresh
-
-    def _unlike(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """The first of each event in the batch; the others are duplicates or refused."""
-        fresh: dict[tuple[str, str], Arrival] = {}
-        for arrival in arrivals:
-            event = arrival.event
-            first = fresh.setdefault((event.key.agent_id, event.event_id), arrival)
-            if first is arrival:
-                continue
-            if first.event.key == event.key and _says_the_same(event, first.event.digest, first.event.parsed):
-                self._duplicates += 1
-            else:
-                self._refuse(arrival)
-        return list(fresh.values())
+        for arrival in again:
+            await self._unknown([arrival])
 
     async def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
         """Those whose event is not stored; the others are duplicates, moved or refused."""
@@ -154,25 +143,25 @@ class _Batch:
                 return
         self._duplicates += 1
         if arrival.stream_seq < row.stream_seq:
-            await self._move(arrival, row.stream_seq, span)
+            await self._move(arrival, span)
 
-    async def _move(self, arrival: Arrival, from_seq: int, span: dict[str, int]) -> None:
-        """A copy of a stored event stands earlier in the stream: the event takes its place."""
-        by = position_of(arrival.stream_seq, 0) - position_of(from_seq, 0)
-        event, connection = arrival.event, self._connection
-        for table in (messages, tool_calls):
-            moved = update(table).where(table.c.sid == span["of_sid"], table.c.position.between(span["first"], span["last"]))
-            await connection.execute(moved.values(position=table.c.position + by))
+    async def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
+        """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
+        event, connection, sid = arrival.event, self._connection, span["of_sid"]
+        first = position_of(arrival.stream_seq, 0)
+        mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
+        rows = select(messages.c.position, messages.c.compaction_id).where(mine, messages.c.compaction_id.is_not(None))
+        evicted = [(row, sid, first + position - span["first"]) for position, row in await connection.execute(rows)]
+        await connection.execute(delete(messages).where(mine))
+        calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(span["first"], span["last"])
+        await connection.execute(delete(tool_calls).where(calls))
         identity = (events.c.agent_id == event.key.agent_id) & (events.c.event_id == event.event_id)
-        await connection.execute(update(events).where(identity).values(stream_seq=arrival.stream_seq))
+        await connection.execute(delete(events).where(identity))
+        await self._insert_rows([arrival])
+        await _EVICTED_BEFORE.run(connection, evicted)
         # A compaction finds its messages between its first and last position: they widen with the move.
-        moved_to = {"first": span["first"] + by, "last": span["last"] + by}
-        taken = select(messages.c.compaction_id).where(
-            messages.c.sid == span["of_sid"], messages.c.position.between(moved_to["first"], moved_to["last"])
-        )
-        reaches = compactions.c.compaction_id.in_(taken) & (compactions.c.first_position > moved_to["first"])
-        await connection.execute(update(compactions).where(reaches).values(first_position=moved_to["first"]))
-        self._touch(arrival)
+        reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (compactions.c.first_position > first)
+        await connection.execute(update(compactions).where(reaches).values(first_position=first))
         self._sessions[event.key].revision += 1
         self._moved.add(event.key)
 
@@ -201,7 +190,7 @@ class _Batch:
         for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
             if measured.calls:
                 self._touched.update((sid, storable(call.call_id)) for call in measured.calls)
-            elif parsed["role"] == "tool":
+            if parsed["role"] == "tool":
                 call_id = parsed.get("tool_call_id")
                 if isinstance(call_id, str) and call_id:
                     self._touched.add((sid, storable(call_id)))
@@ -216,7 +205,8 @@ class _Batch:
             session.revision += 1
             session.last_event_at_ms = max(session.last_event_at_ms or 0, *(arrival.at_ms for arrival in arrivals))
             for arrival in arrivals:
-                session.model = storable(arrival.event.model) if arrival.event.model else session.model
+                if arrival.event.model and arrival.stream_seq >= session.model_seq:
+                    session.model, session.model_seq = storable(arrival.event.model), arrival.stream_seq
                 for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
                     session.messages_total += 1
                     session.tokens_total += measured.tokens
@@ -237,6 +227,13 @@ PAYLOAD_KEPT_BYTES = 64 * 1024
 def runs(sequences: Sequence[int]) -> list[ranges.Range]:
     """The sequences as ranges."""
     return ranges.joined((seq, seq) for seq in sequences)
+
+
+def _first_of_each(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
+    """The first of each event in a batch, and those that name an event again."""
+    first: dict[tuple[str, str], Arrival] = {}
+    again = [one for one in arrivals if first.setdefault((one.event.key.agent_id, one.event.event_id), one) is not one]
+    return list(first.values()), again
 
 
 def _says_the_same(event: Event, digest: bytes, parsed: Iterable[Any]) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sqlalchemy import and_, delete, or_, select
+from sqlalchemy import and_, delete, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.store.schema import ingested
@@ -27,15 +27,21 @@ async def add(connection: AsyncConnection, ranges: Iterable[Range]) -> None:
     new = joined(ranges)
     if not new:
         return
+    await _alone(connection)
     meets = or_(*(and_(ingested.c.first_seq <= last + 1, ingested.c.last_seq >= first - 1) for first, last in new))
-    # Two workers must not join the same ranges in two ways at once.
-    stored = [tuple(row) for row in await connection.execute(select(ingested).where(meets).with_for_update())]
+    stored = [tuple(row) for row in await connection.execute(select(ingested).where(meets))]
     after = joined([*stored, *new])
     if after == sorted(stored):
         return
     if stored:
         await connection.execute(delete(ingested).where(ingested.c.first_seq.in_([first for first, _ in stored])))
     await connection.execute(ingested.insert(), [{"first_seq": first, "last_seq": last} for first, last in after])
+
+
+async def _alone(connection: AsyncConnection) -> None:
+    """Wait until nobody else joins ranges: two that do it at once would leave ranges that meet and are never joined."""
+    if connection.dialect.name == "postgresql":
+        await connection.execute(text("LOCK TABLE ingested IN SHARE ROW EXCLUSIVE MODE"))
 
 
 async def gaps(connection: AsyncConnection) -> Sequence[Range]:

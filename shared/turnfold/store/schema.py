@@ -77,7 +77,9 @@ sessions = Table(
     Column("preset", Text),
     Column("mode", Text),
     Column("overrides", Text),
+    # The model of the newest event that names one, and that event's sequence: stragglers change nothing.
     Column("model", Text),
+    Column("model_seq", Big, nullable=False, server_default=text("0")),
     # Counts the changes a window can show; an answer's etag holds it.
     Column("revision", Big, nullable=False, server_default=text("0")),
     Column("messages_total", Big, nullable=False, server_default=text("0")),

@@ -17,7 +17,7 @@ from turnfold.store.engine import insert_for
 from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 
 COUNTERS = (
-    "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
+    "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
     "audit_rows", "audit_hash", "last_event_at_ms",
 )  # fmt: skip
 
@@ -31,6 +31,7 @@ class SessionRow:
     wishes: Wishes
     agent_wishes: Wishes
     model: str | None
+    model_seq: int
     revision: int
     messages_total: int
     tokens_total: int

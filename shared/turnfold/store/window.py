@@ -117,7 +117,7 @@ class SqlWindows:
             missing = [position for position in positions if position not in bodies]
             for start in range(0, len(missing), TEXTS_AT_ONCE):
                 some = {"of_sid": facts.session.sid, "positions": missing[start : start + TEXTS_AT_ONCE]}
-                bodies.update(connection.execute(_BODIES, some).tuples())
+                bodies.update((position, body) for position, body in connection.execute(_BODIES, some))
             return chosen, bodies
 
         return await self._database.snapshot(read)

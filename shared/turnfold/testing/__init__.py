@@ -1,0 +1,1 @@
+"""Small honest doubles of what the operations need from outside; no production code imports them."""

@@ -1,0 +1,175 @@
+"""Intake and requests in memory: events are kept, and old messages leave by the same rules as everywhere."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.eviction import Due, Evict, Load, Trigger
+from turnfold.core.precedence import Wishes
+from turnfold.core.presets import Mode, preset_named
+from turnfold.errors import BadRequest, Conflict
+from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
+from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Ingested, Rules
+from turnfold.testing.kept import Compaction, Memory, Range, Session
+
+
+class MemoryIntake:
+    """See `turnfold.ports.IntakeStore`."""
+
+    _memory: Memory
+
+    async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
+        """Keep a batch: each event once, at the lowest sequence it came with."""
+        letters = list(dead)
+        new: list[Arrival] = []
+        duplicates = 0
+        changed: dict[SessionKey, Session] = {}
+        for key in sorted({arrival.event.key for arrival in arrivals}):
+            self._memory.session(key)
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.stream_seq):
+            session, event_id = self._memory.session(arrival.event.key), arrival.event.event_id
+            known = self._known(session.key.agent_id, event_id)
+            if known is None:
+                new.append(arrival)
+                session.last_event_at_ms = max(session.last_event_at_ms or 0, arrival.at_ms)
+            elif known.event.key != session.key or not _says_the_same(known, arrival):
+                letters.append(_refused(arrival))
+                continue
+            else:
+                duplicates += 1
+                if arrival.stream_seq > known.stream_seq:
+                    continue
+            session.events[event_id] = arrival
+            changed[session.key] = session
+        evictions = 0
+        for session in sorted(changed.values(), key=lambda session: session.sid):
+            session.revision += 1
+            evictions += _evict_if_due(self._memory, session, rules, session.last_event_at_ms or 0)
+        self._bury(letters)
+        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
+        self._memory.add_ingested((seq, seq) for seq in sequences)
+        return Ingested(len(new), sum(len(arrival.event.parsed) for arrival in new), duplicates, len(letters), evictions)
+
+    async def mark_ingested(self, ranges: Sequence[Range]) -> None:
+        """Count sequences that the stream no longer holds as ingested."""
+        self._memory.add_ingested(ranges)
+
+    async def gaps(self) -> Sequence[Range]:
+        """The sequences below the highest ingested one that are not ingested."""
+        behind = pairwise([(0, 0), *self._memory.ingested])
+        return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]
+
+    def _known(self, agent_id: AgentId, event_id: EventId) -> Arrival | None:
+        sessions = (session for key, session in self._memory.sessions.items() if key.agent_id == agent_id)
+        return next((session.events[event_id] for session in sessions if event_id in session.events), None)
+
+    def _bury(self, letters: Iterable[DeadLetter]) -> None:
+        rows = self._memory.dead_letters
+        buried = {row.stream_seq for row in rows}
+        for one in letters:
+            if one.stream_seq not in buried:
+                buried.add(one.stream_seq)
+                rows.append(
+                    DeadLetterRow(len(rows) + 1, one.at_ms, one.subject, one.stream_seq, one.reason, one.detail, one.size_bytes, None)
+                )
+
+
+class MemoryChanges:
+    """See `turnfold.ports.Changes`."""
+
+    _memory: Memory
+
+    async def set_policy(self, key: SessionKey | AgentId, request: PolicyRequest, *, rules: Rules, now_ms: int) -> Mapping[str, Any]:
+        """Set what a session or an agent wants, and evict what that makes due."""
+        if not isinstance(key, SessionKey):
+            wishes = _wished(self._memory.wishes_of(key), request)
+            _check(rules, wishes, Wishes())
+            self._memory.agents[key] = wishes
+            for session in self._memory.sessions.values():
+                session.revision += session.key.agent_id == key
+            return {"agent_id": key, "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
+        known = self._memory.sessions.get(key)
+        wishes = _wished(known.wishes if known else Wishes(), request)
+        _check(rules, self._memory.wishes_of(key.agent_id), wishes)
+        session = self._memory.session(key)
+        session.wishes = wishes
+        session.revision += 1
+        _evict_if_due(self._memory, session, rules, now_ms)
+        return {**key._asdict(), "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
+
+    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
+        """Evict what the policy would let go; None when there is nothing."""
+        session = self._memory.sessions.get(key)
+        if session is None:
+            return None
+        if rules.policy(self._memory.wishes_of(key.agent_id), session.wishes).mode is Mode.OFF:
+            raise Conflict("the session's mode is off")
+        return _evict(self._memory, session, Due(Trigger.REQUEST, 0), rules, now_ms)
+
+
+def _evict_if_due(memory: Memory, session: Session, rules: Rules, now_ms: int) -> bool:
+    policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
+    due = rules.due(Load(*session.live_load), policy, rules.model_window(session.model, policy))
+    return due is not None and _evict(memory, session, due, rules, now_ms) is not None
+
+
+def _evict(memory: Memory, session: Session, due: Due, rules: Rules, now_ms: int) -> CompactionId | None:
+    live = {one.message: one.body for one in session.live}
+    policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
+    decision = rules.decide(list(live), policy, due.trigger, now_ms)
+    if not isinstance(decision, Evict):
+        return None
+    evicted = decision.evicted
+    digest, digest_tokens = rules.digest([(message, live[message]) for message in evicted])
+    row = Compaction(
+        CompactionId(str(rules.new_id())),
+        len(session.compactions) + 1,
+        str(due.trigger),
+        frozenset(message.message_id for message in evicted),
+        sum(message.tokens for message in evicted),
+        session.window_tokens,
+        digest,
+        digest_tokens,
+        now_ms,
+        now_ms,
+    )
+    session.compactions.append(row)
+    session.revision += 1
+    memory.seal(session, "evicted", at_ms=now_ms, compaction_id=row.compaction_id, tokens_before=row.tokens_before, trigger=row.trigger)
+    memory.tell(
+        session,
+        "context.compressed",
+        compaction_id=row.compaction_id,
+        trigger=row.trigger,
+        original_count=len(live),
+        compressed_count=len(live) - len(evicted),
+        estimated_tokens=session.live_load[1],
+        budget_tokens=due.budget_tokens,
+    )
+    return row.compaction_id
+
+
+def _says_the_same(known: Arrival, again: Arrival) -> bool:
+    return known.event.digest == again.event.digest or known.event.parsed == again.event.parsed
+
+
+def _refused(arrival: Arrival) -> DeadLetter:
+    payload = "\n".join(arrival.event.bodies).encode()
+    detail = "this event id stands for other content or another session of the agent"
+    return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, "event_id_reused", detail, len(payload), payload)
+
+
+def _wished(wishes: Wishes, request: PolicyRequest) -> Wishes:
+    try:
+        preset_named(request.preset or "balanced")
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return wishes.changed(preset=request.preset, mode=request.mode, overrides=request.overrides)
+
+
+def _check(rules: Rules, agent: Wishes, session: Wishes) -> None:
+    try:
+        rules.policy(agent, session)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None

@@ -1,0 +1,111 @@
+"""Compaction rows as jobs in memory: leases, fences, and commits that compare before they swap."""
+
+import json
+from collections.abc import Callable, Sequence
+
+from turnfold.core.precedence import Wishes
+from turnfold.core.presets import Policy
+from turnfold.core.sources import Previous
+from turnfold.errors import LostLease
+from turnfold.ports import Evicted, Job, JobInput, StoredSummary, Version
+from turnfold.testing.kept import Compaction, Memory, Session
+
+
+class MemoryJobs:
+    """See `turnfold.ports.JobStore`."""
+
+    _memory: Memory
+
+    async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
+        """Take sessions whose jobs are due: all their open rows, under one lease each."""
+        waiting = [(due_ms, session) for session in self._memory.sessions.values() if (due_ms := _due_since(session, now_ms)) is not None]
+        waiting.sort(key=lambda one: (one[0], one[1].sid))
+        return [self._take(session, lease_ms, now_ms, policy) for _, session in waiting[:limit]]
+
+    def _take(self, session: Session, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Job:
+        rows = [row for row in session.compactions if row.is_open]
+        fence, attempt = 1 + max(row.fence for row in rows), 1 + max(row.attempts for row in rows)
+        for row in rows:
+            row.status, row.fence, row.attempts, row.lease_until_ms = "running", fence, attempt, now_ms + lease_ms
+        ids = tuple(row.compaction_id for row in rows)
+        self._memory.seal(session, "summary_start", at_ms=now_ms, compaction_id=ids[-1], attempt=attempt)
+        in_force = policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
+        return Job(session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model)
+
+    async def load(self, job: Job) -> JobInput:
+        """Read what a claimed job summarises."""
+        session = self._memory.sessions[job.key]
+        evicted = [Evicted(one.message, one.is_error, one.body) for one in session.kept if one.message.compaction_id in job.compaction_ids]
+        base = next((one for one in session.summaries if one.version == job.base_version), None)
+        previous = Previous(base.text, json.loads(base.sections), tuple(json.loads(base.ledger))) if base else None
+        requests = [one.body for one in session.live if one.message.is_request]
+        return JobInput(tuple(evicted), previous, requests[-1] if requests else None)
+
+    async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None:
+        """Keep the lease."""
+        for row in self._rows(job):
+            row.lease_until_ms = now_ms + lease_ms
+
+    async def commit(self, job: Job, version: Version, *, reason: str | None, now_ms: int) -> int:
+        """Put a new version in force over its base; the number it got."""
+        session, rows = self._memory.sessions[job.key], self._rows(job)
+        if session.version != job.base_version:
+            raise LostLease(job.compaction_ids[-1])
+        before, number = session.window_tokens, len(session.summaries) + 1
+        for row in rows:
+            row.status, row.is_covered, row.version, row.reason = "committed", True, number, reason
+            row.lease_until_ms, row.finished_at_ms = None, now_ms
+            row.tokens_after = session.live_load[1] + version.tokens
+        session.summaries.append(_stored(session, job, version, number, now_ms))
+        session.version = number
+        session.revision += 1
+        newest, after = job.compaction_ids[-1], session.window_tokens
+        told = {"tokens_before": before, "tokens_after": after}
+        self._memory.seal(
+            session, "summary_done", at_ms=now_ms, compaction_id=newest, reason=reason, tokens_before=before, tokens_after=after
+        )
+        self._memory.tell(session, "summary.updated", version=number, kind=version.draft.kind, **told)
+        return number
+
+    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
+        """Return a job whose attempt failed, to be tried again."""
+        session, newest = self._memory.sessions[job.key], job.compaction_ids[-1]
+        for row in self._rows(job):
+            row.status, row.lease_until_ms, row.reason, row.next_attempt_at_ms = "pending", None, reason, retry_at_ms
+        self._memory.seal(session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
+        told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": retry_at_ms}
+        self._memory.tell(session, "compaction.failed", **told)
+
+    async def next_due_ms(self) -> int | None:
+        """When the next job is due; None when there is none."""
+        return min((due_ms for session in self._memory.sessions.values() if (due_ms := _due_at(session)) is not None), default=None)
+
+    def _rows(self, job: Job) -> list[Compaction]:
+        """The rows of a job that is still this worker's."""
+        rows = [row for row in self._memory.sessions[job.key].compactions if row.compaction_id in job.compaction_ids]
+        if any(row.status != "running" or row.fence != job.fence for row in rows):
+            raise LostLease(job.compaction_ids[-1])
+        return rows
+
+
+def _due_since(session: Session, now_ms: int) -> int | None:
+    """Since when a session's job waits for a worker, None when none may take it."""
+    if any(row.is_leased(now_ms) for row in session.compactions):
+        return None
+    ready = (row for row in session.compactions if row.status == "running" or (row.is_open and row.next_attempt_at_ms <= now_ms))
+    return min((row.next_attempt_at_ms for row in ready), default=None)
+
+
+def _due_at(session: Session) -> int | None:
+    leases = [row.lease_until_ms for row in session.compactions if row.lease_until_ms is not None]
+    return min(leases or [row.next_attempt_at_ms for row in session.compactions if row.is_open], default=None)
+
+
+def _stored(session: Session, job: Job, version: Version, number: int, now_ms: int) -> StoredSummary:
+    draft = version.draft
+    covered = [one for one in session.kept if (row := session.evicted_by.get(one.message.message_id)) is not None and row.is_covered]
+    return StoredSummary(
+        number, job.base_version, draft.kind, version.style, draft.model, draft.text, json.dumps(draft.sections), json.dumps(draft.ledger),
+        version.tokens, version.text_tokens, version.cuts, covered[0].message.message_id, covered[-1].message.message_id, len(covered),
+        job.compaction_ids[-1], now_ms,
+    )  # fmt: skip

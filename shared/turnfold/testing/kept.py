@@ -1,0 +1,266 @@
+"""What a store keeps, in dictionaries: events as they came, who evicted what, versions, and the audit. All else is derived."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from turnfold.contracts.subjects import session_subject
+from turnfold.core.audit import row_hash
+from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
+from turnfold.core.precedence import Wishes
+from turnfold.core.states import state_of
+from turnfold.messages import AgentId, CompactionId, EventId, Message, MessageId, Role, SessionKey, State, position_of
+from turnfold.ports import Arrival, AuditRow, DeadLetterRow, Notice, Original, SessionCounts, SessionFacts, StoredSummary
+
+Range = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Compaction:
+    """An eviction that is also a job; `evicted` names its messages."""
+
+    compaction_id: CompactionId
+    ordinal: int
+    trigger: str
+    evicted: frozenset[MessageId]
+    tokens_evicted: int
+    tokens_before: int
+    digest: str
+    digest_tokens: int
+    requested_at_ms: int
+    next_attempt_at_ms: int
+    status: str = "pending"
+    is_covered: bool = False
+    attempts: int = 0
+    fence: int = 0
+    lease_until_ms: int | None = None
+    reason: str | None = None
+    version: int | None = None
+    tokens_after: int | None = None
+    finished_at_ms: int | None = None
+
+    @property
+    def messages_evicted(self) -> int:
+        """How many messages left."""
+        return len(self.evicted)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still to be summarised."""
+        return self.status in ("pending", "running")
+
+    def is_leased(self, now_ms: int) -> bool:
+        """Whether somebody works on it."""
+        return self.lease_until_ms is not None and self.lease_until_ms > now_ms
+
+
+class Kept(NamedTuple):
+    """A stored message with its texts, as a session's events tell it."""
+
+    message: Message
+    body: str
+    original: str | None
+    is_error: bool
+
+
+@dataclass(slots=True)
+class Session:
+    """One session; its messages are those of its events, in stream order."""
+
+    sid: int
+    key: SessionKey
+    wishes: Wishes = field(default_factory=Wishes)
+    events: dict[EventId, Arrival] = field(default_factory=dict)
+    compactions: list[Compaction] = field(default_factory=list)
+    summaries: list[StoredSummary] = field(default_factory=list)
+    version: int | None = None
+    audit: list[AuditRow] = field(default_factory=list)
+    revision: int = 0
+    last_event_at_ms: int | None = None
+
+    @property
+    def in_stream_order(self) -> list[Arrival]:
+        """The events, however they came."""
+        return sorted(self.events.values(), key=lambda arrival: arrival.stream_seq)
+
+    @property
+    def model(self) -> str | None:
+        """The model of the newest event that names one."""
+        return next((one.event.model for one in reversed(self.in_stream_order) if one.event.model), None)
+
+    @property
+    def evicted_by(self) -> dict[MessageId, Compaction]:
+        """The compaction that took each message that is not live."""
+        return {message_id: row for row in self.compactions for message_id in row.evicted}
+
+    @property
+    def kept(self) -> list[Kept]:
+        """Every message, paired."""
+        evicted_by = self.evicted_by
+        made = [one for arrival in self.in_stream_order for one in _messages(arrival)]
+        verdicts = _paired(made)
+        found = []
+        for one in made:
+            row = evicted_by.get(one.message.message_id)
+            verdict = verdicts.get(one.message.position, Verdict(None, False))
+            paired = replace(
+                one.message, answers=verdict.answers, is_copy=verdict.is_copy, compaction_id=row.compaction_id if row else None
+            )
+            found.append(one._replace(message=paired))
+        return found
+
+    @property
+    def live(self) -> list[Kept]:
+        """The messages that nothing evicted."""
+        return [one for one in self.kept if one.message.compaction_id is None]
+
+    @property
+    def summary(self) -> StoredSummary | None:
+        """The version in force."""
+        return next((one for one in self.summaries if one.version == self.version), None)
+
+    @property
+    def live_load(self) -> tuple[int, int]:
+        """How many live messages count for the triggers, and their tokens."""
+        counted = [one.message.tokens for one in self.live if not one.message.role.is_system]
+        return len(counted), sum(counted)
+
+    @property
+    def window_tokens(self) -> int:
+        """Live messages and the summary in force together."""
+        return self.live_load[1] + (self.summary.tokens if self.summary else 0)
+
+    @property
+    def pending(self) -> list[Compaction]:
+        """Evictions that no summary speaks for yet."""
+        return [row for row in self.compactions if not row.is_covered]
+
+    def original(self, one: Kept) -> Original:
+        """A message as a history shows it."""
+        row = self.evicted_by.get(one.message.message_id)
+        state: State = state_of(is_evicted=row is not None, is_covered=row is not None and row.is_covered)
+        return Original(one.message.message_id, one.message.position, state, one.body, one.original)
+
+    def facts(self, agent_wishes: Wishes) -> SessionFacts:
+        """The session as its row in a database would have it."""
+        messages = [one.message for one in self.kept]
+        live_messages, live_tokens = self.live_load
+        return SessionFacts(
+            self.sid, self.wishes, agent_wishes, self.model, self.revision, len(messages), sum(one.tokens for one in messages),
+            live_messages, live_tokens, 1.0, self.version, len(self.summaries), len(self.compactions), len(self.audit),
+            self.audit[-1].hash if self.audit else "", self.last_event_at_ms,
+        )  # fmt: skip
+
+    def counts(self, agent_wishes: Wishes) -> SessionCounts:
+        """What it holds."""
+        facts = self.facts(agent_wishes)
+        return SessionCounts(
+            self.key.agent_id, self.key.session_id, facts.model, self.wishes.preset or agent_wishes.preset,
+            self.wishes.mode or agent_wishes.mode, facts.messages_total, len(self.live), sum(row.messages_evicted for row in self.pending),
+            facts.tokens_total, facts.live_tokens, facts.factor, facts.version, facts.versions, facts.compactions, facts.audit_rows,
+            facts.audit_hash, facts.last_event_at_ms,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Memory:
+    """Everything a store keeps."""
+
+    agents: dict[AgentId, Wishes] = field(default_factory=dict)
+    sessions: dict[SessionKey, Session] = field(default_factory=dict)
+    dead_letters: list[DeadLetterRow] = field(default_factory=list)
+    ingested: list[Range] = field(default_factory=list)
+    outbox: list[Notice] = field(default_factory=list)
+    told: int = 0
+
+    def session(self, key: SessionKey) -> Session:
+        """The session of a key, made if need be."""
+        return self.sessions.setdefault(key, Session(len(self.sessions) + 1, key))
+
+    def wishes_of(self, agent_id: AgentId) -> Wishes:
+        """What an agent wants for all its sessions."""
+        return self.agents.get(agent_id, Wishes())
+
+    def add_ingested(self, ranges: Iterable[Range]) -> None:
+        """Count sequences as ingested."""
+        joined: list[Range] = []
+        for first, last in sorted([*self.ingested, *ranges]):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+            else:
+                joined.append((first, last))
+        self.ingested = joined
+
+    def seal(
+        self,
+        session: Session,
+        phase: str,
+        *,
+        at_ms: int,
+        compaction_id: CompactionId,
+        reason: str | None = None,
+        tokens_before: int | None = None,
+        tokens_after: int | None = None,
+        **details: Any,
+    ) -> None:
+        """Add an audit row to the session's chain."""
+        row = {
+            "ordinal": len(session.audit) + 1,
+            "at_ms": at_ms,
+            **session.key._asdict(),
+            "compaction_id": int(compaction_id),
+            "phase": phase,
+            "reason": reason,
+            "tokens_before": tokens_before,
+            "tokens_after": tokens_after,
+            "details": json.dumps(details),
+        }
+        prev_hash = session.audit[-1].hash if session.audit else ""
+        session.audit.append(AuditRow(**row, prev_hash=prev_hash, hash=row_hash(prev_hash, row)))
+
+    def tell(self, session: Session, subject: str, **fields: Any) -> None:
+        """Add a notice about the session."""
+        self.told += 1
+        seal = {"rows": len(session.audit), "hash": session.audit[-1].hash}
+        payload = json.dumps({**session.key._asdict(), **fields, "audit": seal})
+        self.outbox.append(Notice(self.told, session_subject(subject, session.key), payload))
+
+
+def _messages(arrival: Arrival) -> Iterable[Kept]:
+    event = arrival.event
+    for index, parsed in enumerate(event.parsed):
+        measured = arrival.measured[index]
+        message = Message(
+            position_of(arrival.stream_seq, index),
+            event.event_id,
+            index,
+            Role(parsed["role"]),
+            measured.tokens,
+            measured.content_tokens,
+            measured.reasoning_tokens,
+            measured.characters,
+            measured.lines,
+            arrival.priorities[index],
+            measured.calls,
+            is_meta=event.is_meta and parsed["role"] == "user",
+            is_irregular=measured.is_irregular,
+            is_truncated=event.is_truncated,
+            cuts=measured.cuts,
+            created_at_ms=arrival.at_ms,
+        )
+        yield Kept(message, event.bodies[index], event.originals[index], event.is_error)
+
+
+def _paired(kept: Iterable[Kept]) -> dict[int, Verdict]:
+    calls: dict[str, list[CallSeen]] = {}
+    results: dict[str, list[ResultSeen]] = {}
+    for one in kept:
+        for call in one.message.calls:
+            calls.setdefault(call.call_id, []).append(CallSeen(one.message.position, call.slot))
+        body = json.loads(one.body)
+        call_id = body.get("tool_call_id")
+        if one.message.role is Role.TOOL and isinstance(call_id, str) and call_id:
+            digest = json.dumps(body.get("content"), sort_keys=True).encode()
+            results.setdefault(call_id, []).append(ResultSeen(one.message.position, digest))
+    return {at: verdict for call_id, seen in results.items() for at, verdict in pair(calls.get(call_id, ()), seen).items()}

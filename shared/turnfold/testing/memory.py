@@ -1,0 +1,130 @@
+"""A store in memory that satisfies every port: the same contract as the databases, without one."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from turnfold.errors import UnknownSession
+from turnfold.messages import SessionKey
+from turnfold.ports import (
+    AuditRow,
+    Chosen,
+    DeadLetterRow,
+    Notice,
+    Original,
+    PendingEviction,
+    SessionCounts,
+    StoredSummary,
+    WindowFacts,
+)
+from turnfold.testing.intake import MemoryChanges, MemoryIntake
+from turnfold.testing.jobs import MemoryJobs
+from turnfold.testing.kept import Memory, Session
+
+
+class MemoryWindows:
+    """See `turnfold.ports.WindowStore`."""
+
+    _memory: Memory
+
+    async def window(
+        self,
+        key: SessionKey,
+        *,
+        glance: Callable[[WindowFacts], Chosen | None],
+        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+    ) -> tuple[Chosen, Mapping[int, str]]:
+        """Read a session; nothing else runs meanwhile."""
+        session = self._memory.sessions.get(key)
+        ingested_to = next((last for first, last in self._memory.ingested if first == 1), 0)
+        if session is None:
+            facts = WindowFacts(ingested_to, None)
+            seen = glance(facts)
+            return (seen if seen is not None else choose(facts)[0]), {}
+        head = WindowFacts(ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary)
+        seen = glance(head)
+        if seen is not None:
+            return seen, {}
+        waiting = {row.compaction_id for row in session.pending} | {None}
+        kept = [one for one in session.kept if one.message.compaction_id in waiting]
+        pending = tuple(
+            PendingEviction(row.compaction_id, len(row.evicted), row.tokens_evicted, row.digest, row.digest_tokens, row.requested_at_ms)
+            for row in session.pending
+        )
+        messages = tuple(one.message for one in kept)
+        chosen, positions = choose(WindowFacts(ingested_to, head.session, session.summary, pending, messages))
+        return chosen, {one.message.position: one.body for one in kept if one.message.position in set(positions)}
+
+
+class MemoryHistory:
+    """See `turnfold.ports.HistoryStore`."""
+
+    _memory: Memory
+
+    async def page(self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False) -> Sequence[Original]:
+        """Originals behind a position in order, or before it with the newest first."""
+        session = self._session(key)
+        if newest_first:
+            before = [one for one in reversed(session.kept) if one.message.position < after_position]
+            return [session.original(one) for one in before[:limit]]
+        behind = [one for one in session.kept if one.message.position > after_position]
+        return [session.original(one) for one in behind[:limit]]
+
+    async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]:
+        """The originals of these ids, in order of position."""
+        session = self._session(key)
+        return [session.original(one) for one in session.kept if one.message.message_id in message_ids]
+
+    async def counts(self, key: SessionKey) -> SessionCounts:
+        """What a session holds."""
+        return self._session(key).counts(self._memory.wishes_of(key.agent_id))
+
+    async def sessions(self, *, agent_id: str | None, limit: int) -> Sequence[SessionCounts]:
+        """Sessions, the one with the newest event first."""
+        found = [session for key, session in self._memory.sessions.items() if agent_id in (None, key.agent_id)]
+        found.sort(key=lambda session: (-(session.last_event_at_ms or -1), session.sid))
+        return [session.counts(self._memory.wishes_of(session.key.agent_id)) for session in found[:limit]]
+
+    async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]:
+        """The version in force, and all versions (or this one), oldest first."""
+        session = self._session(key)
+        return session.version, [one for one in session.summaries if version in (None, one.version)]
+
+    async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
+        """Audit rows behind an ordinal."""
+        session = self._memory.sessions.get(key)
+        return session.audit[after : after + limit] if session else []
+
+    async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
+        """Dead letters behind an id, oldest first."""
+        return [row for row in self._memory.dead_letters if row.dead_letter_id > after][:limit]
+
+    def _session(self, key: SessionKey) -> Session:
+        if key not in self._memory.sessions:
+            raise UnknownSession("nothing was published in this session yet")
+        return self._memory.sessions[key]
+
+
+class MemoryOutbox:
+    """See `turnfold.ports.Outbox`."""
+
+    _memory: Memory
+
+    async def unsent(self, limit: int) -> Sequence[Notice]:
+        """The oldest notices that the stream may not have yet."""
+        return self._memory.outbox[:limit]
+
+    async def sent(self, notices: Sequence[Notice]) -> None:
+        """Forget notices that the stream has."""
+        gone = {notice.outbox_id for notice in notices}
+        self._memory.outbox = [notice for notice in self._memory.outbox if notice.outbox_id not in gone]
+
+
+class MemoryStore(MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryOutbox):
+    """All ports over one memory. Each method runs without interruption, so each is one transaction."""
+
+    def __init__(self) -> None:
+        self._memory = Memory()
+
+    @property
+    def memory(self) -> Memory:
+        """What is kept, for whoever wants to look."""
+        return self._memory

@@ -1,0 +1,330 @@
+"""What holds in every store at every moment: nothing lost, nothing doubled, order, versions without a gap."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from sqlalchemy import select
+
+from turnfold.core.audit import row_hash
+from turnfold.core.blocks import group
+from turnfold.core.pairing import CallSeen, ResultSeen, pair
+from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey
+from turnfold.ports import AuditRow
+from turnfold.store import schema
+from turnfold.store.engine import Database
+from turnfold.store.rows import FACTS, message_of
+from turnfold.testing.kept import Memory
+
+
+class Stored(NamedTuple):
+    """A message and its texts."""
+
+    message: Message
+    body: str
+    original: str | None
+    is_error: bool
+
+
+class Row(NamedTuple):
+    """A compaction."""
+
+    ordinal: int
+    trigger: str
+    status: str
+    is_covered: bool
+    messages_evicted: int
+    tokens_evicted: int
+    tokens_before: int
+    tokens_after: int | None
+    attempts: int
+    fence: int
+    reason: str | None
+    version: int | None
+    lease_until_ms: int | None
+    next_attempt_at_ms: int
+    requested_at_ms: int
+    finished_at_ms: int | None
+    digest: str
+    digest_tokens: int
+
+
+class Version(NamedTuple):
+    """A summary; `newest_row` is the ordinal of the compaction it names."""
+
+    version: int
+    base_version: int | None
+    newest_row: int
+    kind: str
+    model: str | None
+    text: str
+    ledger: str
+    tokens: int
+    messages_covered: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """A session's row."""
+
+    messages_total: int
+    tokens_total: int
+    live_messages: int
+    live_tokens: int
+    version: int | None
+    versions: int
+    compactions: int
+    audit_rows: int
+    audit_hash: str
+    model: str | None
+    last_event_at_ms: int | None
+    wishes: tuple[str | None, str | None, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSeen:
+    """Everything a store holds of one session. Compactions go by their ordinals, which two stores share.
+
+    `spans` are the first and last position that a compaction's row names, where the store keeps them.
+    """
+
+    counters: Counters
+    messages: tuple[Stored, ...]
+    rows: tuple[Row, ...]
+    versions: tuple[Version, ...]
+    audit: tuple[AuditRow, ...]
+    events: Mapping[str, int]
+    spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Everything a store holds."""
+
+    sessions: Mapping[SessionKey, SessionSeen]
+    ingested: tuple[tuple[int, int], ...]
+    dead_letters: tuple[tuple[int, str, str], ...]
+
+
+def faults(seen: Seen) -> list[str]:
+    """What is wrong with a store, in words; nothing when all invariants hold."""
+    found = [f"{key}: {fault}" for key, session in seen.sessions.items() for fault in _session_faults(session)]
+    reaches = [(0, -1), *seen.ingested]
+    found += [f"ingested ranges meet: {before} {after}" for before, after in pairwise(reaches) if after[0] <= before[1] + 1]
+    named = Counter((key.agent_id, event_id) for key, session in seen.sessions.items() for event_id in session.events)
+    return found + [f"an event is stored {times} times: {event}" for event, times in named.items() if times > 1]
+
+
+def _session_faults(session: SessionSeen) -> Iterable[str]:
+    yield from _message_faults(session)
+    yield from _pairing_faults(session.messages)
+    yield from _compaction_faults(session)
+    yield from _version_faults(session)
+    yield from _audit_faults(session)
+
+
+def _message_faults(session: SessionSeen) -> Iterable[str]:
+    messages = [one.message for one in session.messages]
+    positions = [message.position for message in messages]
+    if any(after <= before for before, after in pairwise(positions)):
+        yield f"positions do not rise: {positions}"
+    for event_id, seq in session.events.items():
+        places = [message.position - seq * MESSAGES_PER_EVENT for message in messages if message.event_id == event_id]
+        if not places or places != list(range(len(places))):
+            yield f"event {event_id} of sequence {seq} has its messages at {places}"
+    if strangers := {message.event_id for message in messages} - set(session.events):
+        yield f"messages of no event: {strangers}"
+    live = [message for message in messages if message.compaction_id is None and not message.role.is_system]
+    found = replace(
+        session.counters,
+        messages_total=len(messages),
+        tokens_total=sum(message.tokens for message in messages),
+        live_messages=len(live),
+        live_tokens=sum(message.tokens for message in live),
+        version=max((version.version for version in session.versions), default=None),
+        versions=len(session.versions),
+        compactions=len(session.rows),
+        audit_rows=len(session.audit),
+        audit_hash=session.audit[-1].hash if session.audit else "",
+    )
+    if found != session.counters:
+        yield f"the counters say {session.counters} where the rows say {found}"
+
+
+def _pairing_faults(stored: Sequence[Stored]) -> Iterable[str]:
+    """Pairing is a function of the stream alone, and no block has lost a message."""
+    calls: dict[str, list[CallSeen]] = {}
+    results: dict[str, list[ResultSeen]] = {}
+    for one in stored:
+        for call in one.message.calls:
+            calls.setdefault(call.call_id, []).append(CallSeen(one.message.position, call.slot))
+        body = json.loads(one.body)
+        if body["role"] == "tool" and isinstance(call_id := body.get("tool_call_id"), str) and call_id:
+            digest = json.dumps(body.get("content"), sort_keys=True).encode()
+            results.setdefault(call_id, []).append(ResultSeen(one.message.position, digest))
+    verdicts = {place: verdict for call_id, seen in results.items() for place, verdict in pair(calls.get(call_id, ()), seen).items()}
+    for one in stored:
+        verdict = verdicts.get(one.message.position)
+        told = (one.message.answers, one.message.is_copy)
+        if told != ((verdict.answers, verdict.is_copy) if verdict else (None, False)):
+            yield f"{one.message.message_id} is paired {told}, the stream says {verdict}"
+    messages = [one.message for one in stored]
+    grouped = group(messages)
+    again = [grouped.pinned] if grouped.pinned else []
+    again += [message for block in grouped.blocks for message in block.stored] + list(grouped.loose)
+    if sorted(again, key=lambda message: message.position) != messages:
+        yield "grouping lost or doubled a message"
+
+
+def _compaction_faults(session: SessionSeen) -> Iterable[str]:
+    by_row = Counter(one.message.compaction_id for one in session.messages if one.message.compaction_id is not None)
+    tokens: Counter[CompactionId | None] = Counter()
+    for one in session.messages:
+        tokens[one.message.compaction_id] += one.message.tokens
+    if [row.ordinal for row in session.rows] != list(range(1, len(session.rows) + 1)):
+        yield f"compactions are numbered {[row.ordinal for row in session.rows]}"
+    if strangers := set(by_row) - {CompactionId(str(row.ordinal)) for row in session.rows}:
+        yield f"messages of no compaction: {strangers}"
+    for row in session.rows:
+        mine = CompactionId(str(row.ordinal))
+        if by_row[mine] != row.messages_evicted or tokens[mine] != row.tokens_evicted:
+            yield f"{row} evicted {by_row[mine]} messages of {tokens[mine]} tokens"
+        if (row.status == "running") != (row.lease_until_ms is not None):
+            yield f"a lease without a runner, or the other way round: {row}"
+        if row.is_covered != (row.status == "committed") or row.is_covered != (row.version is not None):
+            yield f"covered by nobody, or unsaid: {row}"
+        first, last = session.spans.get(row.ordinal, (0, 1 << 60))
+        outside = [one.message.position for one in session.messages if one.message.compaction_id == mine]
+        if any(not first <= position <= last for position in outside):
+            yield f"compaction {row.ordinal} spans {first} to {last}, and has messages at {outside}"
+    running = {(row.fence, row.lease_until_ms) for row in session.rows if row.status == "running"}
+    if len(running) > 1:
+        yield f"two jobs run in one session: {running}"
+
+
+def _version_faults(session: SessionSeen) -> Iterable[str]:
+    if [version.version for version in session.versions] != list(range(1, len(session.versions) + 1)):
+        yield f"versions have a gap: {[version.version for version in session.versions]}"
+    for version in session.versions:
+        covered = sum(row.messages_evicted for row in session.rows if row.version is not None and row.version <= version.version)
+        if version.messages_covered != covered:
+            yield f"version {version.version} says {version.messages_covered} messages where its rows hold {covered}"
+        if version.base_version != (version.version - 1 or None):
+            yield f"version {version.version} builds on {version.base_version}"
+
+
+def _audit_faults(session: SessionSeen) -> Iterable[str]:
+    before = ""
+    for number, row in enumerate(session.audit, start=1):
+        sealed = row._asdict()
+        if row.ordinal != number or row.prev_hash != before or row.hash != row_hash(before, sealed):
+            yield f"the audit chain breaks at row {number}"
+        before = row.hash
+    evicted = [row.phase for row in session.audit].count("evicted")
+    done = [row.phase for row in session.audit].count("summary_done")
+    if evicted != len(session.rows) or done != len(session.versions):
+        yield f"the audit knows of {evicted} evictions and {done} versions"
+
+
+# --- what a store holds
+
+
+async def seen_in_database(database: Database) -> Seen:
+    """Everything in a database, in one snapshot."""
+    async with database.read() as connection:
+
+        async def all_of(*columns: Any) -> Sequence[Any]:
+            return (await connection.execute(select(*columns))).all()
+
+        sessions = await all_of(schema.sessions)
+        compactions = sorted(await all_of(schema.compactions), key=lambda row: row.ordinal)
+        ordinals = {row.compaction_id: row.ordinal for row in compactions}
+        messages = await all_of(*FACTS, schema.messages.c.original, schema.messages.c.is_error, schema.messages.c.body)
+        summaries = await all_of(schema.summaries)
+        audit = await all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
+        events = await all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
+        ingested = await all_of(schema.ingested)
+        dead = await all_of(schema.dead_letters.c.stream_seq, schema.dead_letters.c.reason, schema.dead_letters.c.subject)
+
+    def numbered(message: Message) -> Message:
+        row = message.compaction_id
+        return message if row is None else replace(message, compaction_id=CompactionId(str(ordinals[int(row)])))
+
+    def session_of(row: Any) -> SessionSeen:
+        mine = [one for one in compactions if one.sid == row.sid]
+        return SessionSeen(
+            counters=Counters(
+                **{name: getattr(row, name) for name in Counters.__slots__ if name != "wishes"},
+                wishes=(row.preset, row.mode, row.overrides),
+            ),
+            messages=tuple(
+                sorted(
+                    (Stored(numbered(message_of(one)), one[-1], one[-3], bool(one[-2])) for one in messages if one[0] == row.sid),
+                    key=lambda one: one.message.position,
+                )
+            ),
+            rows=tuple(Row(*(getattr(one, name) for name in Row._fields)) for one in mine),
+            versions=tuple(
+                Version(
+                    one.version, one.base_version, ordinals[one.compaction_id], one.kind, one.model, one.text, one.ledger, one.tokens,
+                    one.messages_covered, one.created_at_ms,
+                )
+                for one in sorted(summaries, key=lambda one: one.version)
+                if one.sid == row.sid
+            ),
+            audit=tuple(
+                AuditRow(*one[:-1])
+                for one in sorted(audit, key=lambda one: one.audit_id)
+                if (one.agent_id, one.session_id) == (row.agent_id, row.session_id)
+            ),
+            events={one.event_id: one.stream_seq for one in events if one.sid == row.sid},
+            spans={one.ordinal: (one.first_position, one.last_position) for one in mine},
+        )  # fmt: skip
+
+    return Seen(
+        sessions={SessionKey(row.agent_id, row.session_id): session_of(row) for row in sessions},
+        ingested=tuple(sorted((row.first_seq, row.last_seq) for row in ingested)),
+        dead_letters=tuple(sorted(tuple(row) for row in dead)),
+    )
+
+
+def seen_in_memory(memory: Memory) -> Seen:
+    """Everything in a double."""
+    found: dict[SessionKey, SessionSeen] = {}
+    for key, session in memory.sessions.items():
+        facts = session.facts(memory.wishes_of(key.agent_id))
+        ordinals = {row.compaction_id: row.ordinal for row in session.compactions}
+        found[key] = SessionSeen(
+            counters=Counters(
+                **{name: getattr(facts, name) for name in Counters.__slots__ if name != "wishes"},
+                wishes=(session.wishes.preset, session.wishes.mode, session.wishes.overrides),
+            ),
+            messages=tuple(
+                Stored(
+                    replace(one.message, compaction_id=CompactionId(str(ordinals[row])) if (row := one.message.compaction_id) else None),
+                    one.body,
+                    one.original,
+                    one.is_error,
+                )
+                for one in session.kept
+            ),
+            rows=tuple(Row(*(getattr(row, name) for name in Row._fields)) for row in session.compactions),
+            versions=tuple(
+                Version(
+                    one.version, one.base_version, ordinals[one.compaction_id], one.kind, one.model, one.text, one.ledger, one.tokens,
+                    one.messages_covered, one.created_at_ms,
+                )
+                for one in session.summaries
+            ),
+            audit=tuple(session.audit),
+            events={event_id: arrival.stream_seq for event_id, arrival in session.events.items()},
+        )  # fmt: skip
+    return Seen(
+        sessions=found,
+        ingested=tuple(memory.ingested),
+        dead_letters=tuple(sorted((row.stream_seq, row.reason, row.subject) for row in memory.dead_letters)),
+    )
