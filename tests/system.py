@@ -85,9 +85,12 @@ class System:
         return Path(str(self.ready["database_url"]).partition(":///")[2])
 
     def pid(self, name: str) -> int | None:
-        """The process of this name, if it is a living descendant of the supervisor."""
-        pid = self.ready["pids"].get(name)
-        return pid if isinstance(pid, int) and _descends(pid, self.process.pid) else None
+        """The process of this name, if it is a living descendant of the supervisor; found also before it said that it is ready."""
+        found = _parts_of(self.process.pid)
+        if name in found or sys.platform.startswith("linux"):
+            return found.get(name)
+        told = self.ready["pids"].get(name)
+        return told if isinstance(told, int) else None
 
     def kill(self, name: str) -> bool:
         """Kill a part as the kernel would; False when it is not there to be killed just now."""
@@ -241,14 +244,29 @@ def parts_alive(lines: Sequence[Json]) -> list[int]:
     return [pid for line in lines for pid in line["pids"].values() if _state(pid)]
 
 
-def _descends(pid: int, ancestor: int) -> bool:
-    if not sys.platform.startswith("linux"):
-        return True
-    while fields := _state(pid):
-        pid = int(fields[1])
-        if pid == ancestor:
-            return True
-    return False
+def _parts_of(supervisor: int) -> dict[str, int]:
+    """The living parts of a system by name, as Linux tells them."""
+    found: dict[str, int] = {}
+    unseen = [supervisor]
+    while unseen:
+        parent = unseen.pop()
+        with contextlib.suppress(OSError):
+            children = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+            unseen += children
+            for pid in children:
+                if _state(pid) and (name := _name_of(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1])):
+                    found[name] = pid
+    return found
+
+
+def _name_of(arguments: Sequence[bytes]) -> str | None:
+    """What a ready line calls the process with this command line."""
+    if arguments and arguments[0].endswith(b"nats-server"):
+        return "nats"
+    if b"turnfold.summarizer" in arguments:
+        return "model"
+    last = arguments[-1].decode(errors="replace") if arguments else ""
+    return last if b"turnfold.cli" in arguments and last in ("worker", "query", "migrate") else None
 
 
 def _state(pid: int) -> list[str]:

@@ -27,7 +27,6 @@ from turnfold.store.belonging import next_seq, wait_for_schema
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
 from turnfold.store.window import SqlWindows
-from turnfold_migrations import head
 from turnfold_query.handlers import Desk, Questions, make_router
 from turnfold_query.http import make_http
 from turnfold_query.metrics import Metrics
@@ -71,7 +70,7 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
         loop.add_signal_handler(number, stop.set)
     database = Database(settings.database_url, writes=False)
     try:
-        await wait_for_schema(database, revision=head())
+        await wait_for_schema(database)
         client = await connect(settings, name="query", role="query", seconds=60.0)
         try:
             await wait_for_streams(client)

@@ -33,8 +33,7 @@ from turnfold.store.jobs import SqlJobs
 from turnfold.store.outbox import SqlOutbox
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_migrations import head
-from turnfold_worker.background import Compactor, Relay, Sweeper
+from turnfold_worker.background import Compactor, Keeper, Relay, Sweeper
 from turnfold_worker.handlers import Intake, make_request_router
 
 log = structlog.get_logger()
@@ -82,8 +81,12 @@ async def _run(settings: Settings) -> None:
 
 async def _serve(settings: Settings, database: Database, stop: asyncio.Event) -> None:
     """Build the parts, run them until told to stop, and take them down in order."""
+    # litellm takes seconds to load: its child begins first. Without a model the child is light, and waits for its first job.
+    summarizer = Summarizer(preload=settings.summary_model is not None)
+    if settings.summary_model is not None:
+        await summarizer.start()
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
-    await _unless(stop, wait_for_schema(database, revision=head()))
+    await _unless(stop, wait_for_schema(database))
     client = await connect(settings, name="worker", role="worker", seconds=60.0)
     try:
         created = await _unless(stop, wait_for_streams(client))
@@ -100,18 +103,21 @@ async def _serve(settings: Settings, database: Database, stop: asyncio.Event) ->
             await _unless(stop, lock.take())
         if stop.is_set():
             return
-        await _work(settings, database, await counting, client, stop)
+        await _work(settings, database, await counting, client, summarizer, stop)
     finally:
+        await summarizer.close()
         with contextlib.suppress(Exception):
             await client.close()
 
 
-async def _work(settings: Settings, database: Database, count: Count, client: Client, stop: asyncio.Event) -> None:
+async def _work(settings: Settings, database: Database, count: Count, client: Client, summarizer: Summarizer, stop: asyncio.Event) -> None:
     policy = policy_rule(settings.preset, settings.policy_of)
     windows = ModelWindows()
     rules = make_rules(policy, model_window=lambda model, numbers: windows(model, override=numbers.context_window), count=count)
     intake_store, jobs = SqlIntake(database), SqlJobs(database)
-    summarizer = Summarizer(preload=settings.summary_model is not None)
+    if database.is_sqlite:
+        # The lock of the writer is ours, so whoever held a lease is gone.
+        await jobs.end_leases()
     writing = Writing(
         model=settings.summary_model,
         api_base=settings.summary_api_base,
@@ -137,9 +143,9 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
     broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0)
     changes = SqlChanges(database)
     broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
-    await summarizer.start()
     await broker.start()
-    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper)]
+    keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
+    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, keeper)]
     announce({"worker": os.getpid(), "model": summarizer.pid} if summarizer.pid else {"worker": os.getpid()})
     log.info("worker.started", pid=os.getpid())
     try:
@@ -153,7 +159,6 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
         for task in loops:
             task.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
-        await summarizer.close()
         log.info("worker.stopped")
 
 

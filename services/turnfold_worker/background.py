@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import nats.errors
 import structlog
@@ -12,7 +13,7 @@ from nats.js.errors import Error as JetStreamError
 
 from turnfold.contracts.subjects import EVENTS_STREAM, NOTICES_STREAM
 from turnfold.core.tokens import Count
-from turnfold.errors import Unavailable
+from turnfold.errors import SummarizerError, Unavailable
 from turnfold.operations.compact import Committed, GivenBack, Writing, compact
 from turnfold.operations.rules import PolicyOf
 from turnfold.ports import IntakeStore, Job, JobStore, Outbox, Summarizer
@@ -199,3 +200,37 @@ class Sweeper(_Waker):
         """The sequences that were taken out of the middle of the stream."""
         answer = await self._client.request(f"$JS.API.STREAM.INFO.{EVENTS_STREAM}", b'{"deleted_details": true}', timeout=10)
         return frozenset(json.loads(answer.data).get("state", {}).get("deleted") or ())
+
+
+class Child(Protocol):
+    """A process that writes summaries."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it lives."""
+        ...
+
+    async def start(self) -> None:
+        """Start the process unless it lives."""
+        ...
+
+
+class Keeper(_Waker):
+    """Starts the summariser's process again when it died, and tells which one it is now."""
+
+    def __init__(self, *, summarizer: Child, on_change: Callable[[int], object]) -> None:
+        super().__init__()
+        self._summarizer = summarizer
+        self._on_change = on_change
+        self._told = summarizer.pid
+
+    async def work(self) -> float:
+        """See that it lives."""
+        try:
+            await self._summarizer.start()
+        except SummarizerError as error:
+            raise Unavailable(str(error)) from error
+        if (pid := self._summarizer.pid) is not None and pid != self._told:
+            self._told = pid
+            self._on_change(pid)
+        return self.poll_seconds

@@ -56,18 +56,18 @@ class Chaos:
     async def kill(self) -> None:
         """Kill parts at random moments, each time one that lives; then there is calm."""
         while self.killed.total() < KILLS:
-            await asyncio.sleep(self.random.uniform(0.05, 1.8))
-            victim = self.random.choice(VICTIMS)
-            if self.system.kill(victim):
+            await asyncio.sleep(self.random.uniform(0.05, 1.2))
+            living = [name for name in VICTIMS if self.system.pid(name)]
+            if living and self.system.kill(victim := self.random.choice(living)):
                 self.killed[victim] += 1
         self.is_calm.set()
 
     async def publish(self, number: int, named: Client, nameless: Client, bus: Bus) -> None:
         """Publish conversations one after another until there is calm; some events twice, some between them bad."""
         for recording, step in conversations(number):
-            if self.is_calm.is_set():
-                return
             for event, _ in events_of(recording, step):
+                if self.is_calm.is_set():
+                    return
                 await self.publish_event(named, event)
                 if self.random.random() < 0.15:
                     await self.publish_event(self.random.choice((named, nameless)), event)

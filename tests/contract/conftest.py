@@ -1,41 +1,49 @@
 """One store after the other for every test, and its invariants after each."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from tests.invariants import faults
 from tests.postgres import Postgres
 from tests.stores import Stores, memory_stores, new_sqlite, sql_stores
+from turnfold.store.schema import metadata
 from turnfold_migrations import upgrade
 
 MEMORY = ""
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres: Postgres) -> str:
-    """The name of a PostgreSQL database with all tables and nothing in them."""
-    name = asyncio.run(postgres.create_database())
-    asyncio.run(upgrade(postgres.url(name)))
-    return name
+def postgres_database(postgres: Postgres) -> str:
+    """The URL of a PostgreSQL database with all tables, one test's after the other."""
+    url = postgres.url(asyncio.run(postgres.create_database()))
+    asyncio.run(upgrade(url))
+    return url
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where the test's own empty database is; nowhere for the double."""
     if request.param == "memory":
-        yield MEMORY
-    elif request.param == "sqlite":
-        yield new_sqlite(tmp_path)
-    else:
-        postgres, template = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_template")
-        name = f"test_{uuid4().hex}"
-        asyncio.run(postgres._execute(f"CREATE DATABASE {name} TEMPLATE {template}"))
-        yield postgres.url(name)
-        asyncio.run(postgres.drop_database(name))
+        return MEMORY
+    if request.param == "sqlite":
+        return new_sqlite(tmp_path)
+    url: str = request.getfixturevalue("postgres_database")
+    asyncio.run(_emptied(url))
+    return url
+
+
+async def _emptied(url: str) -> None:
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        tables = ", ".join(f'"{name}"' for name in metadata.tables)
+        # As a replica the server fires no triggers, not even the one that keeps the audit.
+        await connection.execute(f"SET session_replication_role = replica; TRUNCATE {tables} RESTART IDENTITY")
+    finally:
+        await connection.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.stores import KEY, NOON, Stores, assistant, result, system, tool, turn, turns, user
+from tests.stores import KEY, NOON, Stores, assistant, result, system, tool, turn, turns, user, words
 from turnfold.contracts.events import read_event
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.operations.ingest import Delivery, weigh
@@ -36,7 +36,7 @@ def letter(seq: int, reason: str = "not_json") -> DeadLetter:
 async def test_a_message_comes_back_as_it_was_published(stores: Stores) -> None:
     message = r'{ "role":"user",  "content": "NUL \u0000, half a pair \ud83d, \u00e9 and é, 漢字 🙂", "x": [1.50, 1e2, {"y": null}] }'
     payload = f'{{"event_id": "e1", "agent_id": "ada", "session_id": "s-1", "messages": [{message}]}}'.encode()
-    arrival = weigh(Delivery("turn.completed", payload, 1, NOON), read_event("turn.completed", payload), len)
+    arrival = weigh(Delivery("turn.completed", payload, 1, NOON), read_event("turn.completed", payload), words)
 
     await stores.ingest(arrival)
 
@@ -117,7 +117,7 @@ async def test_the_same_content_written_otherwise_is_the_same_event(stores: Stor
     loose = b'{"event_id":"e","agent_id":"ada","session_id":"s-1","messages":[{"content":"hi","role":"user"}]}'
     spaced = b'{"event_id":"e","agent_id":"ada","session_id":"s-1","messages":[ { "role": "user", "content": "\\u0068i" } ]}'
     for seq, payload in enumerate([loose, spaced], start=1):
-        await stores.ingest(weigh(Delivery("turn.completed", payload, seq, NOON), read_event("turn.completed", payload), len))
+        await stores.ingest(weigh(Delivery("turn.completed", payload, seq, NOON), read_event("turn.completed", payload), words))
 
     assert await said(stores) == ["hi"]
     assert await stores.history.dead_letters(after=0, limit=9) == []
@@ -128,7 +128,7 @@ async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_wo
     await stores.ingest(turn(4, user("second")))
     await stores.ingest(turn(9, user("first"), event_id="e", at_ms=NOON + 900))
     written = rb'{"event_id":"e","agent_id":"ada","session_id":"s-1","is_meta":true,"messages":[{"content":"first","role":"user"}]}'
-    earlier = weigh(Delivery("turn.completed", written, 2, NOON + 2), read_event("turn.completed", written), len)
+    earlier = weigh(Delivery("turn.completed", written, 2, NOON + 2), read_event("turn.completed", written), words)
 
     await stores.ingest(earlier)
 
@@ -356,3 +356,13 @@ async def test_the_revision_rises_with_whatever_a_window_could_show(stores: Stor
 
     assert seen == sorted(set(seen))
     assert await revision() == seen[-1]
+
+
+@pytest.mark.proves("W5", "C48")
+async def test_workers_that_store_different_sessions_at_once_leave_no_seam(stores: Stores) -> None:
+    keys = [SessionKey(KEY.agent_id, SessionId(f"s-{number}")) for number in range(8)]
+
+    await asyncio.gather(*(stores.ingest(turn(seq, user("hi"), key=keys[seq % 8])) for seq in range(1, 41)))
+
+    assert (await stores.facts()).ingested_to == 40
+    assert (await stores.seen()).ingested == ((1, 40),)

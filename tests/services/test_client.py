@@ -1,17 +1,11 @@
-"""The client on a real bus: first with answers made here, then with the whole system behind it."""
+"""The client on a real bus, with answers made here."""
 
 import asyncio
-import contextlib
 import inspect
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import textwrap
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +19,7 @@ import turnfold
 from tests.nats_server import NatsServer, nats_server
 from turnfold.client import Event, Receipt, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
-from turnfold.errors import CannotFit, NotAllowed, TooLarge, Unavailable, UnknownSession
+from turnfold.errors import CannotFit, NotAllowed, TooLarge, Unavailable
 
 Json = dict[str, Any]
 USER = {"role": "user", "content": "Where is order 7341?"}
@@ -311,130 +305,3 @@ async def test_the_example_of_connecting_runs(server: NatsServer, bus: Bus) -> N
 def examples(documented: object) -> list[str]:
     """The Python blocks of a docstring."""
     return re.findall(r"```python\n(.*?)```", inspect.getdoc(documented) or "", re.DOTALL)
-
-
-# --- with the system behind it
-
-
-@asynccontextmanager
-async def running_system(data_dir: Path) -> AsyncGenerator[Json, None]:
-    """`turnfold up` in a process of its own, and its ready line."""
-    command = [sys.executable, "-m", "turnfold.cli", "up", "--json", "--data-dir", str(data_dir), "--nats-port", "0", "--http-port", "0"]
-    with (data_dir / "up.log").open("wb") as log:
-        child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log)
-    assert child.stdout
-    try:
-        async with asyncio.timeout(60):
-            line = await child.stdout.readline()
-        assert line, (data_dir / "up.log").read_text()[-2_000:]
-        yield json.loads(line)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(child.wait(), 30)
-
-
-async def eventually(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
-    """The first truthy answer."""
-    async with asyncio.timeout(seconds):
-        while True:
-            if answer := await holds():
-                return answer
-            await asyncio.sleep(0.1)
-
-
-async def command(data_dir: Path, *arguments: str) -> tuple[int, str, str]:
-    """A command of `turnfold` against the system that runs on this directory."""
-    environ = os.environ | {"TURNFOLD_DATA_DIR": str(data_dir)}
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "turnfold.cli", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
-    )
-    out, err = await asyncio.wait_for(child.communicate(), 60)
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
-
-
-@pytest.mark.proves("W5", "E2", "L7", "S4", "A1", "F1")
-async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(tmp_path: Path) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
-        session = client.session("support", "user.42 / 語")
-        with pytest.raises(UnknownSession):
-            await session.status()
-        for number in range(30):
-            await session.turn_completed([{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}])
-            window = await session.context(max_tokens=100_000, wait_ms=5_000)
-            assert window.fresh
-            assert window.account.total == 2 * number + 2
-            assert window.messages[-2]["content"] == f"Question {number}?"
-
-        versions = await eventually(session.summaries)
-        window = await session.context(placement="user")
-        originals = [stored async for stored in session.originals()]
-        trail = [row["phase"] async for row in session.audit_trail()]
-
-        assert versions[0].version == 1
-        assert window.summary is not None
-        assert window.account.covered > 0
-        assert window.account.total == 60
-        assert len(originals) == 60
-        assert originals[0].message == {"role": "user", "content": "Question 0?"}
-        assert {"evicted", "summary_done"} <= set(trail)
-        assert (await session.search("Question 0")).pop().message_id == originals[0].message_id
-        assert await session.context(known=window, placement="user") is window
-
-
-@pytest.mark.proves("O3", "L2", "A1")
-async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
-    examples = [str(Path(__file__).parents[2] / "examples" / f"{name}.jsonl") for name in ("support-chat", "zh-travel")]
-    async with running_system(tmp_path):
-        status, out, err = await command(tmp_path, "replay", *examples, "--speed", "25", "--json")
-        again = await command(tmp_path, "replay", *examples, "--json")
-        rows = [json.loads(line) for line in out.splitlines()]
-
-        assert status == 0, err
-        assert [row["messages"] for row in rows] == [178, 201]
-        assert all(row["summary_versions"] >= 2 and row["evictions"] >= 2 for row in rows)
-        assert [json.loads(line)["messages"] for line in again[1].splitlines()] == [178, 201]
-
-        listed = {row["session_id"] for row in map(json.loads, (await command(tmp_path, "sessions", "--json"))[1].splitlines())}
-        window = json.loads((await command(tmp_path, "context", "support", "support-chat", "--json"))[1])
-        readable = await command(tmp_path, "context", "travel-planner", "zh-travel", "--max-tokens", "4000")
-        versions = (await command(tmp_path, "summaries", "list", "support", "support-chat", "--json"))[1].splitlines()
-        shown = await command(tmp_path, "summaries", "show", "support", "support-chat", "1")
-        trail = (await command(tmp_path, "audit", "support", "support-chat", "--json"))[1].splitlines()
-        verified = await command(tmp_path, "audit", "verify")
-        dead = await command(tmp_path, "deadletters", "list", "--json")
-
-        assert listed == {"support-chat", "zh-travel"}
-        assert window["account"]["total"] == 178
-        assert readable[0] == 0
-        assert "summary, version" in readable[1]
-        assert "祝您和爸妈旅途愉快" in readable[1]
-        assert len(versions) == rows[0]["summary_versions"]
-        assert "summary, version 1" in shown[1]
-        assert "evicted" in {json.loads(line)["phase"] for line in trail}
-        assert verified[0] == 0, verified
-        assert verified[1].count("intact") == 2
-        assert (dead[0], dead[1]) == (0, "")
-
-
-async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "talk.json").write_text(json.dumps([USER]))
-    environ = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"}
-
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "turnfold.cli", "replay", str(tmp_path / "talk.json"), stderr=subprocess.PIPE, env=os.environ | environ
-    )
-    _, err = await asyncio.wait_for(child.communicate(), 30)
-
-    assert child.returncode == 1
-    assert err.decode().splitlines() == [
-        "turnfold: no server answers at nats://127.0.0.1:1: start one with `turnfold up`, or set TURNFOLD_NATS_URL"
-    ]
-
-
-@pytest.mark.parametrize("arguments", [["audit", "only-an-agent"], ["context", "agent"], ["replay"], ["replay", "x", "--step", "word"]])
-async def test_a_command_called_the_wrong_way_ends_with_status_2(tmp_path: Path, arguments: list[str]) -> None:
-    status, _, err = await command(tmp_path, *arguments)
-
-    assert (status, bool(err)) == (2, True)

@@ -96,7 +96,7 @@ def chain_fault(rows: Sequence[Row], *, rows_told: int | None = None, hash_told:
     for ordinal, row in enumerate(rows, start=1):
         if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
             return f"row {ordinal} is missing"
-        if row_hash(hashes[-1], row) != row["hash"]:
+        if row_hash(hashes[-1], _sealed(row)) != row["hash"]:
             return f"row {ordinal} was changed"
         hashes.append(row["hash"])
     if rows_told is not None and rows_told > len(rows):
@@ -104,6 +104,13 @@ def chain_fault(rows: Sequence[Row], *, rows_told: int | None = None, hash_told:
     if rows_told is not None and hash_told is not None and hashes[rows_told] != hash_told:
         return f"row {rows_told} is another than the session remembers"
     return None
+
+
+def _sealed(row: Row) -> Row:
+    """The row as it was sealed, where a compaction id was a number."""
+    compaction_id = row["compaction_id"]
+    is_digits = isinstance(compaction_id, str) and compaction_id.isdigit()
+    return row | {"compaction_id": int(compaction_id)} if is_digits else row
 
 
 async def _keys(session: Sequence[str]) -> list[tuple[str, str]]:

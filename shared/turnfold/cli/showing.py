@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 PIPE_WIDTH = 120
+MIN_WIDTH = 14
 
 
 def console() -> Console:
@@ -42,15 +43,23 @@ def show_rows(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A table for a terminal; numbers stand to the right."""
+    """A table for a terminal; numbers stand to the right, and those that count something with their thousands apart."""
     found = list(rows)
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
         is_number = bool(found) and all(isinstance(row.get(column), int | float | None) for row in found)
-        table.add_column(column.replace("_", " "), justify="right" if is_number else "left", overflow="fold")
+        widest = max((len(cell(row.get(column))) for row in found), default=0)
+        table.add_column(
+            column.replace("_", " "), justify="right" if is_number else "left", overflow="fold", min_width=min(widest, MIN_WIDTH)
+        )
     for row in found:
-        table.add_row(*(escape(cell(row.get(column))) for column in columns))
+        table.add_row(*(escape(_counted(column, row.get(column))) for column in columns))
     return table
+
+
+def _counted(column: str, value: Any) -> str:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and not column.endswith(("_id", "_seq"))
+    return f"{value:,}" if is_count else cell(value)
 
 
 def cell(value: Any) -> str:
@@ -60,8 +69,6 @@ def cell(value: Any) -> str:
             return ""
         case bool():
             return "yes" if value else "no"
-        case int():
-            return f"{value:,}" if sys.stdout.isatty() else str(value)
         case str():
             return value
         case _:

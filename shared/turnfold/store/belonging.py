@@ -12,7 +12,7 @@ from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
 from turnfold.store import ranges
 from turnfold.store.engine import Database, insert_for
-from turnfold.store.schema import ingested, stream
+from turnfold.store.schema import REVISION, ingested, stream
 
 POLL_SECONDS = 0.1
 
@@ -39,8 +39,8 @@ async def belongs_to(database: Database) -> str | None:
         return created
 
 
-async def wait_for_schema(database: Database, *, revision: str, seconds: float = 60.0) -> None:
-    """Wait until the tables are at this revision.
+async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
+    """Wait until the tables are those of this code.
 
     Raises:
         StartError: they are not after `seconds`.
@@ -52,7 +52,7 @@ async def wait_for_schema(database: Database, *, revision: str, seconds: float =
                 found = (await connection.exec_driver_sql("SELECT version_num FROM alembic_version")).scalar()
         except (Unavailable, DBAPIError):
             found = None
-        if found == revision:
+        if found == REVISION:
             return
         if asyncio.get_running_loop().time() > deadline:
             raise StartError(f"the tables are not there after {seconds:g} s; run `turnfold migrate` first")

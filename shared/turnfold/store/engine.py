@@ -127,9 +127,18 @@ class _Translated:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        is_away = isinstance(error, OperationalError | InterfaceError) or (isinstance(error, DBAPIError) and error.connection_invalidated)
-        if is_away or isinstance(error, TimeoutError | OSError):
+        if isinstance(error, TimeoutError | OSError) or (isinstance(error, DBAPIError) and _may_pass(error)):
             raise Unavailable(f"the database cannot be used now ({_first_line(error)}); try again later") from error
+
+
+_PASSING = ("08", "40", "53", "55", "57", "58")
+"""Classes of SQLSTATE that say nothing against the statement: connections, deadlocks, resources, locks, operators, the system."""
+
+
+def _may_pass(error: DBAPIError) -> bool:
+    """Whether a later try of the same may succeed."""
+    sqlstate = getattr(error.orig, "sqlstate", None) or ""
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError) or sqlstate[:2] in _PASSING
 
 
 def _first_line(error: BaseException | None) -> str:
@@ -142,7 +151,7 @@ def _quoted(path: str) -> str:
 
 
 def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
-    settings = ["journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"] if writes else ["query_only=ON", "cache_size=-8192"]
+    settings = ["journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"] if writes else ["query_only=ON", "cache_size=-4096"]
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:

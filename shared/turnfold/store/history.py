@@ -56,7 +56,7 @@ class SqlHistory:
             event_ids = {event_id for event_id, _ in named}
             of_agent = (events.c.agent_id == key.agent_id) & (events.c.sid == sid) & events.c.event_id.in_(event_ids)
             rows = await connection.execute(select(events.c.event_id, events.c.stream_seq).where(of_agent))
-            seqs: dict[str, int] = {event_id: stream_seq for event_id, stream_seq in rows}
+            seqs: dict[str, int] = {row.event_id: row.stream_seq for row in rows}
             places = [position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs and index < MESSAGES_PER_EVENT]
             chosen = _ORIGINALS.where(messages.c.sid == sid, messages.c.position.in_(places)).order_by(messages.c.position)
             return await _originals(connection, chosen)

@@ -148,11 +148,18 @@ class SqlJobs:
             await records.write(connection)
             await write_back(connection, [session])
 
+    async def end_leases(self) -> None:
+        """End every lease: for the one who knows that nobody else works, such as a new holder of the writer lock."""
+        async with self._database.write() as connection:
+            await connection.execute(update(compactions).where(compactions.c.status == "running").values(lease_until_ms=0))
+
     async def next_due_ms(self) -> int | None:
-        """When the next job is due; None when there is none."""
+        """When the next job is due; None when there is none. What waits for another job of its session waits for that one's lease."""
+        running = select(compactions.c.sid).where(compactions.c.status == "running")
+        when = func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms)
+        is_next = (compactions.c.status == "running") | compactions.c.sid.not_in(running)
         async with self._database.read() as connection:
-            when = func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms)
-            found: int | None = (await connection.execute(select(func.min(when)).where(_is_open))).scalar()
+            found: int | None = (await connection.execute(select(func.min(when)).where(_is_open, is_next))).scalar()
             return found
 
 

@@ -23,6 +23,9 @@ from sqlalchemy import (
     text,
 )
 
+REVISION = "0001"
+"""The migration that builds this schema; the services wait for it without loading Alembic."""
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",

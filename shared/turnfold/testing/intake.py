@@ -5,13 +5,13 @@ from itertools import pairwise
 from typing import Any
 
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction import Due, Evict, Load, Trigger
+from turnfold.core.eviction import Due, Evict, Eviction, Trigger
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
 from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Ingested, Rules
-from turnfold.testing.kept import Compaction, Memory, Range, Session
+from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
 
 
 class MemoryIntake:
@@ -25,6 +25,7 @@ class MemoryIntake:
         new: list[Arrival] = []
         duplicates = 0
         changed: dict[SessionKey, Session] = {}
+        new_seqs: dict[SessionKey, list[int]] = {}
         for key in sorted({arrival.event.key for arrival in arrivals}):
             self._memory.session(key)
         for arrival in sorted(arrivals, key=lambda arrival: arrival.stream_seq):
@@ -32,6 +33,7 @@ class MemoryIntake:
             known = self._known(session.key.agent_id, event_id)
             if known is None:
                 new.append(arrival)
+                new_seqs.setdefault(session.key, []).append(arrival.stream_seq)
                 session.last_event_at_ms = max(session.last_event_at_ms or 0, arrival.at_ms)
             elif known.event.key != session.key or not _says_the_same(known, arrival):
                 letters.append(_refused(arrival))
@@ -45,7 +47,7 @@ class MemoryIntake:
         evictions = 0
         for session in sorted(changed.values(), key=lambda session: session.sid):
             session.revision += 1
-            evictions += _evict_if_due(self._memory, session, rules, session.last_event_at_ms or 0)
+            evictions += self._evict(session, new_seqs.get(session.key, []), rules)
         self._bury(letters)
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
         self._memory.add_ingested((seq, seq) for seq in sequences)
@@ -59,6 +61,14 @@ class MemoryIntake:
         """The sequences below the highest ingested one that are not ingested."""
         behind = pairwise([(0, 0), *self._memory.ingested])
         return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]
+
+    def _evict(self, session: Session, new_seqs: Sequence[int], rules: Rules) -> int:
+        policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
+        live = session.live
+        done = rules.evictions([one.message for one in live], new_seqs, policy, rules.model_window(session.model, policy))
+        for eviction in done:
+            _open(self._memory, session, eviction, live, rules)
+        return len(done)
 
     def _known(self, agent_id: AgentId, event_id: EventId) -> Arrival | None:
         sessions = (session for key, session in self._memory.sessions.items() if key.agent_id == agent_id)
@@ -95,7 +105,10 @@ class MemoryChanges:
         session = self._memory.session(key)
         session.wishes = wishes
         session.revision += 1
-        _evict_if_due(self._memory, session, rules, now_ms)
+        policy = rules.policy(self._memory.wishes_of(key.agent_id), wishes)
+        due = rules.due(session.live_load, policy, rules.model_window(session.model, policy))
+        if due is not None:
+            _evict_now(self._memory, session, due, rules, now_ms)
         return {**key._asdict(), "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
 
     async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
@@ -105,46 +118,47 @@ class MemoryChanges:
             return None
         if rules.policy(self._memory.wishes_of(key.agent_id), session.wishes).mode is Mode.OFF:
             raise Conflict("the session's mode is off")
-        return _evict(self._memory, session, Due(Trigger.REQUEST, 0), rules, now_ms)
+        return _evict_now(self._memory, session, Due(Trigger.REQUEST, 0), rules, now_ms)
 
 
-def _evict_if_due(memory: Memory, session: Session, rules: Rules, now_ms: int) -> bool:
+def _evict_now(memory: Memory, session: Session, due: Due, rules: Rules, now_ms: int) -> CompactionId | None:
+    live, load = session.live, session.live_load
     policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
-    due = rules.due(Load(*session.live_load), policy, rules.model_window(session.model, policy))
-    return due is not None and _evict(memory, session, due, rules, now_ms) is not None
-
-
-def _evict(memory: Memory, session: Session, due: Due, rules: Rules, now_ms: int) -> CompactionId | None:
-    live = {one.message: one.body for one in session.live}
-    policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
-    decision = rules.decide(list(live), policy, due.trigger, now_ms)
+    decision = rules.decide([one.message for one in live], policy, due.trigger, now_ms)
     if not isinstance(decision, Evict):
         return None
-    evicted = decision.evicted
-    digest, digest_tokens = rules.digest([(message, live[message]) for message in evicted])
+    return _open(memory, session, Eviction(due, decision.evicted, len(live), load, now_ms), live, rules)
+
+
+def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[Kept], rules: Rules) -> CompactionId:
+    """Take these messages out of the live ones; the compaction that stands for it."""
+    due, evicted = eviction.due, eviction.evicted
+    bodies = {one.message.position: one.body for one in live}
+    digest, digest_tokens = rules.digest([(message, bodies[message.position]) for message in evicted])
     row = Compaction(
         CompactionId(str(rules.new_id())),
         len(session.compactions) + 1,
         str(due.trigger),
         frozenset(message.message_id for message in evicted),
         sum(message.tokens for message in evicted),
-        session.window_tokens,
+        eviction.load.tokens + (session.summary.tokens if session.summary else 0),
         digest,
         digest_tokens,
-        now_ms,
-        now_ms,
+        eviction.at_ms,
+        eviction.at_ms,
     )
     session.compactions.append(row)
     session.revision += 1
-    memory.seal(session, "evicted", at_ms=now_ms, compaction_id=row.compaction_id, tokens_before=row.tokens_before, trigger=row.trigger)
+    before = row.tokens_before
+    memory.seal(session, "evicted", at_ms=eviction.at_ms, compaction_id=row.compaction_id, tokens_before=before, trigger=row.trigger)
     memory.tell(
         session,
         "context.compressed",
         compaction_id=row.compaction_id,
         trigger=row.trigger,
-        original_count=len(live),
-        compressed_count=len(live) - len(evicted),
-        estimated_tokens=session.live_load[1],
+        original_count=eviction.live,
+        compressed_count=eviction.live - len(evicted),
+        estimated_tokens=before - sum(message.tokens for message in evicted if not message.role.is_system),
         budget_tokens=due.budget_tokens,
     )
     return row.compaction_id

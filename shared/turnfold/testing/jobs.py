@@ -55,7 +55,7 @@ class MemoryJobs:
         for row in rows:
             row.status, row.is_covered, row.version, row.reason = "committed", True, number, reason
             row.lease_until_ms, row.finished_at_ms = None, now_ms
-            row.tokens_after = session.live_load[1] + version.tokens
+            row.tokens_after = session.live_load.tokens + version.tokens
         session.summaries.append(_stored(session, job, version, number, now_ms))
         session.version = number
         session.revision += 1

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import row_hash
+from turnfold.core.eviction import Load
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
 from turnfold.core.precedence import Wishes
 from turnfold.core.states import state_of
@@ -121,15 +122,15 @@ class Session:
         return next((one for one in self.summaries if one.version == self.version), None)
 
     @property
-    def live_load(self) -> tuple[int, int]:
-        """How many live messages count for the triggers, and their tokens."""
+    def live_load(self) -> Load:
+        """The live messages that count for the triggers."""
         counted = [one.message.tokens for one in self.live if not one.message.role.is_system]
-        return len(counted), sum(counted)
+        return Load(len(counted), sum(counted))
 
     @property
     def window_tokens(self) -> int:
         """Live messages and the summary in force together."""
-        return self.live_load[1] + (self.summary.tokens if self.summary else 0)
+        return self.live_load.tokens + (self.summary.tokens if self.summary else 0)
 
     @property
     def pending(self) -> list[Compaction]:
@@ -145,10 +146,10 @@ class Session:
     def facts(self, agent_wishes: Wishes) -> SessionFacts:
         """The session as its row in a database would have it."""
         messages = [one.message for one in self.kept]
-        live_messages, live_tokens = self.live_load
+        load = self.live_load
         return SessionFacts(
             self.sid, self.wishes, agent_wishes, self.model, self.revision, len(messages), sum(one.tokens for one in messages),
-            live_messages, live_tokens, 1.0, self.version, len(self.summaries), len(self.compactions), len(self.audit),
+            load.messages, load.tokens, 1.0, self.version, len(self.summaries), len(self.compactions), len(self.audit),
             self.audit[-1].hash if self.audit else "", self.last_event_at_ms,
         )  # fmt: skip
 

@@ -1,0 +1,312 @@
+"""Compactions as durable jobs, in every store."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.stores import KEY, LEASE_MS, NOON, Stores, assistant, summary, tool, turn, turns, user
+from turnfold.errors import LostLease
+from turnfold.messages import SessionId, SessionKey, State
+from turnfold.ports import Job
+
+LATER = NOON + LEASE_MS + 1
+
+
+async def claimed(stores: Stores, now_ms: int = NOON + 1_000) -> Job:
+    """The only job that is due."""
+    (job,) = await stores.claim(now_ms)
+    return job
+
+
+async def commit(stores: Stores, job: Job, text: str = "They spoke.", *ledger: str) -> int:
+    return await stores.jobs.commit(job, summary(text, *ledger), reason=None, now_ms=NOON + 5_000)
+
+
+async def give_back(stores: Stores, job: Job, retry_at_ms: int = LATER) -> None:
+    await stores.jobs.give_back(job, reason="timeout", detail="no answer", retry_at_ms=retry_at_ms, now_ms=NOON + 5_000)
+
+
+# --- claims
+
+
+@pytest.mark.proves("S1")
+async def test_a_claimed_job_is_nobody_elses(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+
+    job = await claimed(stores)
+
+    assert (job.key, job.attempt, job.base_version, len(job.compaction_ids)) == (KEY, 1, None, 1)
+    assert await stores.claim(NOON + 2_000) == []
+
+
+@pytest.mark.proves("S1", "C48")
+async def test_workers_that_claim_at_once_get_each_job_once(stores: Stores) -> None:
+    for number in range(3):
+        key = SessionKey(KEY.agent_id, SessionId(f"s-{number}"))
+        await stores.ingest(*[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)])
+
+    found = await asyncio.gather(*(stores.claim(NOON + 1_000) for _ in range(4)))
+
+    assert sorted(job.key.session_id for jobs in found for job in jobs) == ["s-0", "s-1", "s-2"]
+
+
+@pytest.mark.proves("S1")
+async def test_a_job_takes_all_pending_rows_of_its_session_in_order(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 20))
+    pending = [row.compaction_id for row in (await stores.facts()).pending]
+
+    job = await claimed(stores)
+
+    assert list(job.compaction_ids) == pending
+    assert len(pending) > 1
+
+
+@pytest.mark.proves("S1", "S7")
+async def test_no_more_jobs_are_taken_than_asked_for_and_the_oldest_first(stores: Stores) -> None:
+    for number in (2, 1):
+        key = SessionKey(KEY.agent_id, SessionId(f"s-{number}"))
+        await stores.ingest(*[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)])
+
+    (job,) = await stores.jobs.claim(limit=1, lease_ms=LEASE_MS, now_ms=NOON + 1_000, policy=stores.policy)
+
+    assert job.key.session_id == "s-1"
+
+
+@pytest.mark.proves("S1", "C49")
+async def test_a_dead_workers_job_is_continued_when_its_lease_ends(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    first = await claimed(stores, NOON + 1_000)
+    assert await stores.claim(NOON + 1_000 + LEASE_MS - 1) == []
+
+    second = await claimed(stores, NOON + 1_000 + LEASE_MS)
+
+    assert second.compaction_ids == first.compaction_ids
+    assert (second.attempt, second.fence > first.fence) == (2, True)
+
+
+@pytest.mark.proves("S1")
+async def test_a_renewed_lease_holds_longer(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    job = await claimed(stores, NOON + 1_000)
+
+    await stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=NOON + 50_000)
+
+    assert await stores.claim(NOON + 1_000 + LEASE_MS) == []
+    assert await stores.jobs.next_due_ms() == NOON + 50_000 + LEASE_MS
+
+
+# --- what is summarised
+
+
+@pytest.mark.proves("S2")
+async def test_a_job_is_given_its_evicted_messages_in_order_and_the_newest_request(stores: Stores) -> None:
+    await stores.ingest(turn(1, user("look"), assistant(None, "c"), tool("c", "42")), *turns(2, 6))
+    await stores.ingest(turn(8, user("made by a machine"), is_meta=True))
+
+    given = await stores.jobs.load(await claimed(stores))
+
+    assert [one.message.message_id for one in given.evicted][:4] == ["e1#0", "e1#1", "e1#2", "e2#0"]
+    assert json.loads(given.evicted[2].body)["content"] == "42"
+    assert given.newest_request is not None
+    assert json.loads(given.newest_request)["content"] == "question 7"
+    assert given.previous is None
+
+
+@pytest.mark.proves("S2", "S3")
+async def test_a_later_job_is_given_the_summary_in_force(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    await commit(stores, await claimed(stores), "First part.", "port 8443")
+    await stores.ingest(*turns(8, 7))
+
+    job = await claimed(stores)
+    given = await stores.jobs.load(job)
+
+    assert job.base_version == 1
+    assert given.previous is not None
+    assert (given.previous.text, given.previous.ledger) == ("First part.", ("port 8443",))
+    assert not {one.message.event_id for one in given.evicted} & {"e1", "e2", "e3"}
+
+
+@pytest.mark.proves("L3", "S2")
+async def test_an_evicted_message_that_moves_up_the_stream_is_still_summarised(stores: Stores) -> None:
+    first = turn(50, user("moved"), assistant("too"), event_id="moved")
+    await stores.ingest(first, *turns(51, 7))
+
+    await stores.ingest(turn(3, user("moved"), assistant("too"), event_id="moved"))
+
+    given = await stores.jobs.load(await claimed(stores))
+    assert [one.message.message_id for one in given.evicted][:2] == ["moved#0", "moved#1"]
+
+
+# --- commits
+
+
+@pytest.mark.proves("S8", "L7", "A1")
+async def test_a_committed_version_is_in_force_and_speaks_for_its_messages(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    job = await claimed(stores)
+
+    number = await commit(stores, job, "They spoke of ports.", "port 8443")
+
+    facts = await stores.facts()
+    assert (number, facts.pending, len(facts.messages)) == (1, (), 4)
+    assert facts.summary is not None
+    assert (facts.summary.text, json.loads(facts.summary.ledger)) == ("They spoke of ports.", ["port 8443"])
+    assert (facts.summary.covers_first, facts.summary.covers_last, facts.summary.messages_covered) == ("e1#0", "e5#1", 10)
+    assert facts.summary.compaction_id == job.compaction_ids[-1]
+    page = await stores.history.page(KEY, after_position=0, limit=100)
+    assert [one.state for one in page] == [State.COVERED] * 10 + [State.LIVE] * 4
+
+
+@pytest.mark.proves("A1", "A3")
+async def test_every_arrow_of_a_job_leaves_an_audit_row_and_what_matters_to_others_a_notice(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    await give_back(stores, await claimed(stores), NOON + 6_000)
+    await commit(stores, await claimed(stores, NOON + 6_000))
+
+    rows = await stores.history.audit(KEY, after=0, limit=100)
+    notices = await stores.outbox.unsent(9)
+    assert [row.phase for row in rows] == ["evicted", "summary_start", "attempt_failed", "summary_start", "summary_done"]
+    assert [row.reason for row in rows] == [None, None, "timeout", None, None]
+    assert [one.subject.split(".ada.")[0] for one in notices] == ["context.compressed", "compaction.failed", "summary.updated"]
+    told = json.loads(notices[-1].payload)
+    assert (told["version"], told["kind"], told["audit"]["rows"]) == (1, "llm", 5)
+    assert (told["tokens_before"], told["tokens_after"]) == (rows[-1].tokens_before, rows[-1].tokens_after)
+
+
+@pytest.mark.proves("C50", "L10")
+async def test_versions_build_on_each_other_and_their_coverage_adds_up(stores: Stores) -> None:
+    for first_seq in (1, 8, 15):
+        await stores.ingest(*turns(first_seq, 7))
+        await commit(stores, await claimed(stores), f"Up to {first_seq}.")
+
+    in_force, versions = await stores.history.versions(KEY)
+
+    live = len((await stores.facts()).messages)
+    assert in_force == 3
+    assert [(one.version, one.base_version) for one in versions] == [(1, None), (2, 1), (3, 2)]
+    assert [one.text for one in versions] == ["Up to 1.", "Up to 8.", "Up to 15."]
+    assert versions[-1].messages_covered + live == 42
+
+
+@pytest.mark.proves("C28", "C47")
+async def test_what_is_evicted_while_a_job_runs_waits_for_the_next(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    job = await claimed(stores)
+    await stores.ingest(*turns(8, 7))
+    assert await stores.claim(NOON + 2_000) == []
+
+    await commit(stores, job)
+
+    assert len((await stores.facts()).pending) == 1
+    second = await claimed(stores)
+    assert not set(second.compaction_ids) & set(job.compaction_ids)
+    await commit(stores, second)
+    assert (await stores.facts()).pending == ()
+
+
+@pytest.mark.proves("S8", "C51")
+async def test_a_worker_that_lost_its_lease_changes_nothing(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    zombie = await claimed(stores, NOON + 1_000)
+    job = await claimed(stores, NOON + 1_000 + LEASE_MS)
+    before = await stores.seen()
+
+    with pytest.raises(LostLease):
+        await commit(stores, zombie, "from the grave")
+    with pytest.raises(LostLease):
+        await give_back(stores, zombie)
+    with pytest.raises(LostLease):
+        await stores.jobs.renew(zombie, lease_ms=LEASE_MS, now_ms=LATER)
+
+    assert await stores.seen() == before
+    assert await commit(stores, job) == 1
+    with pytest.raises(LostLease):
+        await commit(stores, zombie, "from the grave")
+
+
+@pytest.mark.proves("S8", "L10")
+async def test_a_version_takes_force_only_over_its_base(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    job = await claimed(stores)
+    before = await stores.seen()
+
+    with pytest.raises(LostLease):
+        await commit(stores, replace(job, base_version=7))
+
+    assert await stores.seen() == before
+
+
+@pytest.mark.proves("L2", "C49")
+async def test_a_commit_that_is_made_again_is_refused(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    job = await claimed(stores)
+    await commit(stores, job)
+
+    with pytest.raises(LostLease):
+        await commit(stores, job)
+
+    assert (await stores.history.versions(KEY))[0] == 1
+
+
+@pytest.mark.proves("S8", "C51")
+async def test_two_workers_that_commit_at_once_make_one_version(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    job = await claimed(stores)
+
+    done = await asyncio.gather(*(commit(stores, job, f"text {number}") for number in range(4)), return_exceptions=True)
+
+    assert sorted(type(one).__name__ for one in done) == ["LostLease", "LostLease", "LostLease", "int"]
+    assert len((await stores.history.versions(KEY))[1]) == 1
+
+
+# --- failed attempts
+
+
+@pytest.mark.proves("S7")
+async def test_a_job_given_back_is_due_at_its_time_and_not_before(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+
+    await give_back(stores, await claimed(stores), NOON + 9_000)
+
+    assert await stores.jobs.next_due_ms() == NOON + 9_000
+    assert await stores.claim(NOON + 8_999) == []
+    again = await claimed(stores, NOON + 9_000)
+    assert again.attempt == 2
+
+
+@pytest.mark.proves("S7", "L1")
+async def test_a_failed_attempt_leaves_the_window_as_it_was(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    before = await stores.facts()
+
+    await give_back(stores, await claimed(stores))
+
+    after = await stores.facts()
+    assert (after.messages, after.pending, after.summary) == (before.messages, before.pending, None)
+
+
+# --- when to look again
+
+
+@pytest.mark.proves("S1")
+async def test_where_nothing_is_open_nothing_is_due(stores: Stores) -> None:
+    assert await stores.jobs.next_due_ms() is None
+
+    await stores.ingest(*turns(1, 7))
+    assert await stores.jobs.next_due_ms() == NOON + 7
+
+    await commit(stores, await claimed(stores))
+    assert await stores.jobs.next_due_ms() is None
+
+
+@pytest.mark.proves("S1", "S7")
+async def test_what_waits_for_a_running_job_is_due_when_that_one_may_be_taken(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    await claimed(stores, NOON + 1_000)
+
+    await stores.ingest(*turns(8, 7))
+
+    assert await stores.jobs.next_due_ms() == NOON + 1_000 + LEASE_MS

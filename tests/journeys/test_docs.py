@@ -1,0 +1,179 @@
+"""The documentation is true: its examples run against a live system, its links lead somewhere, its tests prove what it says."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.system import System, running_system
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLE = re.compile(r'<!-- run: prints "(?P<told>[^\n]+)" -->\n```(?P<language>python|sh)\n(?P<code>.*?)```\n', re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(?:#(?P<heading>[^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+DEFAULT_HTTP_URL = "http://127.0.0.1:8080"
+EXAMPLE_SECONDS = 60.0
+
+NATS_COMMAND = """\
+#!{python}
+import asyncio
+import os
+import sys
+import nats
+
+
+async def main() -> None:
+    *words, subject, body = sys.argv[1:]
+    assert words == ["request", "--raw"], words
+    client = await nats.connect(os.environ["NATS_URL"])
+    print((await client.request(subject, body.encode(), timeout=10)).data.decode())
+    await client.close()
+
+
+asyncio.run(main())
+"""
+"""As much of the `nats` command as the documentation uses."""
+
+GUARANTEES = ROOT / "docs" / "guarantees.md"
+REQUIREMENTS = {"L": 12, "I": 7, "T": 5, "E": 7, "S": 10, "W": 8, "R": 4, "A": 6, "F": 3, "O": 6, "X": 4, "P": 6}
+CASES_LEFT_OUT = {8, 11, 16, 23, 25, 26, 30, 35, 43, 44, 53, 55, 56}
+IDS = {f"{letter}{number}" for letter, last in REQUIREMENTS.items() for number in range(1, last + 1)} | {
+    f"C{number}" for number in range(1, 64) if number not in CASES_LEFT_OUT
+}
+ROW = re.compile(r"^\| (?P<id>[A-Z]\d+) \| (?P<promise>[^|]+) \| (?P<status>[^|]+) \| (?P<where>[^|]*) \|$", re.MULTILINE)
+STATUSES = {"kept", "partly", "not yet"}
+PROVED = re.compile(r"\.proves\(([^)]*)\)")
+
+
+class Example(NamedTuple):
+    """A block of code in a page, and what has to be among what it prints."""
+
+    page: str
+    language: str
+    code: str
+    told: str
+
+
+class Promise(NamedTuple):
+    """A row of the page of guarantees."""
+
+    id: str
+    status: str
+    where: str
+
+
+def examples(page: Path) -> list[Example]:
+    found = EXAMPLE.finditer(page.read_text(encoding="utf-8"))
+    return [Example(page.name, match["language"], match["code"], match["told"]) for match in found]
+
+
+def promises() -> list[Promise]:
+    rows = ROW.finditer(GUARANTEES.read_text(encoding="utf-8"))
+    return [Promise(match["id"], match["status"].strip(), match["where"].strip()) for match in rows]
+
+
+async def ran(example: Example, system: System, tools: Path) -> str:
+    """What the example printed."""
+    code = example.code.replace(DEFAULT_HTTP_URL, system.http_url)
+    arguments = (sys.executable, "-c", code) if example.language == "python" else ("sh", "-euc", code)
+    environ = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "NATS_URL": system.nats_url,
+        "TURNFOLD_NATS_URL": system.nats_url,
+        "TURNFOLD_DATA_DIR": str(system.data_dir),
+    }
+    if example.language == "sh":
+        # Commands find the system by its data directory, as the page says.
+        del environ["TURNFOLD_NATS_URL"]
+    child = await asyncio.create_subprocess_exec(
+        *arguments, cwd=ROOT, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(EXAMPLE_SECONDS):
+        out, err = await child.communicate()
+    assert child.returncode == 0, f"{example.page}: status {child.returncode} from\n{code}\n{err.decode()[-2_000:]}"
+    return out.decode()
+
+
+def tools_in(directory: Path) -> Path:
+    """A directory with the `nats` command in it."""
+    directory.mkdir()
+    command = directory / "nats"
+    command.write_text(NATS_COMMAND.format(python=sys.executable))
+    command.chmod(0o755)
+    return directory
+
+
+@pytest.mark.proves("O1", "O2", "O3", "W5")
+async def test_every_example_runs_and_prints_what_the_page_says(tmp_path: Path) -> None:
+    found = [example for page in PAGES for example in examples(page)]
+    tools = tools_in(tmp_path / "tools")
+
+    async with running_system(tmp_path / "system") as system:
+        printed = await asyncio.gather(*(ran(example, system, tools) for example in found))
+
+    assert {example.language for example in found} == {"python", "sh"}
+    for example, out in zip(found, printed, strict=True):
+        assert example.told in out, example.code
+
+
+def test_every_block_of_python_and_shell_that_can_run_here_is_marked_to_be_run() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+    assert len(re.findall(r"^```python$", text, re.MULTILINE)) == sum(one.language == "python" for page in PAGES for one in examples(page))
+    assert "curl" not in EXAMPLE.sub("", text).replace("`curl`", "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+
+    for match in LINK.finditer(text):
+        target = (page.parent / match["path"]).resolve() if match["path"] else page
+        assert target.exists(), f"{match[0]} leads nowhere"
+        if match["heading"]:
+            assert match["heading"] in set(anchors(target)), f"{match[0]}: there is no such heading"
+
+
+def anchors(page: Path) -> Iterator[str]:
+    """The headings of a page as forges name them in links."""
+    for heading in HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_guarantees_name_every_requirement_and_case_once() -> None:
+    named = [promise.id for promise in promises()]
+
+    assert sorted(set(named)) == sorted(IDS)
+    assert len(named) == len(set(named))
+    assert {promise.status for promise in promises()} <= STATUSES
+
+
+def test_a_guarantee_names_files_that_are_there_and_tests_that_prove_it() -> None:
+    for promise in promises():
+        paths = [word for word in re.findall(r"`([^`]+)`", promise.where) if "/" in word]
+        assert promise.status == "not yet" or paths, f"{promise.id} is {promise.status}, and no file shows it"
+        for path in paths:
+            assert (ROOT / path).exists(), f"{promise.id} names {path}, which is not there"
+            if path.startswith("tests/"):
+                assert promise.id in proved_in(ROOT / path), f"{promise.id} names {path}, which does not prove it"
+
+
+def test_what_a_test_proves_is_not_called_missing() -> None:
+    unproved = {promise.id for promise in promises() if promise.status == "not yet"}
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+
+    assert not {id: path.name for path in tests for id in proved_in(path) if id in unproved}
+    assert {id for path in tests for id in proved_in(path)} <= IDS
+
+
+def proved_in(path: Path) -> set[str]:
+    """The ids that the tests of a file prove."""
+    return {id for marked in PROVED.findall(path.read_text(encoding="utf-8")) for id in re.findall(r'"([A-Z]\d+)"', marked)}
