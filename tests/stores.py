@@ -20,7 +20,7 @@ from turnfold.core.sources import Draft
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest import Delivery, weigh
 from turnfold.operations.rules import PolicyOf, make_rules, policy_rule
-from turnfold.ports import Arrival, Changes, HistoryStore, IntakeStore, JobStore, Outbox, Rules, Version, WindowFacts, WindowStore
+from turnfold.ports import Arrival, Changes, HistoryStore, IntakeStore, Job, JobStore, Outbox, Rules, Version, WindowFacts, WindowStore
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
@@ -67,7 +67,7 @@ class Stores:
         """Store a batch by the rules of the test."""
         await self.intake.ingest(arrivals, (), rules=self.rules)
 
-    async def claim(self, now_ms: int = NOON) -> Sequence[Any]:
+    async def claim(self, now_ms: int = NOON + 1_000) -> Sequence[Job]:
         """Take every job that is due."""
         return await self.jobs.claim(limit=10, lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy)
 

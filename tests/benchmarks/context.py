@@ -17,18 +17,16 @@ from nats.aio.client import Client
 
 from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.floors import Echo, echo
-from tests.benchmarks.intake import PENDING, until
-from tests.benchmarks.system import System, system
+from tests.benchmarks.system import System, cpu_seconds, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
 
+NAME = "context.get"
 SIZES = (100, 10_000, 100_000)
 TURNS = 400
 WARM_TURNS = 30
 MAX_TOKENS = 8_000
 TAIL_TURNS = 25
 TURNS_PER_EVENT = 200
-LOAD_SECONDS = 300.0
-STORED_TO = "SELECT coalesce(max(last_seq), 0) FROM ingested"
 
 
 @dataclass
@@ -49,13 +47,24 @@ class Session:
 async def measure(directory: Path) -> AsyncIterator[Figure]:
     """Load the sessions, then ask in turns."""
     sessions = [Session(size) for size in SIZES]
-    async with system(directory) as one, one.running("worker"), one.running("query"):
-        async with await nats.connect(one.url) as client, echo(one.url, client) as bare:
-            for session in sessions:
-                await load(one, client, session)
-            await ask_in_turns(one, client, bare, sessions)
+    async with (
+        system(directory) as one,
+        one.running("worker"),
+        one.running("query") as query,
+        await nats.connect(one.url) as client,
+        echo(one.url, client) as bare,
+    ):
+        for session in sessions:
+            await load(one, client, session)
+        before = cpu_seconds(query.pid), cpu_seconds(bare.pid)
+        await ask_in_turns(one, client, bare, sessions)
+        used = cpu_seconds(query.pid) - before[0], cpu_seconds(bare.pid) - before[1]
     for figure in figures(sessions):
         yield figure
+    requests = (WARM_TURNS + TURNS) * len(sessions)
+    yield Figure(benchmark=NAME, what="processor, query to echo", value=used[0] / used[1], unit=RATIO)
+    yield Figure(benchmark=NAME, what="processor a request, query", value=used[0] / requests * 1000, unit="ms")
+    yield Figure(benchmark=NAME, what="processor a request, echo", value=used[1] / requests * 1000, unit="ms")
 
 
 def figures(sessions: Sequence[Session]) -> list[Figure]:
@@ -64,15 +73,18 @@ def figures(sessions: Sequence[Session]) -> list[Figure]:
     youngest = Spread.of(sessions[0].asked)
     for session in sessions:
         spread, floor = Spread.of(session.asked), Spread.of(session.echoed)
-        name = f"{session.messages:,} messages"
-        found.append(Figure(benchmark="context.get", what=f"p50 to an echo, {name}", value=spread.p50_ms / floor.p50_ms, unit=RATIO, at_most=3.0))
+        of = f"{session.messages:,} messages"
+        to_echo, to_youngest = spread.p50_ms / floor.p50_ms, spread.p50_ms / youngest.p50_ms
+        bound_ms = 5.0 if session.messages == 10_000 else None
+        found.append(Figure(benchmark=NAME, what=f"p50 to an echo, {of}", value=to_echo, unit=RATIO, at_most=3.0))
         if session is not sessions[0]:
-            aged = spread.p50_ms / youngest.p50_ms
-            found.append(Figure(benchmark="context.get", what=f"p50 to p50 at {SIZES[0]}, {name}", value=aged, unit=RATIO, at_most=1.3, at_least=1 / 1.3))
-        found.append(Figure(benchmark="context.get", what=f"p50, {name}", value=spread.p50_ms, unit="ms"))
-        found.append(Figure(benchmark="context.get", what=f"p99, {name}", value=spread.p99_ms, unit="ms", at_most=5.0 if session.messages == 10_000 else None))
-        found.append(Figure(benchmark="context.get", what=f"echo p50, {name}", value=floor.p50_ms, unit="ms"))
-        found.append(Figure(benchmark="context.get", what=f"reply, {name}", value=middle(session.reply_bytes), unit="bytes"))
+            what = f"p50 to that at {SIZES[0]}, {of}"
+            found.append(Figure(benchmark=NAME, what=what, value=to_youngest, unit=RATIO, at_most=1.3, at_least=0.77))
+        found.append(Figure(benchmark=NAME, what=f"p50, {of}", value=spread.p50_ms, unit="ms"))
+        found.append(Figure(benchmark=NAME, what=f"p99, {of}", value=spread.p99_ms, unit="ms", at_most=bound_ms))
+        found.append(Figure(benchmark=NAME, what=f"echo p50, {of}", value=floor.p50_ms, unit="ms"))
+        found.append(Figure(benchmark=NAME, what=f"echo p99, {of}", value=floor.p99_ms, unit="ms"))
+        found.append(Figure(benchmark=NAME, what=f"reply, {of}", value=middle(session.reply_bytes), unit="bytes"))
     return found
 
 
@@ -86,18 +98,13 @@ async def load(one: System, client: Client, session: Session) -> None:
         turns = [turn(random, start + at) for at in range(min(TURNS_PER_EVENT, older - start))]
         seq = await publish(stream, session, f"{session.session_id}-{number}", [message for one_turn in turns for message in one_turn])
     if seq:
-        await ingested(one, seq)
-        await until(lambda: not one.ask(PENDING)[0], seconds=LOAD_SECONDS)
+        await one.ingested(seq)
+        await one.settled()
     random = Random("tail")
     for at in range(TAIL_TURNS):
         seq = await publish(stream, session, f"{session.session_id}-tail-{at}", turn(random, 10**6 + at))
-        await ingested(one, seq)
-    await until(lambda: not one.ask(PENDING)[0], seconds=LOAD_SECONDS)
-
-
-async def ingested(one: System, seq: int) -> None:
-    """Wait until this sequence is stored, without a request that might leave something behind for the next."""
-    await until(lambda: one.ask(STORED_TO)[0] >= seq, seconds=LOAD_SECONDS)
+        await one.ingested(seq)
+    await one.settled()
 
 
 async def publish(stream: Any, session: Session, event_id: str, messages: Sequence[dict[str, Any]]) -> int:
@@ -114,7 +121,7 @@ async def ask_in_turns(one: System, client: Client, bare: Echo, sessions: Sequen
         messages = turn(random, 2 * 10**6 + number)
         for session in sessions:
             seq = await publish(stream, session, f"{session.session_id}-live-{number}", messages)
-            await ingested(one, seq)
+            await one.ingested(seq)
             seconds, size = await ask(client, session, after=seq)
             echoed = await bare.seconds(size)
             if number >= WARM_TURNS:

@@ -11,6 +11,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import nats
@@ -30,6 +31,14 @@ def event(number: int) -> bytes:
     return json.dumps({"event_id": f"e{number}", "agent_id": "a", "session_id": f"s{number % SESSIONS}", "messages": messages}).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """An emptied stream: the rate, and the processor time of the process that emptied it."""
+
+    events_per_second: float
+    cpu_us_per_event: float
+
+
 class RawLoop:
     """The least that intake can be: fetch, parse, one insert of the rows in one durable transaction, acknowledge."""
 
@@ -38,7 +47,7 @@ class RawLoop:
         self._directory = directory
         self._runs = 0
 
-    async def events_per_second(self) -> float:
+    async def drain(self) -> Drained:
         """Drain a full stream once more; the stream and the file are new each time, and gone afterwards."""
         self._runs += 1
         name, path = f"FLOOR{self._runs}", self._directory / f"floor{self._runs}.db"
@@ -47,12 +56,14 @@ class RawLoop:
             await stream.add_stream(name=name, subjects=[f"{name}.*"])
             for start in range(0, EVENTS, FETCH):
                 await asyncio.gather(*(stream.publish(f"{name}.s", event(number)) for number in range(start, start + FETCH)))
-            seconds = await self._drain(client, f"{name}.*", path)
+            used, began = time.process_time(), time.perf_counter()
+            await self._drain(client, f"{name}.*", path)
+            used, seconds = time.process_time() - used, time.perf_counter() - began
             await stream.delete_stream(name)
         path.unlink()
-        return EVENTS / seconds
+        return Drained(EVENTS / seconds, used / EVENTS * 1e6)
 
-    async def _drain(self, client: Client, subjects: str, path: Path) -> float:
+    async def _drain(self, client: Client, subjects: str, path: Path) -> None:
         pull = await client.jetstream().pull_subscribe(subjects, "drain")
         with closing(sqlite3.connect(path)) as database:
             database.executescript(
@@ -60,7 +71,6 @@ class RawLoop:
                 "CREATE TABLE message (session TEXT, sequence INT, place INT, event TEXT, body TEXT)"
             )
             drained = 0
-            began = time.perf_counter()
             while drained < EVENTS:
                 batch = await pull.fetch(FETCH, timeout=10)
                 rows: list[tuple[str, int, int, str, str]] = []
@@ -74,14 +84,14 @@ class RawLoop:
                     await message.ack()
                 drained += len(batch)
             await client.flush()
-            return time.perf_counter() - began
 
 
 class Echo:
     """A request that another process answers with so many bytes, nothing behind it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pid: int) -> None:
         self._client = client
+        self.pid = pid
 
     async def seconds(self, size: int) -> float:
         """How long one request takes whose reply has `size` bytes."""
@@ -97,7 +107,7 @@ async def echo(url: str, client: Client) -> AsyncIterator[Echo]:
     try:
         assert responder.stdout
         await responder.stdout.readline()
-        yield Echo(client)
+        yield Echo(client, responder.pid)
     finally:
         responder.terminate()
         await responder.wait()

@@ -6,10 +6,8 @@ count. So neither the start of the process nor its first look at the stream is i
 
 import asyncio
 import json
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,26 +15,34 @@ from random import Random
 import nats
 
 from tests.benchmarks.figures import RATIO, Figure, middle
-from tests.benchmarks.floors import EVENTS, FETCH, SESSIONS, RawLoop, event
-from tests.benchmarks.system import System, system
-from tests.benchmarks.texts import AGENT, WORDS, prose
+from tests.benchmarks.floors import EVENTS, FETCH, SESSIONS, Drained, RawLoop, event
+from tests.benchmarks.system import POLL_SECONDS, STORED, System, cpu_seconds, system
+from tests.benchmarks.texts import AGENT, prose
 
+NAME = "intake"
 ROUNDS = 3
-POLL_SECONDS = 0.005
-PENDING_SECONDS = 300.0
-STORED = "SELECT coalesce(sum(last_seq - first_seq + 1), 0) FROM ingested"
-PENDING = "SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running')"
-EVICTED = "SELECT coalesce(sum(messages_evicted), 0), count(*) FROM compactions"
+EVICTED = "SELECT coalesce(sum(messages_evicted), 0) FROM compactions"
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
-    """One emptied stream: the rate between the first and the last commit, and how long evicted messages stayed pending then."""
+class Run:
+    """One stream emptied by a worker, between two raw loops; and how long evicted messages stayed pending afterwards."""
 
-    events_per_second: float
-    pending_seconds: float
+    before: Drained
+    worker: Drained
+    after: Drained
     evicted: int
-    compactions: int
+    pending_seconds: float
+
+    @property
+    def rate_ratio(self) -> float:
+        """The worker's rate to that of the raw loops around it."""
+        return self.worker.events_per_second * 2 / (self.before.events_per_second + self.after.events_per_second)
+
+    @property
+    def cpu_ratio(self) -> float:
+        """The worker's processor time to that of the raw loops around it; steadier than rates when others use the machine."""
+        return self.worker.cpu_us_per_event * 2 / (self.before.cpu_us_per_event + self.after.cpu_us_per_event)
 
 
 def varied(number: int) -> bytes:
@@ -46,32 +52,32 @@ def varied(number: int) -> bytes:
     return json.dumps({"event_id": f"e{number}", "agent_id": AGENT, "session_id": f"s{number % SESSIONS}", "messages": messages}).encode()
 
 
+KINDS: dict[str, Callable[[int], bytes]] = {"varied text": varied, "the floor's own events": event}
+
+
 async def measure(directory: Path) -> AsyncIterator[Figure]:
-    """Drain streams of both kinds, each between two raw loops."""
-    assert len(WORDS) > SESSIONS
-    kinds = {"varied text": varied, "the floor's own events": event}
-    rates: dict[str, list[Drained]] = {kind: [] for kind in kinds}
-    ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
-    floors: list[float] = []
+    """Drain streams of both kinds, again and again."""
+    runs: dict[str, list[Run]] = {kind: [] for kind in KINDS}
     for number in range(ROUNDS):
-        for kind, make in kinds.items():
-            async with system(directory / f"{number}-{kind[:3]}") as one:
+        for kind, make in KINDS.items():
+            async with system(directory / f"{number}-{kind.split()[0]}") as one:
                 loop = RawLoop(one.url, one.database.parent)
-                before = await loop.events_per_second()
                 await fill(one.url, make)
-                drained = await drain(one)
-                after = await loop.events_per_second()
-            floors += [before, after]
-            rates[kind].append(drained)
-            ratios[kind].append(drained.events_per_second / ((before + after) / 2))
-    yield Figure(benchmark="intake", what="raw loop", value=middle(floors), unit="events/s")
-    for kind, found in rates.items():
-        yield Figure(benchmark="intake", what=f"worker to raw loop, {kind}", value=middle(ratios[kind]), unit=RATIO, at_least=0.5)
-        rate = middle(one.events_per_second for one in found)
-        yield Figure(benchmark="intake", what=f"worker, {kind}", value=rate, unit="events/s", at_least=3_500)
-        pending = middle(one.pending_seconds for one in found)
-        yield Figure(benchmark="intake", what=f"last event stored to nothing pending, {kind}", value=pending, unit="s")
-        yield Figure(benchmark="intake", what=f"messages evicted, {kind}", value=middle(one.evicted for one in found), unit="messages")
+                before = await loop.drain()
+                worker, pending_seconds = await drain(one)
+                runs[kind].append(Run(before, worker, await loop.drain(), one.ask(EVICTED)[0], pending_seconds))
+    floors = [floor for found in runs.values() for run in found for floor in (run.before, run.after)]
+    yield Figure(benchmark=NAME, what="raw loop", value=middle(floor.events_per_second for floor in floors), unit="events/s")
+    yield Figure(benchmark=NAME, what="raw loop, processor", value=middle(floor.cpu_us_per_event for floor in floors), unit="us/event")
+    for kind, found in runs.items():
+        yield Figure(benchmark=NAME, what=f"worker to raw loop, {kind}", value=middle(run.rate_ratio for run in found), unit=RATIO, at_least=0.5)
+        yield Figure(benchmark=NAME, what=f"processor, worker to raw loop, {kind}", value=middle(run.cpu_ratio for run in found), unit=RATIO)
+        rate = middle(run.worker.events_per_second for run in found)
+        yield Figure(benchmark=NAME, what=f"worker, {kind}", value=rate, unit="events/s", at_least=3_500)
+        yield Figure(benchmark=NAME, what=f"worker, processor, {kind}", value=middle(run.worker.cpu_us_per_event for run in found), unit="us/event")
+        yield Figure(benchmark=NAME, what=f"evicted, {kind}", value=middle(run.evicted for run in found), unit="messages")
+        pending = middle(run.pending_seconds for run in found)
+        yield Figure(benchmark=NAME, what=f"last event stored to nothing pending, {kind}", value=pending, unit="s")
 
 
 async def fill(url: str, make: Callable[[int], bytes]) -> None:
@@ -82,34 +88,19 @@ async def fill(url: str, make: Callable[[int], bytes]) -> None:
             await asyncio.gather(*(stream.publish("turn.completed", make(number)) for number in range(start, start + FETCH)))
 
 
-async def drain(one: System) -> Drained:
-    """Start one worker on the full stream, and watch the database."""
-    async with one.running("worker", is_awaited=False) as worker:
-        with closing(one.watch()) as database:
-            found: list[tuple[float, int]] = []
-            while not found or found[-1][1] < EVENTS:
-                if worker.returncode is not None:
-                    raise RuntimeError(f"the worker ended with status {worker.returncode}")
-                stored = first(database, STORED)
-                if stored and (not found or stored > found[-1][1]):
-                    found.append((time.perf_counter(), stored))
-                await asyncio.sleep(POLL_SECONDS)
-            (began, at_first), (ended, at_last) = found[0], found[-1]
-            await until(lambda: not first(database, PENDING), seconds=PENDING_SECONDS)
-            cleared = time.perf_counter()
-            evicted, compactions = database.execute(EVICTED).fetchone()
-    return Drained((at_last - at_first) / (ended - began), cleared - ended, evicted, compactions)
+async def drain(one: System) -> tuple[Drained, float]:
+    """Start one worker on the full stream, and watch the database; the seconds are those until nothing was pending."""
+    async with one.running("worker", is_awaited=False) as process:
+        at_first = await _stored_beyond(one, process.pid, 0)
+        at_last = await _stored_beyond(one, process.pid, EVENTS - 1)
+        await one.settled()
+        cleared = time.perf_counter()
+    events, seconds, used = (last - first for first, last in zip(at_first, at_last, strict=True))
+    return Drained(events / seconds, used / events * 1e6), cleared - at_last[1]
 
 
-async def until(holds: Callable[[], object], *, seconds: float) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not so within {seconds:g} s")
+async def _stored_beyond(one: System, pid: int, least: int) -> tuple[int, float, float]:
+    """Events stored, the time, and the worker's processor time, when more than so many are stored."""
+    while (stored := int(one.ask(STORED)[0])) <= least:
         await asyncio.sleep(POLL_SECONDS)
-
-
-def first(database: sqlite3.Connection, sql: str, values: Iterable[object] = ()) -> int:
-    """The first value of the first row."""
-    return int(database.execute(sql, tuple(values)).fetchone()[0])
+    return stored, time.perf_counter(), cpu_seconds(pid)

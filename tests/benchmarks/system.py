@@ -6,8 +6,9 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from tests.nats_server import NatsServer, nats_server
 PROGRAM = Path(sys.executable).parent / "turnfold"
 READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
+WAIT_SECONDS = 300.0
+POLL_SECONDS = 0.003
+STORED = "SELECT coalesce(sum(last_seq - first_seq + 1), 0) FROM ingested"
+PENDING = "SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running')"
 
 
 class System:
@@ -27,6 +32,7 @@ class System:
         self.url = server.url
         self.database = directory / "turnfold.db"
         self._log = directory / "turnfold.log"
+        self._reader: sqlite3.Connection | None = None
         self._environ = clean_environ() | {
             "TURNFOLD_NATS_URL": server.url,
             "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
@@ -55,15 +61,25 @@ class System:
         finally:
             await stop(process)
 
-    def ask(self, sql: str, *values: Any) -> tuple[Any, ...]:
-        """The first row of a reading query."""
-        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10)) as connection:
-            found: tuple[Any, ...] = connection.execute(sql, values).fetchone()
-            return found
+    def ask(self, sql: str) -> tuple[Any, ...]:
+        """The first row of a reading query; the system is not asked, so nothing is left behind in it."""
+        if self._reader is None:
+            self._reader = sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10, isolation_level=None)
+        found: tuple[Any, ...] = self._reader.execute(sql).fetchone()
+        return found
 
-    def watch(self) -> sqlite3.Connection:
-        """A reading connection, for whoever asks often."""
-        return sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10, isolation_level=None)
+    def close(self) -> None:
+        """Stop reading."""
+        if self._reader is not None:
+            self._reader.close()
+
+    async def ingested(self, seq: int) -> None:
+        """Wait until everything up to this sequence is stored."""
+        await until(lambda: self.ask(STORED)[0] >= seq)
+
+    async def settled(self) -> None:
+        """Wait until nothing is pending."""
+        await until(lambda: not self.ask(PENDING)[0])
 
 
 @asynccontextmanager
@@ -73,7 +89,8 @@ async def system(directory: Path, **settings: str) -> AsyncIterator[System]:
     with nats_server(directory) as server:
         made = System(directory, server, settings)
         await made.migrate()
-        yield made
+        with closing(made):
+            yield made
 
 
 def clean_environ() -> dict[str, str]:
@@ -102,6 +119,21 @@ async def stop(process: Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not so within {WAIT_SECONDS:g} s")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time a process has used; steps of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mb(pid: int) -> float:

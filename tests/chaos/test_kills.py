@@ -56,7 +56,7 @@ class Chaos:
     async def kill(self) -> None:
         """Kill parts at random moments, each time one that lives; then there is calm."""
         while self.killed.total() < KILLS:
-            await asyncio.sleep(self.random.uniform(0.05, 1.2))
+            await asyncio.sleep(self.random.uniform(0.05, 1.8))
             living = [name for name in VICTIMS if self.system.pid(name)]
             if living and self.system.kill(victim := self.random.choice(living)):
                 self.killed[victim] += 1

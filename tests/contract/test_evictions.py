@@ -74,9 +74,9 @@ async def test_an_eviction_leaves_an_audit_row_and_a_notice(stores: Stores) -> N
 @pytest.mark.proves("E1", "L3")
 async def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(stores: Stores) -> None:
     alone = SessionKey(KEY.agent_id, SessionId("one by one"))
-    await stores.ingest(*turns(1, 20))
-    for arrival in [turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), event_id=f"a{seq}", key=alone) for seq in range(21, 41)]:
-        await stores.ingest(arrival)
+    await stores.ingest(*[turn(seq, user("q"), assistant("a"), event_id=f"t{seq}") for seq in range(1, 21)])
+    for seq in range(21, 41):
+        await stores.ingest(turn(seq, user("q"), assistant("a"), event_id=f"a{seq}", key=alone))
 
     together = [(one.messages, one.tokens) for one in (await stores.facts()).pending]
     assert together == [(one.messages, one.tokens) for one in (await stores.facts(alone)).pending]
@@ -110,7 +110,7 @@ async def test_a_straggler_is_live_in_its_place_and_leaves_with_the_next_evictio
     await stores.ingest(turn(4, user("late"), event_id="late"))
 
     page = await stores.history.page(KEY, after_position=0, limit=100)
-    assert [one.message_id for one in page if one.state is State.LIVE][0] == "late#0"
+    assert next(one.message_id for one in page if one.state is State.LIVE) == "late#0"
     await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON)
     assert (await states(stores))["late#0"] is State.PENDING
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -185,7 +186,7 @@ async def test_every_audit_row_seals_the_one_before(stores: Stores) -> None:
     rows = await stores.history.audit(KEY, after=0, limit=100)
 
     assert rows[0].prev_hash == ""
-    assert all(after.prev_hash == before.hash for before, after in zip(rows, rows[1:], strict=False))
+    assert all(after.prev_hash == before.hash for before, after in pairwise(rows))
     assert all(row.hash == row_hash(row.prev_hash, row._asdict()) for row in rows)
 
 

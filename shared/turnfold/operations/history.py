@@ -121,6 +121,7 @@ async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) 
     for row in rows:
         fields = row._asdict()
         fields["audit_id"] = row.ordinal
+        fields["compaction_id"] = None if row.compaction_id is None else str(row.compaction_id)
         fields["at"] = rfc3339(row.at_ms)
         told.append(fields)
     return {"audit": told}

@@ -1,0 +1,48 @@
+"""Run the benchmarks: `python -m tests.benchmarks [name...] [--json]`."""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.benchmarks import context, hanging, intake, start
+from tests.benchmarks.figures import Figure, as_json, show
+
+BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
+    "intake": intake.measure,
+    "context": context.measure,
+    "hanging": hanging.measure,
+    "start": start.measure,
+}
+
+
+def main() -> None:
+    """Run those that were named, or all, one after the other."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks", description="What things cost, as multiples of bare floors.")
+    parser.add_argument("name", nargs="*", help=f"which of {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("--json", action="store_true", help="one figure a line")
+    chosen = parser.parse_args()
+    if unknown := [name for name in chosen.name if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {unknown[0]}; there are {', '.join(BENCHMARKS)}")
+    console = Console()
+    for name in chosen.name or BENCHMARKS:
+        with nullcontext() if chosen.json else console.status(f"{name} is being measured"):
+            figures = asyncio.run(_measured(name))
+        if chosen.json:
+            for figure in figures:
+                print(as_json(figure), flush=True)
+        else:
+            show(figures, console)
+
+
+async def _measured(name: str) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="turnfold-bench-") as directory:
+        return [figure async for figure in BENCHMARKS[name](Path(directory))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Whether anybody notices a summary model that hangs: two systems side by side, asked in turns, one with a fast model."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import nats
+from nats.aio.client import Client
+
+from tests.benchmarks.figures import RATIO, Figure, Spread
+from tests.benchmarks.model import summary_model
+from tests.benchmarks.system import System, system, until
+from tests.benchmarks.texts import event, headers, question, subject, turn
+
+NAME = "hanging model"
+HANG_SECONDS = 35.0
+SESSIONS = 20
+FIRST_TURNS = 12
+MAX_TOKENS = 8_000
+RUNNING = "SELECT count(*) FROM compactions WHERE status = 'running'"
+WRITTEN = "SELECT count(*) FROM summaries WHERE kind = 'llm'"
+
+
+@dataclass
+class Side:
+    """One of the two systems, and what it took."""
+
+    one: System
+    client: Client
+    published: list[float] = field(default_factory=list)
+    asked: list[float] = field(default_factory=list)
+
+    async def play(self, session_id: str, event_id: str, messages: list[dict[str, object]]) -> tuple[float, float]:
+        """Publish a turn, wait until it is stored, ask for the window: how long the publish and the request took."""
+        body = event(event_id, session_id, messages)
+        began = time.perf_counter()
+        ack = await self.client.jetstream().publish(subject(session_id), body, headers=headers(event_id))
+        published = time.perf_counter() - began
+        await self.one.ingested(ack.seq)
+        began = time.perf_counter()
+        reply = await self.client.request(question(session_id), b'{"max_tokens": %d, "after": %d}' % (MAX_TOKENS, ack.seq), timeout=10)
+        asked = time.perf_counter() - began
+        assert json.loads(reply.data).get("fresh") is True, reply.data[:300]
+        return published, asked
+
+
+@asynccontextmanager
+async def side(directory: Path, fault: str) -> AsyncIterator[Side]:
+    """A running system with a model of this kind."""
+    async with (
+        summary_model(fault) as settings,
+        system(directory, **settings) as one,
+        one.running("worker"),
+        one.running("query"),
+        await nats.connect(one.url) as client,
+    ):
+        yield Side(one, client)
+
+
+async def measure(directory: Path) -> AsyncIterator[Figure]:
+    """Start both, make compactions due in both, and take turns for as long as the model hangs."""
+    async with side(directory / "fast", "answer") as fast, side(directory / "hanging", "hang") as hanging:
+        random = Random("hanging")
+        for number in range(SESSIONS):
+            messages = [message for at in range(FIRST_TURNS) for message in turn(random, at)]
+            for one in (fast, hanging):
+                await one.play(f"s{number}", f"first-{number}", messages)
+        # Both are past their start: one model has answered, the other holds a job.
+        await until(lambda: hanging.one.ask(RUNNING)[0])
+        await until(lambda: fast.one.ask(WRITTEN)[0])
+        began = time.monotonic()
+        number = 0
+        while time.monotonic() - began < HANG_SECONDS:
+            messages = turn(random, FIRST_TURNS + number)
+            for one in (fast, hanging) if number % 2 else (hanging, fast):
+                published, asked = await one.play(f"s{number % SESSIONS}", f"later-{number}", messages)
+                one.published.append(published)
+                one.asked.append(asked)
+            number += 1
+        jobs, written, idle = hanging.one.ask(RUNNING)[0], fast.one.ask(WRITTEN)[0], hanging.one.ask(WRITTEN)[0]
+    assert jobs, "the model of the hanging system did not hang until the end"
+    assert not idle, "the model of the hanging system answered"
+    for what, usual, slow in (("publish", fast.published, hanging.published), ("context.get", fast.asked, hanging.asked)):
+        floor, found = Spread.of(usual), Spread.of(slow)
+        yield Figure(benchmark=NAME, what=f"{what}, p50 hanging to fast", value=found.p50_ms / floor.p50_ms, unit=RATIO, at_most=1.2)
+        yield Figure(benchmark=NAME, what=f"{what}, p99 hanging to fast", value=found.p99_ms / floor.p99_ms, unit=RATIO, at_most=2.0)
+        for kind, spread in (("fast", floor), ("hanging", found)):
+            yield Figure(benchmark=NAME, what=f"{what} p50, {kind}", value=spread.p50_ms, unit="ms")
+            yield Figure(benchmark=NAME, what=f"{what} p99, {kind}", value=spread.p99_ms, unit="ms")
+    yield Figure(benchmark=NAME, what="requests on each side", value=number, unit="requests")
+    yield Figure(benchmark=NAME, what="summaries of the fast model meanwhile", value=written, unit="summaries")

@@ -1,0 +1,68 @@
+"""How long `turnfold up` takes to be ready, and what its processes hold in memory."""
+
+import asyncio
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import nats
+
+from tests.benchmarks.figures import Figure, middle
+from tests.benchmarks.system import PROGRAM, clean_environ, ready_line, resident_mb, stop
+from tests.benchmarks.texts import event, headers, question, subject, turn
+
+NAME = "start"
+ROUNDS = 5
+REQUESTS = 1_000
+TURNS = 100
+
+
+async def measure(directory: Path) -> AsyncIterator[Figure]:
+    """Start on fresh data directories and again on the same; the last system is asked a thousand times."""
+    first: list[float] = []
+    later: list[float] = []
+    memory: dict[str, float] = {}
+    for number in range(ROUNDS):
+        for found in (first, later):
+            async with up(directory / str(number)) as (seconds, ready):
+                found.append(seconds)
+                if found is later and number == ROUNDS - 1:
+                    await use(ready["nats_url"])
+                    memory = {name: resident_mb(pid) for name, pid in ready["pids"].items()}
+    yield Figure(benchmark=NAME, what="ready, first start", value=middle(first), unit="s", at_most=6.0)
+    yield Figure(benchmark=NAME, what="ready, later starts", value=middle(later), unit="s", at_most=4.0)
+    for name, megabytes in memory.items():
+        what = f"memory after {REQUESTS:,} requests, {name}"
+        yield Figure(benchmark=NAME, what=what, value=megabytes, unit="MB", at_most=100.0 if name == "query" else None)
+
+
+@asynccontextmanager
+async def up(data: Path) -> AsyncIterator[tuple[float, dict[str, Any]]]:
+    """A system by one command: the seconds until its ready line, and what that says."""
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM, "up", "--json", "--data-dir", data, "--nats-port", "0", "--http-port", "0",
+        env=clean_environ(), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL,
+    )  # fmt: skip
+    try:
+        ready = await ready_line(process, "`turnfold up`")
+        yield time.perf_counter() - began, ready
+    finally:
+        await stop(process)
+
+
+async def use(url: str) -> None:
+    """A session of four hundred messages, asked for a thousand times."""
+    random = Random("start")
+    async with await nats.connect(url) as client:
+        stream = client.jetstream()
+        seq = 0
+        for number in range(TURNS):
+            body = event(f"e{number}", "s", turn(random, number))
+            seq = (await stream.publish(subject("s"), body, headers=headers(f"e{number}"))).seq
+        for _ in range(REQUESTS):
+            await client.request(question("s"), b'{"max_tokens": 8000, "after": %d, "wait_ms": 5000}' % seq, timeout=10)

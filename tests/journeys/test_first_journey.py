@@ -1,0 +1,172 @@
+"""How a newcomer meets the system: publish, ask, see the summary come, stop, start again."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+import turnfold
+from tests.system import System, client_of, command, parts_alive, running_system, wait_until
+from turnfold.core.sendable import faults
+
+Json = dict[str, Any]
+SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
+
+
+def exchange(number: int) -> list[Json]:
+    """One turn: a question, a look at the order, and the answer."""
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "find_order", "arguments": f'{{"order": {7000 + number}}}'}}
+    return [
+        {"role": "user", "content": f"Where is order {7000 + number}?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": f"order {7000 + number}: parcel PX-{number:04d}, on its way"},
+        {"role": "assistant", "content": f"Order {7000 + number} is on its way as parcel PX-{number:04d}."},
+    ]
+
+
+@pytest.mark.proves("W1", "W5", "E2", "S4", "L5", "L7", "F1", "O2")
+async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_path: Path) -> None:
+    async with running_system(tmp_path / "data", environ=SMALL) as system, turnfold.connect(system.nats_url, environ={}) as client:
+        session = client.session("support", "user-42")
+        await session.turn_completed([{"role": "system", "content": "You help customers of a parcel service."}])
+
+        # What was published is in the next window, every time.
+        for number in range(12):
+            await session.turn_completed(exchange(number), model="gpt-4.1")
+            window = await session.context(max_tokens=50_000, wait_ms=5_000)
+            assert window.fresh
+            assert window.account.total == 1 + 4 * (number + 1)
+            assert window.messages[0]["role"] == "system"
+            assert window.messages[-4:] == exchange(number)
+            assert not faults(window.messages)
+
+        # Old turns have left the window, and a summary speaks for them.
+        async def summarised() -> turnfold.Window | None:
+            seen = await session.context(max_tokens=50_000, placement="user")
+            return seen if seen.summary and not seen.account.pending_shown + seen.account.pending_digested else None
+
+        window = await wait_until(summarised)
+        assert window.summary is not None
+        assert window.account.covered > 0
+        assert window.account.shown + window.account.covered + window.account.folded == 49
+        assert "Conversation Summary" in json.dumps(window.messages[:3])
+
+        # Nothing is lost: the originals are all there, and words that left the window are found.
+        originals = [stored async for stored in session.originals()]
+        assert [stored.message for stored in originals[1:]] == [message for number in range(12) for message in exchange(number)]
+        assert {stored.state for stored in originals} == {"live", "covered"}
+        assert "PX-0000" in json.dumps((await session.search("PX-0000"))[0].message)
+
+        # Each step of it stands in the audit.
+        assert {"evicted", "summary_start", "summary_done"} <= {row["phase"] async for row in session.audit_trail()}
+        verified = await command("audit", "verify", environ={"TURNFOLD_DATA_DIR": str(system.data_dir)})
+        assert verified.status == 0, verified
+
+
+@pytest.mark.proves("W1", "W6", "O2", "X2")
+async def test_the_same_journey_needs_nothing_but_http(tmp_path: Path) -> None:
+    async with (
+        running_system(tmp_path / "data", environ=SMALL) as system,
+        httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http,
+    ):
+        path = f"/v1/agents/support/sessions/{quote('user 42/語', safe='')}"
+
+        for number in range(12):
+            event = {"type": "turn.completed", "event_id": f"e{number}", "agent_id": "support", "session_id": "user 42/語"}
+            published = await http.post(f"{path}/events", json=event | {"messages": exchange(number)})
+            assert published.status_code == 200, published.text
+            asked = await http.get(f"{path}/context", params={"max_tokens": 50_000, "after": published.json()["seq"], "wait_ms": 5_000})
+            assert asked.json()["fresh"], asked.text
+            assert asked.json()["messages"][-4:] == exchange(number)
+
+        async def summarised() -> Json | None:
+            seen: Json = (await http.get(f"{path}/context", params={"max_tokens": 50_000})).json()
+            return seen if seen["summary"] and not seen["pending"]["messages"] else None
+
+        window = await wait_until(summarised)
+        assert window["account"]["covered"] > 0
+        unchanged = await http.get(f"{path}/context", params={"max_tokens": 50_000}, headers={"If-None-Match": window["etag"]})
+        assert unchanged.status_code == 304
+        version = window["summary"]["version"]
+        assert (await http.get(f"{path}/summaries/{version}")).json()["text"] == window["summary"]["text"]
+        assert len((await http.get(f"{path}/history", params={"limit": 100})).json()["messages"]) == 48
+        assert (await http.get("/readyz")).status_code == 200
+
+
+@pytest.mark.proves("L1", "L10", "L11", "O2", "O4")
+async def test_stopping_and_starting_again_changes_no_window_and_no_version(tmp_path: Path) -> None:
+    async def seen_by(system: System) -> list[Any]:
+        async with client_of(system) as client:
+            session = client.session("support", "user-42")
+            await wait_until(lambda: _nothing_pending(session))
+            windows = [(await session.context(max_tokens=size)).raw for size in (1_500, 4_000, 50_000)]
+            return [windows, await session.summaries(), [row async for row in session.audit_trail()]]
+
+    async with running_system(tmp_path / "data", environ=SMALL) as system:
+        async with client_of(system) as client:
+            for number in range(15):
+                await client.session("support", "user-42").turn_completed(exchange(number), event_id=f"e{number}")
+            await client.session("support", "user-42").context(wait_ms=5_000)
+        before = await seen_by(system)
+        assert await system.stop() == 0
+        assert not parts_alive(system.lines)
+        assert not (system.data_dir / "turnfold.json").exists()
+
+        # The same directory, other ports, other processes: the same answers.
+        await system.start()
+        assert await seen_by(system) == before
+        async with client_of(system) as client:
+            session = client.session("support", "user-42")
+            again = await session.turn_completed(exchange(14), event_id="e14")
+            await session.turn_completed(exchange(15), event_id="e15")
+            window = await session.context(max_tokens=50_000, wait_ms=5_000)
+            assert again.is_duplicate
+            assert window.account.total == 64
+
+
+@pytest.mark.proves("O2", "O3")
+async def test_what_is_taken_already_is_said_in_one_line_and_nobody_is_disturbed(tmp_path: Path) -> None:
+    async with running_system(tmp_path / "data") as system:
+        second = await command("up", "--json", "--data-dir", str(system.data_dir), "--nats-port", "0", "--http-port", "0")
+        port = system.nats_url.rpartition(":")[2]
+        elsewhere = await command("up", "--json", "--data-dir", str(tmp_path / "other"), "--nats-port", port, "--http-port", "0")
+
+        assert (second.status, second.out) == (1, "")
+        assert f"a system already runs on {system.data_dir}" in second.err
+        assert (elsewhere.status, elsewhere.out) == (1, "")
+        assert f"port {port} of 127.0.0.1 is in use; choose another with --nats-port" in elsewhere.err
+        assert second.err.count("\n") == elsewhere.err.count("\n") == 1
+        async with client_of(system) as client:
+            await client.session("support", "user-42").turn_completed(exchange(0))
+            assert (await client.session("support", "user-42").context(wait_ms=5_000)).account.total == 4
+
+
+@pytest.mark.proves("O2", "O4")
+async def test_a_stop_signal_finishes_what_is_in_hand(tmp_path: Path) -> None:
+    async with running_system(tmp_path / "data", environ=SMALL) as system:
+        async with client_of(system) as client:
+            session = client.session("support", "user-42")
+            await asyncio.gather(*(session.turn_completed(exchange(number), event_id=f"e{number}") for number in range(200)))
+            began = asyncio.get_running_loop().time()
+
+        assert await system.stop() == 0
+        assert asyncio.get_running_loop().time() - began < 20
+        assert not parts_alive(system.lines)
+        assert "Traceback" not in system.words()
+
+        await system.start()
+        async with client_of(system) as client:
+            session = client.session("support", "user-42")
+            await wait_until(lambda: _holds(session, 800))
+
+
+async def _nothing_pending(session: turnfold.Session) -> bool:
+    return not (await session.status())["messages_pending"]
+
+
+async def _holds(session: turnfold.Session, messages: int) -> bool:
+    return bool((await session.status())["messages_total"] == messages)
