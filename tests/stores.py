@@ -4,7 +4,7 @@ import asyncio
 import atexit
 import json
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -61,7 +61,7 @@ class Stores:
     outbox: Outbox
     rules: Rules
     policy: PolicyOf
-    seen: Callable[[], Awaitable[Seen]]
+    seen: Callable[[], Coroutine[Any, Any, Seen]]
 
     async def ingest(self, *arrivals: Arrival) -> None:
         """Store a batch by the rules of the test."""

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import json
 import os
+import socket
 import sqlite3
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -18,8 +19,10 @@ import nats
 import nats.errors
 from nats.js.api import DeliverPolicy
 
+from tests.nats_server import NatsServer, nats_server
 from turnfold.client import Client, connect
 from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.embedded.ready import ANNOUNCE
 
 Json = dict[str, Any]
 Seen = TypeVar("Seen")
@@ -176,6 +179,108 @@ async def wait_until(
         if asyncio.get_running_loop().time() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {seen!r} {told() if told else ''}")
         await asyncio.sleep(every)
+
+
+class Parts:
+    """A bus and a database, on which services run one by one as real processes."""
+
+    def __init__(self, directory: Path, server: NatsServer, environ: Mapping[str, str]) -> None:
+        self.server = server
+        self.database = directory / "turnfold.db"
+        self._log = directory / "parts.log"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.http_url = f"http://127.0.0.1:{port}"
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")} | {
+            "TURNFOLD_NATS_URL": server.url,
+            "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
+            "TURNFOLD_HTTP_PORT": str(port),
+            **environ,
+        }
+
+    async def migrate(self) -> None:
+        """Make tables and streams."""
+        done = await command("migrate", environ=self.environ)
+        assert done.status == 0, done.err
+
+    @asynccontextmanager
+    async def running(self, name: str, *, is_awaited: bool = True) -> AsyncGenerator["Service", None]:
+        """A service, from when it is ready (or from its start on) until it has stopped."""
+        with self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *TURNFOLD,
+                name,
+                env=self.environ | {ANNOUNCE: "1"},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                process_group=0,
+            )
+        service = Service(name, process)
+        try:
+            if is_awaited:
+                await wait_until(lambda: service.is_ready or process.returncode is not None, seconds=START_SECONDS, told=self.words)
+                assert service.is_ready, self.words()
+            yield service
+        finally:
+            await service.stop()
+
+    def words(self) -> str:
+        """The end of what the services wrote to standard error."""
+        with contextlib.suppress(OSError):
+            return self._log.read_text(errors="replace")[-4_000:]
+        return ""
+
+
+class Service:
+    """One running service."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+        self.is_ready = False
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.returncode is None
+
+    def signal(self, number: Signals) -> None:
+        """Signal it."""
+        self.process.send_signal(number)
+
+    async def ended(self, *, seconds: float = STOP_SECONDS) -> int:
+        """Its exit status, once it ends."""
+        async with asyncio.timeout(seconds):
+            status = await self.process.wait()
+            await self._reading
+        return status
+
+    async def stop(self) -> int:
+        """Its exit status after a stop signal, by force if need be."""
+        if self.is_alive:
+            self.signal(SIGTERM)
+        try:
+            return await self.ended()
+        except TimeoutError:
+            self.signal(SIGKILL)
+            return await self.ended()
+
+    async def _read(self) -> None:
+        assert self.process.stdout
+        while line := await self.process.stdout.readline():
+            self.is_ready = self.is_ready or json.loads(line).get("ready") is True
+
+
+@asynccontextmanager
+async def running_parts(directory: Path, *, environ: Mapping[str, str] | None = None) -> AsyncGenerator[Parts, None]:
+    """A bus with its streams and a database with its tables; no service yet."""
+    with nats_server(directory) as server:
+        parts = Parts(directory, server, environ or {})
+        await parts.migrate()
+        yield parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,328 @@
+"""A walk along the arrows of a session's states, at random, in a database and in the double side by side."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from tests.invariants import Seen, SessionSeen, faults
+from tests.stores import (
+    LEASE_MS,
+    NOON,
+    SMALL,
+    Stores,
+    assistant,
+    memory_stores,
+    new_sqlite,
+    result,
+    sql_stores,
+    summary,
+    system,
+    tool,
+    turn,
+    user,
+)
+from turnfold.contracts.requests import ContextRequest, PolicyRequest
+from turnfold.core import sendable
+from turnfold.errors import CannotFit, Conflict, LostLease
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.query import Answering, context
+from turnfold.ports import Arrival, Job, Notice
+
+KEYS = [
+    SessionKey(AgentId("ada"), SessionId("s-1")),
+    SessionKey(AgentId("ada"), SessionId("s-2")),
+    SessionKey(AgentId("bob"), SessionId("s-1")),
+]
+EVENT_MS = 10
+
+keys = st.sampled_from([KEYS[0], *KEYS])
+call_ids = st.sampled_from(["a", "b", "c"])
+texts = st.sampled_from(["ok", "42", "remember: port 8443", "x" * 300])
+said = st.one_of(
+    texts.map(user),
+    texts.map(assistant),
+    st.lists(call_ids, min_size=1, max_size=3).map(lambda ids: assistant(None, *ids)),
+    st.builds(tool, call_ids, texts),
+    st.just(system("be brief")),
+)
+numbers = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_live_messages": st.sampled_from([0, 3, 6, 12]),
+        "keep_messages": st.sampled_from([1, 3, 5]),
+        "trigger_tokens": st.sampled_from([0, 60, 200]),
+        "open_call_timeout_seconds": st.sampled_from([0, 3_600]),
+        "min_gain_messages": st.sampled_from([1, 4]),
+    },
+)
+Done = TypeVar("Done")
+
+
+class Walk(RuleBasedStateMachine):
+    """A stream, two stores that are fed from it in any order, and the workers of each, who may be slow, dead or undead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = NOON + 100_000
+        self.stream: list[Arrival] = []
+        self.delivered: set[int] = set()
+        self.jobs: list[tuple[Job, Job]] = []
+        self.shown: dict[tuple[str, SessionKey], tuple[str, int]] = {}
+        self.has_moved = False
+        fast = Path("/dev/shm")
+        self.folder = Path(mkdtemp(prefix="turnfold-walk-", dir=fast if fast.is_dir() else None))
+        self.runner = asyncio.Runner()
+        self.open = AsyncExitStack()
+        self.memory = memory_stores(SMALL)
+        self.sqlite = self.run(self.open.enter_async_context(sql_stores(new_sqlite(self.folder), SMALL)))
+
+    def teardown(self) -> None:
+        try:
+            if self.delivered:
+                self.rebuild()
+        finally:
+            self.run(self.open.aclose())
+            self.runner.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run(self, work: Coroutine[Any, Any, Done]) -> Done:
+        return self.runner.run(work)
+
+    def both(self, work: Callable[[Stores], Awaitable[Done]]) -> Done:
+        """Do it in both stores; they answer the same, be it a refusal."""
+
+        async def one(stores: Stores) -> tuple[Any, str | None]:
+            try:
+                return await work(stores), None
+            except (LostLease, Conflict) as error:
+                return None, type(error).__name__
+
+        real, double = self.run(one(self.sqlite)), self.run(one(self.memory))
+        assert real == double
+        return real[0]  # type: ignore[no-any-return]
+
+    # --- what agents do
+
+    def publish(self, make: Callable[[int, int], Arrival]) -> None:
+        seq = len(self.stream) + 1
+        self.stream.append(make(seq, NOON + EVENT_MS * seq))
+
+    @rule(
+        key=keys, messages=st.lists(said, min_size=1, max_size=4), is_meta=st.booleans(), model=st.sampled_from([None, None, "m-1", "m-2"])
+    )
+    def publish_turn(self, key: SessionKey, messages: list[Any], is_meta: bool, model: str | None) -> None:
+        self.publish(lambda seq, at_ms: turn(seq, *messages, key=key, at_ms=at_ms, is_meta=is_meta, model=model))
+
+    @rule(key=keys, call_id=call_ids, content=texts)
+    def publish_result(self, key: SessionKey, call_id: str, content: str) -> None:
+        self.publish(lambda seq, at_ms: result(seq, call_id, content, key=key, at_ms=at_ms))
+
+    @precondition(lambda self: self.stream)
+    @rule(data=st.data(), key=keys, is_same=st.booleans())
+    def publish_an_id_again(self, data: st.DataObject, key: SessionKey, is_same: bool) -> None:
+        first = data.draw(st.sampled_from(self.stream))
+        if is_same and first.event.model is None:
+            self.publish(lambda seq, at_ms: first._replace(stream_seq=seq, at_ms=at_ms))
+        else:
+            self.publish(lambda seq, at_ms: turn(seq, user("something else"), event_id=first.event.event_id, key=key, at_ms=at_ms))
+
+    @rule()
+    def publish_a_long_turn(self) -> None:
+        messages = [user("go on"), *(one for number in range(4) for one in (assistant(None, f"n{number}"), tool(f"n{number}")))]
+        self.publish(lambda seq, at_ms: turn(seq, *messages, key=KEYS[0], at_ms=at_ms))
+
+    # --- what the stream does
+
+    def deliver(self, seqs: set[int]) -> None:
+        batch = [self.stream[seq - 1] for seq in sorted(seqs)]
+        for arrival in batch:
+            known = [one for one in self.delivered if self.stream[one - 1].event.event_id == arrival.event.event_id]
+            self.has_moved |= bool(known) and arrival.stream_seq < min(known)
+        self.both(lambda stores: stores.intake.ingest(batch, (), rules=stores.rules))
+        self.delivered |= seqs
+
+    @rule()
+    def deliver_what_is_new(self) -> None:
+        self.deliver(set(range(1, len(self.stream) + 1)) - self.delivered)
+
+    @precondition(lambda self: self.stream)
+    @rule(data=st.data())
+    def deliver_some(self, data: st.DataObject) -> None:
+        self.deliver(data.draw(st.sets(st.integers(1, len(self.stream)), min_size=1, max_size=5)))
+
+    # --- what people do
+
+    @rule(key=keys)
+    def request_a_compaction(self, key: SessionKey) -> None:
+        self.both(lambda stores: stores.changes.compact_now(key, rules=stores.rules, now_ms=self.now_ms))
+
+    @rule(key=keys, is_agent=st.booleans(), mode=st.sampled_from([None, "auto", "auto", "manual", "off"]), overrides=numbers)
+    def set_a_policy(self, key: SessionKey, is_agent: bool, mode: Any, overrides: dict[str, Any]) -> None:
+        request = PolicyRequest(mode=mode, overrides=overrides)
+        target = key.agent_id if is_agent else key
+        self.both(lambda stores: stores.changes.set_policy(target, request, rules=stores.rules, now_ms=self.now_ms))
+
+    # --- what workers do
+
+    @rule(ms=st.sampled_from([1_000, LEASE_MS // 2, LEASE_MS, 3_600_000]))
+    def let_time_pass(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(limit=st.integers(1, 3))
+    def claim(self, limit: int) -> None:
+        async def claimed(stores: Stores) -> list[Job]:
+            return list(await stores.jobs.claim(limit=limit, lease_ms=LEASE_MS, now_ms=self.now_ms, policy=stores.policy))
+
+        real, double = self.run(claimed(self.sqlite)), self.run(claimed(self.memory))
+        assert [replace(job, sid=0) for job in real] == [replace(job, sid=0) for job in double]
+        for job in real:
+            given = self.run(self.sqlite.jobs.load(job))
+            assert given == self.run(self.memory.jobs.load(next(one for one in double if one.key == job.key)))
+        self.jobs += zip(real, double, strict=True)
+
+    def of_a_job(self, data: st.DataObject, work: Callable[[Stores, Job], Awaitable[Any]]) -> None:
+        """What some worker does with a job that it holds, or believes to hold."""
+        real, double = data.draw(st.sampled_from(self.jobs))
+        self.both(lambda stores: work(stores, real if stores is self.sqlite else double))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        self.of_a_job(data, lambda stores, job: stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=self.now_ms))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), delay_ms=st.sampled_from([0, 1_000, LEASE_MS]))
+    def give_back(self, data: st.DataObject, delay_ms: int) -> None:
+        retry_at_ms = self.now_ms + delay_ms
+        self.of_a_job(
+            data, lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=retry_at_ms, now_ms=self.now_ms)
+        )
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), text=texts, kind=st.sampled_from(["llm", "extractive"]))
+    def commit(self, data: st.DataObject, text: str, kind: str) -> None:
+        version = summary(text, "port 8443", kind=kind)
+        self.of_a_job(data, lambda stores, job: stores.jobs.commit(job, version, reason=None, now_ms=self.now_ms))
+
+    @rule(limit=st.integers(1, 4))
+    def send_notices(self, limit: int) -> None:
+        async def send(stores: Stores) -> list[tuple[int, str, Any]]:
+            notices = await stores.outbox.unsent(limit)
+            await stores.outbox.sent(notices)
+            return [told(one) for one in notices]
+
+        self.both(send)
+
+    # --- what holds after every step
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        real, double = self.run(self.sqlite.seen()), self.run(self.memory.seen())
+        assert faults(real) == []
+        assert comparable(real) == comparable(double)
+        assert self.run(self.sqlite.jobs.next_due_ms()) == self.run(self.memory.jobs.next_due_ms())
+
+    @invariant()
+    def both_show_the_same_windows(self) -> None:
+        for key in KEYS:
+            for max_tokens in (None, 120):
+                real, double = self.run(self.window(self.sqlite, key, max_tokens)), self.run(self.window(self.memory, key, max_tokens))
+                assert real == double
+                assert sendable.faults(real.get("messages", [])) == []
+
+    async def window(self, stores: Stores, key: SessionKey, max_tokens: int | None) -> dict[str, Any]:
+        answering = Answering(stores.policy, stores.rules.model_window)
+        request = ContextRequest(max_tokens=max_tokens, wait_ms=0)
+        try:
+            answer = await context(key, request, store=stores.windows, answering=answering, arrivals=Silence())
+        except CannotFit as error:
+            return error.as_json()
+        found: dict[str, Any] = json.loads(answer.text)
+        etag = found.pop("etag")
+        if max_tokens is None:
+            # What an agent holds by an etag is what it would be told now.
+            text = json.dumps({name: value for name, value in found.items() if name != "fresh"})
+            before = self.shown.get((stores.name, key))
+            assert before is None or before[0] == text or before[1] != etag
+            self.shown[stores.name, key] = (text, etag)
+        if self.has_moved and found["summary"]:
+            # A database names what its first and last rows were when they left.
+            found["summary"]["covers"] = found["summary"]["covers"]["messages"]
+        return found
+
+    def rebuild(self) -> None:
+        """The same events in one batch, in order, make the same history: pairing and order are functions of the stream."""
+        seen = self.run(self.sqlite.seen())
+        stored = {(key.agent_id, event_id): key for key, session in seen.sessions.items() for event_id in session.events}
+        first: dict[tuple[str, str], Arrival] = {}
+        for key, session in seen.sessions.items():
+            for event_id, seq in session.events.items():
+                first[key.agent_id, event_id] = self.stream[seq - 1]
+        copies = [
+            arrival
+            for arrival in self.stream
+            if arrival.stream_seq in self.delivered
+            and stored.get(name := (arrival.event.key.agent_id, arrival.event.event_id)) == arrival.event.key
+            and arrival.event.parsed == first[name].event.parsed
+        ]
+        fresh = memory_stores(replace(SMALL, max_live_messages=0))
+        self.run(fresh.ingest(*copies))
+        again = self.run(fresh.seen())
+        assert {key: history(session) for key, session in seen.sessions.items() if session.events} == {
+            key: history(session) for key, session in again.sessions.items()
+        }
+
+
+class Silence:
+    """Nothing ever arrives."""
+
+    async def next(self, seconds: float) -> None:
+        raise AssertionError(f"somebody waits {seconds} s for what does not come")
+
+
+def history(session: SessionSeen) -> list[tuple[Any, ...]]:
+    """The messages as a function of the stream alone: everything but who evicted them."""
+    return [(replace(one.message, compaction_id=None), one.body, one.original, one.is_error) for one in session.messages]
+
+
+def comparable(seen: Seen) -> Any:
+    """What two stores have to agree on: all but how audit rows are worded, and therefore sealed."""
+    return [
+        (
+            key,
+            replace(session.counters, audit_hash=""),
+            session.messages,
+            session.rows,
+            session.versions,
+            [
+                (row.ordinal, row.at_ms, row.phase, row.reason, row.compaction_id, row.tokens_before, row.tokens_after)
+                for row in session.audit
+            ],
+            session.events,
+        )
+        for key, session in sorted(seen.sessions.items())
+    ], (seen.ingested, seen.dead_letters)
+
+
+def told(notice: Notice) -> tuple[int, str, Any]:
+    payload = json.loads(notice.payload)
+    payload["audit"] = payload["audit"]["rows"]
+    return notice.outbox_id, notice.subject, payload
+
+
+@pytest.mark.proves(
+    "L1", "L2", "L3", "L5", "L7", "L10", "L12", "I1", "E2", "S1", "S8", "A1", "A3", "C28", "C47", "C48", "C50", "C51", "C52"
+)
+def test_a_database_and_the_double_walk_alike() -> None:
+    run_state_machine_as_test(Walk, settings=settings(max_examples=settings().max_examples // 3, stateful_step_count=30))

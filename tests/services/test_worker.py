@@ -1,0 +1,308 @@
+"""The worker on a real bus and a real file, on bad days: no event is lost, none is stored twice, and nobody has to restart it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
+
+import nats
+import pytest
+
+from tests.history_checker import Checker, Published
+from tests.model_server import running_model_server
+from tests.nats_server import NatsServer
+from tests.system import Parts, Service, rows, running_parts, streamed, wait_until
+from turnfold.client import Client, Event, connect, result_event, session_key, turn_event
+from turnfold.core.sendable import faults
+from turnfold.errors import Unavailable
+
+KEY = session_key("support", "user-42")
+OUTAGE_SECONDS = float(os.environ.get("OUTAGE_SECONDS", "2"))
+SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_LOG_LEVEL": "info"}
+
+
+def turn(number: int, *, size: int = 40) -> Event:
+    """A question and its answer."""
+    said = [{"role": "user", "content": f"Question {number}? {'why ' * size}"}, {"role": "assistant", "content": f"Answer {number}."}]
+    return turn_event(KEY, said, event_id=f"e{number:05d}")
+
+
+class Day:
+    """A worker at work, somebody who publishes all day, and the proof at its end."""
+
+    def __init__(self, parts: Parts, worker: Service, client: Client) -> None:
+        self.parts = parts
+        self.worker = worker
+        self.client = client
+        self.published = Published()
+        self._numbers = iter(range(100_000))
+
+    async def publish(self, event: Event | None = None) -> int:
+        """Publish an event until it is acknowledged; its sequence."""
+        event = event or turn(next(self._numbers))
+        self.published.trying(event)
+        while True:
+            with contextlib.suppress(Unavailable):
+                seq = (await self.client.publish(event)).seq
+                self.published.took(event, seq)
+                return seq
+
+    @asynccontextmanager
+    async def publishing(self, *, every: float = 0.02) -> AsyncIterator[None]:
+        """Publish turn after turn while the body runs."""
+
+        async def publish() -> None:
+            while True:
+                await self.publish()
+                await asyncio.sleep(every)
+
+        task = asyncio.create_task(publish())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def stored(self) -> int:
+        """How many events the database holds."""
+        return int(rows(self.parts.database, "SELECT count(*) FROM events")[0][0])
+
+    async def settled(self) -> None:
+        """Wait until all is stored and summarised."""
+        statement = (
+            "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM compactions WHERE status IN ('pending', 'running')),"
+            " (SELECT count(*) FROM outbox), (SELECT count(*) FROM ingested), (SELECT max(last_seq) FROM ingested)"
+        )
+        last = len(await streamed(self.parts.server.url))
+        # What was cut off in the middle of publishing may be in the stream or not.
+        await wait_until(lambda: tuple(rows(self.parts.database, statement)[0])[1:] == (0, 0, 1, last), seconds=90, told=self.parts.words)
+
+    async def ends_well(self) -> None:
+        """Nothing lost, nothing doubled, in order, by the same process that began the day."""
+        await self.settled()
+        faults_found = Checker(self.parts.database, self.published, await streamed(self.parts.server.url)).faults()
+        assert not faults_found, "\n".join(faults_found)
+        assert self.worker.is_alive, self.parts.words()
+
+
+@asynccontextmanager
+async def day(directory: Path, **environ: str) -> AsyncGenerator[Day, None]:
+    """A bus, a database, a worker, and a client that never gives up."""
+    async with (
+        running_parts(directory, environ=SMALL | environ) as parts,
+        parts.running("worker") as worker,
+        connect(parts.server.url, timeout_seconds=2, attempts=100, environ={}) as client,
+    ):
+        yield Day(parts, worker, client)
+
+
+# --- the bus
+
+
+@contextlib.asynccontextmanager
+async def away(server: NatsServer, how: str) -> AsyncIterator[None]:
+    """The bus is away while the body runs: stopped in good order, killed, or hanging."""
+    if how == "hanging":
+        os.kill(server.pid, SIGSTOP)
+    else:
+        server.kill() if how == "killed" else server.stop()
+    try:
+        yield
+    finally:
+        os.kill(server.pid, SIGCONT) if how == "hanging" else server.start()
+
+
+@pytest.mark.proves("L1", "L2", "L3", "R3")
+async def test_a_bus_that_goes_away_in_the_middle_costs_nothing(tmp_path: Path) -> None:
+    async with day(tmp_path) as today:
+        async with today.publishing():
+            for how in ("stopped", "hanging", "killed"):
+                before = today.stored()
+                await wait_until(lambda before=before: today.stored() > before + 20, told=today.parts.words)
+                async with away(today.parts.server, how):
+                    await asyncio.sleep(OUTAGE_SECONDS)
+            before = today.stored()
+            await wait_until(lambda: today.stored() > before + 20, told=today.parts.words)
+
+        await today.ends_well()
+
+
+@pytest.mark.proves("L1", "O2")
+async def test_a_worker_waits_for_a_bus_that_comes_later(tmp_path: Path) -> None:
+    async with running_parts(tmp_path, environ=SMALL) as parts:
+        parts.server.stop()
+        async with parts.running("worker", is_awaited=False) as worker:
+            await asyncio.sleep(2.0)
+            assert worker.is_alive
+            parts.server.start()
+            await wait_until(lambda: worker.is_ready, told=parts.words)
+
+            async with connect(parts.server.url, environ={}) as client:
+                today = Day(parts, worker, client)
+                await today.publish()
+                await today.ends_well()
+
+
+@pytest.mark.proves("L1")
+async def test_a_worker_stops_in_good_order_while_the_bus_is_away(tmp_path: Path) -> None:
+    async with day(tmp_path) as today:
+        await today.publish()
+        await today.settled()
+        today.parts.server.stop()
+        began = time.monotonic()
+
+        assert await today.worker.stop() == 0
+        assert time.monotonic() - began < 15
+
+
+# --- the database
+
+
+@pytest.mark.proves("L1", "L2", "L3", "L4")
+async def test_a_database_that_somebody_else_locks_is_waited_for(tmp_path: Path) -> None:
+    async with day(tmp_path) as today, today.parts.running("query"):
+        async with today.publishing():
+            await wait_until(lambda: today.stored() > 20)
+            with contextlib.closing(sqlite3.connect(today.parts.database, isolation_level=None, timeout=10)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                began, stored = time.monotonic(), today.stored()
+                # Readers see the last snapshot meanwhile, and say that it is not fresh.
+                while time.monotonic() - began < 3.0:
+                    window = await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=50)
+                    assert window.account.total > 0
+                    await asyncio.sleep(0.1)
+                assert not window.fresh
+                assert today.stored() == stored
+                other.execute("ROLLBACK")
+            await wait_until(lambda: today.stored() > stored + 20)
+
+        await today.ends_well()
+
+
+@pytest.mark.proves("L1", "L2", "L3")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux changes the limits of another process")
+async def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
+    async with day(tmp_path, TURNFOLD_POLICY__MAX_LIVE_MESSAGES="1000") as today:
+        async with today.publishing():
+            await wait_until(lambda: today.stored() > 20)
+            unlimited = resource.prlimit(today.worker.process.pid, resource.RLIMIT_FSIZE)
+            wal = today.parts.database.with_name("turnfold.db-wal")
+            resource.prlimit(today.worker.process.pid, resource.RLIMIT_FSIZE, (wal.stat().st_size, unlimited[1]))
+            await wait_until(lambda: "batch.returned" in today.parts.words())
+            stored = today.stored()
+            await asyncio.sleep(2.0)
+            assert today.stored() == stored
+            resource.prlimit(today.worker.process.pid, resource.RLIMIT_FSIZE, unlimited)
+            await wait_until(lambda: today.stored() > stored + 20)
+
+        await today.ends_well()
+
+
+@pytest.mark.proves("O2", "L2")
+async def test_a_second_worker_on_the_same_file_stands_by_and_takes_over(tmp_path: Path) -> None:
+    async with day(tmp_path) as today, today.parts.running("worker", is_awaited=False) as second:
+        async with today.publishing():
+            await wait_until(lambda: "worker.standing_by" in today.parts.words())
+            assert not second.is_ready
+            today.worker.signal(SIGKILL)
+            await wait_until(lambda: second.is_ready, told=today.parts.words)
+            before = today.stored()
+            await wait_until(lambda: today.stored() > before + 20)
+
+        today.worker = second
+        await today.ends_well()
+
+
+# --- bad and late events
+
+
+@pytest.mark.proves("I5", "L1")
+async def test_bad_events_become_dead_letters_and_their_neighbours_are_stored(tmp_path: Path) -> None:
+    async with day(tmp_path) as today:
+        bus = await nats.connect(today.parts.server.url)
+        bad = {
+            b"\xff": ("turn.completed", "not_json"),
+            b'{"a": ' * 200 + b"1" + b"}" * 200: ("turn.completed", "too_deep"),
+            json.dumps({"event_id": "x", "agent_id": "a", "session_id": "s"}).encode(): ("turn.completed", "wrong_shape"),
+            turn(9_999).payload: ("turn.completed.support.another", "subject_mismatch"),
+            turn_event(KEY, [{"role": "user", "content": "another"}], event_id="e00000").payload: ("turn.completed", "event_id_reused"),
+        }
+        await today.publish()
+        for payload, (subject, reason) in bad.items():
+            today.published.took_bad((await bus.jetstream().publish(subject, payload)).seq, reason)
+            await today.publish()
+        await bus.close()
+
+        await today.ends_well()
+
+
+@pytest.mark.proves("I1", "L5", "E4")
+async def test_a_result_that_comes_after_its_call_was_evicted_breaks_no_window(tmp_path: Path) -> None:
+    environ = {"TURNFOLD_POLICY__OPEN_CALL_TIMEOUT_SECONDS": "0"}
+    async with day(tmp_path, **environ) as today, today.parts.running("query"):
+        call = {"id": "slow", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+        question = [{"role": "user", "content": "Search."}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        await today.publish(turn_event(KEY, question, event_id="asked"))
+        for _ in range(30):
+            await today.publish()
+        await wait_until(lambda: rows(today.parts.database, "SELECT 1 FROM messages_view WHERE message_id = 'asked#1' AND state != 'live'"))
+        await today.publish(result_event(KEY, "slow", "found at last", event_id="late"))
+        await today.publish(result_event(KEY, "slow", "found at last", event_id="copy"))
+        await today.publish(result_event(KEY, "nobody", "asked for this", event_id="unowned"))
+
+        window = await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=5_000)
+
+        assert window.fresh
+        assert not faults(window.messages)
+        assert window.account.total == 65
+        assert "late#0" not in window.message_ids
+        for _ in range(30):
+            await today.publish()
+        await today.ends_well()
+        assert rows(today.parts.database, "SELECT state FROM messages_view WHERE message_id = 'late#0'")[0][0] == "covered"
+
+
+# --- the model
+
+
+@pytest.mark.proves("L4", "E2", "S4", "S7")
+async def test_nobody_waits_for_a_model_that_hangs_and_its_summary_comes_when_it_answers(tmp_path: Path) -> None:
+    async with running_model_server() as model:
+        model.fault = "hang"
+        environ = {
+            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
+            "TURNFOLD_SUMMARY_API_BASE": model.url,
+            "TURNFOLD_SUMMARY_API_KEY": "none",
+            "TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "12",
+        }
+        async with day(tmp_path, **environ) as today, today.parts.running("query"):
+            for _ in range(30):
+                await today.publish()
+            await asyncio.wait_for(model.is_hanging.wait(), 60)
+
+            slowest = 0.0
+            for number in range(20):
+                began = time.monotonic()
+                await today.publish()
+                window = await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=5_000)
+                slowest = max(slowest, time.monotonic() - began)
+                assert window.fresh
+                assert window.account.total == 62 + 2 * number
+                assert window.summary is None
+            assert window.account.pending_shown + window.account.pending_digested > 0
+            assert slowest < 2.0
+
+            model.fault = "answer"
+            await today.ends_well()
+            window = await today.client.session(*KEY).context(max_tokens=50_000)
+            assert window.summary is not None
+            assert window.summary.kind == "llm"
