@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -147,6 +148,9 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, keeper)]
     announce({"worker": os.getpid(), "model": summarizer.pid} if summarizer.pid else {"worker": os.getpid()})
+    # What was imported stays, and need not be looked at again; batches make many short-lived values and no cycles.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     log.info("worker.started", pid=os.getpid())
     try:
         stopped = asyncio.create_task(stop.wait(), name="stop")

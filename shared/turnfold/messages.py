@@ -36,7 +36,7 @@ class Role(StrEnum):
     @property
     def is_system(self) -> bool:
         """Whether this role gives instructions rather than taking part."""
-        return self in (Role.SYSTEM, Role.DEVELOPER)
+        return self is Role.SYSTEM or self is Role.DEVELOPER
 
 
 class Priority(IntEnum):
@@ -72,7 +72,8 @@ class Answer(NamedTuple):
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes one.
+@dataclass(slots=True, unsafe_hash=True)
 class Message:
     """One stored message as the rules see it: numbers and relations, no text.
 

@@ -18,6 +18,8 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from tests.benchmarks.system import stop
+
 EVENTS = 20_000
 SESSIONS = 200
 FETCH = 200
@@ -109,8 +111,7 @@ async def echo(url: str, client: Client) -> AsyncIterator[Echo]:
         await responder.stdout.readline()
         yield Echo(client, responder.pid)
     finally:
-        responder.terminate()
-        await responder.wait()
+        await stop(responder)
 
 
 async def _respond(url: str) -> None:

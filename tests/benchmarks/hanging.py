@@ -19,9 +19,10 @@ from tests.benchmarks.texts import event, headers, question, subject, turn
 NAME = "hanging model"
 HANG_SECONDS = 35.0
 SESSIONS = 20
-FIRST_TURNS = 12
+FIRST_TURNS = 15
 MAX_TOKENS = 8_000
 RUNNING = "SELECT count(*) FROM compactions WHERE status = 'running'"
+WAITING = "SELECT coalesce(sum(messages_evicted), 0) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running')"
 WRITTEN = "SELECT count(*) FROM summaries WHERE kind = 'llm'"
 
 
@@ -81,6 +82,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                 one.published.append(published)
                 one.asked.append(asked)
             number += 1
+        waiting = hanging.one.ask(WAITING)[0] / SESSIONS
         jobs, written, idle = hanging.one.ask(RUNNING)[0], fast.one.ask(WRITTEN)[0], hanging.one.ask(WRITTEN)[0]
     assert jobs, "the model of the hanging system did not hang until the end"
     assert not idle, "the model of the hanging system answered"
@@ -93,3 +95,4 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             yield Figure(benchmark=NAME, what=f"{what} p99, {kind}", value=spread.p99_ms, unit="ms")
     yield Figure(benchmark=NAME, what="requests on each side", value=number, unit="requests")
     yield Figure(benchmark=NAME, what="summaries of the fast model meanwhile", value=written, unit="summaries")
+    yield Figure(benchmark=NAME, what="pending at the end, a session of the hanging one", value=waiting, unit="messages")

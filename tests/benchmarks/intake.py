@@ -7,6 +7,7 @@ count. So neither the start of the process nor its first look at the stream is i
 import asyncio
 import json
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import nats
 
 from tests.benchmarks.figures import RATIO, Figure, middle
 from tests.benchmarks.floors import EVENTS, FETCH, SESSIONS, Drained, RawLoop, event
-from tests.benchmarks.system import POLL_SECONDS, STORED, System, cpu_seconds, system
+from tests.benchmarks.system import STORED, System, cpu_seconds, system, until
 from tests.benchmarks.texts import AGENT, prose
 
 NAME = "intake"
@@ -70,11 +71,17 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     yield Figure(benchmark=NAME, what="raw loop", value=middle(floor.events_per_second for floor in floors), unit="events/s")
     yield Figure(benchmark=NAME, what="raw loop, processor", value=middle(floor.cpu_us_per_event for floor in floors), unit="us/event")
     for kind, found in runs.items():
-        yield Figure(benchmark=NAME, what=f"worker to raw loop, {kind}", value=middle(run.rate_ratio for run in found), unit=RATIO, at_least=0.5)
-        yield Figure(benchmark=NAME, what=f"processor, worker to raw loop, {kind}", value=middle(run.cpu_ratio for run in found), unit=RATIO)
+        yield Figure(
+            benchmark=NAME, what=f"worker to raw loop, {kind}", value=middle(run.rate_ratio for run in found), unit=RATIO, at_least=0.5
+        )
+        yield Figure(
+            benchmark=NAME, what=f"processor, worker to raw loop, {kind}", value=middle(run.cpu_ratio for run in found), unit=RATIO
+        )
         rate = middle(run.worker.events_per_second for run in found)
         yield Figure(benchmark=NAME, what=f"worker, {kind}", value=rate, unit="events/s", at_least=3_500)
-        yield Figure(benchmark=NAME, what=f"worker, processor, {kind}", value=middle(run.worker.cpu_us_per_event for run in found), unit="us/event")
+        yield Figure(
+            benchmark=NAME, what=f"worker, processor, {kind}", value=middle(run.worker.cpu_us_per_event for run in found), unit="us/event"
+        )
         yield Figure(benchmark=NAME, what=f"evicted, {kind}", value=middle(run.evicted for run in found), unit="messages")
         pending = middle(run.pending_seconds for run in found)
         yield Figure(benchmark=NAME, what=f"last event stored to nothing pending, {kind}", value=pending, unit="s")
@@ -91,16 +98,17 @@ async def fill(url: str, make: Callable[[int], bytes]) -> None:
 async def drain(one: System) -> tuple[Drained, float]:
     """Start one worker on the full stream, and watch the database; the seconds are those until nothing was pending."""
     async with one.running("worker", is_awaited=False) as process:
-        at_first = await _stored_beyond(one, process.pid, 0)
-        at_last = await _stored_beyond(one, process.pid, EVENTS - 1)
+        at_first = await _stored(one, process, 1)
+        at_last = await _stored(one, process, EVENTS)
         await one.settled()
         cleared = time.perf_counter()
     events, seconds, used = (last - first for first, last in zip(at_first, at_last, strict=True))
     return Drained(events / seconds, used / events * 1e6), cleared - at_last[1]
 
 
-async def _stored_beyond(one: System, pid: int, least: int) -> tuple[int, float, float]:
-    """Events stored, the time, and the worker's processor time, when more than so many are stored."""
-    while (stored := int(one.ask(STORED)[0])) <= least:
-        await asyncio.sleep(POLL_SECONDS)
-    return stored, time.perf_counter(), cpu_seconds(pid)
+async def _stored(one: System, process: Process, least: int) -> tuple[int, float, float]:
+    """Events stored, the time, and the worker's processor time, as soon as so many are stored."""
+    await until(lambda: process.returncode is not None or one.ask(STORED)[0] >= least)
+    if process.returncode is not None:
+        raise RuntimeError(f"the worker ended with status {process.returncode}")
+    return int(one.ask(STORED)[0]), time.perf_counter(), cpu_seconds(process.pid)

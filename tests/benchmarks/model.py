@@ -6,6 +6,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.benchmarks.system import stop
 from tests.model_server import running_model_server
 
 
@@ -18,8 +19,7 @@ async def summary_model(fault: str) -> AsyncIterator[dict[str, str]]:
         url = (await process.stdout.readline()).decode().strip()
         yield {"TURNFOLD_SUMMARY_MODEL": "openai/bench", "TURNFOLD_SUMMARY_API_BASE": url, "TURNFOLD_SUMMARY_API_KEY": "none"}
     finally:
-        process.terminate()
-        await process.wait()
+        await stop(process)
 
 
 async def _serve(fault: str) -> None:

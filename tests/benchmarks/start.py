@@ -65,4 +65,5 @@ async def use(url: str) -> None:
             body = event(f"e{number}", "s", turn(random, number))
             seq = (await stream.publish(subject("s"), body, headers=headers(f"e{number}"))).seq
         for _ in range(REQUESTS):
-            await client.request(question("s"), b'{"max_tokens": 8000, "after": %d, "wait_ms": 5000}' % seq, timeout=10)
+            reply = await client.request(question("s"), b'{"max_tokens": 8000, "after": %d, "wait_ms": 5000}' % seq, timeout=10)
+            assert b'"messages"' in reply.data, reply.data[:300]

@@ -9,12 +9,12 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from turnfold.embedded.ready import ANNOUNCE
 from tests.nats_server import NatsServer, nats_server
+from turnfold.embedded.ready import ANNOUNCE
 
 PROGRAM = Path(sys.executable).parent / "turnfold"
 READY_SECONDS = 60.0
@@ -85,7 +85,7 @@ class System:
 @asynccontextmanager
 async def system(directory: Path, **settings: str) -> AsyncIterator[System]:
     """A system without services yet; the server syncs as it does by default."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else waits yet
     with nats_server(directory) as server:
         made = System(directory, server, settings)
         await made.migrate()
@@ -112,7 +112,8 @@ async def ready_line(process: Process, what: str) -> dict[str, Any]:
 async def stop(process: Process) -> None:
     """Tell a process to stop, and wait for it."""
     if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await process.wait()

@@ -36,7 +36,11 @@ def prose(random: Random, characters: int) -> str:
 
 def turn(random: Random, number: int) -> list[dict[str, Any]]:
     """A request, a call, its result and an answer: four messages of about 2,300 characters."""
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "search_tickets", "arguments": json.dumps({"q": prose(random, 40)})}}
+    call = {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "search_tickets", "arguments": json.dumps({"q": prose(random, 40)})},
+    }
     return [
         {"role": "user", "content": prose(random, 300)},
         {"role": "assistant", "content": None, "tool_calls": [call]},

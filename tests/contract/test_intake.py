@@ -162,6 +162,15 @@ async def test_an_event_id_used_for_something_else_is_a_dead_letter_and_the_firs
     assert [(one.stream_seq, one.reason) for one in letters] == [(2, "event_id_reused"), (3, "event_id_reused")]
 
 
+@pytest.mark.proves("I5")
+async def test_a_result_that_turns_into_an_error_is_another_event(stores: Stores) -> None:
+    await stores.ingest(result(1, "c", "gone", event_id="e"))
+
+    await stores.ingest(result(2, "c", "gone", event_id="e", is_error=True))
+
+    assert [one.reason for one in await stores.history.dead_letters(after=0, limit=9)] == ["event_id_reused"]
+
+
 @pytest.mark.proves("I5", "L2")
 async def test_a_reused_event_id_does_not_take_true_copies_in_its_batch_along(stores: Stores) -> None:
     await stores.ingest(turn(5, user("first"), event_id="e"))

@@ -128,14 +128,17 @@ class Walk(RuleBasedStateMachine):
     def publish_result(self, key: SessionKey, call_id: str, content: str) -> None:
         self.publish(lambda seq, at_ms: result(seq, call_id, content, key=key, at_ms=at_ms))
 
+    @precondition(lambda self: any(one.event.model is None for one in self.stream))
+    @rule(data=st.data())
+    def publish_again(self, data: st.DataObject) -> None:
+        first = data.draw(st.sampled_from([one for one in self.stream if one.event.model is None][-4:]))
+        self.publish(lambda seq, at_ms: first._replace(stream_seq=seq, at_ms=at_ms))
+
     @precondition(lambda self: self.stream)
-    @rule(data=st.data(), key=keys, is_same=st.booleans())
-    def publish_an_id_again(self, data: st.DataObject, key: SessionKey, is_same: bool) -> None:
-        first = data.draw(st.sampled_from(self.stream))
-        if is_same and first.event.model is None:
-            self.publish(lambda seq, at_ms: first._replace(stream_seq=seq, at_ms=at_ms))
-        else:
-            self.publish(lambda seq, at_ms: turn(seq, user("something else"), event_id=first.event.event_id, key=key, at_ms=at_ms))
+    @rule(data=st.data(), key=keys)
+    def publish_something_else_under_a_known_id(self, data: st.DataObject, key: SessionKey) -> None:
+        event_id = data.draw(st.sampled_from(self.stream)).event.event_id
+        self.publish(lambda seq, at_ms: turn(seq, user("something else"), event_id=event_id, key=key, at_ms=at_ms))
 
     @rule()
     def publish_a_long_turn(self) -> None:
@@ -155,6 +158,11 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def deliver_what_is_new(self) -> None:
         self.deliver(set(range(1, len(self.stream) + 1)) - self.delivered)
+
+    @precondition(lambda self: len(self.delivered) < len(self.stream))
+    @rule()
+    def deliver_the_newest_before_the_others(self) -> None:
+        self.deliver({max(set(range(1, len(self.stream) + 1)) - self.delivered)})
 
     @precondition(lambda self: self.stream)
     @rule(data=st.data())
@@ -179,8 +187,8 @@ class Walk(RuleBasedStateMachine):
     def let_time_pass(self, ms: int) -> None:
         self.now_ms += ms
 
-    @rule(limit=st.integers(1, 3))
-    def claim(self, limit: int) -> None:
+    @rule(limit=st.integers(1, 3), text=texts, is_quick=st.booleans())
+    def claim(self, limit: int, text: str, is_quick: bool) -> None:
         async def claimed(stores: Stores) -> list[Job]:
             return list(await stores.jobs.claim(limit=limit, lease_ms=LEASE_MS, now_ms=self.now_ms, policy=stores.policy))
 
@@ -190,30 +198,34 @@ class Walk(RuleBasedStateMachine):
             given = self.run(self.sqlite.jobs.load(job))
             assert given == self.run(self.memory.jobs.load(next(one for one in double if one.key == job.key)))
         self.jobs += zip(real, double, strict=True)
+        if is_quick and real:
+            version = summary(text, "port 8443")
+            self.of_a_job(self.jobs[-1], lambda stores, job: stores.jobs.commit(job, version, reason=None, now_ms=self.now_ms))
 
-    def of_a_job(self, data: st.DataObject, work: Callable[[Stores, Job], Awaitable[Any]]) -> None:
+    def of_a_job(self, jobs: tuple[Job, Job], work: Callable[[Stores, Job], Awaitable[Any]]) -> None:
         """What some worker does with a job that it holds, or believes to hold."""
-        real, double = data.draw(st.sampled_from(self.jobs))
+        real, double = jobs
         self.both(lambda stores: work(stores, real if stores is self.sqlite else double))
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
-        self.of_a_job(data, lambda stores, job: stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=self.now_ms))
+        job = data.draw(st.sampled_from(self.jobs))
+        self.of_a_job(job, lambda stores, job: stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=self.now_ms))
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), delay_ms=st.sampled_from([0, 1_000, LEASE_MS]))
     def give_back(self, data: st.DataObject, delay_ms: int) -> None:
-        retry_at_ms = self.now_ms + delay_ms
-        self.of_a_job(
-            data, lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=retry_at_ms, now_ms=self.now_ms)
-        )
+        times = {"retry_at_ms": self.now_ms + delay_ms, "now_ms": self.now_ms}
+        job = data.draw(st.sampled_from(self.jobs))
+        self.of_a_job(job, lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", **times))
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), text=texts, kind=st.sampled_from(["llm", "extractive"]))
     def commit(self, data: st.DataObject, text: str, kind: str) -> None:
         version = summary(text, "port 8443", kind=kind)
-        self.of_a_job(data, lambda stores, job: stores.jobs.commit(job, version, reason=None, now_ms=self.now_ms))
+        job = data.draw(st.sampled_from(self.jobs))
+        self.of_a_job(job, lambda stores, job: stores.jobs.commit(job, version, reason=None, now_ms=self.now_ms))
 
     @rule(limit=st.integers(1, 4))
     def send_notices(self, limit: int) -> None:

@@ -18,12 +18,16 @@ log = structlog.get_logger()
 
 AHEAD = 1_000
 """Messages that may be asked for and not yet acknowledged: what one worker holds at most."""
-AHEAD_BYTES = 64 * 1024 * 1024
+AHEAD_BYTES = 32 * 1024 * 1024
+"""And so many bytes; a server gives up a connection that it has 64 MB for."""
 EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
 IN_PROGRESS_SECONDS = 2.0
-GONE = ("consumer deleted", "consumer is push based", "no responders")
+LOOK_SECONDS = 0.5
+MISSING_SECONDS = 30.0
+"""After so long without anybody to ask, the consumer is taken for gone."""
+GONE = ("consumer deleted", "consumer is push based")
 
 
 class Pull:
@@ -38,10 +42,14 @@ class Pull:
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._ahead = ahead
         self._asked = 0
+        self._asked_bytes = 0
         self._held: dict[int, Msg] = {}
+        self._held_bytes = 0
         self._waiting: deque[Msg] = deque()
         self._arrived = asyncio.Event()
         self._heard = 0.0
+        self._missing_since: float | None = None
+        self._connections = client.stats["reconnects"]
         self._failure: StartError | None = None
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
@@ -71,13 +79,13 @@ class Pull:
         """These are done."""
         for message in batch:
             await self._client.publish(message.reply, b"+ACK")
-            self._held.pop(id(message), None)
+            self._let_go(message)
         await self._ask()
 
     async def give_back(self, batch: Sequence[Msg], *, delay_seconds: float = 0.0) -> None:
         """These are to come again, to whoever is there then."""
         for message in batch:
-            self._held.pop(id(message), None)
+            self._let_go(message)
             if not self._client.is_closed:
                 await message.nak(delay=delay_seconds or None)
         await self._ask()
@@ -91,27 +99,40 @@ class Pull:
             await self.give_back(list(self._waiting))
         self._waiting.clear()
 
+    def _let_go(self, message: Msg) -> None:
+        if self._held.pop(id(message), None) is not None:
+            self._held_bytes -= len(message.data)
+
     async def _ask(self) -> None:
         """Ask for as many as there is room for, once half of the room is free."""
         room = self._ahead - self._asked - len(self._held)
-        if room < self._ahead // 2 or not self._client.is_connected or self._subscription is None:
+        room_bytes = AHEAD_BYTES - self._asked_bytes - self._held_bytes
+        if room < self._ahead // 2 or room_bytes < AHEAD_BYTES // 2 or not self._client.is_connected or self._subscription is None:
             return
         self._asked += room
+        self._asked_bytes += room_bytes
         wanted = {
             "batch": room,
-            "max_bytes": AHEAD_BYTES,
+            "max_bytes": room_bytes,
             "expires": int(EXPIRES_SECONDS * 1e9),
             "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
         }
         await self._client.publish(self._next, json.dumps(wanted).encode(), reply=self._inbox)
+
+    def _asked_for(self, messages: int, size: int) -> None:
+        """How much of what was asked for may still come; a request that was met in full says nothing of what it left over."""
+        self._asked = max(0, messages)
+        self._asked_bytes = max(0, size) if self._asked else 0
 
     async def _on_message(self, message: Msg) -> None:
         self._heard = asyncio.get_running_loop().time()
         if message.subject == self._inbox:
             await self._on_status(message)
             return
-        self._asked = max(0, self._asked - 1)
+        self._missing_since = None
+        self._asked_for(self._asked - 1, self._asked_bytes - len(message.data))
         self._held[id(message)] = message
+        self._held_bytes += len(message.data)
         self._waiting.append(message)
         self._arrived.set()
 
@@ -119,31 +140,54 @@ class Pull:
         """A request ended, or the server says that it still waits."""
         headers = message.headers or {}
         status = headers.get("Status", "")
+        if status == "503":
+            # Nobody is there to ask: streams are being opened again, or are gone. The next look asks again.
+            self._missing_since = self._missing_since or self._heard
+            self._asked_for(0, 0)
+            return
+        self._missing_since = None
         if status == "100":
             return
         told = headers.get("Description", "").lower()
         if any(word in told for word in GONE):
-            self._failure = StartError(f"the bus says: {told}; run `turnfold migrate` and start again")
-            self._arrived.set()
+            self._fail(f"the bus says: {told}")
             return
-        self._asked = max(0, self._asked - int(headers.get("Nats-Pending-Messages", self._asked)))
+        left, left_bytes = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes")
+        self._asked_for(self._asked - int(left or self._asked), self._asked_bytes - int(left_bytes or self._asked_bytes))
         await self._ask()
+
+    def _fail(self, told: str) -> None:
+        self._failure = StartError(f"{told}; run `turnfold migrate` and start again")
+        self._arrived.set()
 
     async def _keep(self) -> None:
         """Report what is held as in progress, and ask again when the server fell silent."""
+        loop = asyncio.get_running_loop()
+        reported = loop.time()
         while True:
-            await asyncio.sleep(IN_PROGRESS_SECONDS)
-            if self._client.is_connected:
-                # What cannot be said now is said the next time.
-                with contextlib.suppress(nats.errors.Error):
-                    await self._look_after()
+            await asyncio.sleep(LOOK_SECONDS)
+            if not self._client.is_connected:
+                continue
+            # What cannot be said now is said the next time.
+            with contextlib.suppress(nats.errors.Error):
+                if loop.time() - reported > IN_PROGRESS_SECONDS:
+                    reported = loop.time()
+                    await self._report()
+                await self._look_after(loop.time())
 
-    async def _look_after(self) -> None:
+    async def _report(self) -> None:
         for message in list(self._held.values()):
             await self._client.publish(message.reply, b"+WPI")
-        now = asyncio.get_running_loop().time()
-        if now - self._heard > SILENCE_SECONDS:
-            # Requests die with the server or the connection that held them.
+
+    async def _look_after(self, now: float) -> None:
+        """Requests die with the server or the connection that held them."""
+        connections = self._client.stats["reconnects"]
+        is_new, self._connections = connections != self._connections, connections
+        is_silent = self._asked > 0 and now - self._heard > SILENCE_SECONDS
+        if is_new or is_silent:
             log.info("pull.asked_again", silent_seconds=round(now - self._heard, 1))
-            self._asked, self._heard = 0, now
+            self._asked_for(0, 0)
+            self._heard = now
+        if self._missing_since is not None and now - self._missing_since > MISSING_SECONDS:
+            self._fail(f"nobody on the bus knows this consumer for {MISSING_SECONDS:g} seconds")
         await self._ask()

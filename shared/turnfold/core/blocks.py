@@ -60,7 +60,7 @@ class Grouped:
 def group(messages: Sequence[Message]) -> Grouped:
     """Put messages, given in order of position, into blocks. Nothing is lost: pinned + blocks + loose are the input."""
     pinned = newest_system(messages)
-    calling = {message.position: message for message in messages if message.calls}
+    calling = {message.position: message for message in messages if message.calls and _leads(message)}
     answered: dict[tuple[int, int], Message] = {}
     loose: list[Message] = []
     heads: list[Message] = []
@@ -69,7 +69,7 @@ def group(messages: Sequence[Message]) -> Grouped:
             continue
         if message.role.is_system:
             loose.append(message)
-        elif message.role is Role.TOOL:
+        elif not _leads(message):
             answer = message.answers
             owner = calling.get(answer.position) if answer is not None else None
             if answer is None or owner is None or all(call.slot != answer.slot for call in owner.calls):
@@ -80,6 +80,11 @@ def group(messages: Sequence[Message]) -> Grouped:
             heads.append(message)
     blocks = tuple(Block(head, tuple(answered.get((head.position, call.slot)) for call in head.calls)) for head in heads)
     return Grouped(pinned, blocks, tuple(loose))
+
+
+def _leads(message: Message) -> bool:
+    """Whether a message begins a block; calls that stand anywhere else have no place for results."""
+    return message.role is not Role.TOOL and not message.role.is_system
 
 
 def newest_system(messages: Sequence[Message]) -> Message | None:

@@ -13,19 +13,21 @@ _FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60}
 _MARK_TOKENS = 16
 
 
-def digest(sources: Sequence[Source], *, max_tokens: int = 300, count: Callable[[str], int]) -> str:
+def digest(
+    sources: Sequence[Source], *, max_tokens: int = 300, count: Callable[[str], int], older: int = 0, silent: int = 0
+) -> str:
     """One line a message: what was said, clipped, and which tools were called on what.
 
     At most `max_tokens`. Results that went well have no line of their own. What has no line is counted exactly, in a first
-    line that says so: older messages, and results.
+    line that says so: older messages, and results. `older` and `silent` are messages of either kind that were not handed in.
     """
     told = [source for source in sources if source.role in ("user", "assistant") or (source.role == "tool" and source.is_error)]
     width = min(160, max(40, max_tokens * 3 // max(len(told), 1)))
     lines = [line for line in (_line(source, width) for source in told) if line]
-    silent = len(sources) - len(lines)
+    silent += len(sources) - len(lines)
     kept = _newest_within(lines, max_tokens * 4)
     while True:
-        text = "\n".join([*_mark(len(lines) - len(kept), silent), *kept])
+        text = "\n".join([*_mark(older + len(lines) - len(kept), silent), *kept])
         tokens = count(text)
         if tokens <= max_tokens:
             return text

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from turnfold.core.blocks import Block, group, newest_request
 from turnfold.core.presets import Mode, Policy
-from turnfold.messages import Message, Role
+from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
 
 
 class Trigger(StrEnum):
@@ -20,8 +21,7 @@ class Trigger(StrEnum):
     REQUEST = "request"
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What a session's live messages weigh; system messages do not count."""
 
     messages: int
@@ -85,34 +85,37 @@ def evictions(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, 
     `live` holds the live messages by position, those of the new events (known by their stream sequences) included.
     """
     later = set(new_seqs)
+    arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(later)}
+    load = Load(0, 0)
+    for message in live:
+        if (seq := message.position // MESSAGES_PER_EVENT) in arriving:
+            arriving[seq].append(message)
+        else:
+            load = _with(load, message)
     gone: set[int] = set()
     done: list[Eviction] = []
-    weights = {message.position: (0, 0) if message.role.is_system else (1, message.tokens) for message in live}
-    load = Load(*map(sum, zip((0, 0), *(weights[one.position] for one in live if one.stream_seq not in later), strict=True)))
-    arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(later)}
-    for message in live:
-        if message.stream_seq in arriving:
-            arriving[message.stream_seq].append(message)
     for seq, messages in arriving.items():
         later.discard(seq)
         for message in messages:
-            load = _plus(load, weights[message.position], 1)
+            load = _with(load, message)
         found = due(load, policy, model_window=model_window)
         if found is None:
             continue
-        present = [one for one in live if one.position not in gone and one.stream_seq not in later]
+        present = [one for one in live if one.position not in gone and one.position // MESSAGES_PER_EVENT not in later]
         at_ms = max((message.created_at_ms for message in messages), default=0)
         decision = decide(present, policy, found.trigger, now_ms=at_ms)
         if isinstance(decision, Evict):
             done.append(Eviction(found, decision.evicted, len(present), load, at_ms))
             for message in decision.evicted:
                 gone.add(message.position)
-                load = _plus(load, weights[message.position], -1)
+                load = _with(load, message, sign=-1)
     return tuple(done)
 
 
-def _plus(load: Load, weight: tuple[int, int], sign: int) -> Load:
-    return Load(load.messages + sign * weight[0], load.tokens + sign * weight[1])
+def _with(load: Load, message: Message, *, sign: int = 1) -> Load:
+    if message.role is Role.SYSTEM or message.role is Role.DEVELOPER:
+        return load
+    return Load(load.messages + sign, load.tokens + sign * message.tokens)
 
 
 def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int) -> Evict | Rest:

@@ -11,10 +11,13 @@ from turnfold.core.precedence import Wishes, in_force
 from turnfold.core.presets import Policy
 from turnfold.core.reading import sources_of
 from turnfold.core.tokens import Count
-from turnfold.messages import Message
+from turnfold.messages import Message, Role
 from turnfold.ports import Rules
 
 DIGEST_MAX_TOKENS = 300
+DIGEST_MESSAGES = 16
+"""More lines would be too short to tell anything; older messages are counted in the digest's first line."""
+SPEAKING = frozenset({Role.USER, Role.ASSISTANT})
 PolicyOf = Callable[[Wishes, Wishes], Policy]
 
 
@@ -38,7 +41,14 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
             counted[text] = count(text)
             return counted[text]
 
-        text = digest(sources_of((message, body, False) for message, body in evicted), max_tokens=DIGEST_MAX_TOKENS, count=counting)
+        spoken = [(message, body, False) for message, body in evicted if message.role in SPEAKING]
+        text = digest(
+            sources_of(spoken[-DIGEST_MESSAGES:]),
+            max_tokens=DIGEST_MAX_TOKENS,
+            count=counting,
+            older=len(spoken[:-DIGEST_MESSAGES]),
+            silent=len(evicted) - len(spoken),
+        )
         return text, counted.get(text, 0)
 
     def is_due(load: Load, policy: Policy, window: int) -> Due | None:

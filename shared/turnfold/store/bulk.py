@@ -22,16 +22,7 @@ class Prepared:
     def rows(self, connection: Connection, *values: Any) -> Sequence[Sequence[Any]]:
         """All rows, in the types the driver gives."""
         sql, order = self._sql(connection.dialect)
-        driver = connection.dialect.loaded_dbapi
-        cursor = connection.connection.cursor()
-        # Straight to the driver: what SQLAlchemy would learn about the columns costs as much as the reading itself.
-        try:
-            cursor.execute(sql, tuple([values[place] for place in order]))
-            return cursor.fetchall()
-        except (driver.OperationalError, driver.InterfaceError) as error:
-            raise Unavailable(f"the database cannot be used now ({str(error)[:200]}); try again later") from error
-        finally:
-            cursor.close()
+        return _fetched(connection, sql, tuple([values[place] for place in order]))
 
     def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...]]:
         if dialect.name not in self._written:
@@ -41,6 +32,40 @@ class Prepared:
                 raise ValueError(f"parameters without a place: {sorted(fixed)}")
             self._written[dialect.name] = (str(compiled), tuple(self._names.index(name) for name in compiled.positiontup or ()))
         return self._written[dialect.name]
+
+
+class PreparedIn:
+    """A SELECT whose one parameter is a list; written once for each dialect and length of the list."""
+
+    def __init__(self, statement: Select[Any], name: str) -> None:
+        self._statement = statement
+        self._name = name
+        self._written: dict[tuple[str, int], str] = {}
+
+    async def rows(self, connection: AsyncConnection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """All rows, in the types the driver gives."""
+        return await connection.run_sync(self._rows, values)
+
+    def _rows(self, connection: Connection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        dialect = connection.dialect
+        written = (dialect.name, len(values))
+        if written not in self._written:
+            named = self._statement.params({self._name: list(values)})
+            self._written[written] = str(named.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}))
+        return _fetched(connection, self._written[written], tuple(values))
+
+
+def _fetched(connection: Connection, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+    """Straight from the driver: what SQLAlchemy would learn about the columns costs as much as the reading itself."""
+    driver = connection.dialect.loaded_dbapi
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(sql, values)
+        return cursor.fetchall()
+    except (driver.OperationalError, driver.InterfaceError) as error:
+        raise Unavailable(f"the database cannot be used now ({str(error)[:200]}); try again later") from error
+    finally:
+        cursor.close()
 
 
 class Bulk:

@@ -10,6 +10,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError, Unavailable
@@ -127,7 +128,7 @@ class _Translated:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TimeoutError | OSError) or (isinstance(error, DBAPIError) and _may_pass(error)):
+        if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (isinstance(error, DBAPIError) and _may_pass(error)):
             raise Unavailable(f"the database cannot be used now ({_first_line(error)}); try again later") from error
 
 

@@ -10,15 +10,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turnfold.core.eviction import Due, Evict, Eviction, Load, Trigger
 from turnfold.messages import Message
 from turnfold.ports import Rules
-from turnfold.store.bulk import bulk_update
+from turnfold.store.bulk import PreparedIn, bulk_update
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import compactions, messages
 from turnfold.store.sessions import Records, SessionRow
 
-_LIVE = (
+_LIVE = PreparedIn(
     select(*FACTS, messages.c.body)
     .where(messages.c.sid.in_(bindparam("sids", expanding=True)), messages.c.compaction_id.is_(None))
-    .order_by(messages.c.sid, messages.c.position)
+    .order_by(messages.c.sid, messages.c.position),
+    "sids",
 )
 _MARK = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 
@@ -71,7 +72,7 @@ def _is_due(session: SessionRow, rules: Rules) -> bool:
 
 async def _live(connection: AsyncConnection, sessions: Sequence[SessionRow]) -> Mapping[int, list[tuple[Message, str]]]:
     live: defaultdict[int, list[tuple[Message, str]]] = defaultdict(list)
-    for row in await connection.execute(_LIVE, {"sids": [session.sid for session in sessions]}):
+    for row in await _LIVE.rows(connection, [session.sid for session in sessions]):
         live[row[0]].append((message_of(row), row[-1]))
     return live
 

@@ -2,14 +2,13 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, delete, select, tuple_, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turnfold.contracts.events import Event
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
@@ -33,7 +32,7 @@ _INSERT_MESSAGES = bulk_insert(messages, STORED)
 _INSERT_CALLS = bulk_insert(tool_calls, ("sid", "call_id", "position", "slot"))
 _EVICTED_BEFORE = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 _BODIES = (
-    select(messages.c.body)
+    select(messages.c.body, messages.c.is_error)
     .where(messages.c.sid == bindparam("of_sid"), messages.c.position.between(bindparam("first"), bindparam("last")))
     .order_by(messages.c.position)
 )
@@ -137,8 +136,10 @@ class _Batch:
             return
         span = {"of_sid": sid, "first": position_of(row.stream_seq, 0), "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1)}
         if row.digest != event.digest:
-            stored = [json.loads(body) for (body,) in await self._connection.execute(_BODIES, span)]
-            if not _says_the_same(event, b"", tuple(stored)):
+            stored = (await self._connection.execute(_BODIES, span)).all()
+            if [json.loads(body) for body, _ in stored] != list(event.parsed) or any(
+                bool(is_error) != event.is_error for _, is_error in stored
+            ):
                 self._refuse(arrival)
                 return
         self._duplicates += 1
@@ -234,7 +235,3 @@ def _first_of_each(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Arr
     first: dict[tuple[str, str], Arrival] = {}
     again = [one for one in arrivals if first.setdefault((one.event.key.agent_id, one.event.event_id), one) is not one]
     return list(first.values()), again
-
-
-def _says_the_same(event: Event, digest: bytes, parsed: Iterable[Any]) -> bool:
-    return event.digest == digest or list(event.parsed) == list(parsed)

@@ -165,7 +165,10 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
 
 
 def _says_the_same(known: Arrival, again: Arrival) -> bool:
-    return known.event.digest == again.event.digest or known.event.parsed == again.event.parsed
+    return known.event.digest == again.event.digest or (known.event.parsed, known.event.is_error) == (
+        again.event.parsed,
+        again.event.is_error,
+    )
 
 
 def _refused(arrival: Arrival) -> DeadLetter:
