@@ -5,9 +5,11 @@ import contextlib
 import inspect
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -274,13 +276,21 @@ class Service:
             self.is_ready = self.is_ready or json.loads(line).get("ready") is True
 
 
+_migrated: list[tempfile.TemporaryDirectory[str]] = []
+"""A bus and a database as `turnfold migrate` leaves them, made once for all tests of a run."""
+
+
 @asynccontextmanager
 async def running_parts(directory: Path, *, environ: Mapping[str, str] | None = None) -> AsyncGenerator[Parts, None]:
     """A bus with its streams and a database with its tables; no service yet."""
+    if not _migrated:
+        template = tempfile.TemporaryDirectory()
+        with nats_server(Path(template.name)) as server:
+            await Parts(Path(template.name), server, {}).migrate()
+        _migrated.append(template)
+    shutil.copytree(Path(_migrated[0].name), directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("ports", "*.log"))
     with nats_server(directory) as server:
-        parts = Parts(directory, server, environ or {})
-        await parts.migrate()
-        yield parts
+        yield Parts(directory, server, environ or {})
 
 
 @dataclass(frozen=True, slots=True)

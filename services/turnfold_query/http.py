@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnfold import contracts
-from turnfold.contracts.events import EVENT_MAX_BYTES, id_fault, read_payload
+from turnfold.contracts.events import Limits, id_fault, read_payload
 from turnfold.contracts.requests import (
     AuditRequest,
     ContextRequest,
@@ -34,7 +34,7 @@ from turnfold_query.handlers import Questions
 from turnfold_query.metrics import Metrics
 from turnfold_query.pages import reference_page
 
-BODY_MAX_BYTES = EVENT_MAX_BYTES + 64 * 1024
+ENVELOPE_BYTES = 64 * 1024
 WRITE_SECONDS = 10.0
 PUBLISH_SECONDS = 5.0
 NOT_ON_WIRE = "type"
@@ -63,6 +63,7 @@ def make_http(
     histories: HistoryStore,
     client: Client,
     metrics: Metrics,
+    limits: Limits,
     is_ready: Callable[[], Awaitable[list[str]]],
     asyncapi: Callable[[], str],
 ) -> ASGIApp:
@@ -77,7 +78,7 @@ def make_http(
     )
     _errors(app)
     _reads(app, questions)
-    _writes(app, client)
+    _writes(app, client, limits)
     _listings(app, histories)
     _pages(app, metrics, is_ready, asyncapi)
     return EncodedPaths(app)
@@ -177,11 +178,13 @@ def _reads(app: FastAPI, questions: Questions) -> None:
 # --- writing
 
 
-def _writes(app: FastAPI, client: Client) -> None:
+def _writes(app: FastAPI, client: Client, limits: Limits) -> None:
+    most = limits.bytes + ENVELOPE_BYTES
+
     async def passed_on(subject: str, http: Request) -> Response:
         """Ask a worker, which alone writes."""
         try:
-            reply = await client.request(subject, await _body(http), timeout=WRITE_SECONDS)
+            reply = await client.request(subject, await _body(http, most), timeout=WRITE_SECONDS)
         except (nats.errors.Error, TimeoutError):
             raise Unavailable("no worker answers; try again when one runs") from None
         code = json.loads(reply.data).get("error", {}).get("code")
@@ -189,10 +192,10 @@ def _writes(app: FastAPI, client: Client) -> None:
 
     @app.post(SESSION + "/events", summary="Publish an event", response_model=None)
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        key, body = _key(agent_id, session_id), await _body(http)
+        key, body = _key(agent_id, session_id), await _body(http, most)
         kind = _kind_of(body)
         try:
-            event = read_payload(kind, body)
+            event = read_payload(kind, body, limits)
         except BadEvent as error:
             raise (TooLarge if error.reason == "too_large" else BadRequest)(str(error)) from None
         if event.key != key:
@@ -222,14 +225,14 @@ def _writes(app: FastAPI, client: Client) -> None:
 _STATUS = {error.code: error.status for error in RequestError.__subclasses__()} | {RequestError.code: RequestError.status}
 
 
-async def _body(http: Request) -> bytes:
+async def _body(http: Request, most: int) -> bytes:
     """The body, refused as soon as it is too long."""
     parts: list[bytes] = []
     size = 0
     async for part in http.stream():
         size += len(part)
-        if size > BODY_MAX_BYTES:
-            raise TooLarge(f"more than {BODY_MAX_BYTES} bytes")
+        if size > most:
+            raise TooLarge(f"more than {most} bytes")
         parts.append(part)
     return b"".join(parts)
 

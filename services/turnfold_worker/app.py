@@ -126,7 +126,7 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
         call_timeout_seconds=settings.summary_timeout_seconds,
     )
     pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
-    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, count=count)
+    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, count=count, limits=settings.event_limits)
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=writing, count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,

@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turnfold.bus.pull import Pull
+from turnfold.contracts.events import Limits
 from turnfold.contracts.requests import CompactionRequest, PolicyRequest, read_request
 from turnfold.contracts.subjects import INGESTED, key_of_subject
 from turnfold.core.tokens import Count
@@ -33,12 +34,13 @@ ACK_TOKENS = 9
 class Intake:
     """Batches from the stream into the store; acknowledged after the commit, never before."""
 
-    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, count: Count) -> None:
+    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, count: Count, limits: Limits) -> None:
         self._pull = pull
         self._client = client
         self._store = store
         self._rules = rules
         self._count = count
+        self._limits = limits
         self._places = asyncio.Semaphore(SIDE_BY_SIDE)
         self._in_hand: set[asyncio.Task[None]] = set()
         self.on_stored: Callable[[Ingested], object] = lambda _: None
@@ -72,7 +74,7 @@ class Intake:
         """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
         deliveries = [delivery_of(message) for message in batch]
         try:
-            done = await ingest(deliveries, store=self._store, rules=self._rules, count=self._count)
+            done = await ingest(deliveries, store=self._store, rules=self._rules, count=self._count, limits=self._limits)
         except Unavailable as error:
             log.warning("batch.returned", events=len(batch), error=str(error))
             await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from turnfold.contracts.events import LIMITS, Limits
 from turnfold.core.presets import DEFAULT_PRESET, FIELD_TYPES, Mode, Policy, adjusted, preset_named
 from turnfold.errors import StartError
 
@@ -66,13 +67,11 @@ class Settings:
     summary_api_base: str | None = field(default=None, repr=False)
     summary_api_key: str | None = field(default=None, repr=False)
     summary_timeout_seconds: float = 120.0
-    summary_job_timeout_seconds: float = 600.0
     summary_concurrency: int = 4
 
-    max_event_bytes: int = 4 * 1024 * 1024
-    max_event_messages: int = 1_000
-    max_event_depth: int = 64
-    max_sessions_per_agent: int = 0
+    max_event_bytes: int = LIMITS.bytes
+    max_event_messages: int = LIMITS.messages
+    max_event_depth: int = LIMITS.depth
 
     log_level: str = "info"
     log_format: str = "auto"
@@ -84,6 +83,11 @@ class Settings:
     def mode(self) -> Mode:
         """Who decides when messages leave."""
         return self.policy.mode
+
+    @property
+    def event_limits(self) -> Limits:
+        """What an event may hold."""
+        return Limits(self.max_event_bytes, self.max_event_messages, self.max_event_depth)
 
     def policy_of(self, preset: str) -> Policy:
         """The policy of a preset under these settings: what was set one by one stands above the preset.
@@ -306,12 +310,10 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "summary_api_base": _text,
     "summary_api_key": _text,
     "summary_timeout_seconds": _seconds,
-    "summary_job_timeout_seconds": _seconds,
     "summary_concurrency": _whole(1),
     "max_event_bytes": _whole(1),
     "max_event_messages": _whole(1, 1_000),
     "max_event_depth": _whole(1),
-    "max_sessions_per_agent": _whole(0),
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
     "announce": _switch,

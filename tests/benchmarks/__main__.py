@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if unknown := [name for name in chosen.name if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]}; there are {', '.join(BENCHMARKS)}")
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=110)
     for name in chosen.name or BENCHMARKS:
         with nullcontext() if chosen.json else console.status(f"{name} is being measured"):
             figures = asyncio.run(_measured(name))

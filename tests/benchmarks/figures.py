@@ -61,7 +61,6 @@ def show(figures: Sequence[Figure], console: Console) -> None:
     """One table a benchmark, its ratios first."""
     for name in dict.fromkeys(figure.benchmark for figure in figures):
         table = Table("measured", "value", "unit", "goal", "met", title=name, title_justify="left")
-        table.columns[0].no_wrap = True
         table.columns[1].justify = "right"
         for figure in sorted((one for one in figures if one.benchmark == name), key=lambda one: one.unit != RATIO):
             met = {None: "", True: "yes", False: "NO"}[figure.is_met]

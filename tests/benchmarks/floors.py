@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ class Echo:
 
 
 @asynccontextmanager
-async def echo(url: str, client: Client) -> AsyncIterator[Echo]:
+async def echo(url: str, client: Client) -> AsyncGenerator[Echo]:
     """An echo with its responder in a process of its own."""
     responder = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.benchmarks.floors", url, stdout=PIPE)
     try:

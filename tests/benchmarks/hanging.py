@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +50,7 @@ class Side:
 
 
 @asynccontextmanager
-async def side(directory: Path, fault: str) -> AsyncIterator[Side]:
+async def side(directory: Path, fault: str) -> AsyncGenerator[Side]:
     """A running system with a model of this kind."""
     async with (
         summary_model(fault) as settings,

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from tests.benchmarks.system import stop
@@ -11,7 +11,7 @@ from tests.model_server import running_model_server
 
 
 @asynccontextmanager
-async def summary_model(fault: str) -> AsyncIterator[dict[str, str]]:
+async def summary_model(fault: str) -> AsyncGenerator[dict[str, str]]:
     """The settings of a system whose model answers at once (`answer`), or never (`hang`)."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.benchmarks.model", fault, stdout=PIPE)
     try:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -41,7 +41,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
 
 
 @asynccontextmanager
-async def up(data: Path) -> AsyncIterator[tuple[float, dict[str, Any]]]:
+async def up(data: Path) -> AsyncGenerator[tuple[float, dict[str, Any]]]:
     """A system by one command: the seconds until its ready line, and what that says."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(

@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class System:
             raise RuntimeError("`turnfold migrate` failed")
 
     @asynccontextmanager
-    async def running(self, part: str, *, is_awaited: bool = True) -> AsyncIterator[Process]:
+    async def running(self, part: str, *, is_awaited: bool = True) -> AsyncGenerator[Process]:
         """A service, from when it says that it is ready (or from its start on) until it has stopped."""
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -83,7 +83,7 @@ class System:
 
 
 @asynccontextmanager
-async def system(directory: Path, **settings: str) -> AsyncIterator[System]:
+async def system(directory: Path, **settings: str) -> AsyncGenerator[System]:
     """A system without services yet; the server syncs as it does by default."""
     directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else waits yet
     with nats_server(directory) as server:

@@ -45,6 +45,7 @@ KEYS = [
     SessionKey(AgentId("bob"), SessionId("s-1")),
 ]
 EVENT_MS = 10
+TIGHT = replace(SMALL, max_live_messages=6, keep_messages=2)
 
 keys = st.sampled_from([KEYS[0], *KEYS])
 call_ids = st.sampled_from(["a", "b", "c"])
@@ -84,8 +85,8 @@ class Walk(RuleBasedStateMachine):
         self.folder = Path(mkdtemp(prefix="turnfold-walk-", dir=fast if fast.is_dir() else None))
         self.runner = asyncio.Runner()
         self.open = AsyncExitStack()
-        self.memory = memory_stores(SMALL)
-        self.sqlite = self.run(self.open.enter_async_context(sql_stores(new_sqlite(self.folder), SMALL)))
+        self.memory = memory_stores(TIGHT)
+        self.sqlite = self.run(self.open.enter_async_context(sql_stores(new_sqlite(self.folder), TIGHT)))
 
     def teardown(self) -> None:
         try:
@@ -144,6 +145,11 @@ class Walk(RuleBasedStateMachine):
     def publish_a_long_turn(self) -> None:
         messages = [user("go on"), *(one for number in range(4) for one in (assistant(None, f"n{number}"), tool(f"n{number}")))]
         self.publish(lambda seq, at_ms: turn(seq, *messages, key=KEYS[0], at_ms=at_ms))
+
+    @rule(messages=st.lists(said, min_size=2, max_size=4))
+    def publish_and_deliver(self, messages: list[Any]) -> None:
+        self.publish_turn(KEYS[0], messages, is_meta=False, model=None)
+        self.deliver({len(self.stream)})
 
     # --- what the stream does
 
@@ -288,7 +294,7 @@ class Walk(RuleBasedStateMachine):
             and stored.get(name := (arrival.event.key.agent_id, arrival.event.event_id)) == arrival.event.key
             and arrival.event.parsed == first[name].event.parsed
         ]
-        fresh = memory_stores(replace(SMALL, max_live_messages=0))
+        fresh = memory_stores(replace(TIGHT, max_live_messages=0))
         self.run(fresh.ingest(*copies))
         again = self.run(fresh.seen())
         assert {key: history(session) for key, session in seen.sessions.items() if session.events} == {

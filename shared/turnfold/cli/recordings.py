@@ -9,7 +9,7 @@ from typing import Any
 
 from turnfold.client import Event, result_event, session_key, turn_event
 from turnfold.client.events import encoded
-from turnfold.contracts.events import EVENT_MAX_BYTES, EVENT_MAX_MESSAGES
+from turnfold.contracts.events import LIMITS
 from turnfold.errors import TooLarge
 from turnfold.messages import Json, SessionKey
 from turnfold.transcripts import Conversation, Turn, read_conversations, turns
@@ -76,7 +76,7 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ev
         yield event, len(part.messages)
 
 
-def pieces(turn: Turn, *, max_messages: int = EVENT_MAX_MESSAGES, max_bytes: int = EVENT_MAX_BYTES - ENVELOPE_BYTES) -> Iterator[Turn]:
+def pieces(turn: Turn, *, max_messages: int = LIMITS.messages, max_bytes: int = LIMITS.bytes - ENVELOPE_BYTES) -> Iterator[Turn]:
     """A turn in as few events as its size allows, parted between messages; a message above the limit stands alone."""
     piece: list[Json] = []
     size = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from turnfold.contracts.events import EVENT_MAX_BYTES, EVENT_MAX_MESSAGES, id_fault
+from turnfold.contracts.events import LIMITS, id_fault
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, message_header, session_subject
 from turnfold.errors import BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey
@@ -76,8 +76,8 @@ def turn_event(
     """
     if not messages:
         raise BadRequest("a turn holds at least one message")
-    if len(messages) > EVENT_MAX_MESSAGES:
-        raise TooLarge(f"{len(messages)} messages; publish at most {EVENT_MAX_MESSAGES} in one event")
+    if len(messages) > LIMITS.messages:
+        raise TooLarge(f"{len(messages)} messages; publish at most {LIMITS.messages} in one event")
     fields = {"messages": list(messages), "model": model, "usage": usage, "is_meta": is_meta or None, "metadata": metadata}
     return _event(TURN_COMPLETED, key, event_id, occurred_at, {name: value for name, value in fields.items() if value is not None})
 
@@ -111,8 +111,8 @@ def _event(kind: str, key: SessionKey, event_id: str | None, occurred_at: dateti
     at = (occurred_at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
     identity = {"event_id": event_id, "agent_id": key.agent_id, "session_id": key.session_id, "occurred_at": at}
     payload = encoded(identity | dict(fields))
-    if len(payload) > EVENT_MAX_BYTES:
-        raise TooLarge(f"{len(payload)} bytes; an event holds at most {EVENT_MAX_BYTES}: publish fewer messages at once")
+    if len(payload) > LIMITS.bytes:
+        raise TooLarge(f"{len(payload)} bytes; an event holds at most {LIMITS.bytes}: publish fewer messages at once")
     return Event(kind, key, event_id, payload)
 
 

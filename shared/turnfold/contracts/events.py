@@ -10,17 +10,26 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from turnfold.contracts.subjects import EVENT_TYPES, TOOL_RESULT, TURN_COMPLETED, token_of
 from turnfold.errors import BadEvent
 from turnfold.messages import AgentId, EventId, Role, SessionId, SessionKey
 
-EVENT_MAX_BYTES = 4 * 1024 * 1024
-EVENT_MAX_MESSAGES = 1_000
-EVENT_MAX_DEPTH = 64
 ID_MAX_BYTES = 256
 INTEGER_MAX_DIGITS = 4_000
+
+
+class Limits(NamedTuple):
+    """What an event may hold at most: bytes of JSON, messages, and levels of nesting."""
+
+    bytes: int = 4 * 1024 * 1024
+    messages: int = 1_000
+    depth: int = 64
+
+
+LIMITS = Limits()
+
 
 ROLES = frozenset(str(role) for role in Role)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -50,7 +59,7 @@ class Event:
     envelope: str | None = None
 
 
-def read_event(subject: str, payload: bytes) -> Event:
+def read_event(subject: str, payload: bytes, limits: Limits = LIMITS) -> Event:
     """Read what was published on a subject.
 
     Raises:
@@ -58,19 +67,19 @@ def read_event(subject: str, payload: bytes) -> Event:
             `too_many_messages`, `unknown_type`, `subject_mismatch`.
     """
     kind = _kind_of(subject)
-    event = read_payload(kind, payload)
+    event = read_payload(kind, payload, limits)
     if subject != kind and subject != f"{kind}.{_token(event.key.agent_id)}.{_token(event.key.session_id)}":
         raise BadEvent("subject_mismatch", "the subject names another agent or session than the event")
     return event
 
 
-def read_payload(kind: str, payload: bytes) -> Event:
+def read_payload(kind: str, payload: bytes, limits: Limits = LIMITS) -> Event:
     """Read the JSON of an event of this type (see `read_event`)."""
-    if len(payload) > EVENT_MAX_BYTES:
-        raise BadEvent("too_large", f"{len(payload)} bytes; {EVENT_MAX_BYTES} are the most")
-    fields, raw, elements = _members(payload)
+    if len(payload) > limits.bytes:
+        raise BadEvent("too_large", f"{len(payload)} bytes; {limits.bytes} are the most")
+    fields, raw, elements = _members(payload, limits.depth)
     if kind == TURN_COMPLETED:
-        return _turn_completed(fields, raw, elements)
+        return _turn_completed(fields, raw, elements, limits.messages)
     if kind == TOOL_RESULT:
         return _tool_returned(fields, raw)
     raise BadEvent("unknown_type", repr(kind)[:80])
@@ -89,13 +98,13 @@ _token = lru_cache(maxsize=8_192)(token_of)
 # --- the two shapes
 
 
-def _turn_completed(fields: dict[str, Any], raw: dict[str, str], elements: list[str]) -> Event:
+def _turn_completed(fields: dict[str, Any], raw: dict[str, str], elements: list[str], most: int) -> Event:
     key, event_id = _identity(fields)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadEvent("wrong_shape", "messages must be a list of at least one message")
-    if len(messages) > EVENT_MAX_MESSAGES:
-        raise BadEvent("too_many_messages", f"{len(messages)}; {EVENT_MAX_MESSAGES} are the most")
+    if len(messages) > most:
+        raise BadEvent("too_many_messages", f"{len(messages)}; {most} are the most")
     for message in messages:
         if not isinstance(message, dict) or not isinstance(role := message.get("role"), str) or role not in ROLES:
             raise BadEvent("wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}")
@@ -226,17 +235,17 @@ _colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
 _more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
 
 
-def _members(payload: bytes) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def _members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """The members of a JSON object as values and as texts, and the texts of the elements of `messages`."""
     try:
         text = payload.decode()
         fields, raw, elements = _object(text)
     except RecursionError:
-        raise BadEvent("too_deep", f"more than {EVENT_MAX_DEPTH} levels") from None
+        raise BadEvent("too_deep", f"more than {depth} levels") from None
     except (ValueError, StopIteration, IndexError) as error:
         raise BadEvent("not_json", type(error).__name__) from None
-    if text.count("[") + text.count("{") > EVENT_MAX_DEPTH and _depth(fields) > EVENT_MAX_DEPTH:
-        raise BadEvent("too_deep", f"more than {EVENT_MAX_DEPTH} levels")
+    if text.count("[") + text.count("{") > depth and _depth(fields, depth) > depth:
+        raise BadEvent("too_deep", f"more than {depth} levels")
     return fields, raw, elements
 
 
@@ -246,7 +255,8 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     elements: list[str] = []
     opened = _opening(text)
     if opened is None or opened[1] != "{":
-        _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # it matches the empty text too
+        _, end = _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # it matches the empty text too
+        _expect_nothing(text, end)
         raise BadEvent("wrong_shape", "an event is a JSON object")
     at = opened.end()
     closing = "" if text[at] != "}" else "}"
@@ -259,9 +269,13 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
             value, end = _scan(text, start)
         fields[name], raw[name] = value, text[start:end]
         at, closing = _after(text, end, "}")
-    if text[at:].strip(" \t\n\r"):
-        raise ValueError("something follows the object")
+    _expect_nothing(text, at)
     return fields, raw, elements
+
+
+def _expect_nothing(text: str, at: int) -> None:
+    if text[at:].strip(" \t\n\r"):
+        raise ValueError("something follows the value")
 
 
 def _member_name(text: str, at: int) -> tuple[str, int]:
@@ -301,11 +315,11 @@ def _after(text: str, at: int, bracket: str) -> tuple[int, str]:
     return found.end(), "" if found[1] == "," else bracket
 
 
-def _depth(value: Any) -> int:
+def _depth(value: Any, most: int) -> int:
     """How deep lists and objects are nested, looking no further than one level too deep."""
     level: list[Any] = [value]
     depth = 0
-    while level and depth <= EVENT_MAX_DEPTH:
+    while level and depth <= most:
         inner: list[Any] = []
         for one in level:
             if isinstance(one, dict):

@@ -30,8 +30,9 @@ class ContextRequest(Request):
     placement: Literal["separate", "system", "message", "user"] = "separate"
     after: Annotated[int | None, Field(ge=0, le=2**63 - 1, description="A publish acknowledgement's seq.")] = None
     wait_ms: Annotated[int, Field(ge=0)] = 250
-    query: str | None = None
+    query: Annotated[str | None, Field(description="What the user asks now; recall does not exist yet, so it changes nothing.")] = None
     etag: str | None = None
+    as_of: Annotated[None, Field(description="A window as it was is not to be had yet; anything but null is refused.")] = None
 
 
 class HistoryRequest(Request):

@@ -14,13 +14,6 @@ class Mode(StrEnum):
     AUTO = "auto"
 
 
-class Commit(StrEnum):
-    """When evicted messages leave: at once, or when their summary stands."""
-
-    IMMEDIATE = "immediate"
-    ON_SUMMARY = "on_summary"
-
-
 class Style(StrEnum):
     """How a model writes a summary."""
 
@@ -33,15 +26,11 @@ class Policy:
     """All numbers of one behaviour. 0 switches a trigger, a keep or a cap off."""
 
     mode: Mode = Mode.AUTO
-    commit: Commit = Commit.IMMEDIATE
     style: Style = Style.STRUCTURED
 
     max_live_messages: int = 50
     trigger_tokens: int = 0
     trigger_ratio: float = 0.6
-    reserve_tokens: int = 0
-    every_rounds: int = 0
-    idle_seconds: int = 0
 
     keep_messages: int = 10
     keep_tokens: int = 20_000
@@ -56,7 +45,6 @@ class Policy:
     margin_tokens: int = 4_096
     floor_tokens: int = 4_096
     low_water_ratio: float = 0.85
-    ladder: bool = True
     max_messages: int = 0
     soft_ratio: float = 0.3
     hard_ratio: float = 0.5
@@ -68,12 +56,10 @@ class Policy:
     result_max_tokens: int = 600
     preview_tokens: int = 200
     keep_tool_blocks: int = 5
-    image_tokens: int = 1_200
 
     summary_max_tokens: int = 1_200
     summary_max_words: int = 200
     ledger_max_tokens: int = 2_000
-    rebuild_every_versions: int = 10
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from turnfold.contracts.events import Event, read_event
+from turnfold.contracts.events import LIMITS, Event, Limits, read_event
 from turnfold.core.priority import classify
 from turnfold.core.tokens import Count, measure
 from turnfold.errors import BadEvent, UnstorableBatch
@@ -23,7 +23,7 @@ class Delivery(NamedTuple):
     at_ms: int
 
 
-async def ingest(deliveries: Sequence[Delivery], *, store: IntakeStore, rules: Rules, count: Count) -> Ingested:
+async def ingest(deliveries: Sequence[Delivery], *, store: IntakeStore, rules: Rules, count: Count, limits: Limits = LIMITS) -> Ingested:
     """Store a batch; whatever cannot be stored becomes a dead letter without taking its neighbours along.
 
     Raises:
@@ -33,7 +33,7 @@ async def ingest(deliveries: Sequence[Delivery], *, store: IntakeStore, rules: R
     dead: list[DeadLetter] = []
     for delivery in deliveries:
         try:
-            arrivals.append(weigh(delivery, read_event(delivery.subject, delivery.payload), count))
+            arrivals.append(weigh(delivery, read_event(delivery.subject, delivery.payload, limits), count))
         except BadEvent as error:
             dead.append(_bury(delivery, error))
     return await _store(arrivals, dead, {delivery.stream_seq: delivery for delivery in deliveries}, store, rules)

@@ -9,6 +9,7 @@ from sqlalchemy import bindparam, delete, select, tuple_, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turnfold.contracts.events import Event
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
@@ -135,16 +136,17 @@ class _Batch:
             self._refuse(arrival)
             return
         span = {"of_sid": sid, "first": position_of(row.stream_seq, 0), "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1)}
-        if row.digest != event.digest:
-            stored = (await self._connection.execute(_BODIES, span)).all()
-            if [json.loads(body) for body, _ in stored] != list(event.parsed) or any(
-                bool(is_error) != event.is_error for _, is_error in stored
-            ):
-                self._refuse(arrival)
-                return
+        if row.digest != event.digest and not await self._is_stored(event, span):
+            self._refuse(arrival)
+            return
         self._duplicates += 1
         if arrival.stream_seq < row.stream_seq:
             await self._move(arrival, span)
+
+    async def _is_stored(self, event: Event, span: dict[str, int]) -> bool:
+        """Whether the messages at these positions say what the event says, written otherwise."""
+        stored = (await self._connection.execute(_BODIES, span)).all()
+        return [json.loads(body) for body, _ in stored] == list(event.parsed) and all(bool(one) == event.is_error for _, one in stored)
 
     async def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
         """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
