@@ -129,8 +129,10 @@ class Checker:
         possible: set[tuple[str, ...]] = set()
         in_stream = set(self._first)
         for name, event in self._published.attempted.items():
-            key = event.key.agent_id, event.key.session_id
-            known = {(*key, f"{event.event_id}#{index}"): (event, one) for index, one in enumerate(messages_of(event))}
+            key: tuple[str, str] = (event.key.agent_id, event.key.session_id)
+            known: dict[tuple[str, ...], tuple[Event, Json]] = {
+                (*key, f"{event.event_id}#{index}"): (event, one) for index, one in enumerate(messages_of(event))
+            }
             possible.update(known)
             if name in in_stream:
                 wanted |= known
@@ -298,14 +300,15 @@ class Checker:
             for text in reading_faults(reading):
                 told[f"{reading.key.session_id}: {text}"] += 1
             summary = reading.answer["summary"]
-            if summary is not None and (text := self._summary_fault(reading, summary)):
-                told[f"{reading.key.session_id}: {text}"] += 1
+            fault = self._summary_fault(reading, summary) if summary is not None else None
+            if fault is not None:
+                told[f"{reading.key.session_id}: {fault}"] += 1
         for text, times in told.items():
             self._fault(f"{text} ({times} times)")
 
     def _summary_fault(self, reading: Reading, summary: Json) -> str | None:
         """A version says the same for ever; only a small budget shortens what is told of it."""
-        stored = self._summaries.get((*reading.key, summary["version"]))
+        stored = self._summaries.get((reading.key.agent_id, reading.key.session_id, summary["version"]))
         if stored is None:
             return f"version {summary['version']} was told and is not stored"
         if summary["covers"]["messages"] != stored["messages_covered"]:

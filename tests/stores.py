@@ -5,6 +5,7 @@ import atexit
 import json
 import shutil
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -133,7 +134,9 @@ def _migrated() -> Path:
     folder = mkdtemp(prefix="turnfold-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "template.db"
-    asyncio.run(upgrade(f"sqlite+aiosqlite:///{path}"))
+    # In a thread of its own: whoever asks may be in a loop already.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, upgrade(f"sqlite+aiosqlite:///{path}")).result()
     return path
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TypeVar
 
 import nats
-import nats.errors
 from nats.js.api import DeliverPolicy
 
 from tests.nats_server import NatsServer, nats_server
@@ -91,9 +89,8 @@ class System:
 
     def pid(self, name: str) -> int | None:
         """The process of this name, if it is a living descendant of the supervisor; found also before it said that it is ready."""
-        found = _parts_of(self.process.pid)
-        if name in found or sys.platform.startswith("linux"):
-            return found.get(name)
+        if Path("/proc/self").exists():
+            return _parts_of(self.process.pid).get(name)
         told = self.ready["pids"].get(name)
         return told if isinstance(told, int) else None
 
@@ -106,10 +103,11 @@ class System:
         pid = self.pid(name)
         if pid is None:
             return False
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(pid, number)
-            return True
-        return False
+        except ProcessLookupError:
+            return False
+        return True
 
     async def stop(self, number: Signals = SIGTERM) -> int:
         """Its exit status after a stop signal."""
@@ -169,13 +167,23 @@ async def client_of(system: System, *, timeout_seconds: float = 5.0, attempts: i
 
 
 async def wait_until(
-    holds: Callable[[], Seen | Awaitable[Seen]], *, seconds: float = 30.0, every: float = 0.05, told: Callable[[], object] | None = None
+    holds: Callable[[], object], *, seconds: float = 30.0, every: float = 0.05, told: Callable[[], object] | None = None
+) -> None:
+    """Return when it holds; after `seconds` it fails with the last answer and what `told` says."""
+
+    async def look() -> object:
+        return holds()
+
+    await eventually(look, seconds=seconds, every=every, told=told)
+
+
+async def eventually(
+    ask: Callable[[], Awaitable[Seen | None]], *, seconds: float = 30.0, every: float = 0.05, told: Callable[[], object] | None = None
 ) -> Seen:
-    """The first truthy answer; after `seconds` it fails with the last answer and what `told` says."""
+    """The first truthy answer; after `seconds` it fails with the last one and what `told` says."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
-        answer = holds()
-        seen = await answer if inspect.isawaitable(answer) else answer
+        seen = await ask()
         if seen:
             return seen
         if asyncio.get_running_loop().time() > deadline:

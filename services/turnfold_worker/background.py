@@ -216,7 +216,7 @@ class Child(Protocol):
 
 
 class Keeper(_Waker):
-    """Starts the summariser's process again when it died, and tells which one it is now."""
+    """Starts the summariser's process again when it died, and tells which one it is now; its first start is others' work."""
 
     def __init__(self, *, summarizer: Child, on_change: Callable[[int], object]) -> None:
         super().__init__()
@@ -226,10 +226,11 @@ class Keeper(_Waker):
 
     async def work(self) -> float:
         """See that it lives."""
-        try:
-            await self._summarizer.start()
-        except SummarizerError as error:
-            raise Unavailable(str(error)) from error
+        if self._told is not None:
+            try:
+                await self._summarizer.start()
+            except SummarizerError as error:
+                raise Unavailable(str(error)) from error
         if (pid := self._summarizer.pid) is not None and pid != self._told:
             self._told = pid
             self._on_change(pid)

@@ -46,7 +46,7 @@ async def up(data: Path) -> AsyncGenerator[tuple[float, dict[str, Any]]]:
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         PROGRAM, "up", "--json", "--data-dir", data, "--nats-port", "0", "--http-port", "0",
-        env=clean_environ(), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL,
+        env=clean_environ() | {"TURNFOLD_LOG_LEVEL": "error"}, stdin=DEVNULL, stdout=PIPE,
     )  # fmt: skip
     try:
         ready = await ready_line(process, "`turnfold up`")

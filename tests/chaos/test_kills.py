@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import pytest
 from nats.aio.client import Client as Bus
 
 from tests.history_checker import Checker, Published, Reading, faults_in_notices
-from tests.system import System, client_of, parts_alive, running_system, streamed, wait_until
+from tests.system import System, client_of, eventually, parts_alive, running_system, streamed
 from turnfold.cli.recordings import Recording, Step, events_of, recorded
-from turnfold.client import Client, Event, connect
+from turnfold.client import Client, Event, connect, session_key
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import CannotFit, RequestError, Unavailable
 from turnfold.messages import SessionKey
@@ -118,22 +119,23 @@ def conversations(number: int) -> Iterator[tuple[Recording, Step]]:
     """The examples again and again, each time as sessions of their own, whole turns and single messages in turn."""
     for lap in range(10_000):
         for recording in recorded([str(path) for path in EXAMPLES], agent=f"chaos-{number}"):
-            key = recording.key._replace(session_id=f"{recording.key.session_id}-{lap}")
+            key = session_key(recording.key.agent_id, f"{recording.key.session_id}-{lap}")
             yield Recording(key, recording.conversation), (Step.TURN, Step.MESSAGE)[(lap + number) % 2]
 
 
 async def settle(chaos: Chaos, client: Client) -> None:
     """Wait until all is stored and nothing is pending."""
-
-    async def is_done(key: SessionKey) -> bool:
-        session = client.session(*key)
-        with contextlib.suppress(Unavailable):
-            window = await session.context(max_tokens=10_000_000, after=chaos.published.newest_seq.get(key), wait_ms=2_000)
-            return window.fresh and not (await session.status())["messages_pending"]
-        return False
-
     for key in chaos.published.order:
-        await wait_until(lambda key=key: is_done(key), seconds=120, every=0.2, told=chaos.system.words)
+        await eventually(partial(is_settled, chaos, client, key), seconds=120, every=0.2, told=chaos.system.words)
+
+
+async def is_settled(chaos: Chaos, client: Client, key: SessionKey) -> bool:
+    """Whether a session holds all that was acknowledged, and has summarised what it evicted."""
+    session = client.session(*key)
+    with contextlib.suppress(Unavailable):
+        window = await session.context(max_tokens=10_000_000, after=chaos.published.newest_seq.get(key), wait_ms=2_000)
+        return window.fresh and not (await session.status())["messages_pending"]
+    return False
 
 
 async def noticed(url: str) -> list[tuple[str, dict[str, Any]]]:

@@ -173,7 +173,8 @@ async def test_every_arrow_of_a_job_leaves_an_audit_row_and_what_matters_to_othe
     assert [one.subject.split(".ada.")[0] for one in notices] == ["context.compressed", "compaction.failed", "summary.updated"]
     told = json.loads(notices[-1].payload)
     assert (told["version"], told["kind"], told["audit"]["rows"]) == (1, "llm", 5)
-    assert (told["tokens_before"], told["tokens_after"]) == (rows[-1].tokens_before, rows[-1].tokens_after)
+    assert rows[0].tokens_before == rows[-1].tokens_before == told["tokens_before"]
+    assert rows[-1].tokens_after == told["tokens_after"]
 
 
 @pytest.mark.proves("C50", "L10")

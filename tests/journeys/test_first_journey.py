@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import turnfold
-from tests.system import System, client_of, command, parts_alive, running_system, wait_until
+from tests.system import System, client_of, command, eventually, parts_alive, running_system
 from turnfold.core.sendable import faults
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_
             seen = await session.context(max_tokens=50_000, placement="user")
             return seen if seen.summary and not seen.account.pending_shown + seen.account.pending_digested else None
 
-        window = await wait_until(summarised)
+        window = await eventually(summarised)
         assert window.summary is not None
         assert window.account.covered > 0
         assert window.account.shown + window.account.covered + window.account.folded == 49
@@ -87,7 +87,7 @@ async def test_the_same_journey_needs_nothing_but_http(tmp_path: Path) -> None:
             seen: Json = (await http.get(f"{path}/context", params={"max_tokens": 50_000})).json()
             return seen if seen["summary"] and not seen["pending"]["messages"] else None
 
-        window = await wait_until(summarised)
+        window = await eventually(summarised)
         assert window["account"]["covered"] > 0
         unchanged = await http.get(f"{path}/context", params={"max_tokens": 50_000}, headers={"If-None-Match": window["etag"]})
         assert unchanged.status_code == 304
@@ -102,7 +102,7 @@ async def test_stopping_and_starting_again_changes_no_window_and_no_version(tmp_
     async def seen_by(system: System) -> list[Any]:
         async with client_of(system) as client:
             session = client.session("support", "user-42")
-            await wait_until(lambda: _nothing_pending(session))
+            await eventually(lambda: _nothing_pending(session))
             windows = [(await session.context(max_tokens=size)).raw for size in (1_500, 4_000, 50_000)]
             return [windows, await session.summaries(), [row async for row in session.audit_trail()]]
 
@@ -161,7 +161,7 @@ async def test_a_stop_signal_finishes_what_is_in_hand(tmp_path: Path) -> None:
         await system.start()
         async with client_of(system) as client:
             session = client.session("support", "user-42")
-            await wait_until(lambda: _holds(session, 800))
+            await eventually(lambda: _holds(session, 800))
 
 
 async def _nothing_pending(session: turnfold.Session) -> bool:

@@ -11,7 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client as Bus
 
-from tests.system import Parts, running_parts, wait_until
+from tests.system import Parts, eventually, running_parts, wait_until
 from turnfold.client import Client, connect
 from turnfold.errors import Unavailable, UnknownSession
 
@@ -98,7 +98,7 @@ async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwar
         async def is_ready() -> bool:
             return (await http_of(parts, "/readyz"))[0] == 200
 
-        await wait_until(is_ready)
+        await eventually(is_ready)
 
     assert (status, window["account"]["total"]) == (200, 3)
     assert unready == 503

@@ -98,7 +98,7 @@ class SqlJobs:
                 raise LostLease(job.compaction_ids[-1])
             covers = await _covers(connection, job)
             await connection.execute(summaries.insert(), _summary_row(job, version, number, covers, now_ms))
-            before = session.window_tokens
+            before = await _tokens_before(connection, job)
             session.version, session.summary_tokens = number, version.tokens
             session.revision += 1
             records = Records()
@@ -221,6 +221,12 @@ async def _request(connection: AsyncConnection, sid: int) -> str | None:
     )
     body: str | None = (await connection.execute(statement)).scalar()
     return body
+
+
+async def _tokens_before(connection: AsyncConnection, job: Job) -> int:
+    """What live messages and summary counted before the first of these evictions."""
+    first = compactions.c.compaction_id == int(job.compaction_ids[0])
+    return int((await connection.execute(select(compactions.c.tokens_before).where(first))).scalar_one())
 
 
 async def _covers(connection: AsyncConnection, job: Job) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class MemoryJobs:
         session, rows = self._memory.sessions[job.key], self._rows(job)
         if session.version != job.base_version:
             raise LostLease(job.compaction_ids[-1])
-        before, number = session.window_tokens, len(session.summaries) + 1
+        before, number = rows[0].tokens_before, len(session.summaries) + 1
         for row in rows:
             row.status, row.is_covered, row.version, row.reason = "committed", True, number, reason
             row.lease_until_ms, row.finished_at_ms = None, now_ms

@@ -1,0 +1,243 @@
+"""The tables come up from nothing, are what the schema says, and go down again."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from tests.stores import KEY, NOON, Stores, result, sql_stores, summary, turn, turns, user
+from turnfold.errors import StartError
+from turnfold.store.schema import VIEWS, metadata
+from turnfold_migrations import downgrade, head, revision_of, upgrade
+from turnfold_migrations.versions import __path__ as versions_path
+
+VIEW_COLUMNS = {
+    "sessions_view": "agent_id session_id model policy mode messages_total messages_live messages_pending messages_covered "
+    "tokens_total tokens_live summary_version last_event_at",
+    "messages_view": "agent_id session_id message_id stream_seq position role tool_call_id tokens priority state compaction_id created_at",
+    "summaries_view": "agent_id session_id version in_force kind style model tokens messages_covered compaction_id created_at text",
+    "compactions_view": "compaction_id agent_id session_id trigger status messages_evicted tokens_before tokens_after attempts reason "
+    "requested_at finished_at",
+    "audit_view": "audit_id at agent_id session_id compaction_id phase reason tokens_before tokens_after details prev_hash hash",
+    "dead_letters_view": "dead_letter_id at subject stream_seq reason size_bytes replayed_at",
+}
+"""The contract's views and their columns."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty database is."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/new/turnfold.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@asynccontextmanager
+async def engine_of(url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(url)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+async def looked_up(url: str, look: Any) -> Any:
+    async with engine_of(url) as engine, engine.connect() as connection:
+        return await connection.run_sync(look)
+
+
+async def rows(url: str, statement: str) -> list[dict[str, Any]]:
+    async with engine_of(url) as engine, engine.connect() as connection:
+        return [dict(row) for row in (await connection.execute(text(statement))).mappings()]
+
+
+def everything(connection: Connection) -> set[str]:
+    """The tables and views of a database."""
+    seen = inspect(connection)
+    return {*seen.get_table_names(), *seen.get_view_names()}
+
+
+def ours(_: object, name: str | None, kind: str, *__: object) -> bool:
+    return not (kind == "table" and name in VIEWS)
+
+
+def differences(connection: Connection) -> list[Any]:
+    context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True, "include_object": ours})
+    return list(compare_metadata(context, metadata))
+
+
+@pytest.mark.proves("O6")
+async def test_the_tables_come_up_go_down_and_come_up_again(database_url: str) -> None:
+    await upgrade(database_url)
+    first = await looked_up(database_url, everything)
+    await downgrade(database_url, "base")
+
+    assert await looked_up(database_url, everything) == {"alembic_version"}
+    await upgrade(database_url)
+
+    assert await looked_up(database_url, everything) == first == {*metadata.tables, *VIEWS, "alembic_version"}
+    assert await looked_up(database_url, revision_of) == head()
+
+
+@pytest.mark.proves("O6")
+async def test_going_up_twice_changes_nothing(database_url: str) -> None:
+    for _ in range(2):
+        await upgrade(database_url)
+
+    assert await looked_up(database_url, revision_of) == head()
+
+
+@pytest.mark.proves("O6")
+async def test_the_migrations_build_what_the_schema_says(database_url: str) -> None:
+    await upgrade(database_url)
+
+    assert await looked_up(database_url, differences) == []
+
+
+@pytest.mark.proves("O6", "C48")
+async def test_several_may_bring_the_tables_up_at_once(database_url: str) -> None:
+    program = "import asyncio, sys; from turnfold_migrations import upgrade; asyncio.run(upgrade(sys.argv[1]))"
+    children = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", program, database_url, stderr=asyncio.subprocess.PIPE) for _ in range(3)
+    ]
+
+    told = await asyncio.gather(*(child.communicate() for child in children))
+
+    assert [child.returncode for child in children] == [0, 0, 0], told
+    assert await looked_up(database_url, differences) == []
+
+
+@pytest.mark.proves("O3")
+async def test_a_database_out_of_reach_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    for url in (f"sqlite+aiosqlite:///{tmp_path}/file/turnfold.db", "postgresql+asyncpg://nobody@127.0.0.1:1/nothing"):
+        with pytest.raises(StartError, match="the database cannot be"):
+            await upgrade(url)
+
+
+@pytest.mark.proves("A2")
+async def test_the_views_have_the_columns_of_the_contract(database_url: str) -> None:
+    await upgrade(database_url)
+
+    def columns(connection: Connection) -> dict[str, str]:
+        return {name: " ".join(column["name"] for column in inspect(connection).get_columns(name)) for name in VIEWS}
+
+    assert await looked_up(database_url, columns) == VIEW_COLUMNS
+
+
+@pytest.mark.proves("A2")
+def test_each_view_is_written_the_same_in_the_schema_and_in_the_newest_migration() -> None:
+    written = "".join(path.read_text() for path in sorted(Path(next(iter(versions_path))).glob("[0-9]*.py")))
+
+    for name, view in VIEWS.items():
+        assert re.sub(r"\s+", " ", view).strip() in re.sub(r"\s+", " ", written), name
+
+
+# --- what is in them
+
+
+async def lived(stores: Stores) -> None:
+    """A session with everything: covered, pending and live messages, a failed attempt, a dead letter."""
+    await stores.ingest(*turns(1, 7), turn(8, user("hello"), model="gpt-5"))
+    (job,) = await stores.claim(NOON + 1_000)
+    await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=NOON + 2_000, now_ms=NOON + 1_500)
+    (job,) = await stores.claim(NOON + 2_000)
+    await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 3_000)
+    await stores.ingest(*turns(9, 5), result(14, "c", "42"))
+    await stores.ingest(turn(15, user("other"), event_id="e1"))
+
+
+@pytest.mark.proves("A2", "L7")
+async def test_the_views_tell_what_happened(database_url: str) -> None:
+    await upgrade(database_url)
+    async with sql_stores(database_url) as stores:
+        await lived(stores)
+        counters = (await stores.seen()).sessions[KEY].counters
+
+    (session,) = await rows(database_url, "SELECT * FROM sessions_view")
+    assert [session[f"messages_{state}"] for state in ("total", "live", "pending", "covered")] == [26, 7, 9, 10]
+    assert (session["tokens_live"], session["model"], session["summary_version"]) == (counters.live_tokens, "gpt-5", 1)
+    messages = await rows(database_url, "SELECT * FROM messages_view ORDER BY position")
+    assert [one["state"] for one in messages] == ["covered"] * 10 + ["pending"] * 9 + ["live"] * 7
+    assert [one["message_id"] for one in messages][:2] == ["e1#0", "e1#1"]
+    assert [one["stream_seq"] for one in messages] == [one["position"] // 1024 for one in messages]
+    compactions = await rows(database_url, "SELECT * FROM compactions_view ORDER BY requested_at")
+    assert [(one["status"], one["attempts"], one["messages_evicted"]) for one in compactions] == [("committed", 2, 10), ("pending", 0, 9)]
+    (version,) = await rows(database_url, "SELECT * FROM summaries_view")
+    assert (version["version"], bool(version["in_force"]), version["compaction_id"]) == (1, True, compactions[0]["compaction_id"])
+    audit = await rows(database_url, "SELECT * FROM audit_view ORDER BY audit_id")
+    assert [one["phase"] for one in audit] == ["evicted", "summary_start", "attempt_failed", "summary_start", "summary_done", "evicted"]
+    assert {one["compaction_id"] for one in audit} == {one["compaction_id"] for one in compactions}
+    assert json.loads(audit[0]["details"])["trigger"] == "messages"
+    (letter,) = await rows(database_url, "SELECT * FROM dead_letters_view")
+    assert (letter["reason"], letter["stream_seq"], letter["replayed_at"]) == ("event_id_reused", 15, None)
+
+
+@pytest.mark.proves("A1")
+async def test_the_audit_refuses_to_be_changed(database_url: str) -> None:
+    await upgrade(database_url)
+    async with sql_stores(database_url) as stores:
+        await lived(stores)
+    before = await rows(database_url, "SELECT * FROM audit ORDER BY audit_id")
+
+    for change in ("UPDATE audit SET phase = 'x'", "UPDATE audit SET at_ms = 0 WHERE audit_id = 1", "DELETE FROM audit"):
+        assert "append-only" in str(await refusal(database_url, change))
+
+    assert await rows(database_url, "SELECT * FROM audit ORDER BY audit_id") == before
+
+
+@pytest.mark.proves("A1")
+async def test_the_audit_refuses_to_be_emptied(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+
+    assert "append-only" in str(await refusal(postgres_url, "TRUNCATE audit"))
+
+
+IMPOSSIBLE = [
+    "UPDATE messages SET role = 'robot'",
+    "UPDATE messages SET answers_slot = 0, answers_position = NULL",
+    "UPDATE messages SET is_copy = true, answers_slot = 0, answers_position = 1",
+    "UPDATE compactions SET status = 'done'",
+    "UPDATE compactions SET status = 'running', lease_until_ms = NULL",
+    "UPDATE compactions SET is_covered = true WHERE status = 'pending'",
+    "UPDATE compactions SET ordinal = 1",
+    "UPDATE summaries SET base_version = version",
+    "UPDATE sessions SET live_messages = -1",
+    "UPDATE ingested SET last_seq = first_seq - 1",
+    "INSERT INTO messages SELECT * FROM messages",
+    "INSERT INTO events SELECT * FROM events",
+]
+
+
+@pytest.mark.proves("L1")
+async def test_rows_that_must_not_exist_are_refused(database_url: str) -> None:
+    await upgrade(database_url)
+    async with sql_stores(database_url) as stores:
+        await lived(stores)
+
+    for change in IMPOSSIBLE:
+        assert isinstance(await refusal(database_url, change), IntegrityError), change
+
+
+async def refusal(url: str, change: str) -> DBAPIError | None:
+    """Why a change is refused; None when it is made."""
+    async with engine_of(url) as engine:
+        try:
+            async with engine.begin() as connection:
+                await connection.execute(text(change))
+        except DBAPIError as error:
+            return error
+    return None

@@ -1,0 +1,201 @@
+"""What is done all the time reads by index, never a table that grows with the age of a session or an installation."""
+
+import re
+import sqlite3
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+
+from tests.stores import KEY, NOON, Stores, assistant, new_sqlite, result, sql_stores, summary, turn, turns, user
+from turnfold.messages import AgentId, SessionId, SessionKey
+
+GROWING = ("messages", "events", "tool_calls", "sessions", "compactions", "summaries", "audit", "outbox", "dead_letters")
+OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
+
+Statement = tuple[str, Any]
+
+
+class Recorder:
+    """The statements that reach SQLite, as they are prepared: with their parameters beside them, not in them."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+
+    def connection(self) -> type[sqlite3.Connection]:
+        """A kind of connection that records."""
+        statements = self.statements
+
+        class Cursor(sqlite3.Cursor):
+            def execute(self, sql: str, parameters: Any = (), /) -> "Cursor":
+                statements.append((sql, parameters))
+                super().execute(sql, parameters)
+                return self
+
+            def executemany(self, sql: str, parameters: Iterable[Any], /) -> "Cursor":
+                rows = list(parameters)
+                statements.append((sql, rows[0]))
+                super().executemany(sql, rows)
+                return self
+
+        class Connection(sqlite3.Connection):
+            def cursor(self, factory: Any = Cursor) -> Any:
+                return super().cursor(factory)
+
+        return Connection
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Record whatever engines that connect meanwhile send."""
+    recorder = Recorder()
+    factory = recorder.connection()
+
+    def on_connect(_dialect: object, _record: object, _args: object, options: dict[str, Any]) -> None:
+        options["factory"] = factory
+
+    event.listen(Engine, "do_connect", on_connect)
+    try:
+        yield recorder
+    finally:
+        event.remove(Engine, "do_connect", on_connect)
+
+
+class Watched:
+    """A store with a past, and the plans of what is asked of it."""
+
+    def __init__(self, stores: Stores, recorder: Recorder, path: Path) -> None:
+        self.stores = stores
+        self._recorder = recorder
+        self._path = path
+
+    def begin(self) -> None:
+        """Forget what was sent."""
+        self._recorder.statements.clear()
+
+    def plans(self) -> list[tuple[str, str]]:
+        """Each step of each plan of what was sent since, and the statement it belongs to."""
+        found: list[tuple[str, str]] = []
+        with closing(sqlite3.connect(self._path)) as connection:
+            for sql, parameters in self._recorder.statements:
+                if re.match(r"\s*(SELECT|UPDATE|DELETE|INSERT|WITH)", sql):
+                    found += [(str(row[3]), " ".join(sql.split())) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+        assert found
+        return found
+
+    def scans(self) -> list[tuple[str, str]]:
+        """The steps that read a whole growing table, be it by an index; an index of open work alone is no such thing."""
+        growing = re.compile(rf"SCAN ({'|'.join(GROWING)})\b(?!.*ix_compactions_open)")
+        return [(step, sql) for step, sql in self.plans() if growing.search(step)]
+
+    def steps(self) -> str:
+        """All steps as one text."""
+        return "\n".join(step for step, _ in self.plans())
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncGenerator[Watched]:
+    url = new_sqlite(tmp_path)
+    with recording() as recorder:
+        async with sql_stores(url) as stores:
+            for number, key in enumerate([*OTHERS, KEY]):
+                first = 1_000 * number
+                await stores.ingest(*[turn(first + seq, user("q"), assistant("a", f"c{seq}"), key=key) for seq in range(1, 40)])
+            for job in await stores.claim():
+                await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+            await stores.ingest(*turns(9_000, 8))
+            found = Watched(stores, recorder, tmp_path / "turnfold.db")
+            found.begin()
+            yield found
+
+
+@pytest.mark.proves("L8", "C58")
+async def test_a_window_is_read_by_its_index(watched: Watched) -> None:
+    await watched.stores.windows.window(KEY, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position]))
+
+    assert watched.scans() == []
+    steps = watched.steps()
+    assert "ix_messages_live (sid=?)" in steps
+    assert "SEARCH compactions USING INDEX ix_compactions_pending (sid=?)" in steps
+    assert "SEARCH messages USING PRIMARY KEY (sid=? AND position>? AND position<?)" in steps
+
+
+@pytest.mark.proves("L8")
+async def test_storing_what_is_new_reads_nothing_old(watched: Watched) -> None:
+    await watched.stores.ingest(turn(9_100, user("q"), assistant(None, "x")), result(9_101, "x", "42"))
+
+    assert watched.scans() == []
+    steps = watched.steps()
+    assert "ix_messages_results (sid=? AND tool_call_id=?)" in steps
+    assert re.search(r"SEARCH tool_calls USING (COVERING )?(INDEX \S+|PRIMARY KEY) \(sid=\? AND call_id=\?\)", steps)
+
+
+@pytest.mark.proves("L8", "L2")
+async def test_an_event_that_comes_again_is_found_by_its_id(watched: Watched) -> None:
+    again = turn(9_007, user("question 9007"), assistant("answer 9007"))
+
+    await watched.stores.ingest(again._replace(stream_seq=9_200))
+    await watched.stores.ingest(again._replace(stream_seq=8_999))
+
+    assert watched.scans() == []
+    assert re.search(r"SEARCH events USING (INDEX \S+|PRIMARY KEY) \(agent_id=\? AND event_id=\?\)", watched.steps())
+
+
+@pytest.mark.proves("L8", "E2")
+async def test_an_eviction_reads_the_live_messages_alone(watched: Watched) -> None:
+    await watched.stores.ingest(*turns(9_100, 8))
+
+    assert watched.scans() == []
+    assert "ix_messages_live (sid=?)" in watched.steps()
+
+
+@pytest.mark.proves("S1", "L8")
+async def test_jobs_are_found_among_the_open_ones(watched: Watched) -> None:
+    (job,) = await watched.stores.claim()
+    await watched.stores.jobs.next_due_ms()
+
+    assert watched.scans() == []
+    assert "ix_compactions_open" in watched.steps()
+    assert job.key == KEY
+
+
+@pytest.mark.proves("S1", "L8")
+async def test_a_job_is_loaded_renewed_and_committed_without_reading_a_whole_table(watched: Watched) -> None:
+    (job,) = await watched.stores.claim()
+    watched.begin()
+
+    await watched.stores.jobs.load(job)
+    await watched.stores.jobs.renew(job, lease_ms=1_000, now_ms=NOON)
+    await watched.stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+
+    assert watched.scans() == []
+
+
+@pytest.mark.proves("A5", "L8")
+async def test_histories_versions_and_the_audit_are_read_by_key(watched: Watched) -> None:
+    history = watched.stores.history
+    await history.page(KEY, after_position=0, limit=5)
+    await history.page(KEY, after_position=1 << 50, limit=5, newest_first=True)
+    await history.named(KEY, ["e9001#0", "e9002#1"])
+    await history.versions(KEY)
+    await history.audit(KEY, after=0, limit=5)
+    await history.counts(KEY)
+
+    assert watched.scans() == []
+
+
+@pytest.mark.proves("A3", "L8")
+async def test_notices_are_sent_in_the_order_of_their_key(watched: Watched) -> None:
+    await watched.stores.outbox.sent(await watched.stores.outbox.unsent(2))
+
+    assert "TEMP B-TREE" not in watched.steps()
+    assert re.search(r"SEARCH outbox USING INTEGER PRIMARY KEY", watched.steps())
+
+
+async def test_a_scan_would_be_seen(watched: Watched) -> None:
+    await watched.stores.seen()
+
+    assert {step.split()[1] for step, _ in watched.scans()} >= {"messages", "events", "audit"}
