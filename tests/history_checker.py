@@ -41,7 +41,7 @@ class Published:
     attempted: dict[tuple[str, str], Event] = field(default_factory=dict)
     acknowledged: defaultdict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
     order: defaultdict[SessionKey, list[str]] = field(default_factory=lambda: defaultdict(list))
-    bad: dict[int, str] = field(default_factory=dict)
+    bad: dict[bytes, str] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     messages_attempted: Counter[SessionKey] = field(default_factory=Counter)
     messages_acknowledged: Counter[SessionKey] = field(default_factory=Counter)
@@ -61,9 +61,9 @@ class Published:
         self.acknowledged[identity(event)].append(seq)
         self.newest_seq[event.key] = max(seq, self.newest_seq.get(event.key, 0))
 
-    def took_bad(self, seq: int, reason: str) -> None:
-        """The stream acknowledged what cannot be stored, for this reason."""
-        self.bad[seq] = reason
+    def trying_bad(self, payload: bytes, reason: str) -> None:
+        """What cannot be stored for this reason is about to be published."""
+        self.bad[payload] = reason
 
 
 def identity(event: Event) -> tuple[str, str]:
@@ -156,7 +156,7 @@ class Checker:
         by_payload = {event.payload: name for name, event in self._published.attempted.items()}
         for entry in self._stream:
             name = by_payload.get(entry.payload)
-            if name is not None and entry.seq not in self._published.bad:
+            if name is not None and entry.payload not in self._published.bad:
                 found.setdefault(name, entry.seq)
         return found
 
@@ -278,9 +278,7 @@ class Checker:
 
     def _dead_letters(self) -> None:
         found = {row["stream_seq"]: row["reason"] for row in self._ask("SELECT stream_seq, reason FROM dead_letters_view")}
-        # A copy of a bad event is as bad; the stream knows where they are.
-        payloads = {entry.payload: self._published.bad[entry.seq] for entry in self._stream if entry.seq in self._published.bad}
-        expected = {entry.seq: payloads[entry.payload] for entry in self._stream if entry.payload in payloads}
+        expected = {entry.seq: reason for entry in self._stream if (reason := self._published.bad.get(entry.payload)) is not None}
         if found != expected:
             self._fault(f"dead letters {_some(found.items() ^ expected.items())} differ from what was published")
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -84,8 +84,7 @@ def rules_of(policy: Policy) -> tuple[Rules, PolicyOf]:
     policy_of = policy_rule("balanced", lambda name: presets[name])
     numbers = count(1)
     made = make_rules(policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000, count=words)
-    fields = {name: getattr(made, name) for name in Rules.__slots__}
-    return Rules(**fields | {"new_id": lambda: next(numbers)}), policy_of
+    return replace(made, new_id=lambda: next(numbers)), policy_of
 
 
 def memory_stores(policy: Policy = SMALL) -> Stores:

@@ -198,9 +198,7 @@ class Parts:
         self.server = server
         self.database = directory / "turnfold.db"
         self._log = directory / "parts.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.http_url = f"http://127.0.0.1:{port}"
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")} | {
             "TURNFOLD_NATS_URL": server.url,
@@ -360,6 +358,13 @@ async def streamed(url: str) -> list[Streamed]:
         return found
     finally:
         await bus.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def parts_alive(lines: Sequence[Json]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,7 +79,7 @@ async def _run(engine: AsyncEngine, work: Callable[[Connection], None]) -> None:
 
 
 @contextmanager
-def _one_at_a_time(database_url: str) -> Iterator[None]:
+def _one_at_a_time(database_url: str) -> Generator[None]:
     """SQLite has no lock for this: a file beside the database stands for it."""
     url = make_url(database_url)
     if url.get_backend_name() != "sqlite" or not url.database:

@@ -93,7 +93,7 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
     word, metrics, histories = Word(), Metrics(), SqlHistory(database)
     questions = Questions(windows=SqlWindows(database), histories=histories, answering=answering, arrivals=word, metrics=metrics)
     desk = Desk(questions, metrics)
-    broker = NatsBroker(**broker_options(settings, "query", role="query"), logger=None, graceful_timeout=5.0)
+    broker = NatsBroker(**broker_options(settings, "query", role="query"), logger=None, graceful_timeout=5.0, apply_types=False)
     broker.include_router(make_router(desk, questions.shapes))
 
     async def is_ready() -> list[str]:

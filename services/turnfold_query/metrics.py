@@ -1,7 +1,7 @@
 """What the query service counts."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -28,7 +28,7 @@ class Metrics:
         self._refused = Counter("turnfold_requests_refused", "Requests that were refused.", ["request", "code"], registry=self.registry)
 
     @contextmanager
-    def answering(self, name: str) -> Iterator[None]:
+    def answering(self, name: str) -> Generator[None]:
         """Time one answer."""
         began = time.perf_counter()
         try:

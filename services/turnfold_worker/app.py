@@ -141,7 +141,7 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
 
     intake.on_stored = on_stored
     compactor.on_done = relay.wake
-    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0)
+    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
     changes = SqlChanges(database)
     broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
     await broker.start()

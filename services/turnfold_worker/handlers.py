@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
-from faststream.nats import NatsRouter
-from faststream.nats.annotations import NatsMessage
+from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -104,9 +103,9 @@ def delivery_of(message: Msg) -> Delivery:
     return Delivery(message.subject, message.data, int(tokens[5 + shift]), int(tokens[7 + shift]) // 1_000_000)
 
 
-async def _raw(message: Any) -> Any:
-    """Leave the batch as it came: each message is read on its own, so that a bad one harms no neighbour."""
-    return message.body
+async def as_it_came(message: NatsMessage) -> NatsMessage:
+    """Leave a request to its own model, and hand the handler the message itself."""
+    return message
 
 
 def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], int], on_change: Callable[[], object]) -> NatsRouter:
@@ -114,8 +113,8 @@ def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], 
     router = NatsRouter()
 
     def answers(name: str, levels: int, handle: Callable[[str, bytes], Awaitable[Mapping[str, Any]]]) -> None:
-        @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=_raw, title=name)
-        async def on_request(_: Any, message: NatsMessage) -> bytes:
+        @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=as_it_came, title=name)
+        async def on_request(message: NatsMessage) -> bytes:
             raw = message.raw_message
             assert isinstance(raw, Msg)
             return json.dumps(await answered(name, handle(raw.subject, raw.data))).encode()

@@ -77,7 +77,7 @@ class IntakeStore(Protocol):
         """
         ...
 
-    async def mark_ingested(self, ranges: Sequence[tuple[int, int]]) -> None:
+    async def mark_ingested(self, ranges_: Sequence[tuple[int, int]]) -> None:
         """Count sequences that the stream no longer holds as ingested."""
         ...
 

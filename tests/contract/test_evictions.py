@@ -236,7 +236,8 @@ async def test_wishes_add_up_and_null_takes_one_back(stores: Stores) -> None:
 @pytest.mark.proves("O5")
 @pytest.mark.parametrize("key", [KEY, KEY.agent_id])
 async def test_a_policy_that_does_not_exist_is_refused_and_changes_nothing(stores: Stores, key: SessionKey | AgentId) -> None:
-    for numbers in ({"keep_mesages": 3}, {"keep_messages": -1}, {"keep_messages": "many"}):
+    wrong: list[dict[str, Any]] = [{"keep_mesages": 3}, {"keep_messages": -1}, {"keep_messages": "many"}]
+    for numbers in wrong:
         with pytest.raises(BadRequest):
             await override(stores, key, **numbers)
     with pytest.raises(BadRequest):

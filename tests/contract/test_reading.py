@@ -1,7 +1,7 @@
 """How sessions are read, in every store: windows, histories, versions, the audit, and notices."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -122,7 +122,7 @@ async def test_an_id_finds_nothing_in_another_session(stores: Stores) -> None:
 @pytest.mark.proves("A2")
 @pytest.mark.parametrize("ask", ["page", "named", "counts", "versions"])
 async def test_a_session_nobody_published_in_is_unknown(stores: Stores, ask: str) -> None:
-    asked = {
+    asked: dict[str, Callable[[], Awaitable[object]]] = {
         "page": lambda: stores.history.page(NOBODY, after_position=0, limit=1),
         "named": lambda: stores.history.named(NOBODY, ["e#0"]),
         "counts": lambda: stores.history.counts(NOBODY),

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def engine_of(url: str) -> AsyncIterator[AsyncEngine]:
+async def engine_of(url: str) -> AsyncGenerator[AsyncEngine]:
     engine = create_async_engine(url)
     try:
         yield engine

@@ -13,9 +13,7 @@ _FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60}
 _MARK_TOKENS = 16
 
 
-def digest(
-    sources: Sequence[Source], *, max_tokens: int = 300, count: Callable[[str], int], older: int = 0, silent: int = 0
-) -> str:
+def digest(sources: Sequence[Source], *, max_tokens: int = 300, count: Callable[[str], int], older: int = 0, silent: int = 0) -> str:
     """One line a message: what was said, clipped, and which tools were called on what.
 
     At most `max_tokens`. Results that went well have no line of their own. What has no line is counted exactly, in a first

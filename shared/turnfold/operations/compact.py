@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from random import uniform
 
@@ -130,7 +130,7 @@ def _backoff(attempt: int, writing: Writing) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _renewed(job: Job, store: JobStore, writing: Writing, now_ms: Callable[[], int]) -> AsyncIterator[None]:
+async def _renewed(job: Job, store: JobStore, writing: Writing, now_ms: Callable[[], int]) -> AsyncGenerator[None]:
     """Keep the lease while the body runs."""
     lease_ms = int(1000 * writing.lease_seconds)
 

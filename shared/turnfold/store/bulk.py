@@ -1,20 +1,23 @@
 """Hot statements: SQLAlchemy writes the SQL once, and the driver takes plain tuples."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, bindparam, update
+from sqlalchemy import Connection, Select, Table, bindparam, column, table, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
+from sqlalchemy.types import TypeEngine
 
 from turnfold.errors import Unavailable
+from turnfold.store.engine import may_pass
 
 
 class Prepared:
     """A SELECT that is written once for each dialect; its parameters are given by place, in the order of `names`."""
 
-    def __init__(self, statement: Select[Any], names: Sequence[str]) -> None:
+    def __init__(self, statement: Select[*tuple[Any, ...]], names: Sequence[str]) -> None:
         self._statement = statement
         self._names = tuple(names)
         self._written: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -37,7 +40,7 @@ class Prepared:
 class PreparedIn:
     """A SELECT whose one parameter is a list; written once for each dialect and length of the list."""
 
-    def __init__(self, statement: Select[Any], name: str) -> None:
+    def __init__(self, statement: Select[*tuple[Any, ...]], name: str) -> None:
         self._statement = statement
         self._name = name
         self._written: dict[tuple[str, int], str] = {}
@@ -55,6 +58,38 @@ class PreparedIn:
         return _fetched(connection, self._written[written], tuple(values))
 
 
+class PreparedPairs:
+    """A SELECT that joins `pairs`, a list of two values each; written once for each dialect and length of the list.
+
+    SQLite reads a whole table for `(a, b) IN (VALUES ...)`, however short the list; a join it answers by index.
+    """
+
+    pairs = table("pairs", column("a"), column("b"))
+
+    def __init__(self, statement: Select[*tuple[Any, ...]], kinds: tuple[TypeEngine[Any], TypeEngine[Any]]) -> None:
+        self._statement = statement
+        self._kinds = kinds
+        self._written: dict[tuple[str, int], str] = {}
+
+    async def rows(self, connection: AsyncConnection, values: Sequence[tuple[Any, Any]]) -> Sequence[Sequence[Any]]:
+        """All rows, in the types the driver gives."""
+        return await connection.run_sync(self._rows, values) if values else ()
+
+    def _rows(self, connection: Connection, values: Sequence[tuple[Any, Any]]) -> Sequence[Sequence[Any]]:
+        written = (connection.dialect.name, len(values))
+        if written not in self._written:
+            self._written[written] = self._sql(connection.dialect, len(values))
+        return _fetched(connection, self._written[written], tuple(chain.from_iterable(values)))
+
+    def _sql(self, dialect: Dialect, length: int) -> str:
+        if dialect.name == "sqlite":
+            places = ", ".join(["(?, ?)"] * length)
+        else:
+            a, b = (kind.compile(dialect=dialect) for kind in self._kinds)
+            places = ", ".join(f"(${2 * number + 1}::{a}, ${2 * number + 2}::{b})" for number in range(length))
+        return f"WITH pairs (a, b) AS (VALUES {places}) {self._statement.compile(dialect=dialect)}"
+
+
 def _fetched(connection: Connection, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
     """Straight from the driver: what SQLAlchemy would learn about the columns costs as much as the reading itself."""
     driver = connection.dialect.loaded_dbapi
@@ -62,8 +97,10 @@ def _fetched(connection: Connection, sql: str, values: tuple[Any, ...]) -> Seque
     try:
         cursor.execute(sql, values)
         return cursor.fetchall()
-    except (driver.OperationalError, driver.InterfaceError) as error:
-        raise Unavailable(f"the database cannot be used now ({str(error)[:200]}); try again later") from error
+    except driver.Error as error:
+        if may_pass(error):
+            raise Unavailable(f"the database cannot be used now ({str(error)[:200]}); try again later") from error
+        raise
     finally:
         cursor.close()
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -128,7 +128,9 @@ class _Translated:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (isinstance(error, DBAPIError) and _may_pass(error)):
+        if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (
+            isinstance(error, DBAPIError) and (error.connection_invalidated or may_pass(error.orig))
+        ):
             raise Unavailable(f"the database cannot be used now ({_first_line(error)}); try again later") from error
 
 
@@ -136,10 +138,10 @@ _PASSING = ("08", "40", "53", "55", "57", "58")
 """Classes of SQLSTATE that say nothing against the statement: connections, deadlocks, resources, locks, operators, the system."""
 
 
-def _may_pass(error: DBAPIError) -> bool:
-    """Whether a later try of the same may succeed."""
-    sqlstate = getattr(error.orig, "sqlstate", None) or ""
-    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError) or sqlstate[:2] in _PASSING
+def may_pass(error: BaseException | None) -> bool:
+    """Whether a later try of what made the driver raise this may succeed."""
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    return sqlstate[:2] in _PASSING or type(error).__name__ in ("OperationalError", "InterfaceError")
 
 
 def _first_line(error: BaseException | None) -> str:

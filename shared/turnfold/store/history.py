@@ -1,10 +1,10 @@
 """What a session was: originals, versions, audit; and what an installation holds."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.states import state_of
@@ -95,7 +95,7 @@ class SqlHistory:
             return [DeadLetterRow(*row) for row in await connection.execute(chosen)]
 
     @asynccontextmanager
-    async def _session(self, key: SessionKey) -> AsyncIterator[tuple[AsyncConnection, int]]:
+    async def _session(self, key: SessionKey) -> AsyncGenerator[tuple[AsyncConnection, int]]:
         async with self._database.read() as connection:
             mine = (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
             sid = (await connection.execute(select(sessions.c.sid).where(mine))).scalar()
@@ -104,7 +104,7 @@ class SqlHistory:
             yield connection, sid
 
 
-async def _originals(connection: AsyncConnection, chosen: Select[Any]) -> list[Original]:
+async def _originals(connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]) -> list[Original]:
     return [
         Original(
             f"{event_id}#{position % MESSAGES_PER_EVENT}",
@@ -113,18 +113,20 @@ async def _originals(connection: AsyncConnection, chosen: Select[Any]) -> list[O
             body,
             original,
         )
-        for position, event_id, compaction_id, is_covered, body, original in await connection.execute(chosen)
+        for position, event_id, compaction_id, is_covered, body, original in map(tuple[Any, ...], await connection.execute(chosen))
     ]
 
 
-async def _counts(connection: AsyncConnection, chosen: Select[Any]) -> list[SessionCounts]:
+async def _counts(connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]) -> list[SessionCounts]:
     return [SessionCounts(*row) for row in await connection.execute(chosen)]
 
 
-_live = select(func.count()).where(messages.c.sid == sessions.c.sid, messages.c.compaction_id.is_(None)).scalar_subquery()
+_live = (
+    select(func.count()).select_from(messages).where(messages.c.sid == sessions.c.sid, messages.c.compaction_id.is_(None)).scalar_subquery()
+)
 _pending = (
     select(func.coalesce(func.sum(compactions.c.messages_evicted), 0))
-    .where(compactions.c.sid == sessions.c.sid, ~compactions.c.is_covered, compactions.c.status.in_(("pending", "running", "committed")))
+    .where(compactions.c.sid == sessions.c.sid, text("NOT is_covered"), compactions.c.status.in_(("pending", "running", "committed")))
     .scalar_subquery()
 )
 _SESSIONS = select(

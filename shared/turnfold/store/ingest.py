@@ -3,9 +3,9 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, select, tuple_, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,7 +14,7 @@ from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
 from turnfold.store import ranges
-from turnfold.store.bulk import bulk_insert, bulk_update
+from turnfold.store.bulk import PreparedPairs, bulk_insert, bulk_update
 from turnfold.store.engine import Database, insert_for
 from turnfold.store.evict import evict
 from turnfold.store.pairing import Touched, pair_again
@@ -25,8 +25,12 @@ from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
 EVENT_ID_REUSED = "event_id_reused"
 SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
 
-_KNOWN = select(events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest).where(
-    tuple_(events.c.agent_id, events.c.event_id).in_(bindparam("ids", expanding=True))
+_pairs = PreparedPairs.pairs
+_KNOWN = PreparedPairs(
+    select(events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest).where(
+        events.c.agent_id == _pairs.c.a, events.c.event_id == _pairs.c.b
+    ),
+    (events.c.agent_id.type, events.c.event_id.type),
 )
 _INSERT_EVENTS = bulk_insert(events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope"))
 _INSERT_MESSAGES = bulk_insert(messages, STORED)
@@ -37,6 +41,14 @@ _BODIES = (
     .where(messages.c.sid == bindparam("of_sid"), messages.c.position.between(bindparam("first"), bindparam("last")))
     .order_by(messages.c.position)
 )
+
+
+class Known(NamedTuple):
+    """A stored event, as far as a copy of it is compared with it."""
+
+    sid: int
+    stream_seq: int
+    digest: bytes
 
 
 class SqlIntake:
@@ -119,7 +131,7 @@ class _Batch:
     async def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
         """Those whose event is not stored; the others are duplicates, moved or refused."""
         ids = sorted((arrival.event.key.agent_id, arrival.event.event_id) for arrival in arrivals)
-        known = {(row.agent_id, row.event_id): row for row in await self._connection.execute(_KNOWN, {"ids": ids})}
+        known = {(agent_id, event_id): Known(*rest) for agent_id, event_id, *rest in await _KNOWN.rows(self._connection, ids)}
         fresh: list[Arrival] = []
         for arrival in arrivals:
             row = known.get((arrival.event.key.agent_id, arrival.event.event_id))
@@ -129,7 +141,7 @@ class _Batch:
                 await self._meet_known(arrival, row)
         return fresh
 
-    async def _meet_known(self, arrival: Arrival, row: Any) -> None:
+    async def _meet_known(self, arrival: Arrival, row: Known) -> None:
         """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
         event, sid = arrival.event, self._sessions[arrival.event.key].sid
         if row.sid != sid:

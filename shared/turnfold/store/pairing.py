@@ -4,29 +4,31 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import bindparam, select, tuple_
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.messages import Answer
-from turnfold.store.bulk import bulk_update
+from turnfold.store.bulk import PreparedPairs, bulk_update
 from turnfold.store.schema import messages, tool_calls
 
 Touched = tuple[int, str]
 """A session and one of its call ids."""
 
-_CALLS = select(tool_calls).where(tuple_(tool_calls.c.sid, tool_calls.c.call_id).in_(bindparam("touched", expanding=True)))
-_RESULTS = select(
-    messages.c.sid,
-    messages.c.tool_call_id,
-    messages.c.position,
-    messages.c.content_digest,
-    messages.c.answers_position,
-    messages.c.answers_slot,
-    messages.c.is_copy,
-).where(
-    messages.c.tool_call_id.is_not(None),
-    tuple_(messages.c.sid, messages.c.tool_call_id).in_(bindparam("touched", expanding=True)),
+_pairs = PreparedPairs.pairs
+_KINDS = (tool_calls.c.sid.type, tool_calls.c.call_id.type)
+_CALLS = PreparedPairs(select(tool_calls).where(tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b), _KINDS)
+_RESULTS = PreparedPairs(
+    select(
+        messages.c.sid,
+        messages.c.tool_call_id,
+        messages.c.position,
+        messages.c.content_digest,
+        messages.c.answers_position,
+        messages.c.answers_slot,
+        messages.c.is_copy,
+    ).where(messages.c.sid == _pairs.c.a, messages.c.tool_call_id == _pairs.c.b),
+    _KINDS,
 )
 _DECIDED = bulk_update(messages, where=("sid", "position"), values=("answers_position", "answers_slot", "is_copy"))
 AT_ONCE = 400
@@ -47,9 +49,9 @@ async def _pair_some(connection: AsyncConnection, touched: list[Touched], pair: 
     calls: defaultdict[Touched, list[CallSeen]] = defaultdict(list)
     results: defaultdict[Touched, list[ResultSeen]] = defaultdict(list)
     stored: dict[tuple[int, int], Verdict] = {}
-    for sid, call_id, position, slot in await connection.execute(_CALLS, {"touched": touched}):
+    for sid, call_id, position, slot in await _CALLS.rows(connection, touched):
         calls[sid, call_id].append(CallSeen(position, slot))
-    for sid, call_id, position, digest, answers, slot, is_copy in await connection.execute(_RESULTS, {"touched": touched}):
+    for sid, call_id, position, digest, answers, slot, is_copy in await _RESULTS.rows(connection, touched):
         results[sid, call_id].append(ResultSeen(position, digest))
         stored[sid, position] = Verdict(None if answers is None else Answer(answers, slot), bool(is_copy))
     changed = [

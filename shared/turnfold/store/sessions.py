@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, tuple_
+from sqlalchemy import bindparam, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import row_hash
 from turnfold.core.precedence import Wishes
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.store.bulk import bulk_update
+from turnfold.store.bulk import PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.engine import insert_for
 from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 
@@ -63,7 +63,7 @@ _LOCKED = (
         agents.c.mode,
         agents.c.overrides,
         *(sessions.c[name] for name in COUNTERS),
-        func.coalesce(summaries.c.tokens, 0),
+        func.coalesce(summaries.c.tokens, literal_column("0")),
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
     .outerjoin(summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version))
@@ -71,34 +71,34 @@ _LOCKED = (
     .order_by(sessions.c.sid)
     .with_for_update(of=sessions)
 )
-_BY_KEY = _LOCKED.where(tuple_(sessions.c.agent_id, sessions.c.session_id).in_(bindparam("keys", expanding=True)))
-_BY_SID = _LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True)))
+_pairs = PreparedPairs.pairs
+_is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
+_BY_KEY = PreparedPairs(_LOCKED.where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type))
+_BY_SID = PreparedIn(_LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True))), "sids")
 _WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
 
 
 async def lock_by_key(connection: AsyncConnection, keys: Iterable[SessionKey], *, create: bool) -> dict[SessionKey, SessionRow]:
     """Lock the sessions of these keys, making those that are missing if asked to."""
     wanted = sorted(set(keys))
-    found = await _rows(connection, _BY_KEY, keys=wanted)
+    found = _by_key(await _BY_KEY.rows(connection, wanted))
     missing = [key for key in wanted if key not in found]
     if missing and create:
         rows = [{"agent_id": key.agent_id, "session_id": key.session_id} for key in missing]
         await connection.execute(insert_for(connection)(sessions).on_conflict_do_nothing(), rows)
-        found |= await _rows(connection, _BY_KEY, keys=missing)
+        found |= _by_key(await _BY_KEY.rows(connection, missing))
     return found
 
 
 async def lock_by_sid(connection: AsyncConnection, sids: Iterable[int]) -> dict[int, SessionRow]:
     """Lock the sessions of these numbers."""
-    found = await _rows(connection, _BY_SID, sids=sorted(set(sids)))
+    wanted = sorted(set(sids))
+    found = _by_key(await _BY_SID.rows(connection, wanted)) if wanted else {}
     return {row.sid: row for row in found.values()}
 
 
-async def _rows(connection: AsyncConnection, statement: Any, **parameters: Any) -> dict[SessionKey, SessionRow]:
-    if not any(parameters.values()):
-        return {}
-    rows = (_session(*row) for row in await connection.execute(statement, parameters))
-    return {row.key: row for row in rows}
+def _by_key(rows: Iterable[Sequence[Any]]) -> dict[SessionKey, SessionRow]:
+    return {row.key: row for row in (_session(*row) for row in rows)}
 
 
 def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow:

@@ -61,8 +61,7 @@ _PENDING = Prepared(
     )
     .where(
         compactions.c.sid == bindparam("of_sid"),
-        ~compactions.c.is_covered,
-        text("status IN ('pending', 'running', 'committed') AND messages_evicted > 0"),
+        text("NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0"),
     )
     .order_by(compactions.c.ordinal),
     ("of_sid",),
@@ -146,7 +145,7 @@ def _messages(connection: Connection, facts: WindowFacts, session: SessionFacts)
     evicted: Sequence[Sequence[Any]] = ()
     if pending:
         span = {"first": min(row[6] for row in pending), "last": max(row[7] for row in pending), "by": [row[0] for row in pending]}
-        evicted = connection.execute(_EVICTED, {"of_sid": session.sid} | span).all()
+        evicted = [tuple[Any, ...](row) for row in connection.execute(_EVICTED, {"of_sid": session.sid} | span)]
     has_texts = session.live_messages <= TEXTS_AT_ONCE
     live = (_LIVE if has_texts else _LIVE_FACTS).rows(connection, session.sid)
     found = [message_of(row) for row in live]

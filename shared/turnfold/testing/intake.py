@@ -53,9 +53,9 @@ class MemoryIntake:
         self._memory.add_ingested((seq, seq) for seq in sequences)
         return Ingested(len(new), sum(len(arrival.event.parsed) for arrival in new), duplicates, len(letters), evictions)
 
-    async def mark_ingested(self, ranges: Sequence[Range]) -> None:
+    async def mark_ingested(self, ranges_: Sequence[Range]) -> None:
         """Count sequences that the stream no longer holds as ingested."""
-        self._memory.add_ingested(ranges)
+        self._memory.add_ingested(ranges_)
 
     async def gaps(self) -> Sequence[Range]:
         """The sequences below the highest ingested one that are not ingested."""

@@ -206,7 +206,7 @@ class Memory:
         **details: Any,
     ) -> None:
         """Add an audit row to the session's chain."""
-        row = {
+        row: dict[str, Any] = {
             "ordinal": len(session.audit) + 1,
             "at_ms": at_ms,
             **session.key._asdict(),
