@@ -67,7 +67,7 @@ WHAT_THE_PLANNER_SHOULD_KNOW = [
     "ANALYZE sqlite_schema",
     """INSERT INTO sqlite_stat1 VALUES ('messages', 'messages', '1000000 10000 1'), ('messages', 'ix_messages_live', '4000 40 1'),
        ('messages', 'ix_messages_results', '400000 4000 2 1'), ('compactions', 'sqlite_autoindex_compactions_1', '100000 1000 1'),
-       ('compactions', 'ix_compactions_pending', '100 2'), ('compactions', 'ix_compactions_open', '50 2')""",
+       ('compactions', 'ix_compactions_pending', '2000 2'), ('compactions', 'ix_compactions_open', '1000 1')""",
 ]
 
 

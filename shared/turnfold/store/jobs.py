@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Boolean, Select, func, literal_column, or_, select, update
+from sqlalchemy import Select, func, literal_column, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.precedence import Wishes
@@ -190,14 +190,14 @@ async def _due(connection: AsyncConnection, limit: int, now_ms: int) -> list[int
 async def _take(
     connection: AsyncConnection, session: SessionRow, policy: Policy, lease_ms: int, now_ms: int, records: Records
 ) -> Job | None:
-    mine = (compactions.c.sid == session.sid) & _is_open & literal_column("NOT is_covered", Boolean)
-    rows = (await connection.execute(select(compactions).where(mine).order_by(compactions.c.ordinal))).all()
+    mine = (compactions.c.sid == session.sid, _is_open, text("NOT is_covered"))
+    rows = (await connection.execute(select(compactions).where(*mine).order_by(compactions.c.ordinal))).all()
     if not rows or any(row.status == "running" and row.lease_until_ms > now_ms for row in rows):
         return None
     fence = max(row.fence for row in rows) + 1
     attempt = max(row.attempts for row in rows) + 1
     values = {"status": "running", "fence": fence, "attempts": attempt, "lease_until_ms": now_ms + lease_ms}
-    await connection.execute(update(compactions).where(mine).values(**values))
+    await connection.execute(update(compactions).where(*mine).values(**values))
     ids = tuple(CompactionId(str(row.compaction_id)) for row in rows)
     records.seal(
         session, "summary_start", at_ms=now_ms, compaction_id=rows[-1].compaction_id, attempt=attempt, fence=fence, compactions=len(ids),
