@@ -97,8 +97,8 @@ async def test_the_same_journey_needs_nothing_but_http(tmp_path: Path) -> None:
         assert (await http.get("/readyz")).status_code == 200
 
 
-@pytest.mark.proves("L1", "L10", "L11", "O2", "O4")
-async def test_stopping_and_starting_again_changes_no_window_and_no_version(tmp_path: Path) -> None:
+@pytest.mark.proves("L1", "L2", "L10", "L11", "O2", "O3", "O4")
+async def test_a_system_is_refused_a_second_time_stopped_and_started_again_without_any_difference(tmp_path: Path) -> None:
     async def seen_by(system: System) -> list[Any]:
         async with client_of(system) as client:
             session = client.session("support", "user-42")
@@ -111,57 +111,39 @@ async def test_stopping_and_starting_again_changes_no_window_and_no_version(tmp_
             for number in range(15):
                 await client.session("support", "user-42").turn_completed(exchange(number), event_id=f"e{number}")
             await client.session("support", "user-42").context(wait_ms=5_000)
+
+        # What is taken already is said in one line, and the system that runs is not disturbed.
+        port = system.nats_url.rpartition(":")[2]
+        second, elsewhere = await asyncio.gather(
+            command("up", "--json", "--data-dir", str(system.data_dir), "--nats-port", "0", "--http-port", "0"),
+            command("up", "--json", "--data-dir", str(tmp_path / "other"), "--nats-port", port, "--http-port", "0"),
+        )
+        assert (second.status, second.out, elsewhere.status, elsewhere.out) == (1, "", 1, "")
+        assert f"a system already runs on {system.data_dir}" in second.err
+        assert f"port {port} of 127.0.0.1 is in use; choose another with --nats-port" in elsewhere.err
+        assert second.err.count("\n") == elsewhere.err.count("\n") == 1
+
+        # A stop signal in the middle of work: it ends in good order, and leaves nobody behind.
         before = await seen_by(system)
+        async with client_of(system) as client:
+            busy = client.session("support", "busy")
+            await asyncio.gather(*(busy.turn_completed(exchange(number), event_id=f"b{number}") for number in range(100)))
         assert await system.stop() == 0
         assert not parts_alive(system.lines)
         assert not (system.data_dir / "turnfold.json").exists()
+        assert "Traceback" not in system.words()
 
-        # The same directory, other ports, other processes: the same answers.
+        # The same directory, other ports, other processes: the same answers, and all that was acknowledged.
         await system.start()
         assert await seen_by(system) == before
         async with client_of(system) as client:
+            await eventually(lambda: _holds(client.session("support", "busy"), 400))
             session = client.session("support", "user-42")
             again = await session.turn_completed(exchange(14), event_id="e14")
             await session.turn_completed(exchange(15), event_id="e15")
             window = await session.context(max_tokens=50_000, wait_ms=5_000)
             assert again.is_duplicate
             assert window.account.total == 64
-
-
-@pytest.mark.proves("O2", "O3")
-async def test_what_is_taken_already_is_said_in_one_line_and_nobody_is_disturbed(tmp_path: Path) -> None:
-    async with running_system(tmp_path / "data") as system:
-        second = await command("up", "--json", "--data-dir", str(system.data_dir), "--nats-port", "0", "--http-port", "0")
-        port = system.nats_url.rpartition(":")[2]
-        elsewhere = await command("up", "--json", "--data-dir", str(tmp_path / "other"), "--nats-port", port, "--http-port", "0")
-
-        assert (second.status, second.out) == (1, "")
-        assert f"a system already runs on {system.data_dir}" in second.err
-        assert (elsewhere.status, elsewhere.out) == (1, "")
-        assert f"port {port} of 127.0.0.1 is in use; choose another with --nats-port" in elsewhere.err
-        assert second.err.count("\n") == elsewhere.err.count("\n") == 1
-        async with client_of(system) as client:
-            await client.session("support", "user-42").turn_completed(exchange(0))
-            assert (await client.session("support", "user-42").context(wait_ms=5_000)).account.total == 4
-
-
-@pytest.mark.proves("O2", "O4")
-async def test_a_stop_signal_finishes_what_is_in_hand(tmp_path: Path) -> None:
-    async with running_system(tmp_path / "data", environ=SMALL) as system:
-        async with client_of(system) as client:
-            session = client.session("support", "user-42")
-            await asyncio.gather(*(session.turn_completed(exchange(number), event_id=f"e{number}") for number in range(200)))
-            began = asyncio.get_running_loop().time()
-
-        assert await system.stop() == 0
-        assert asyncio.get_running_loop().time() - began < 20
-        assert not parts_alive(system.lines)
-        assert "Traceback" not in system.words()
-
-        await system.start()
-        async with client_of(system) as client:
-            session = client.session("support", "user-42")
-            await eventually(lambda: _holds(session, 800))
 
 
 async def _nothing_pending(session: turnfold.Session) -> bool:
