@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from turnfold.core.audit import row_hash
 from turnfold.core.blocks import group
@@ -235,20 +235,22 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
 
 async def seen_in_database(database: Database) -> Seen:
     """Everything in a database, in one snapshot."""
-    async with database.read() as connection:
+    return await database.snapshot(_seen)
 
-        async def all_of(*columns: Any) -> Sequence[Any]:
-            return (await connection.execute(select(*columns))).all()
 
-        sessions = await all_of(schema.sessions)
-        compactions = sorted(await all_of(schema.compactions), key=lambda row: row.ordinal)
-        ordinals = {row.compaction_id: row.ordinal for row in compactions}
-        messages = await all_of(*FACTS, schema.messages.c.original, schema.messages.c.is_error, schema.messages.c.body)
-        summaries = await all_of(schema.summaries)
-        audit = await all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
-        events = await all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
-        ingested = await all_of(schema.ingested)
-        dead = await all_of(schema.dead_letters.c.stream_seq, schema.dead_letters.c.reason, schema.dead_letters.c.subject)
+def _seen(connection: Connection) -> Seen:
+    def all_of(*columns: Any) -> Sequence[Any]:
+        return connection.execute(select(*columns)).all()
+
+    sessions = all_of(schema.sessions)
+    compactions = sorted(all_of(schema.compactions), key=lambda row: row.ordinal)
+    ordinals = {row.compaction_id: row.ordinal for row in compactions}
+    messages = all_of(*FACTS, schema.messages.c.original, schema.messages.c.is_error, schema.messages.c.body)
+    summaries = all_of(schema.summaries)
+    audit = all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
+    events = all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
+    ingested = all_of(schema.ingested)
+    dead = all_of(schema.dead_letters.c.stream_seq, schema.dead_letters.c.reason, schema.dead_letters.c.subject)
 
     def numbered(message: Message) -> Message:
         row = message.compaction_id

@@ -20,13 +20,12 @@ from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
-from turnfold.errors import StartError
 from turnfold.model_windows import ModelWindows
 from turnfold.operations.compact import Writing
 from turnfold.operations.rules import make_rules, policy_rule
 from turnfold.ports import Ingested
 from turnfold.settings import Settings
-from turnfold.store.belonging import WriterLock, belongs_to, wait_for_schema
+from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
 from turnfold.store.ingest import SqlIntake
@@ -91,13 +90,9 @@ async def _serve(settings: Settings, database: Database, stop: asyncio.Event) ->
     client = await connect(settings, name="worker", role="worker", seconds=60.0)
     try:
         created = await _unless(stop, wait_for_streams(client))
-        if stop.is_set():
+        if created is None:
             return
-        if created != (recorded := await belongs_to(database)):
-            raise StartError(
-                f"the database belongs to the stream made at {recorded}, and the bus has the one made at {created}; "
-                "point the worker at the right bus, or run `turnfold migrate` to go on with this stream"
-            )
+        await _unless(stop, wait_until_adopted(database, created=created))
         lock = WriterLock(settings.database_url)
         if not lock.try_to_take():
             log.info("worker.standing_by")

@@ -58,14 +58,12 @@ class RawLoop:
             await stream.add_stream(name=name, subjects=[f"{name}.*"])
             for start in range(0, EVENTS, FETCH):
                 await asyncio.gather(*(stream.publish(f"{name}.s", event(number)) for number in range(start, start + FETCH)))
-            used, began = time.process_time(), time.perf_counter()
-            await self._drain(client, f"{name}.*", path)
-            used, seconds = time.process_time() - used, time.perf_counter() - began
+            drained = await self._drain(client, f"{name}.*", path)
             await stream.delete_stream(name)
         path.unlink()
-        return Drained(EVENTS / seconds, used / EVENTS * 1e6)
+        return drained
 
-    async def _drain(self, client: Client, subjects: str, path: Path) -> None:
+    async def _drain(self, client: Client, subjects: str, path: Path) -> Drained:
         pull = await client.jetstream().pull_subscribe(subjects, "drain")
         with closing(sqlite3.connect(path)) as database:
             database.executescript(
@@ -73,6 +71,7 @@ class RawLoop:
                 "CREATE TABLE message (session TEXT, sequence INT, place INT, event TEXT, body TEXT)"
             )
             drained = 0
+            used, began = time.process_time(), time.perf_counter()
             while drained < EVENTS:
                 batch = await pull.fetch(FETCH, timeout=10)
                 rows: list[tuple[str, int, int, str, str]] = []
@@ -86,6 +85,8 @@ class RawLoop:
                     await message.ack()
                 drained += len(batch)
             await client.flush()
+            used, seconds = time.process_time() - used, time.perf_counter() - began
+        return Drained(EVENTS / seconds, used / EVENTS * 1e6)
 
 
 class Echo:

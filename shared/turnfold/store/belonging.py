@@ -39,6 +39,23 @@ async def belongs_to(database: Database) -> str | None:
         return created
 
 
+async def wait_until_adopted(database: Database, *, created: str, seconds: float = 60.0, patience_seconds: float = 5.0) -> None:
+    """Wait until the database is recorded as belonging to the stream made then: a migration may be about to say so.
+
+    Raises:
+        StartError: it belongs to none after `seconds`, or still to another one after `patience_seconds`.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    while (recorded := await belongs_to(database)) != created:
+        if clock() - began > (seconds if recorded is None else patience_seconds):
+            raise StartError(
+                f"the database belongs to {f'the stream made at {recorded}' if recorded else 'no stream yet'}, and the bus has the one "
+                f"made at {created}; point the worker at the right bus, or run `turnfold migrate` to go on with this stream"
+            )
+        await asyncio.sleep(POLL_SECONDS)
+
+
 async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
     """Wait until the tables are those of this code.
 
