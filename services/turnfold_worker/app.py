@@ -142,6 +142,9 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
     await broker.start()
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, keeper)]
+    if settings.summary_model is not None:
+        # Events are stored already; whoever waits for the ready line may count on summaries too.
+        await _unless(stop, summarizer.loaded())
     announce({"worker": os.getpid(), "model": summarizer.pid} if summarizer.pid else {"worker": os.getpid()})
     # What was imported stays, and need not be looked at again; batches make many short-lived values and no cycles.
     gc.freeze()

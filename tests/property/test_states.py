@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.invariants import Seen, SessionSeen, faults
 from tests.stores import (
@@ -147,10 +147,17 @@ class Walk(RuleBasedStateMachine):
         messages = [user("go on"), *(one for number in range(4) for one in (assistant(None, f"n{number}"), tool(f"n{number}")))]
         self.publish(lambda seq, at_ms: turn(seq, *messages, key=KEYS[0], at_ms=at_ms))
 
-    @rule(messages=st.lists(said, min_size=2, max_size=4))
-    def publish_and_deliver(self, messages: list[Any]) -> None:
-        self.publish_turn(KEYS[0], messages, is_meta=False, model=None)
-        self.deliver({len(self.stream)})
+    @rule(turns=st.lists(st.lists(said, min_size=2, max_size=4), min_size=1, max_size=3))
+    def publish_and_deliver(self, turns: list[list[Any]]) -> None:
+        for messages in turns:
+            self.publish_turn(KEYS[0], messages, is_meta=False, model=None)
+        self.deliver_what_is_new()
+
+    @initialize(is_long=st.booleans())
+    def begin(self, is_long: bool) -> None:
+        if is_long:
+            self.publish_a_long_turn()
+            self.publish_and_deliver([[user("and then?"), assistant("more")]] * 3)
 
     # --- what the stream does
 
@@ -182,7 +189,7 @@ class Walk(RuleBasedStateMachine):
     def request_a_compaction(self, key: SessionKey) -> None:
         self.both(lambda stores: stores.changes.compact_now(key, rules=stores.rules, now_ms=self.now_ms))
 
-    @rule(key=keys, is_agent=st.booleans(), mode=st.sampled_from([None, "auto", "auto", "manual", "off"]), overrides=numbers)
+    @rule(key=keys, is_agent=st.booleans(), mode=st.sampled_from([None, None, None, "auto", "auto", "manual", "off"]), overrides=numbers)
     def set_a_policy(self, key: SessionKey, is_agent: bool, mode: Any, overrides: dict[str, Any]) -> None:
         request = PolicyRequest(mode=mode, overrides=overrides)
         target = key.agent_id if is_agent else key

@@ -11,7 +11,7 @@ from turnfold.core.extractive import extract
 from turnfold.core.gate import Reason
 from turnfold.core.sources import Draft, SummaryJob
 from turnfold.errors import StartError, SummarizerError
-from turnfold.summarizer.wire import draft_as_json, frame, job_from_json, read_frame
+from turnfold.summarizer.wire import LOADED, draft_as_json, frame, job_from_json, read_frame
 
 
 class Child:
@@ -25,7 +25,9 @@ class Child:
 
     def preload(self) -> None:
         """Begin to import litellm, so that the first job need not wait for it."""
-        self._litellm = self._litellm or asyncio.create_task(asyncio.to_thread(_load_litellm))
+        if self._litellm is None:
+            self._litellm = asyncio.create_task(asyncio.to_thread(_load_litellm))
+            self._litellm.add_done_callback(lambda _: self._writer.write(frame({"id": LOADED})))
 
     def take(self, said: dict[str, Any]) -> None:
         """Begin a job, or cancel one."""

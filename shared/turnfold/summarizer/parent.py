@@ -13,7 +13,7 @@ from typing import Any, Final
 from turnfold.core.gate import Reason
 from turnfold.core.sources import Draft, SummaryJob
 from turnfold.errors import SummarizerError
-from turnfold.summarizer.wire import draft_from_json, frame, job_as_json, read_frame
+from turnfold.summarizer.wire import LOADED, draft_from_json, frame, job_as_json, read_frame
 
 START_SECONDS: Final = 45.0
 CANCEL_SECONDS: Final = 5.0
@@ -41,6 +41,7 @@ class Summarizer:
         self._listening: Task[None] | None = None
         self._starting = asyncio.Lock()
         self._is_closed = False
+        self._loaded = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -51,6 +52,12 @@ class Summarizer:
     async def start(self) -> None:
         """Start the child unless it lives."""
         await self._alive()
+
+    async def loaded(self, *, seconds: float = 60.0) -> None:
+        """Wait, bounded, until the child has litellm at hand; only one that preloads it ever says so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._loaded.wait()
 
     async def summarize(self, job: SummaryJob) -> Draft:
         """Write one version.
@@ -106,6 +113,9 @@ class Summarizer:
         assert process.stdout is not None
         try:
             while (told := await read_frame(process.stdout)) is not None:
+                if told["id"] == LOADED:
+                    self._loaded.set()
+                    continue
                 answer = self._waiting.get(int(told["id"]))
                 if answer is not None and not answer.done():
                     answer.set_result(told)

@@ -9,6 +9,8 @@ from turnfold.core.sources import Draft, Previous, Source, SummaryJob
 
 MAX_FRAME_BYTES: Final = 1 << 30
 _LENGTH_BYTES: Final = 4
+LOADED: Final = 0
+"""The number of no job: the child says with it that litellm is loaded."""
 
 
 def frame(value: Mapping[str, Any]) -> bytes:
