@@ -153,11 +153,19 @@ class Walk(RuleBasedStateMachine):
             self.publish_turn(KEYS[0], messages, is_meta=False, model=None)
         self.deliver_what_is_new()
 
-    @initialize(is_long=st.booleans())
-    def begin(self, is_long: bool) -> None:
-        if is_long:
+    @rule(messages=st.lists(said, min_size=1, max_size=3))
+    def publish_twice_and_deliver_the_later_copy(self, messages: list[Any]) -> None:
+        self.publish_turn(KEYS[0], messages, is_meta=False, model=None)
+        self.publish(lambda seq, at_ms: self.stream[-1]._replace(stream_seq=seq, at_ms=at_ms))
+        self.deliver({len(self.stream)})
+
+    @initialize(versions=st.integers(0, 2), is_pending=st.booleans())
+    def begin_in_the_middle(self, versions: int, is_pending: bool) -> None:
+        for _ in range(versions + is_pending):
             self.publish_a_long_turn()
             self.publish_and_deliver([[user("and then?"), assistant("more")]] * 3)
+            if versions:
+                self.claim(1, "They spoke.", is_quick=True)
 
     # --- what the stream does
 
@@ -363,4 +371,4 @@ def told(notice: Notice) -> tuple[int, str, Any]:
     "L1", "L2", "L3", "L5", "L7", "L10", "L12", "I1", "E2", "S1", "S8", "A1", "A3", "C28", "C47", "C48", "C50", "C51", "C52"
 )
 def test_a_database_and_the_double_walk_alike() -> None:
-    run_state_machine_as_test(Walk, settings=settings(max_examples=settings().max_examples * 2 // 5, stateful_step_count=30))
+    run_state_machine_as_test(Walk, settings=settings(max_examples=settings().max_examples * 3 // 10, stateful_step_count=30))
