@@ -21,6 +21,7 @@ from turnfold.ports import IntakeStore, Job, JobStore, Outbox, Summarizer
 log = structlog.get_logger()
 
 RETRY_SECONDS = 1.0
+YIELD_SECONDS = 5.0
 
 
 class _Waker:
@@ -80,6 +81,7 @@ class Compactor(_Waker):
         self._concurrency = concurrency
         self._is_busy = is_busy
         self._running: set[asyncio.Task[None]] = set()
+        self._yielded_since: float | None = None
         self.on_done: Callable[[], object] = lambda: None
 
     async def run(self) -> None:
@@ -96,8 +98,7 @@ class Compactor(_Waker):
         free = self._concurrency - len(self._running)
         if free <= 0:
             return self.poll_seconds
-        if self._is_busy():
-            # Events first: a summary may wait, an agent's next window should not.
+        if self._yields():
             return 0.25
         lease_ms = int(1000 * self._writing.lease_seconds)
         for job in await self._store.claim(limit=free, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy):
@@ -108,6 +109,18 @@ class Compactor(_Waker):
         if due_ms is None or self._running:
             return self.poll_seconds
         return min(self.poll_seconds, max(0.01, (due_ms - self._now_ms()) / 1000))
+
+    def _yields(self) -> bool:
+        """Events first: a summary may wait a little, an agent's next window should not. But no backlog stops summaries for good."""
+        if not self._is_busy():
+            self._yielded_since = None
+            return False
+        now = time.monotonic()
+        self._yielded_since = self._yielded_since or now
+        if now - self._yielded_since < YIELD_SECONDS:
+            return True
+        self._yielded_since = now
+        return False
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

@@ -22,7 +22,7 @@ from turnfold.ports import Changes, Ingested, IntakeStore, Rules
 
 log = structlog.get_logger()
 
-BATCH = 500
+BATCH = 1_000
 SIDE_BY_SIDE = 2
 """Batches in hand: while one is being committed the next is read and weighed."""
 RETRY_SECONDS = 1.0
@@ -46,8 +46,8 @@ class Intake:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a full batch is in hand: events are waiting."""
-        return any(task.get_name() == FULL for task in self._in_hand)
+        """Whether more events wait than one batch takes."""
+        return self._pull.backlog >= BATCH
 
     async def run(self) -> None:
         """Take batches until cancelled; what is in hand then is finished first, and what is not comes again."""
@@ -56,7 +56,7 @@ class Intake:
             while True:
                 await self._places.acquire()
                 batch = await self._pull.take(BATCH)
-                task = asyncio.create_task(self._take(batch), name=FULL if len(batch) == BATCH else "batch")
+                task = asyncio.create_task(self._take(batch), name="batch")
                 self._in_hand.add(task)
                 task.add_done_callback(self._finished)
         finally:
@@ -87,9 +87,6 @@ class Intake:
         if done.dead_letters:
             log.warning("events.buried", dead_letters=done.dead_letters)
         log.debug("batch.stored", events=done.events, messages=done.messages, evictions=done.evictions)
-
-
-FULL = "full batch"
 
 
 def delivery_of(message: Msg) -> Delivery:

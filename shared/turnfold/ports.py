@@ -50,7 +50,7 @@ class Rules:
     due: Callable[[Load, Policy, int], Due | None]
     evictions: Callable[[Sequence[Message], Iterable[int], Policy, int], Sequence[Eviction]]
     decide: Callable[[Sequence[Message], Policy, Trigger, int], Evict | Rest]
-    digest: Callable[[Sequence[tuple[Message, str]]], tuple[str, int]]
+    digest: Callable[[Sequence[Message], Callable[[Sequence[Message]], Mapping[int, str]]], tuple[str, int]]
     new_id: Callable[[], int]
 
 

@@ -38,7 +38,7 @@ async def test_streams_and_consumer_are_as_the_contract_says(client: Client) -> 
     consumer = (await client.jetstream().consumer_info("TURNFOLD_EVENTS", "ingest")).config
     assert set(events.subjects or ()) == {"turn.completed", "turn.completed.>", "tool.result", "tool.result.>"}
     assert (events.storage, events.discard, events.duplicate_window) == ("file", "new", 600)
-    assert (consumer.ack_policy, consumer.ack_wait, consumer.max_deliver, consumer.max_ack_pending) == ("explicit", 5, -1, 2_000)
+    assert (consumer.ack_policy, consumer.ack_wait, consumer.max_deliver, consumer.max_ack_pending) == ("explicit", 5, -1, 20_000)
     assert await differences(client) == []
     assert created == await stream_created(client)
     assert created.endswith("Z")

@@ -43,7 +43,6 @@ def test_a_call_without_a_result_leaves_its_place_open() -> None:
     (block,) = grouped.blocks
     assert shape(grouped) == [[1, None, 2]]
     assert [call.call_id for call in block.open_calls] == ["a"]
-    assert block.is_tool_block
 
 
 @pytest.mark.proves("I1", "C10")

@@ -16,7 +16,7 @@ from turnfold.errors import StartError
 
 log = structlog.get_logger()
 
-AHEAD = 1_000
+AHEAD = 4_000
 """Messages that may be asked for and not yet acknowledged: what one worker holds at most."""
 AHEAD_BYTES = 32 * 1024 * 1024
 """And so many bytes; a server gives up a connection that it has 64 MB for."""
@@ -62,6 +62,11 @@ class Pull:
         self._keeper = asyncio.create_task(self._keep(), name="pull")
         await self._ask()
 
+    @property
+    def backlog(self) -> int:
+        """How many messages wait here to be taken; more may wait in the stream."""
+        return len(self._waiting)
+
     async def take(self, most: int) -> list[Msg]:
         """The oldest messages that wait, at least one and at most so many.
 
@@ -104,10 +109,10 @@ class Pull:
             self._held_bytes -= len(message.data)
 
     async def _ask(self) -> None:
-        """Ask for as many as there is room for, once half of the room is free."""
+        """Ask for as many as there is room for, once a quarter of the room is free."""
         room = self._ahead - self._asked - len(self._held)
         room_bytes = AHEAD_BYTES - self._asked_bytes - self._held_bytes
-        if room < self._ahead // 2 or room_bytes < AHEAD_BYTES // 2 or not self._client.is_connected or self._subscription is None:
+        if room < self._ahead // 4 or room_bytes < AHEAD_BYTES // 4 or not self._client.is_connected or self._subscription is None:
             return
         self._asked += room
         self._asked_bytes += room_bytes

@@ -55,7 +55,7 @@ INGEST = ConsumerConfig(
     ack_policy=AckPolicy.EXPLICIT,
     ack_wait=5.0,
     max_deliver=-1,
-    max_ack_pending=2_000,
+    max_ack_pending=20_000,
 )
 _STREAM_FIELDS = ("subjects", "retention", "storage", "discard", "duplicate_window", "max_age", "deny_delete", "allow_direct")
 _CONSUMER_FIELDS = ("durable_name", "deliver_policy", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending")

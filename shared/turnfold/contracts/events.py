@@ -167,6 +167,8 @@ def _identity(fields: dict[str, Any]) -> tuple[SessionKey, EventId]:
 
 def _id(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
+    if isinstance(value, str) and value.isascii() and value.isprintable() and 1 <= len(value) <= ID_MAX_BYTES:
+        return value
     fault = id_fault(value)
     if fault:
         raise BadEvent("wrong_shape", f"{name} {fault}")
@@ -177,11 +179,6 @@ def id_fault(value: object) -> str | None:
     """What is wrong with an id, in words that follow its name; None when it is one."""
     if not isinstance(value, str):
         return "must be a text"
-    return _text_fault(value)
-
-
-@lru_cache(maxsize=8_192)
-def _text_fault(value: str) -> str | None:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -231,6 +228,7 @@ _decoder: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, pa
 _scan = _decoder.scan_once
 _opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
 _name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
+_plain = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*("([^"\\\x00-\x1f]*)")[ \t\n\r]*([,}])[ \t\n\r]*').match
 _colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
 _more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
 
@@ -262,6 +260,13 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     closing = "" if text[at] != "}" else "}"
     at += bool(closing)
     while not closing:
+        plain = _plain(text, at)
+        if plain is not None:
+            # A name and a text without escapes, as most members are.
+            name, raw_value, value, sign = plain.groups()
+            fields[name], raw[name] = value, raw_value
+            at, closing = plain.end(), "" if sign == "," else sign
+            continue
         name, start = _member_name(text, at)
         if name == "messages" and text[start] == "[":
             value, end, elements = _elements(text, start)

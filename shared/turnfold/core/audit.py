@@ -1,7 +1,7 @@
 """The seal of the audit: each row of a session holds the hash of the row before it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -11,9 +11,14 @@ SEALED_FIELDS = (
 
 
 def row_hash(prev_hash: str, row: Mapping[str, Any]) -> str:
-    """The hash of an audit row: SHA-256 over the one before and the sealed fields as canonical JSON.
+    """The hash of an audit row, given by its columns; see `seal`."""
+    return seal(prev_hash, [row[name] for name in SEALED_FIELDS])
+
+
+def seal(prev_hash: str, values: Sequence[Any]) -> str:
+    """SHA-256 over the hash before and the values of the sealed fields, in their order, as canonical JSON.
 
     `compaction_id` is an integer or null and `details` a JSON text, as in the table.
     """
-    sealed = json.dumps([prev_hash, *(row[name] for name in SEALED_FIELDS)], ensure_ascii=True, separators=(",", ":"))
+    sealed = json.dumps([prev_hash, *values], ensure_ascii=True, separators=(",", ":"))
     return sha256(sealed.encode()).hexdigest()

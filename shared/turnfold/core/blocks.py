@@ -1,13 +1,13 @@
 """Blocks: messages that stay or leave together, in the order in which a model may be sent them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from turnfold.messages import Call, Message, Role
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A message with the results of its calls, one place a call; an open call's place is None.
 
     A message that calls nothing is a block of its own.
@@ -31,21 +31,17 @@ class Block:
     @property
     def open_calls(self) -> tuple[Call, ...]:
         """The calls nobody has answered yet."""
+        if not self.results:
+            return ()
         return tuple(call for call, result in zip(self.head.calls, self.results, strict=True) if result is None)
 
     @property
     def tokens(self) -> int:
         """What the stored messages count together."""
-        return sum(message.tokens for message in self.stored)
-
-    @property
-    def is_tool_block(self) -> bool:
-        """Whether tools are called here."""
-        return bool(self.head.calls)
+        return sum(message.tokens for message in self.stored) if self.results else self.head.tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Grouped:
+class Grouped(NamedTuple):
     """A history in blocks, and the messages that stand in no block.
 
     `pinned` is the newest system message. `loose` are, in order: older system messages, copies of results, results that
@@ -59,32 +55,40 @@ class Grouped:
 
 def group(messages: Sequence[Message]) -> Grouped:
     """Put messages, given in order of position, into blocks. Nothing is lost: pinned + blocks + loose are the input."""
-    pinned = newest_system(messages)
-    calling = {message.position: message for message in messages if message.calls and _leads(message)}
-    answered: dict[tuple[int, int], Message] = {}
-    loose: list[Message] = []
+    systems: list[Message] = []
     heads: list[Message] = []
+    results: list[Message] = []
+    calling: dict[int, Message] = {}
     for message in messages:
-        if message is pinned:
-            continue
-        if message.role.is_system:
-            loose.append(message)
-        elif not _leads(message):
-            answer = message.answers
-            owner = calling.get(answer.position) if answer is not None else None
-            if answer is None or owner is None or all(call.slot != answer.slot for call in owner.calls):
-                loose.append(message)
-            else:
-                answered[answer] = message
+        role = message.role
+        if role is Role.TOOL:
+            results.append(message)
+        elif role is Role.SYSTEM or role is Role.DEVELOPER:
+            systems.append(message)
         else:
             heads.append(message)
-    blocks = tuple(Block(head, tuple(answered.get((head.position, call.slot)) for call in head.calls)) for head in heads)
-    return Grouped(pinned, blocks, tuple(loose))
+            if message.calls:
+                calling[message.position] = message
+    loose = systems[:-1]
+    answered: dict[tuple[int, int], Message] = {}
+    for message in results:
+        answer = message.answers
+        owner = calling.get(answer.position) if answer is not None else None
+        if answer is None or owner is None or all(call.slot != answer.slot for call in owner.calls):
+            loose.append(message)
+        else:
+            answered[answer] = message
+    loose.sort(key=_position)
+    blocks = tuple(
+        [
+            Block(head, tuple([answered.get((head.position, call.slot)) for call in head.calls])) if head.calls else Block(head)
+            for head in heads
+        ]
+    )
+    return Grouped(systems[-1] if systems else None, blocks, tuple(loose))
 
 
-def _leads(message: Message) -> bool:
-    """Whether a message begins a block; calls that stand anywhere else have no place for results."""
-    return message.role is not Role.TOOL and not message.role.is_system
+_position = attrgetter("position")
 
 
 def newest_system(messages: Sequence[Message]) -> Message | None:
@@ -94,5 +98,10 @@ def newest_system(messages: Sequence[Message]) -> Message | None:
 
 def newest_request(messages: Sequence[Message]) -> Message | None:
     """What the user wants now: the newest user message that no machine made, else the newest user message."""
-    users = [message for message in messages if message.role is Role.USER]
-    return next((message for message in reversed(users) if message.is_request), users[-1] if users else None)
+    newest = None
+    for message in reversed(messages):
+        if message.role is Role.USER:
+            if not message.is_meta:
+                return message
+            newest = newest or message
+    return newest

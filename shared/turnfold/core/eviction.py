@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 from turnfold.core.blocks import Block, group, newest_request
@@ -84,38 +85,51 @@ def evictions(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, 
 
     `live` holds the live messages by position, those of the new events (known by their stream sequences) included.
     """
-    later = set(new_seqs)
-    arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(later)}
-    load = Load(0, 0)
+    arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
+    present: list[Message] = []
+    messages = tokens = 0
     for message in live:
-        if (seq := message.position // MESSAGES_PER_EVENT) in arriving:
-            arriving[seq].append(message)
-        else:
-            load = _with(load, message)
-    gone: set[int] = set()
+        arrived = arriving.get(message.position // MESSAGES_PER_EVENT)
+        if arrived is not None:
+            arrived.append(message)
+            continue
+        present.append(message)
+        if _counts(message):
+            messages += 1
+            tokens += message.tokens
     done: list[Eviction] = []
-    for seq, messages in arriving.items():
-        later.discard(seq)
-        for message in messages:
-            load = _with(load, message)
+    for arrived in arriving.values():
+        is_in_order = not present or not arrived or arrived[0].position > present[-1].position
+        present += arrived
+        if not is_in_order:
+            present.sort(key=_position)
+        for message in arrived:
+            if _counts(message):
+                messages += 1
+                tokens += message.tokens
+        load = Load(messages, tokens)
         found = due(load, policy, model_window=model_window)
         if found is None:
             continue
-        present = [one for one in live if one.position not in gone and one.position // MESSAGES_PER_EVENT not in later]
-        at_ms = max((message.created_at_ms for message in messages), default=0)
+        at_ms = max([message.created_at_ms for message in arrived], default=0)
         decision = decide(present, policy, found.trigger, now_ms=at_ms)
         if isinstance(decision, Evict):
             done.append(Eviction(found, decision.evicted, len(present), load, at_ms))
-            for message in decision.evicted:
-                gone.add(message.position)
-                load = _with(load, message, sign=-1)
+            gone = {message.position for message in decision.evicted}
+            present = [message for message in present if message.position not in gone]
+            counted = [message.tokens for message in decision.evicted if _counts(message)]
+            messages -= len(counted)
+            tokens -= sum(counted)
     return tuple(done)
 
 
-def _with(load: Load, message: Message, *, sign: int = 1) -> Load:
-    if message.role is Role.SYSTEM or message.role is Role.DEVELOPER:
-        return load
-    return Load(load.messages + sign, load.tokens + sign * message.tokens)
+_position = attrgetter("position")
+
+
+def _counts(message: Message) -> bool:
+    """Whether the triggers count it: all but system messages."""
+    role = message.role
+    return role is not Role.SYSTEM and role is not Role.DEVELOPER
 
 
 def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int) -> Evict | Rest:
@@ -138,7 +152,7 @@ def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms:
         for message in block.stored
     ]
     leaving += [message for message in grouped.loose if border is None or message.position < border]
-    evicted = tuple(sorted(leaving, key=lambda message: message.position))
+    evicted = tuple(sorted(leaving, key=_position))
     return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else Rest()
 
 
@@ -149,7 +163,7 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
     while needed and not _is_enough(messages, tokens, rounds, policy):
         needed -= 1
         block = blocks[needed]
-        messages += len(block.stored)
+        messages += len(block.stored) if block.results else 1
         tokens += block.tokens
         rounds += block.head.is_request
     allowed = max(policy.keep_messages, messages // 2)
@@ -174,7 +188,7 @@ def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:
 
 def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
     age_ms = now_ms - block.head.created_at_ms
-    return bool(block.open_calls) and age_ms < policy.open_call_timeout_seconds * 1000
+    return bool(block.results) and bool(block.open_calls) and age_ms < policy.open_call_timeout_seconds * 1000
 
 
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:

@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnfold.core.presets import Mode, Policy, adjusted
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(NamedTuple):
     """What somebody set for an agent or a session; None is left to whoever stands above. `overrides` is a JSON text."""
 
     preset: str | None = None

@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from turnfold.core.tokens import text_of
 from turnfold.messages import Priority
@@ -15,44 +16,58 @@ NAME_CHARACTERS: Final = 200
 _FIRST_IN_SENTENCE: Final = r"(?<![a-z0-9',] {0})(?<![a-z0-9'_-]{0})"
 
 
-def _opening(phrase: str, unless: str = "") -> tuple[str, re.Pattern[str]]:
+class _Phrase(NamedTuple):
+    """A phrase that binds where its pattern is found. Each text that holds it holds one of the `words`."""
+
+    phrase: str
+    pattern: re.Pattern[str]
+    words: tuple[str, ...]
+
+    def binds(self, text: str) -> bool:
+        """Whether a text in lower case holds it, and in this sense."""
+        return self.phrase in text and self.pattern.search(text) is not None
+
+
+def _opening(phrase: str, unless: str = "", *, word: str = "") -> _Phrase:
     """A phrase that orders something where it opens a sentence."""
-    return phrase, re.compile(phrase + _FIRST_IN_SENTENCE.replace("{0}", phrase) + r"(?= [a-z])" + (f"(?! (?:{unless}))" if unless else ""))
+    pattern = phrase + _FIRST_IN_SENTENCE.replace("{0}", phrase) + r"(?= [a-z])" + (f"(?! (?:{unless}))" if unless else "")
+    return _Phrase(phrase, re.compile(pattern), (word or phrase,))
 
 
-def _phrase(phrase: str, more: str = r"(?![a-z])") -> tuple[str, re.Pattern[str]]:
+def _phrase(phrase: str, more: str = r"(?![a-z])", *, word: str = "") -> _Phrase:
     """A phrase that begins with a word of its own; the literal comes first, so that searching it is quick."""
-    return phrase, re.compile(phrase + rf"(?<![a-z0-9_.]{phrase})" + more)
+    word = word or phrase
+    return _Phrase(phrase, re.compile(phrase + rf"(?<![a-z0-9_.]{phrase})" + more), (word, f"{word}s", f"{word}n"))
 
 
 STATED: Final = (
     _phrase("remember", r"(?<!i remember)(?<!do you remember)(?<!n't remember)(?! when)(?![a-z])"),
-    _phrase("from now on"),
-    _phrase("going forward"),
+    _phrase("from now on", word="now"),
+    _phrase("going forward", word="forward"),
     _phrase("henceforth"),
     _phrase("todo", r"s?(?![a-z0-9_.(/])"),
-    _phrase("to-do"),
+    _phrase("to-do", word="do"),
     _phrase("fixme"),
     _phrase("decided", r" (?:to|on|that|against|not|we)\b"),
     _phrase("decision", r"(?:s?:|s? (?:is|are|was|were|made)\b|(?<=final decision))"),
     _phrase("agreed", r" (?:to|that|on)\b"),
-    _phrase("let's go with"),
-    _phrase("we'll go with"),
-    _phrase("we will go with"),
-    _phrase("settled on"),
+    _phrase("let's go with", word="go"),
+    _phrase("we'll go with", word="go"),
+    _phrase("we will go with", word="go"),
+    _phrase("settled on", word="settled"),
     _phrase("constraint", r"s?(?![a-z_])"),
     _phrase("requirement", r"s?(?::| (?:is|are)\b)"),
     _phrase("must", r"(?:n't)?(?![a-z-])(?! have (?:been|had))"),
-    _phrase("should never"),
-    _phrase("should always"),
-    _phrase("please make sure"),
-    _phrase("keep in mind"),
-    _phrase("don't forget"),
-    _phrase("do not forget"),
+    _phrase("should never", word="never"),
+    _phrase("should always", word="always"),
+    _phrase("please make sure", word="sure"),
+    _phrase("keep in mind", word="mind"),
+    _phrase("don't forget", word="forget"),
+    _phrase("do not forget", word="forget"),
     _phrase("rule", r"(?:s(?![a-z_])|:| (?:is|that)\b)"),
-    _phrase("not allowed"),
-    _phrase("under no circumstances"),
-    _phrase("non-negotiable"),
+    _phrase("not allowed", word="allowed"),
+    _phrase("under no circumstances", word="circumstances"),
+    _phrase("non-negotiable", word="negotiable"),
     _phrase("mandatory"),
     _phrase("forbidden"),
     _phrase("prohibited"),
@@ -63,11 +78,27 @@ BINDING: Final = (
     *STATED,
     _opening("never", "mind"),
     _opening("always"),
-    _opening("do not", "worry|hesitate|you"),
-    _opening("don't", "worry|hesitate|know|think|you|mind|get me wrong"),
-    _opening("make sure"),
-    _opening("only use"),
+    _opening("do not", "worry|hesitate|you", word="not"),
+    _opening("don't", "worry|hesitate|know|think|you|mind|get me wrong", word="don"),
+    _opening("make sure", word="sure"),
+    _opening("only use", word="only"),
 )
+
+
+def _by_word(phrases: Iterable[_Phrase]) -> Mapping[bytes, Sequence[_Phrase]]:
+    """The phrases by their words: most texts hold few of these, and to look a text's words up is quicker than to look for phrases."""
+    found: defaultdict[bytes, list[_Phrase]] = defaultdict(list)
+    for phrase in phrases:
+        for word in phrase.words:
+            found[word.encode()].append(phrase)
+    return found
+
+
+STATED_BY_WORD: Final = _by_word(STATED)
+BINDING_BY_WORD: Final = _by_word(BINDING)
+WORDS_STATED: Final = frozenset(STATED_BY_WORD)
+WORDS_BINDING: Final = frozenset(BINDING_BY_WORD)
+TO_WORDS: Final = bytes(code if chr(code).islower() and code < 128 else 32 for code in range(256))
 CHINESE: Final = tuple(
     """
     决定 決定 决策 決策 敲定 定下来 定下來 商定 约束 約束 限制条件 限制條件 硬性 必须 必須 务必 務必 不得 不许 不許 禁止 不准 不允许 不允許
@@ -105,10 +136,14 @@ def _binds(text: str, *, is_advice: bool) -> bool:
     if not text.isascii():
         if CHINESE_BEGINNING.search(text) and any(phrase in text for phrase in CHINESE):
             return True
-        text = text.replace("\u2019", "'")
+        text = text.replace("\u2019", "'").lower()
+        return any(phrase.binds(text) for phrase in (STATED if is_advice else BINDING))
     text = text.lower()
-    found = [pattern for phrase, pattern in (STATED if is_advice else BINDING) if phrase in text]
-    return any(pattern.search(text) for pattern in found)
+    words = (WORDS_STATED if is_advice else WORDS_BINDING).intersection(text.encode().translate(TO_WORDS).split())
+    if not words:
+        return False
+    by_word = STATED_BY_WORD if is_advice else BINDING_BY_WORD
+    return any(phrase.binds(text) for word in words for phrase in by_word[word])
 
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

@@ -1,6 +1,6 @@
 """The rules of the core put together for the stores: one bundle of pure functions."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from secrets import randbits
 
@@ -15,9 +15,8 @@ from turnfold.messages import Message, Role
 from turnfold.ports import Rules
 
 DIGEST_MAX_TOKENS = 300
-DIGEST_MESSAGES = 16
+DIGEST_MESSAGES = 8
 """More lines would be too short to tell anything; older messages are counted in the digest's first line."""
-SPEAKING = frozenset({Role.USER, Role.ASSISTANT})
 PolicyOf = Callable[[Wishes, Wishes], Policy]
 
 
@@ -34,19 +33,21 @@ def policy_rule(default_preset: str, policy_of: Callable[[str], Policy]) -> Poli
 def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy], int], count: Count) -> Rules:
     """What intake and eviction decide by."""
 
-    def make_digest(evicted: Sequence[tuple[Message, str]]) -> tuple[str, int]:
+    def make_digest(evicted: Sequence[Message], texts: Callable[[Sequence[Message]], Mapping[int, str]]) -> tuple[str, int]:
         counted: dict[str, int] = {}
 
         def counting(text: str) -> int:
             counted[text] = count(text)
             return counted[text]
 
-        spoken = [(message, body, False) for message, body in evicted if message.role in SPEAKING]
+        spoken = [message for message in evicted if message.role is Role.USER or message.role is Role.ASSISTANT]
+        told = spoken[-DIGEST_MESSAGES:]
+        bodies = texts(told)
         text = digest(
-            sources_of(spoken[-DIGEST_MESSAGES:]),
+            sources_of([(message, bodies[message.position], False) for message in told]),
             max_tokens=DIGEST_MAX_TOKENS,
             count=counting,
-            older=len(spoken[:-DIGEST_MESSAGES]),
+            older=len(spoken) - len(told),
             silent=len(evicted) - len(spoken),
         )
         return text, counted.get(text, 0)

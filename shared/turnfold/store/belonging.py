@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 from typing import IO
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -25,11 +25,14 @@ async def next_seq(database: Database) -> int:
 
 async def adopt(database: Database, *, created: str, first_seq: int) -> None:
     """Record the stream that this database belongs to from now on; what lies below its first sequence never comes."""
-    async with database.write() as connection:
+
+    def adopt(connection: Connection) -> None:
         made = insert_for(connection)(stream).values(name=EVENTS_STREAM, created=created)
-        await connection.execute(made.on_conflict_do_update(index_elements=["name"], set_={"created": created}))
+        connection.execute(made.on_conflict_do_update(index_elements=["name"], set_={"created": created}))
         if first_seq > 1:
-            await ranges.add(connection, [(1, first_seq - 1)])
+            ranges.add(connection, [(1, first_seq - 1)])
+
+    await database.write(adopt)
 
 
 async def belongs_to(database: Database) -> str | None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, bindparam, column, table, update
 from sqlalchemy.engine import Dialect
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.types import TypeEngine
 
@@ -45,11 +44,10 @@ class PreparedIn:
         self._name = name
         self._written: dict[tuple[str, int], str] = {}
 
-    async def rows(self, connection: AsyncConnection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    def rows(self, connection: Connection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """All rows, in the types the driver gives."""
-        return await connection.run_sync(self._rows, values)
-
-    def _rows(self, connection: Connection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        if not values:
+            return ()
         dialect = connection.dialect
         written = (dialect.name, len(values))
         if written not in self._written:
@@ -71,11 +69,10 @@ class PreparedPairs:
         self._kinds = kinds
         self._written: dict[tuple[str, int], str] = {}
 
-    async def rows(self, connection: AsyncConnection, values: Sequence[tuple[Any, Any]]) -> Sequence[Sequence[Any]]:
+    def rows(self, connection: Connection, values: Sequence[tuple[Any, Any]]) -> Sequence[Sequence[Any]]:
         """All rows, in the types the driver gives."""
-        return await connection.run_sync(self._rows, values) if values else ()
-
-    def _rows(self, connection: Connection, values: Sequence[tuple[Any, Any]]) -> Sequence[Sequence[Any]]:
+        if not values:
+            return ()
         written = (connection.dialect.name, len(values))
         if written not in self._written:
             self._written[written] = self._sql(connection.dialect, len(values))
@@ -113,14 +110,17 @@ class Bulk:
         self._names = tuple(names)
         self._written: dict[str, tuple[str, tuple[int, ...] | None]] = {}
 
-    async def run(self, connection: AsyncConnection, rows: Sequence[tuple[Any, ...]]) -> None:
+    def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Run it for each row."""
         if not rows:
             return
         sql, order = self._sql(connection.dialect)
         if order is not None:
-            rows = [tuple(row[place] for place in order) for row in rows]
-        await connection.exec_driver_sql(sql, rows)
+            rows = [tuple([row[place] for place in order]) for row in rows]
+        self._execute(connection, sql, rows)
+
+    def _execute(self, connection: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        connection.exec_driver_sql(sql, list(rows))
 
     def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...] | None]:
         """The statement in a dialect's words, and the order in which it wants the values (None: as they come)."""
@@ -132,9 +132,30 @@ class Bulk:
         return self._written[dialect.name]
 
 
-def bulk_insert(table: Table, names: Sequence[str]) -> Bulk:
-    """Insert rows of these columns."""
-    return Bulk(table.insert(), names)
+class BulkInsert(Bulk):
+    """Insert rows of these columns.
+
+    SQLite is given many rows a statement: between two statements a thread gives up the interpreter and may wait long to
+    get it back. PostgreSQL's driver sends them all in one go as it is.
+    """
+
+    def __init__(self, table: Table, names: Sequence[str]) -> None:
+        super().__init__(table.insert(), names)
+        self._places = f"({', '.join('?' * len(names))})"
+
+    def _execute(self, connection: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        done = 0
+        if connection.dialect.name == "sqlite":
+            for size in ROWS_A_STATEMENT:
+                while len(rows) - done >= size:
+                    many = sql + f", {self._places}" * (size - 1)
+                    connection.exec_driver_sql(many, tuple(chain.from_iterable(rows[done : done + size])))
+                    done += size
+        if done < len(rows):
+            super()._execute(connection, sql, rows[done:])
+
+
+ROWS_A_STATEMENT = (256, 32)
 
 
 def bulk_update(table: Table, *, where: Sequence[str], values: Sequence[str]) -> Bulk:

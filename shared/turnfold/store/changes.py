@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.precedence import Wishes
@@ -26,35 +26,8 @@ class SqlChanges:
     async def set_policy(self, key: SessionKey | AgentId, request: PolicyRequest, *, rules: Rules, now_ms: int) -> Mapping[str, Any]:
         """Set what a session or an agent wants, and evict what that makes due; the wishes as they stand now."""
         if isinstance(key, SessionKey):
-            return await self._set_for_session(key, request, rules, now_ms)
-        return await self._set_for_agent(key, request, rules)
-
-    async def _set_for_session(self, key: SessionKey, request: PolicyRequest, rules: Rules, now_ms: int) -> Mapping[str, Any]:
-        async with self._database.write() as connection:
-            session = (await lock_by_key(connection, [key], create=True))[key]
-            session.wishes = _wished(session.wishes, request)
-            _check(rules, session.agent_wishes, session.wishes)
-            session.revision += 1
-            values = {"preset": session.wishes.preset, "mode": session.wishes.mode, "overrides": session.wishes.overrides}
-            await connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
-            records = Records()
-            await evict_now(connection, session, None, rules, records, now_ms=now_ms)
-            await records.write(connection)
-            await write_back(connection, [session])
-            return {"agent_id": key.agent_id, "session_id": key.session_id, **_told(session.wishes)}
-
-    async def _set_for_agent(self, agent_id: AgentId, request: PolicyRequest, rules: Rules) -> Mapping[str, Any]:
-        async with self._database.write() as connection:
-            found = (await connection.execute(select(agents).where(agents.c.agent_id == agent_id).with_for_update())).one_or_none()
-            wishes = _wished(Wishes(found.preset, found.mode, found.overrides) if found else Wishes(), request)
-            _check(rules, wishes, Wishes())
-            values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
-            made = insert_for(connection)(agents).values(agent_id=agent_id, **values)
-            await connection.execute(made.on_conflict_do_update(index_elements=["agent_id"], set_=values))
-            # Every window of the agent may look different now.
-            mine = sessions.c.agent_id == agent_id
-            await connection.execute(update(sessions).where(mine).values(revision=sessions.c.revision + 1))
-            return {"agent_id": agent_id, **_told(wishes)}
+            return await self._database.write(lambda connection: _set_for_session(connection, key, request, rules, now_ms))
+        return await self._database.write(lambda connection: _set_for_agent(connection, key, request, rules))
 
     async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing.
@@ -62,17 +35,47 @@ class SqlChanges:
         Raises:
             Conflict: the session's mode is `off`.
         """
-        async with self._database.write() as connection:
-            session = (await lock_by_key(connection, [key], create=False)).get(key)
-            if session is None:
-                return None
-            if rules.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
-                raise Conflict("the session's mode is off: nothing is evicted; set it to manual or auto first")
-            records = Records()
-            opened = await evict_now(connection, session, REQUESTED, rules, records, now_ms=now_ms)
-            await records.write(connection)
-            await write_back(connection, [session])
-            return CompactionId(str(opened)) if opened is not None else None
+        return await self._database.write(lambda connection: _compact(connection, key, rules, now_ms))
+
+
+def _set_for_session(connection: Connection, key: SessionKey, request: PolicyRequest, rules: Rules, now_ms: int) -> Mapping[str, Any]:
+    session = lock_by_key(connection, [key], create=True)[key]
+    session.wishes = _wished(session.wishes, request)
+    _check(rules, session.agent_wishes, session.wishes)
+    session.revision += 1
+    values = {"preset": session.wishes.preset, "mode": session.wishes.mode, "overrides": session.wishes.overrides}
+    connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
+    records = Records()
+    evict_now(connection, session, None, rules, records, now_ms=now_ms)
+    records.write(connection)
+    write_back(connection, [session])
+    return {"agent_id": key.agent_id, "session_id": key.session_id, **_told(session.wishes)}
+
+
+def _set_for_agent(connection: Connection, agent_id: AgentId, request: PolicyRequest, rules: Rules) -> Mapping[str, Any]:
+    found = connection.execute(select(agents).where(agents.c.agent_id == agent_id).with_for_update()).one_or_none()
+    wishes = _wished(Wishes(found.preset, found.mode, found.overrides) if found else Wishes(), request)
+    _check(rules, wishes, Wishes())
+    values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
+    made = insert_for(connection)(agents).values(agent_id=agent_id, **values)
+    connection.execute(made.on_conflict_do_update(index_elements=["agent_id"], set_=values))
+    # Every window of the agent may look different now.
+    mine = sessions.c.agent_id == agent_id
+    connection.execute(update(sessions).where(mine).values(revision=sessions.c.revision + 1))
+    return {"agent_id": agent_id, **_told(wishes)}
+
+
+def _compact(connection: Connection, key: SessionKey, rules: Rules, now_ms: int) -> CompactionId | None:
+    session = lock_by_key(connection, [key], create=False).get(key)
+    if session is None:
+        return None
+    if rules.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
+        raise Conflict("the session's mode is off: nothing is evicted; set it to manual or auto first")
+    records = Records()
+    opened = evict_now(connection, session, REQUESTED, rules, records, now_ms=now_ms)
+    records.write(connection)
+    write_back(connection, [session])
+    return CompactionId(str(opened)) if opened is not None else None
 
 
 def _wished(wishes: Wishes, request: PolicyRequest) -> Wishes:

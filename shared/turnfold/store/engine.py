@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 
 class Database:
-    """One database, as the two kinds of transaction that the store makes.
+    """One database, as the transactions that the store makes: plain code that writes or reads, and reading in steps.
 
     On SQLite there is one writing connection (WAL, `synchronous=FULL`, BEGIN IMMEDIATE), because two that write or
     checkpoint at once can corrupt the file before 3.51.3; readers open it read-only and see one snapshot each.
@@ -33,80 +33,68 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
             raise StartError(f"TURNFOLD_DATABASE_URL names {self.url.get_backend_name()}; SQLite and PostgreSQL are supported")
-        self._writer = self._engine(writes=True) if writes else None
-        self._reader = self._engine(writes=False)
-        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="snapshot") if self.is_sqlite else None
-        self._quick = self._sqlite_in_threads() if self.is_sqlite else None
+        self._steps = self._engine(writes=False)
+        self._reader = _InThreads(self._thread_engine(writes=False), READERS) if self.is_sqlite else _Awaited(self._steps)
+        self._writer: _InThreads | _Awaited | None = None
+        if writes:
+            self._writer = _InThreads(self._thread_engine(writes=True), 1) if self.is_sqlite else _Awaited(self._engine(writes=True))
 
-    @asynccontextmanager
-    async def write(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that may write; committed at the end, rolled back on any error.
+    async def write(self, work: Callable[[Connection], Found]) -> Found:
+        """Do some writing in one transaction, committed at its end and rolled back on any error.
+
+        On SQLite all of it runs in the one thread that writes: however many statements there are, none waits for the
+        event loop. Who is cancelled meanwhile does not learn whether it was committed.
 
         Raises:
             Unavailable: the database cannot be reached or written now; nothing was changed.
         """
         if self._writer is None:
             raise StartError("this process was opened for reading only")
-        with _Translated():
-            async with self._writer.begin() as connection:
-                yield connection
+        return await self._writer.run(work)
+
+    async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
+        """Do some reading in one snapshot; on SQLite in one thread, as `write` does.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        return await self._reader.run(work)
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that sees one snapshot and writes nothing.
+        """A snapshot to be read in awaited steps, so that large pages never hold anything else up.
 
         Raises:
             Unavailable: the database cannot be reached now.
         """
         with _Translated():
-            async with self._reader.begin() as connection:
+            async with self._steps.begin() as connection:
                 yield connection
-
-    async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
-        """Do some reading in one snapshot, written as plain code.
-
-        On SQLite all of it runs in one thread, and costs one way there and back however many statements it makes; each
-        awaited statement would cost several. On PostgreSQL the statements are awaited as ever.
-
-        Raises:
-            Unavailable: the database cannot be reached now.
-        """
-        if self._quick is None:
-            async with self.read() as connection:
-                return await connection.run_sync(work)
-        quick = self._quick
-
-        def in_thread() -> Found:
-            with _Translated(), quick.begin() as connection:
-                return work(connection)
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)
 
     async def close(self) -> None:
         """Give every connection back."""
-        if self._quick is not None and self._threads is not None:
-            self._threads.shutdown()
-            self._quick.dispose()
-        for engine in (self._writer, self._reader):
-            if engine is not None:
-                await engine.dispose()
+        await self._reader.close()
+        if self._writer is not None:
+            await self._writer.close()
+        await self._steps.dispose()
 
     def _engine(self, *, writes: bool) -> AsyncEngine:
+        """Connections to await; on SQLite only to read."""
         if not self.is_sqlite:
             options = {} if writes else {"isolation_level": "REPEATABLE READ"}
             return create_async_engine(self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True, **options)
-        url = self.url if writes else self._read_only()
         engine = create_async_engine(
-            url, pool_size=1 if writes else READERS, max_overflow=0, pool_timeout=BUSY_SECONDS, connect_args={"timeout": BUSY_SECONDS}
+            self._read_only(), pool_size=READERS, max_overflow=0, pool_timeout=BUSY_SECONDS, connect_args={"timeout": BUSY_SECONDS}
         )
-        _prepare_sqlite(engine.sync_engine, writes=writes)
+        _prepare_sqlite(engine.sync_engine, writes=False)
         return engine
 
-    def _sqlite_in_threads(self) -> Engine:
-        url = self._read_only().set(drivername="sqlite+pysqlite")
+    def _thread_engine(self, *, writes: bool) -> Engine:
+        """Connections for the threads of ours, on SQLite."""
+        url = (self.url if writes else self._read_only()).set(drivername="sqlite+pysqlite")
         arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False, "cached_statements": 256}
-        engine = create_engine(url, poolclass=QueuePool, pool_size=READERS, max_overflow=0, connect_args=arguments)
-        _prepare_sqlite(engine, writes=False)
+        engine = create_engine(url, poolclass=QueuePool, pool_size=1 if writes else READERS, max_overflow=0, connect_args=arguments)
+        _prepare_sqlite(engine, writes=writes)
         return engine
 
     def _read_only(self) -> URL:
@@ -116,7 +104,41 @@ class Database:
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
 
 
-def insert_for(connection: AsyncConnection) -> Any:
+class _InThreads:
+    """Transactions in threads of ours, one thread a connection."""
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="database")
+
+    async def run(self, work: Callable[[Connection], Found]) -> Found:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+
+    def _transact(self, work: Callable[[Connection], Found]) -> Found:
+        with _Translated(), self._engine.begin() as connection:
+            return work(connection)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+        self._engine.dispose()
+
+
+class _Awaited:
+    """Transactions whose statements are awaited behind the plain code."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def run(self, work: Callable[[Connection], Found]) -> Found:
+        with _Translated():
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(work)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def insert_for(connection: Connection) -> Any:
     """The dialect's INSERT, which knows ON CONFLICT."""
     return sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
 
@@ -154,7 +176,11 @@ def _quoted(path: str) -> str:
 
 
 def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
-    settings = ["journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"] if writes else ["query_only=ON", "cache_size=-4096"]
+    settings = (
+        ["journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "wal_autocheckpoint=4000"]
+        if writes
+        else ["query_only=ON", "cache_size=-4096"]
+    )
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:

@@ -3,18 +3,18 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.contracts.events import Event
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
 from turnfold.store import ranges
-from turnfold.store.bulk import PreparedPairs, bulk_insert, bulk_update
+from turnfold.store.bulk import BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.engine import Database, insert_for
 from turnfold.store.evict import evict
 from turnfold.store.pairing import Touched, pair_again
@@ -32,9 +32,9 @@ _KNOWN = PreparedPairs(
     ),
     (events.c.agent_id.type, events.c.event_id.type),
 )
-_INSERT_EVENTS = bulk_insert(events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope"))
-_INSERT_MESSAGES = bulk_insert(messages, STORED)
-_INSERT_CALLS = bulk_insert(tool_calls, ("sid", "call_id", "position", "slot"))
+_INSERT_EVENTS = BulkInsert(events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope"))
+_INSERT_MESSAGES = BulkInsert(messages, STORED)
+_INSERT_CALLS = BulkInsert(tool_calls, ("sid", "call_id", "position", "slot"))
 _EVICTED_BEFORE = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 _BODIES = (
     select(messages.c.body, messages.c.is_error)
@@ -59,9 +59,9 @@ class SqlIntake:
 
     async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
         """Store a batch in one transaction."""
+        ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
-            async with self._database.write() as connection:
-                return await _Batch(connection, rules).store(sorted(arrivals, key=lambda arrival: arrival.stream_seq), dead)
+            return await self._database.write(lambda connection: _Batch(connection, rules).store(ordered, dead))
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
             raise Unavailable("two workers met at one event; try again") from error
@@ -70,19 +70,17 @@ class SqlIntake:
 
     async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
         """Count sequences that the stream no longer holds as ingested."""
-        async with self._database.write() as connection:
-            await ranges.add(connection, ranges_)
+        await self._database.write(lambda connection: ranges.add(connection, ranges_))
 
     async def gaps(self) -> Sequence[ranges.Range]:
         """The sequences below the highest ingested one that are not ingested."""
-        async with self._database.read() as connection:
-            return await ranges.gaps(connection)
+        return await self._database.snapshot(ranges.gaps)
 
 
 class _Batch:
     """One batch while its transaction is open."""
 
-    def __init__(self, connection: AsyncConnection, rules: Rules) -> None:
+    def __init__(self, connection: Connection, rules: Rules) -> None:
         self._connection = connection
         self._rules = rules
         self._records = Records()
@@ -93,90 +91,90 @@ class _Batch:
         self._moved: set[SessionKey] = set()
         self._duplicates = 0
 
-    async def store(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+    def store(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
         self._dead.extend(dead)
         evictions = 0
         if arrivals:
-            self._sessions = await lock_by_key(self._connection, {arrival.event.key for arrival in arrivals}, create=True)
-            await self._insert(arrivals)
-            await pair_again(self._connection, self._touched, self._rules.pair)
+            self._sessions = lock_by_key(self._connection, {arrival.event.key for arrival in arrivals}, create=True)
+            self._insert(arrivals)
+            pair_again(self._connection, self._touched, self._rules.pair)
             changed = self._count()
             new_seqs: defaultdict[int, list[int]] = defaultdict(list)
             for arrival in self._new:
                 new_seqs[self._sessions[arrival.event.key].sid].append(arrival.stream_seq)
-            evictions = await evict(self._connection, changed, new_seqs, self._rules, self._records)
-            await write_back(self._connection, changed)
-        await self._records.write(self._connection)
-        await self._bury()
+            evictions = evict(self._connection, changed, new_seqs, self._rules, self._records)
+            write_back(self._connection, changed)
+        self._records.write(self._connection)
+        self._bury()
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
-        await ranges.add(self._connection, runs(sequences))
+        ranges.add(self._connection, runs(sequences))
         messages_new = sum(len(arrival.event.bodies) for arrival in self._new)
         return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
 
     # --- new, known, or another under a known id
 
-    async def _insert(self, arrivals: Sequence[Arrival]) -> None:
+    def _insert(self, arrivals: Sequence[Arrival]) -> None:
         """Insert what is new. Nearly always all of it is, so that is tried first; the keys of the tables say when it is not."""
         fresh, again = _first_of_each(arrivals)
         try:
-            async with self._connection.begin_nested():
-                await self._insert_rows(fresh)
+            with self._connection.begin_nested():
+                self._insert_rows(fresh)
         except IntegrityError:
-            fresh = await self._unknown(fresh)
-            await self._insert_rows(fresh)
+            fresh = self._unknown(fresh)
+            self._insert_rows(fresh)
         self._new = fresh
         for arrival in again:
-            await self._unknown([arrival])
+            self._unknown([arrival])
 
-    async def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+    def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
         """Those whose event is not stored; the others are duplicates, moved or refused."""
         ids = sorted((arrival.event.key.agent_id, arrival.event.event_id) for arrival in arrivals)
-        known = {(agent_id, event_id): Known(*rest) for agent_id, event_id, *rest in await _KNOWN.rows(self._connection, ids)}
+        known = {(agent_id, event_id): Known(*rest) for agent_id, event_id, *rest in _KNOWN.rows(self._connection, ids)}
         fresh: list[Arrival] = []
         for arrival in arrivals:
             row = known.get((arrival.event.key.agent_id, arrival.event.event_id))
             if row is None:
                 fresh.append(arrival)
             else:
-                await self._meet_known(arrival, row)
+                self._meet_known(arrival, row)
         return fresh
 
-    async def _meet_known(self, arrival: Arrival, row: Known) -> None:
+    def _meet_known(self, arrival: Arrival, row: Known) -> None:
         """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
         event, sid = arrival.event, self._sessions[arrival.event.key].sid
         if row.sid != sid:
             self._refuse(arrival)
             return
         span = {"of_sid": sid, "first": position_of(row.stream_seq, 0), "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1)}
-        if row.digest != event.digest and not await self._is_stored(event, span):
+        if row.digest != event.digest and not self._is_stored(event, span):
             self._refuse(arrival)
             return
         self._duplicates += 1
         if arrival.stream_seq < row.stream_seq:
-            await self._move(arrival, span)
+            self._move(arrival, span)
 
-    async def _is_stored(self, event: Event, span: dict[str, int]) -> bool:
+    def _is_stored(self, event: Event, span: dict[str, int]) -> bool:
         """Whether the messages at these positions say what the event says, written otherwise."""
-        stored = (await self._connection.execute(_BODIES, span)).all()
+        stored = self._connection.execute(_BODIES, span).all()
         return [json.loads(body) for body, _ in stored] == list(event.parsed) and all(bool(one) == event.is_error for _, one in stored)
 
-    async def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
+    def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
         """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
         event, connection, sid = arrival.event, self._connection, span["of_sid"]
         first = position_of(arrival.stream_seq, 0)
         mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
         rows = select(messages.c.position, messages.c.compaction_id).where(mine, messages.c.compaction_id.is_not(None))
-        evicted = [(row, sid, first + position - span["first"]) for position, row in await connection.execute(rows)]
-        await connection.execute(delete(messages).where(mine))
+        evicted = [(row, sid, first + position - span["first"]) for position, row in connection.execute(rows)]
+        connection.execute(delete(messages).where(mine))
         calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(span["first"], span["last"])
-        await connection.execute(delete(tool_calls).where(calls))
+        connection.execute(delete(tool_calls).where(calls))
         identity = (events.c.agent_id == event.key.agent_id) & (events.c.event_id == event.event_id)
-        await connection.execute(delete(events).where(identity))
-        await self._insert_rows([arrival])
-        await _EVICTED_BEFORE.run(connection, evicted)
+        connection.execute(delete(events).where(identity))
+        self._insert_rows([arrival])
+        _EVICTED_BEFORE.run(connection, evicted)
         # A compaction finds its messages between its first and last position: they widen with the move.
         reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (compactions.c.first_position > first)
-        await connection.execute(update(compactions).where(reaches).values(first_position=first))
+        connection.execute(update(compactions).where(reaches).values(first_position=first))
         self._sessions[event.key].revision += 1
         self._moved.add(event.key)
 
@@ -185,7 +183,7 @@ class _Batch:
         detail = "this event id stands for other content or another session of the agent"
         self._dead.append(DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload))
 
-    async def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:
+    def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:
         event_rows: list[tuple[Any, ...]] = []
         rows: list[tuple[Any, ...]] = []
         calls: list[tuple[Any, ...]] = []
@@ -198,7 +196,9 @@ class _Batch:
                     calls += [(sid, storable(call.call_id), position_of(seq, index), call.slot) for call in measured.calls]
             self._touch(arrival)
         for insert, values in ((_INSERT_EVENTS, event_rows), (_INSERT_MESSAGES, rows), (_INSERT_CALLS, calls)):
-            await insert.run(self._connection, values)
+            # In the order of the table's key, what belongs to one page is written to it at once.
+            values.sort(key=_first_two)
+            insert.run(self._connection, values)
 
     def _touch(self, arrival: Arrival) -> None:
         sid = self._sessions[arrival.event.key].sid
@@ -218,25 +218,32 @@ class _Batch:
         for key, arrivals in by_session.items():
             session = self._sessions[key]
             session.revision += 1
-            session.last_event_at_ms = max(session.last_event_at_ms or 0, *(arrival.at_ms for arrival in arrivals))
+            messages = tokens = live = live_tokens = 0
             for arrival in arrivals:
-                if arrival.event.model and arrival.stream_seq >= session.model_seq:
-                    session.model, session.model_seq = storable(arrival.event.model), arrival.stream_seq
-                for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
-                    session.messages_total += 1
-                    session.tokens_total += measured.tokens
+                event = arrival.event
+                if event.model and arrival.stream_seq >= session.model_seq:
+                    session.model, session.model_seq = storable(event.model), arrival.stream_seq
+                for parsed, measured in zip(event.parsed, arrival.measured, strict=True):
+                    messages += 1
+                    tokens += measured.tokens
                     if parsed["role"] not in SYSTEM_ROLES:
-                        session.live_messages += 1
-                        session.live_tokens += measured.tokens
+                        live += 1
+                        live_tokens += measured.tokens
+            session.messages_total += messages
+            session.tokens_total += tokens
+            session.live_messages += live
+            session.live_tokens += live_tokens
+            session.last_event_at_ms = max(session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals])
         return [session for key, session in self._sessions.items() if key in by_session or key in self._moved]
 
-    async def _bury(self) -> None:
+    def _bury(self) -> None:
         if self._dead:
             rows = [letter._asdict() for letter in self._dead]
-            await self._connection.execute(insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows)
+            self._connection.execute(insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows)
 
 
 PAYLOAD_KEPT_BYTES = 64 * 1024
+_first_two = itemgetter(0, 1)
 
 
 def runs(sequences: Sequence[int]) -> list[ranges.Range]:

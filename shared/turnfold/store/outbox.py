@@ -17,11 +17,10 @@ class SqlOutbox:
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
         """The oldest notices that the stream may not have yet."""
-        async with self._database.read() as connection:
-            rows = await connection.execute(select(outbox).order_by(outbox.c.outbox_id).limit(limit))
-            return [Notice(*row) for row in rows]
+        oldest = select(outbox).order_by(outbox.c.outbox_id).limit(limit)
+        return await self._database.snapshot(lambda connection: [Notice(*row) for row in connection.execute(oldest)])
 
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Forget notices that the stream has."""
-        async with self._database.write() as connection:
-            await connection.execute(delete(outbox).where(outbox.c.outbox_id.in_([notice.outbox_id for notice in notices])))
+        told = delete(outbox).where(outbox.c.outbox_id.in_([notice.outbox_id for notice in notices]))
+        await self._database.write(lambda connection: connection.execute(told))

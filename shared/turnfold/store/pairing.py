@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, select
 
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.messages import Answer
@@ -34,24 +33,24 @@ _DECIDED = bulk_update(messages, where=("sid", "position"), values=("answers_pos
 AT_ONCE = 400
 
 
-async def pair_again(
-    connection: AsyncConnection,
+def pair_again(
+    connection: Connection,
     touched: Iterable[Touched],
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]],
 ) -> None:
     """Recompute the pairing of these call ids in stream order, evicted rows included, and store what changed."""
     wanted = sorted(set(touched))
     for start in range(0, len(wanted), AT_ONCE):
-        await _pair_some(connection, wanted[start : start + AT_ONCE], pair)
+        _pair_some(connection, wanted[start : start + AT_ONCE], pair)
 
 
-async def _pair_some(connection: AsyncConnection, touched: list[Touched], pair: Any) -> None:
+def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> None:
     calls: defaultdict[Touched, list[CallSeen]] = defaultdict(list)
     results: defaultdict[Touched, list[ResultSeen]] = defaultdict(list)
     stored: dict[tuple[int, int], Verdict] = {}
-    for sid, call_id, position, slot in await _CALLS.rows(connection, touched):
+    for sid, call_id, position, slot in _CALLS.rows(connection, touched):
         calls[sid, call_id].append(CallSeen(position, slot))
-    for sid, call_id, position, digest, answers, slot, is_copy in await _RESULTS.rows(connection, touched):
+    for sid, call_id, position, digest, answers, slot, is_copy in _RESULTS.rows(connection, touched):
         results[sid, call_id].append(ResultSeen(position, digest))
         stored[sid, position] = Verdict(None if answers is None else Answer(answers, slot), bool(is_copy))
     changed = [
@@ -60,4 +59,4 @@ async def _pair_some(connection: AsyncConnection, touched: list[Touched], pair: 
         for position, verdict in pair(calls[sid, call_id], seen).items()
         if stored[sid, position] != verdict
     ]
-    await _DECIDED.run(connection, changed)
+    _DECIDED.run(connection, changed)

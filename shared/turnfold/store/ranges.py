@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sqlalchemy import and_, delete, or_, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, and_, delete, or_, select, text
 
 from turnfold.store.schema import ingested
 
@@ -22,29 +21,29 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
     return done
 
 
-async def add(connection: AsyncConnection, ranges: Iterable[Range]) -> None:
+def add(connection: Connection, ranges: Iterable[Range]) -> None:
     """Count these sequences as ingested."""
     new = joined(ranges)
     if not new:
         return
-    await _alone(connection)
+    _alone(connection)
     meets = or_(*(and_(ingested.c.first_seq <= last + 1, ingested.c.last_seq >= first - 1) for first, last in new))
-    stored = [tuple(row) for row in await connection.execute(select(ingested).where(meets))]
+    stored = [tuple(row) for row in connection.execute(select(ingested).where(meets))]
     after = joined([*stored, *new])
     if after == sorted(stored):
         return
     if stored:
-        await connection.execute(delete(ingested).where(ingested.c.first_seq.in_([first for first, _ in stored])))
-    await connection.execute(ingested.insert(), [{"first_seq": first, "last_seq": last} for first, last in after])
+        connection.execute(delete(ingested).where(ingested.c.first_seq.in_([first for first, _ in stored])))
+    connection.execute(ingested.insert(), [{"first_seq": first, "last_seq": last} for first, last in after])
 
 
-async def _alone(connection: AsyncConnection) -> None:
+def _alone(connection: Connection) -> None:
     """Wait until nobody else joins ranges: two that do it at once would leave ranges that meet and are never joined."""
     if connection.dialect.name == "postgresql":
-        await connection.execute(text("LOCK TABLE ingested IN SHARE ROW EXCLUSIVE MODE"))
+        connection.execute(text("LOCK TABLE ingested IN SHARE ROW EXCLUSIVE MODE"))
 
 
-async def gaps(connection: AsyncConnection) -> Sequence[Range]:
+def gaps(connection: Connection) -> Sequence[Range]:
     """The ranges that are missing below the highest ingested sequence."""
-    stored = [tuple(row) for row in await connection.execute(select(ingested).order_by(ingested.c.first_seq))]
+    stored = [tuple(row) for row in connection.execute(select(ingested).order_by(ingested.c.first_seq))]
     return [(before[1] + 1, after[0] - 1) for before, after in pairwise([(0, 0), *stored]) if after[0] > before[1] + 1]

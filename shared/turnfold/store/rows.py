@@ -52,6 +52,31 @@ def message_of(row: Sequence[Any]) -> Message:
     )
 
 
+EVICTABLE = [
+    messages.c[name]
+    for name in (
+        "sid", "position", "event_id", "role", "tokens", "is_meta", "created_at_ms", "calls", "answers_position", "answers_slot",
+    )
+]  # fmt: skip
+"""What an eviction is decided by, in the order in which `evictable_of` reads them."""
+
+
+def evictable_of(row: Sequence[Any]) -> Message:
+    """A message from a row of `EVICTABLE`, as far as evictions look at it."""
+    _, position, event_id, role, tokens, is_meta, created_at_ms, calls, answers_position, answers_slot = row
+    return Message(
+        position,
+        event_id,
+        position % MESSAGES_PER_EVENT,
+        _ROLES[role],
+        tokens,
+        is_meta=bool(is_meta),
+        created_at_ms=created_at_ms,
+        calls=tuple([Call(*call) for call in json.loads(calls)]) if calls else (),
+        answers=None if answers_position is None else Answer(answers_position, answers_slot),
+    )
+
+
 STORED = (
     "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority", "is_meta",
     "is_irregular", "is_truncated", "is_error", "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body",

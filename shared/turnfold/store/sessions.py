@@ -3,16 +3,16 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import bindparam, func, literal_column, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.audit import row_hash
+from turnfold.core.audit import SEALED_FIELDS, seal
 from turnfold.core.precedence import Wishes
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.store.bulk import PreparedIn, PreparedPairs, bulk_update
+from turnfold.store.bulk import BulkInsert, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.engine import insert_for
 from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 
@@ -76,24 +76,27 @@ _is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pa
 _BY_KEY = PreparedPairs(_LOCKED.where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type))
 _BY_SID = PreparedIn(_LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True))), "sids")
 _WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
+_stored_values = attrgetter(*COUNTERS, "sid")
+_SEALED = BulkInsert(audit, (*SEALED_FIELDS, "prev_hash", "hash"))
+_TOLD = BulkInsert(outbox, ("subject", "payload"))
 
 
-async def lock_by_key(connection: AsyncConnection, keys: Iterable[SessionKey], *, create: bool) -> dict[SessionKey, SessionRow]:
+def lock_by_key(connection: Connection, keys: Iterable[SessionKey], *, create: bool) -> dict[SessionKey, SessionRow]:
     """Lock the sessions of these keys, making those that are missing if asked to."""
     wanted = sorted(set(keys))
-    found = _by_key(await _BY_KEY.rows(connection, wanted))
+    found = _by_key(_BY_KEY.rows(connection, wanted))
     missing = [key for key in wanted if key not in found]
     if missing and create:
         rows = [{"agent_id": key.agent_id, "session_id": key.session_id} for key in missing]
-        await connection.execute(insert_for(connection)(sessions).on_conflict_do_nothing(), rows)
-        found |= _by_key(await _BY_KEY.rows(connection, missing))
+        connection.execute(insert_for(connection)(sessions).on_conflict_do_nothing(), rows)
+        found |= _by_key(_BY_KEY.rows(connection, missing))
     return found
 
 
-async def lock_by_sid(connection: AsyncConnection, sids: Iterable[int]) -> dict[int, SessionRow]:
+def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:
     """Lock the sessions of these numbers."""
     wanted = sorted(set(sids))
-    found = _by_key(await _BY_SID.rows(connection, wanted)) if wanted else {}
+    found = _by_key(_BY_SID.rows(connection, wanted)) if wanted else {}
     return {row.sid: row for row in found.values()}
 
 
@@ -106,17 +109,17 @@ def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow
     return SessionRow(sid, SessionKey(AgentId(agent_id), SessionId(session_id)), Wishes(*rest[:3]), Wishes(*rest[3:6]), *rest[6:])
 
 
-async def write_back(connection: AsyncConnection, rows: Sequence[SessionRow]) -> None:
+def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
     """Store what changed in these rows."""
-    await _WRITE_BACK.run(connection, [(*(getattr(row, name) for name in COUNTERS), row.sid) for row in rows])
+    _WRITE_BACK.run(connection, [_stored_values(row) for row in rows])
 
 
 @dataclass(slots=True)
 class Records:
     """The audit rows and notices of one transaction, in order."""
 
-    audit_rows: list[dict[str, Any]] = field(default_factory=list)
-    notices: list[dict[str, str]] = field(default_factory=list)
+    audit_rows: list[tuple[Any, ...]] = field(default_factory=list)
+    notices: list[tuple[str, str]] = field(default_factory=list)
 
     def seal(
         self,
@@ -132,21 +135,11 @@ class Records:
     ) -> None:
         """Add an audit row to the session's chain."""
         session.audit_rows += 1
-        row: dict[str, Any] = {
-            "agent_id": session.key.agent_id,
-            "session_id": session.key.session_id,
-            "ordinal": session.audit_rows,
-            "at_ms": at_ms,
-            "compaction_id": compaction_id,
-            "phase": phase,
-            "reason": reason,
-            "tokens_before": tokens_before,
-            "tokens_after": tokens_after,
-            "details": json.dumps(details, separators=(",", ":")),
-        }
-        row["prev_hash"], row["hash"] = session.audit_hash, row_hash(session.audit_hash, row)
-        session.audit_hash = row["hash"]
-        self.audit_rows.append(row)
+        told = json.dumps(details, separators=(",", ":"))
+        key = session.key
+        sealed = (key.agent_id, key.session_id, session.audit_rows, at_ms, compaction_id, phase, reason, tokens_before, tokens_after, told)
+        before, session.audit_hash = session.audit_hash, seal(session.audit_hash, sealed)
+        self.audit_rows.append((*sealed, before, session.audit_hash))
 
     def tell(self, session: SessionRow, subject: str, **fields: Any) -> None:
         """Add a notice about the session; it carries the newest seal, so that a cut-off audit shows."""
@@ -156,11 +149,9 @@ class Records:
             **fields,
             "audit": {"rows": session.audit_rows, "hash": session.audit_hash},
         }
-        self.notices.append({"subject": session_subject(subject, session.key), "payload": json.dumps(payload)})
+        self.notices.append((session_subject(subject, session.key), json.dumps(payload)))
 
-    async def write(self, connection: AsyncConnection) -> None:
+    def write(self, connection: Connection) -> None:
         """Store them."""
-        if self.audit_rows:
-            await connection.execute(audit.insert(), self.audit_rows)
-        if self.notices:
-            await connection.execute(outbox.insert(), self.notices)
+        _SEALED.run(connection, self.audit_rows)
+        _TOLD.run(connection, self.notices)
