@@ -15,12 +15,11 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tests.invariants import Seen, seen_in_database, seen_in_memory
-from turnfold.contracts.events import read_event
 from turnfold.core.presets import PRESETS, Policy, adjusted
 from turnfold.core.sources import Draft
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.ingest import Delivery, weigh
 from turnfold.operations.rules import PolicyOf, make_rules, policy_rule
+from turnfold.operations.weighing import Delivery, weigh
 from turnfold.ports import Arrival, Changes, HistoryStore, IntakeStore, Job, JobStore, Outbox, Rules, Version, WindowFacts, WindowStore
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
@@ -163,7 +162,7 @@ def _arrival(kind: str, seq: int, event_id: str, key: SessionKey, at_ms: int | N
     identity = {"event_id": event_id or f"e{seq}", "agent_id": key.agent_id, "session_id": key.session_id}
     payload = json.dumps(identity | fields).encode()
     delivery = Delivery(kind, payload, seq, NOON + seq if at_ms is None else at_ms)
-    return weigh(delivery, read_event(kind, payload), words)
+    return weigh(delivery, count=words)
 
 
 def user(content: Any, **more: Any) -> Json:

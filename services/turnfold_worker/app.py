@@ -34,7 +34,8 @@ from turnfold.store.outbox import SqlOutbox
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
 from turnfold_worker.background import Compactor, Keeper, Relay, Sweeper
-from turnfold_worker.handlers import Intake, make_request_router
+from turnfold_worker.handlers import BATCH, Intake, make_request_router
+from turnfold_worker.weighers import Weighers
 
 log = structlog.get_logger()
 
@@ -86,27 +87,33 @@ async def _serve(settings: Settings, database: Database, stop: asyncio.Event) ->
     if settings.summary_model is not None:
         await summarizer.start()
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
+    weighers = Weighers(counting, limits=settings.event_limits)
     await _unless(stop, wait_for_schema(database))
     client = await connect(settings, name="worker", role="worker", seconds=60.0)
     try:
-        created = await _unless(stop, wait_for_streams(client))
-        if created is None:
+        stream = await _unless(stop, wait_for_streams(client))
+        if stream is None:
             return
-        await _unless(stop, wait_until_adopted(database, created=created))
+        if stream.backlog >= BATCH:
+            weighers.expect_much()
+        await _unless(stop, wait_until_adopted(database, created=stream.created))
         lock = WriterLock(settings.database_url)
         if not lock.try_to_take():
             log.info("worker.standing_by")
             await _unless(stop, lock.take())
         if stop.is_set():
             return
-        await _work(settings, database, await counting, client, summarizer, stop)
+        await _work(settings, database, await counting, client, weighers, summarizer, stop)
     finally:
+        weighers.close()
         await summarizer.close()
         with contextlib.suppress(Exception):
             await client.close()
 
 
-async def _work(settings: Settings, database: Database, count: Count, client: Client, summarizer: Summarizer, stop: asyncio.Event) -> None:
+async def _work(
+    settings: Settings, database: Database, count: Count, client: Client, weighers: Weighers, summarizer: Summarizer, stop: asyncio.Event
+) -> None:
     policy = policy_rule(settings.preset, settings.policy_of)
     windows = ModelWindows()
     rules = make_rules(policy, model_window=lambda model, numbers: windows(model, override=numbers.context_window), count=count)
@@ -121,7 +128,7 @@ async def _work(settings: Settings, database: Database, count: Count, client: Cl
         call_timeout_seconds=settings.summary_timeout_seconds,
     )
     pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
-    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, count=count, limits=settings.event_limits)
+    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, weigh=weighers.weigh)
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=writing, count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,

@@ -11,20 +11,19 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turnfold.bus.pull import Pull
-from turnfold.contracts.events import Limits
 from turnfold.contracts.requests import CompactionRequest, PolicyRequest, read_request
 from turnfold.contracts.subjects import INGESTED, key_of_subject
-from turnfold.core.tokens import Count
 from turnfold.errors import RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
-from turnfold.operations.ingest import Delivery, ingest
+from turnfold.operations.ingest import Weigh, ingest
+from turnfold.operations.weighing import Delivery
 from turnfold.ports import Changes, Ingested, IntakeStore, Rules
 
 log = structlog.get_logger()
 
 BATCH = 1_000
-SIDE_BY_SIDE = 2
-"""Batches in hand: while one is being committed the next is read and weighed."""
+SIDE_BY_SIDE = 3
+"""Batches in hand: one is being weighed, one committed, and one waits for its turn at either."""
 RETRY_SECONDS = 1.0
 WORKER_QUEUE = "turnfold-worker"
 ACK_TOKENS = 9
@@ -33,21 +32,20 @@ ACK_TOKENS = 9
 class Intake:
     """Batches from the stream into the store; acknowledged after the commit, never before."""
 
-    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, count: Count, limits: Limits) -> None:
+    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, weigh: Weigh) -> None:
         self._pull = pull
         self._client = client
         self._store = store
         self._rules = rules
-        self._count = count
-        self._limits = limits
+        self._weigh = weigh
         self._places = asyncio.Semaphore(SIDE_BY_SIDE)
         self._in_hand: set[asyncio.Task[None]] = set()
         self.on_stored: Callable[[Ingested], object] = lambda _: None
 
     @property
     def is_busy(self) -> bool:
-        """Whether more events wait than one batch takes."""
-        return self._pull.backlog >= BATCH
+        """Whether at least a full batch of events is in hand or waits."""
+        return self._pull.held >= BATCH
 
     async def run(self) -> None:
         """Take batches until cancelled; what is in hand then is finished first, and what is not comes again."""
@@ -73,7 +71,7 @@ class Intake:
         """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
         deliveries = [delivery_of(message) for message in batch]
         try:
-            done = await ingest(deliveries, store=self._store, rules=self._rules, count=self._count, limits=self._limits)
+            done = await ingest(deliveries, store=self._store, rules=self._rules, weigh=self._weigh)
         except Unavailable as error:
             log.warning("batch.returned", events=len(batch), error=str(error))
             await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)

@@ -2,30 +2,59 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from turnfold.contracts.events import Event
-from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, Trigger
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.sources import Draft, Previous, SummaryJob
-from turnfold.core.tokens import Measured
-from turnfold.messages import AgentId, CompactionId, Message, Priority, SessionKey, State
+from turnfold.messages import AgentId, Call, CompactionId, EventId, Message, SessionKey, State
+
+if TYPE_CHECKING:
+    from turnfold.contracts.requests import PolicyRequest
 
 # --- ingest
 
 
+class Weighed(NamedTuple):
+    """One message of an event, ready to be stored: what it is, what it costs (see `turnfold.core.tokens.Measured`), and its texts.
+
+    `tool_call_id` and `content_digest` are those of a result. `body` is the JSON text as windows show it, `original` the
+    content as published where that is another JSON.
+    """
+
+    role: str
+    tokens: int
+    content_tokens: int
+    reasoning_tokens: int
+    characters: int
+    lines: int
+    priority: int
+    is_irregular: bool
+    calls: tuple[Call, ...]
+    cuts: str
+    tool_call_id: str | None
+    content_digest: bytes | None
+    original: str | None
+    body: str
+
+
 class Arrival(NamedTuple):
-    """An event that may be stored: where and when the stream took it, and its messages weighed."""
+    """An event that may be stored: where and when (ms since 1970) the stream took it, what it says, and its messages weighed."""
 
     stream_seq: int
     at_ms: int
     subject: str
-    event: Event
-    measured: tuple[Measured, ...]
-    priorities: tuple[Priority, ...]
+    key: SessionKey
+    event_id: EventId
+    digest: bytes
+    model: str | None
+    is_meta: bool
+    is_truncated: bool
+    is_error: bool
+    envelope: str | None
+    messages: tuple[Weighed, ...]
 
 
 class DeadLetter(NamedTuple):
@@ -340,7 +369,7 @@ class HistoryStore(Protocol):
 class Changes(Protocol):
     """Where requests that write are done."""
 
-    async def set_policy(self, key: SessionKey | AgentId, request: PolicyRequest, *, rules: Rules, now_ms: int) -> Mapping[str, Any]:
+    async def set_policy(self, key: SessionKey | AgentId, request: "PolicyRequest", *, rules: Rules, now_ms: int) -> Mapping[str, Any]:
         """Set what a session or an agent wants; the wishes as they stand now."""
         ...
 

@@ -132,9 +132,10 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time a process has used; steps of 10 ms."""
+    """The processor time that a process and those it started have used; steps of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(child)) for child in children)
 
 
 def resident_mb(pid: int) -> float:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.stores import KEY, NOON, Stores, assistant, result, system, tool, turn, turns, user, words
-from turnfold.contracts.events import read_event
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.operations.ingest import Delivery, weigh
+from turnfold.operations.weighing import Delivery, weigh
 from turnfold.ports import DeadLetter, Original
 
 EVERYTHING = {"after_position": 0, "limit": 1_000}
@@ -36,7 +35,7 @@ def letter(seq: int, reason: str = "not_json") -> DeadLetter:
 async def test_a_message_comes_back_as_it_was_published(stores: Stores) -> None:
     message = r'{ "role":"user",  "content": "NUL \u0000, half a pair \ud83d, \u00e9 and é, 漢字 🙂", "x": [1.50, 1e2, {"y": null}] }'
     payload = f'{{"event_id": "e1", "agent_id": "ada", "session_id": "s-1", "messages": [{message}]}}'.encode()
-    arrival = weigh(Delivery("turn.completed", payload, 1, NOON), read_event("turn.completed", payload), words)
+    arrival = weigh(Delivery("turn.completed", payload, 1, NOON), count=words)
 
     await stores.ingest(arrival)
 
@@ -117,7 +116,7 @@ async def test_the_same_content_written_otherwise_is_the_same_event(stores: Stor
     loose = b'{"event_id":"e","agent_id":"ada","session_id":"s-1","messages":[{"content":"hi","role":"user"}]}'
     spaced = b'{"event_id":"e","agent_id":"ada","session_id":"s-1","messages":[ { "role": "user", "content": "\\u0068i" } ]}'
     for seq, payload in enumerate([loose, spaced], start=1):
-        await stores.ingest(weigh(Delivery("turn.completed", payload, seq, NOON), read_event("turn.completed", payload), words))
+        await stores.ingest(weigh(Delivery("turn.completed", payload, seq, NOON), count=words))
 
     assert await said(stores) == ["hi"]
     assert await stores.history.dead_letters(after=0, limit=9) == []
@@ -128,7 +127,7 @@ async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_wo
     await stores.ingest(turn(4, user("second")))
     await stores.ingest(turn(9, user("first"), event_id="e", at_ms=NOON + 900))
     written = rb'{"event_id":"e","agent_id":"ada","session_id":"s-1","is_meta":true,"messages":[{"content":"first","role":"user"}]}'
-    earlier = weigh(Delivery("turn.completed", written, 2, NOON + 2), read_event("turn.completed", written), words)
+    earlier = weigh(Delivery("turn.completed", written, 2, NOON + 2), count=words)
 
     await stores.ingest(earlier)
 

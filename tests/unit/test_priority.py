@@ -5,8 +5,10 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from turnfold.core.priority import classify
+from turnfold.core.priority import BINDING, STATED, classify
 from turnfold.messages import Priority
 
 TALK = (
@@ -238,3 +240,16 @@ def test_classifying_takes_less_than_a_millisecond(body: dict[str, Any]) -> None
         return perf_counter() - began
 
     assert min(seconds() for _ in range(30)) < 0.001
+
+
+PIECES = st.sampled_from([phrase.phrase for phrase in BINDING])
+NOISE = st.text("aAsSnN .,:;!-_'(2/\n", max_size=4)
+
+
+@pytest.mark.proves("I4")
+@given(parts=st.lists(st.tuples(NOISE, PIECES, NOISE), max_size=3), after=st.sampled_from(["", "to go", "n't", "s: it", " is not", "!"]))
+def test_looking_words_up_finds_what_looking_for_every_phrase_does(parts: list[tuple[str, str, str]], after: str) -> None:
+    text = "".join(piece for part in parts for piece in part) + after
+    for role, phrases in (("user", BINDING), ("assistant", STATED)):
+        binds = any(phrase.pattern.search(text.lower()) for phrase in phrases)
+        assert (classify({"role": role, "content": text}) is Priority.HIGH) == binds, text

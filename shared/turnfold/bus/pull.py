@@ -63,9 +63,9 @@ class Pull:
         await self._ask()
 
     @property
-    def backlog(self) -> int:
-        """How many messages wait here to be taken; more may wait in the stream."""
-        return len(self._waiting)
+    def held(self) -> int:
+        """How many messages are here and not acknowledged; more may wait in the stream."""
+        return len(self._held)
 
     async def take(self, most: int) -> list[Msg]:
         """The oldest messages that wait, at least one and at most so many.

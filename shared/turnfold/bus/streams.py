@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
 import structlog
@@ -90,8 +90,15 @@ async def provision(client: Client, *, first_seq: int, replicas: int = 1) -> str
     return _created(events)
 
 
-async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
-    """When the stream of events was created, as soon as streams and consumer are there.
+class Opened(NamedTuple):
+    """The stream of events: when it was created (RFC 3339), and how many of its events no worker was given yet."""
+
+    created: str
+    backlog: int
+
+
+async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> Opened:
+    """The stream of events, as soon as streams and consumer are there.
 
     Raises:
         StartError: they are not there after `seconds`.
@@ -102,8 +109,8 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
     while True:
         try:
             info = await jetstream.stream_info(EVENTS_STREAM)
-            await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
-            return _created(info)
+            consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+            return Opened(_created(info), consumer.num_pending or 0)
         except (APIError, nats.errors.Error) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise StartError(f"the streams are not there after {seconds:g} s; run `turnfold migrate` first") from error

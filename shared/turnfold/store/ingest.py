@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 
-from turnfold.contracts.events import Event
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
@@ -95,20 +94,20 @@ class _Batch:
         self._dead.extend(dead)
         evictions = 0
         if arrivals:
-            self._sessions = lock_by_key(self._connection, {arrival.event.key for arrival in arrivals}, create=True)
+            self._sessions = lock_by_key(self._connection, {arrival.key for arrival in arrivals}, create=True)
             self._insert(arrivals)
             pair_again(self._connection, self._touched, self._rules.pair)
             changed = self._count()
             new_seqs: defaultdict[int, list[int]] = defaultdict(list)
             for arrival in self._new:
-                new_seqs[self._sessions[arrival.event.key].sid].append(arrival.stream_seq)
+                new_seqs[self._sessions[arrival.key].sid].append(arrival.stream_seq)
             evictions = evict(self._connection, changed, new_seqs, self._rules, self._records)
             write_back(self._connection, changed)
         self._records.write(self._connection)
         self._bury()
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
         ranges.add(self._connection, runs(sequences))
-        messages_new = sum(len(arrival.event.bodies) for arrival in self._new)
+        messages_new = sum(len(arrival.messages) for arrival in self._new)
         return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
 
     # --- new, known, or another under a known id
@@ -128,11 +127,11 @@ class _Batch:
 
     def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
         """Those whose event is not stored; the others are duplicates, moved or refused."""
-        ids = sorted((arrival.event.key.agent_id, arrival.event.event_id) for arrival in arrivals)
+        ids = sorted((arrival.key.agent_id, arrival.event_id) for arrival in arrivals)
         known = {(agent_id, event_id): Known(*rest) for agent_id, event_id, *rest in _KNOWN.rows(self._connection, ids)}
         fresh: list[Arrival] = []
         for arrival in arrivals:
-            row = known.get((arrival.event.key.agent_id, arrival.event.event_id))
+            row = known.get((arrival.key.agent_id, arrival.event_id))
             if row is None:
                 fresh.append(arrival)
             else:
@@ -141,26 +140,27 @@ class _Batch:
 
     def _meet_known(self, arrival: Arrival, row: Known) -> None:
         """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
-        event, sid = arrival.event, self._sessions[arrival.event.key].sid
+        sid = self._sessions[arrival.key].sid
         if row.sid != sid:
             self._refuse(arrival)
             return
         span = {"of_sid": sid, "first": position_of(row.stream_seq, 0), "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1)}
-        if row.digest != event.digest and not self._is_stored(event, span):
+        if row.digest != arrival.digest and not self._is_stored(arrival, span):
             self._refuse(arrival)
             return
         self._duplicates += 1
         if arrival.stream_seq < row.stream_seq:
             self._move(arrival, span)
 
-    def _is_stored(self, event: Event, span: dict[str, int]) -> bool:
+    def _is_stored(self, arrival: Arrival, span: dict[str, int]) -> bool:
         """Whether the messages at these positions say what the event says, written otherwise."""
         stored = self._connection.execute(_BODIES, span).all()
-        return [json.loads(body) for body, _ in stored] == list(event.parsed) and all(bool(one) == event.is_error for _, one in stored)
+        said = [json.loads(message.body) for message in arrival.messages]
+        return [json.loads(body) for body, _ in stored] == said and all(bool(one) == arrival.is_error for _, one in stored)
 
     def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
         """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
-        event, connection, sid = arrival.event, self._connection, span["of_sid"]
+        connection, sid = self._connection, span["of_sid"]
         first = position_of(arrival.stream_seq, 0)
         mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
         rows = select(messages.c.position, messages.c.compaction_id).where(mine, messages.c.compaction_id.is_not(None))
@@ -168,18 +168,18 @@ class _Batch:
         connection.execute(delete(messages).where(mine))
         calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(span["first"], span["last"])
         connection.execute(delete(tool_calls).where(calls))
-        identity = (events.c.agent_id == event.key.agent_id) & (events.c.event_id == event.event_id)
+        identity = (events.c.agent_id == arrival.key.agent_id) & (events.c.event_id == arrival.event_id)
         connection.execute(delete(events).where(identity))
         self._insert_rows([arrival])
         _EVICTED_BEFORE.run(connection, evicted)
         # A compaction finds its messages between its first and last position: they widen with the move.
         reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (compactions.c.first_position > first)
         connection.execute(update(compactions).where(reaches).values(first_position=first))
-        self._sessions[event.key].revision += 1
-        self._moved.add(event.key)
+        self._sessions[arrival.key].revision += 1
+        self._moved.add(arrival.key)
 
     def _refuse(self, arrival: Arrival) -> None:
-        payload = "\n".join(arrival.event.bodies).encode()[:PAYLOAD_KEPT_BYTES]
+        payload = "\n".join(message.body for message in arrival.messages).encode()[:PAYLOAD_KEPT_BYTES]
         detail = "this event id stands for other content or another session of the agent"
         self._dead.append(DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload))
 
@@ -188,47 +188,39 @@ class _Batch:
         rows: list[tuple[Any, ...]] = []
         calls: list[tuple[Any, ...]] = []
         for arrival in arrivals:
-            event, seq, sid = arrival.event, arrival.stream_seq, self._sessions[arrival.event.key].sid
-            event_rows.append((event.key.agent_id, event.event_id, sid, seq, event.digest, event.envelope))
+            seq, sid = arrival.stream_seq, self._sessions[arrival.key].sid
+            event_rows.append((arrival.key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope))
             rows += message_rows(arrival, sid)
-            for index, measured in enumerate(arrival.measured):
-                if measured.calls:
-                    calls += [(sid, storable(call.call_id), position_of(seq, index), call.slot) for call in measured.calls]
-            self._touch(arrival)
+            for index, message in enumerate(arrival.messages):
+                if message.calls:
+                    made = [(sid, storable(call.call_id), position_of(seq, index), call.slot) for call in message.calls]
+                    calls += made
+                    self._touched.update([one[:2] for one in made])
+                if message.tool_call_id:
+                    self._touched.add((sid, storable(message.tool_call_id)))
         for insert, values in ((_INSERT_EVENTS, event_rows), (_INSERT_MESSAGES, rows), (_INSERT_CALLS, calls)):
             # In the order of the table's key, what belongs to one page is written to it at once.
             values.sort(key=_first_two)
             insert.run(self._connection, values)
 
-    def _touch(self, arrival: Arrival) -> None:
-        sid = self._sessions[arrival.event.key].sid
-        for parsed, measured in zip(arrival.event.parsed, arrival.measured, strict=True):
-            if measured.calls:
-                self._touched.update((sid, storable(call.call_id)) for call in measured.calls)
-            if parsed["role"] == "tool":
-                call_id = parsed.get("tool_call_id")
-                if isinstance(call_id, str) and call_id:
-                    self._touched.add((sid, storable(call_id)))
-
     def _count(self) -> list[SessionRow]:
         """Bring the counters of the touched sessions up to date; the sessions that changed."""
         by_session: defaultdict[SessionKey, list[Arrival]] = defaultdict(list)
         for arrival in self._new:
-            by_session[arrival.event.key].append(arrival)
+            by_session[arrival.key].append(arrival)
         for key, arrivals in by_session.items():
             session = self._sessions[key]
             session.revision += 1
             messages = tokens = live = live_tokens = 0
             for arrival in arrivals:
-                event = arrival.event
-                if event.model and arrival.stream_seq >= session.model_seq:
-                    session.model, session.model_seq = storable(event.model), arrival.stream_seq
-                for parsed, measured in zip(event.parsed, arrival.measured, strict=True):
+                if arrival.model and arrival.stream_seq >= session.model_seq:
+                    session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
+                for message in arrival.messages:
                     messages += 1
-                    tokens += measured.tokens
-                    if parsed["role"] not in SYSTEM_ROLES:
+                    tokens += message.tokens
+                    if message.role not in SYSTEM_ROLES:
                         live += 1
-                        live_tokens += measured.tokens
+                        live_tokens += message.tokens
             session.messages_total += messages
             session.tokens_total += tokens
             session.live_messages += live
@@ -254,5 +246,5 @@ def runs(sequences: Sequence[int]) -> list[ranges.Range]:
 def _first_of_each(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
     """The first of each event in a batch, and those that name an event again."""
     first: dict[tuple[str, str], Arrival] = {}
-    again = [one for one in arrivals if first.setdefault((one.event.key.agent_id, one.event.event_id), one) is not one]
+    again = [one for one in arrivals if first.setdefault((one.key.agent_id, one.event_id), one) is not one]
     return list(first.values()), again

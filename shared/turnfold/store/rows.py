@@ -1,8 +1,7 @@
 """Rows as the values the rules speak of, and back."""
 
 import json
-from collections.abc import Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import Any
 
 from turnfold.messages import MESSAGES_PER_EVENT, Answer, Call, CompactionId, EventId, Message, Priority, Role, position_of
@@ -86,39 +85,39 @@ STORED = (
 
 def message_rows(arrival: Arrival, sid: int) -> list[tuple[Any, ...]]:
     """The rows of an event's messages, before pairing."""
-    event, measured_all, priorities = arrival.event, arrival.measured, arrival.priorities
-    event_id = event.event_id
-    first = position_of(arrival.stream_seq, 0)
+    event_id, at_ms, is_truncated, is_error = arrival.event_id, arrival.at_ms, arrival.is_truncated, arrival.is_error
+    position = position_of(arrival.stream_seq, 0)
     rows = []
-    for index, body in enumerate(event.bodies):
-        parsed, measured = event.parsed[index], measured_all[index]
-        role = parsed["role"]
-        is_result = role == "tool"
+    for (
+        role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_irregular, calls, cuts, tool_call_id, digest,
+        original, body,
+    ) in arrival.messages:  # fmt: skip
         rows.append(
             (
                 sid,
-                first + index,
+                position,
                 event_id,
                 role,
-                measured.tokens,
-                measured.content_tokens,
-                measured.reasoning_tokens,
-                measured.characters,
-                measured.lines,
-                int(priorities[index]),
-                event.is_meta and role == "user",
-                measured.is_irregular,
-                event.is_truncated,
-                event.is_error,
-                json.dumps(measured.calls) if measured.calls else None,
-                _call_id_of(parsed) if is_result else None,
-                _content_digest(parsed) if is_result else None,
-                arrival.at_ms,
-                measured.cuts or None,
-                event.originals[index],
+                tokens,
+                content_tokens,
+                reasoning_tokens,
+                characters,
+                lines,
+                priority,
+                arrival.is_meta and role == "user",
+                is_irregular,
+                is_truncated,
+                is_error,
+                json.dumps(calls) if calls else None,
+                tool_call_id and storable(tool_call_id),
+                digest,
+                at_ms,
+                cuts or None,
+                original,
                 body,
             )
         )
+        position += 1
     return rows
 
 
@@ -131,14 +130,3 @@ def storable(text: str) -> str:
     except UnicodeEncodeError:
         return json.dumps(text)
     return json.dumps(text) if "\0" in text else text
-
-
-def _call_id_of(parsed: Mapping[str, Any]) -> str | None:
-    call_id = parsed.get("tool_call_id")
-    return storable(call_id) if isinstance(call_id, str) and call_id else None
-
-
-def _content_digest(parsed: Mapping[str, Any]) -> bytes:
-    content = parsed.get("content")
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

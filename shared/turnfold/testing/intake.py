@@ -1,5 +1,6 @@
 """Intake and requests in memory: events are kept, and old messages leave by the same rules as everywhere."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -26,16 +27,16 @@ class MemoryIntake:
         duplicates = 0
         changed: dict[SessionKey, Session] = {}
         new_seqs: dict[SessionKey, list[int]] = {}
-        for key in sorted({arrival.event.key for arrival in arrivals}):
+        for key in sorted({arrival.key for arrival in arrivals}):
             self._memory.session(key)
         for arrival in sorted(arrivals, key=lambda arrival: arrival.stream_seq):
-            session, event_id = self._memory.session(arrival.event.key), arrival.event.event_id
+            session, event_id = self._memory.session(arrival.key), arrival.event_id
             known = self._known(session.key.agent_id, event_id)
             if known is None:
                 new.append(arrival)
                 new_seqs.setdefault(session.key, []).append(arrival.stream_seq)
                 session.last_event_at_ms = max(session.last_event_at_ms or 0, arrival.at_ms)
-            elif known.event.key != session.key or not _says_the_same(known, arrival):
+            elif known.key != session.key or not _says_the_same(known, arrival):
                 letters.append(_refused(arrival))
                 continue
             else:
@@ -51,7 +52,7 @@ class MemoryIntake:
         self._bury(letters)
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
         self._memory.add_ingested((seq, seq) for seq in sequences)
-        return Ingested(len(new), sum(len(arrival.event.parsed) for arrival in new), duplicates, len(letters), evictions)
+        return Ingested(len(new), sum(len(arrival.messages) for arrival in new), duplicates, len(letters), evictions)
 
     async def mark_ingested(self, ranges_: Sequence[Range]) -> None:
         """Count sequences that the stream no longer holds as ingested."""
@@ -165,14 +166,15 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
 
 
 def _says_the_same(known: Arrival, again: Arrival) -> bool:
-    return known.event.digest == again.event.digest or (known.event.parsed, known.event.is_error) == (
-        again.event.parsed,
-        again.event.is_error,
-    )
+    return known.digest == again.digest or (_parsed(known), known.is_error) == (_parsed(again), again.is_error)
+
+
+def _parsed(arrival: Arrival) -> list[Any]:
+    return [json.loads(message.body) for message in arrival.messages]
 
 
 def _refused(arrival: Arrival) -> DeadLetter:
-    payload = "\n".join(arrival.event.bodies).encode()
+    payload = "\n".join(message.body for message in arrival.messages).encode()
     detail = "this event id stands for other content or another session of the agent"
     return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, "event_id_reused", detail, len(payload), payload)
 

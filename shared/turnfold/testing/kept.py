@@ -11,7 +11,7 @@ from turnfold.core.eviction import Load
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
 from turnfold.core.precedence import Wishes
 from turnfold.core.states import state_of
-from turnfold.messages import AgentId, CompactionId, EventId, Message, MessageId, Role, SessionKey, State, position_of
+from turnfold.messages import AgentId, CompactionId, EventId, Message, MessageId, Priority, Role, SessionKey, State, position_of
 from turnfold.ports import Arrival, AuditRow, DeadLetterRow, Notice, Original, SessionCounts, SessionFacts, StoredSummary
 
 Range = tuple[int, int]
@@ -88,7 +88,7 @@ class Session:
     @property
     def model(self) -> str | None:
         """The model of the newest event that names one."""
-        return next((one.event.model for one in reversed(self.in_stream_order) if one.event.model), None)
+        return next((one.model for one in reversed(self.in_stream_order) if one.model), None)
 
     @property
     def evicted_by(self) -> dict[MessageId, Compaction]:
@@ -229,28 +229,26 @@ class Memory:
 
 
 def _messages(arrival: Arrival) -> Iterable[Kept]:
-    event = arrival.event
-    for index, parsed in enumerate(event.parsed):
-        measured = arrival.measured[index]
+    for index, weighed in enumerate(arrival.messages):
         message = Message(
             position_of(arrival.stream_seq, index),
-            event.event_id,
+            arrival.event_id,
             index,
-            Role(parsed["role"]),
-            measured.tokens,
-            measured.content_tokens,
-            measured.reasoning_tokens,
-            measured.characters,
-            measured.lines,
-            arrival.priorities[index],
-            measured.calls,
-            is_meta=event.is_meta and parsed["role"] == "user",
-            is_irregular=measured.is_irregular,
-            is_truncated=event.is_truncated,
-            cuts=measured.cuts,
+            Role(weighed.role),
+            weighed.tokens,
+            weighed.content_tokens,
+            weighed.reasoning_tokens,
+            weighed.characters,
+            weighed.lines,
+            Priority(weighed.priority),
+            weighed.calls,
+            is_meta=arrival.is_meta and weighed.role == "user",
+            is_irregular=weighed.is_irregular,
+            is_truncated=arrival.is_truncated,
+            cuts=weighed.cuts,
             created_at_ms=arrival.at_ms,
         )
-        yield Kept(message, event.bodies[index], event.originals[index], event.is_error)
+        yield Kept(message, weighed.body, weighed.original, arrival.is_error)
 
 
 def _paired(kept: Iterable[Kept]) -> dict[int, Verdict]:

@@ -1,0 +1,122 @@
+"""Events read, counted and classified: everything about them that needs no database.
+
+This module is all that a weighing process of the worker loads, and loads little.
+"""
+
+import json
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from turnfold.contracts.events import LIMITS, Event, Limits, read_event
+from turnfold.core.priority import classify
+from turnfold.core.tokens import Count, measure
+from turnfold.errors import BadEvent
+from turnfold.ports import Arrival, DeadLetter, Weighed
+
+PAYLOAD_KEPT_BYTES = 64 * 1024
+"""How much of a bad event its dead letter keeps."""
+
+
+class Delivery(NamedTuple):
+    """One message as the stream delivered it; times are the stream's, in milliseconds since 1970."""
+
+    subject: str
+    payload: bytes
+    stream_seq: int
+    at_ms: int
+
+
+class Batch(NamedTuple):
+    """Deliveries that were read: what may be stored, and what never can be."""
+
+    arrivals: list[Arrival]
+    dead: list[DeadLetter]
+
+
+def weigh_all(deliveries: Iterable[Delivery], *, count: Count, limits: Limits = LIMITS) -> Batch:
+    """Read and weigh each; a bad one becomes a dead letter."""
+    batch = Batch([], [])
+    for delivery in deliveries:
+        try:
+            batch.arrivals.append(weigh(delivery, count=count, limits=limits))
+        except BadEvent as error:
+            batch.dead.append(bury(delivery, error))
+    return batch
+
+
+def weigh(delivery: Delivery, *, count: Count, limits: Limits = LIMITS) -> Arrival:
+    """Read an event, and count and classify its messages: the only place where anything is tokenised.
+
+    Raises:
+        BadEvent: it can never be stored.
+    """
+    event = read_event(delivery.subject, delivery.payload, limits)
+    calls = _calls(event) if len(event.parsed) > 1 else {}
+    return Arrival(
+        delivery.stream_seq,
+        delivery.at_ms,
+        delivery.subject,
+        event.key,
+        event.event_id,
+        event.digest,
+        event.model,
+        event.is_meta,
+        event.is_truncated,
+        event.is_error,
+        event.envelope,
+        tuple([_weighed(*texts, calls, count) for texts in zip(event.parsed, event.originals, event.bodies, strict=True)]),
+    )
+
+
+def _weighed(body: dict[str, Any], original: str | None, text: str, calls: dict[str, dict[str, Any]], count: Count) -> Weighed:
+    measured = measure(body, count)
+    call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None
+    return Weighed(
+        body["role"],
+        measured.tokens,
+        measured.content_tokens,
+        measured.reasoning_tokens,
+        measured.characters,
+        measured.lines,
+        int(classify(body, call=calls.get(str(call_id)) if calls else None)),
+        measured.is_irregular,
+        measured.calls,
+        measured.cuts,
+        call_id if isinstance(call_id, str) and call_id else None,
+        _digest_of_content(body) if body["role"] == "tool" else None,
+        original,
+        text,
+    )
+
+
+def _digest_of_content(result: dict[str, Any]) -> bytes:
+    """Equal for results that say the same."""
+    content = result.get("content")
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _calls(event: Event) -> dict[str, dict[str, Any]]:
+    """The calls of this very event by id: enough to tell, in a whole turn, a result that was read from one that was written."""
+    found: dict[str, dict[str, Any]] = {}
+    for body in event.parsed:
+        calls = body.get("tool_calls") if len(body) > 2 else None
+        if isinstance(calls, list):
+            found.update((str(call.get("id")), call) for call in calls if isinstance(call, dict))
+    return found
+
+
+def bury(delivery: Delivery, error: BadEvent) -> DeadLetter:
+    """The dead letter of an event that can never be stored."""
+    payload = delivery.payload
+    detail = str(error).partition(": ")[2]
+    return DeadLetter(
+        delivery.stream_seq,
+        delivery.at_ms,
+        delivery.subject.encode("utf-8", "replace").decode().replace("\0", ""),
+        error.reason,
+        json.dumps(detail)[1:-1],
+        len(payload),
+        payload[:PAYLOAD_KEPT_BYTES],
+    )
