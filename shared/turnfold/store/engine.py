@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError, Unavailable
+from turnfold.store.near import Near, NotAtHand
 
 BUSY_SECONDS = 30
 READERS = 4
@@ -37,6 +38,7 @@ class Database:
         self._reader = self._engine(writes=False)
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="snapshot") if self.is_sqlite else None
         self._quick = self._sqlite_in_threads() if self.is_sqlite else None
+        self._near = Near(self._quick) if self._quick is not None else None
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncConnection]:
@@ -82,10 +84,21 @@ class Database:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)
 
+    def at_hand(self, work: Callable[[Connection], Found]) -> Found:
+        """Do a little reading in one snapshot here and now; see `turnfold.store.near`.
+
+        Raises:
+            NotAtHand: use `snapshot`, which keeps nobody else waiting.
+        """
+        if self._near is None:
+            raise NotAtHand
+        return self._near.read(work)
+
     async def close(self) -> None:
         """Give every connection back."""
-        if self._quick is not None and self._threads is not None:
+        if self._quick is not None and self._threads is not None and self._near is not None:
             self._threads.shutdown()
+            self._near.close()
             self._quick.dispose()
         for engine in (self._writer, self._reader):
             if engine is not None:
@@ -105,7 +118,7 @@ class Database:
     def _sqlite_in_threads(self) -> Engine:
         url = self._read_only().set(drivername="sqlite+pysqlite")
         arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False, "cached_statements": 256}
-        engine = create_engine(url, poolclass=QueuePool, pool_size=READERS, max_overflow=0, connect_args=arguments)
+        engine = create_engine(url, poolclass=QueuePool, pool_size=READERS + 1, max_overflow=0, connect_args=arguments)
         _prepare_sqlite(engine, writes=False)
         return engine
 
