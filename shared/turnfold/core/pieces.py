@@ -2,6 +2,7 @@
 
 from turnfold.core.cuts import Cuts
 from turnfold.core.forms import (
+    MENDED,
     STAND_IN_TOKENS,
     WHOLE,
     Form,
@@ -48,8 +49,8 @@ class Piece:
     @property
     def form(self) -> Form:
         """The form as a value."""
-        if self.cut is None and self.line is None and not (self.without_reasoning or self.arguments or self.message.is_irregular):
-            return WHOLE
+        if self.cut is None and self.line is None and not (self.without_reasoning or self.arguments):
+            return MENDED if self.message.is_irregular else WHOLE
         return Form(self.cut, self.line, self.without_reasoning, self.arguments, self.message.is_irregular)
 
     def drop_reasoning(self) -> int:

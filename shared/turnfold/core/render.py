@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from turnfold.core.forms import STAND_IN, WHOLE, TextCut, cut_mark
@@ -52,7 +53,7 @@ def render(
         messages.append(_message("user" if plan.placement is Placement.USER else "system", wrapped))
         ids.append(None)
     if plan.digests:
-        messages.append(_message("user", wrapped_digests([digests[row] for row in plan.digests])))
+        messages.append(_digests(tuple([digests[row] for row in plan.digests])))
         ids.append(None)
     for entry in plan.entries:
         messages.append(_entry(entry, bodies))
@@ -157,6 +158,12 @@ def _appended(body: str, text: str) -> str:
     else:
         message["content"] = text
     return _written(message)
+
+
+@lru_cache(maxsize=128)
+def _digests(digests: tuple[str, ...]) -> str:
+    """The message that tells of these; until a summary comes it is the same in every window."""
+    return _message("user", wrapped_digests(digests))
 
 
 def _message(role: str, content: str) -> str:

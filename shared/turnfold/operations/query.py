@@ -3,20 +3,21 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Protocol
 
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
-from turnfold.core.growth import PendingRow
+from turnfold.core.growth import Growth, PendingRow
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.render import Rendered, render
-from turnfold.core.window import Account, Asked, Plan, Stored, budget_of, plan
-from turnfold.core.wrapping import Placement, summary_facts
+from turnfold.core.window import Account, Asked, Plan, Stored, budget_of, grown, planned
+from turnfold.core.wrapping import Placement, SummaryFacts, summary_facts
 from turnfold.errors import RequestError
+from turnfold.lately import Lately
 from turnfold.messages import SessionKey
 from turnfold.operations.rules import PolicyOf
 from turnfold.ports import SessionFacts, StoredSummary, WindowFacts, WindowStore
@@ -30,19 +31,24 @@ class Arrivals(Protocol):
         ...
 
 
+GROWN = 4_096
+"""Windows of so many messages are remembered as they have grown, to be continued when their session is asked for again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What answers depend on besides the store."""
+    """What answers depend on besides the store. `grown` only saves the work of growing a window from the start."""
 
     policy: PolicyOf
     model_window: Callable[[str | None, Policy], int]
+    grown: Lately[tuple[SessionKey, Asked], Growth] = field(default_factory=lambda: Lately(GROWN))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A window as the JSON text that travels."""
+    """A window as the JSON that travels."""
 
-    text: str
+    body: bytes
     etag: str
     is_modified: bool = True
 
@@ -87,13 +93,12 @@ class _Planned:
     def answer(self, bodies: Mapping[int, str]) -> Answer:
         """Put the texts to it."""
         summary = self.facts.summary
-        ledger: Sequence[str] = json.loads(summary.ledger) if summary else ()
         rendered = render(
             self.plan,
             bodies,
             digests={row.compaction_id: row.digest for row in self.facts.pending},
             summary_text=summary.text if summary else "",
-            ledger=ledger,
+            ledger=_told(summary).ledger if summary else (),
         )
         return Answer(_as_json(self, rendered), self.etag)
 
@@ -113,14 +118,15 @@ class _Reading:
         is_fresh = request.after is None or request.after <= facts.ingested_to
         if not is_fresh and self._may_wait:
             return _Stale()
-        if request.etag is not None and request.etag == (etag := self._etag(facts.session)):
-            return Answer(json.dumps({"not_modified": True, "etag": etag}), etag, is_modified=False)
+        if request.etag is not None and request.etag == (etag := self._etag(facts.session, *self._terms(facts.session))):
+            return Answer(json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False)
         return None
 
     def choose(self, facts: WindowFacts) -> "tuple[Answer | _Stale | _Planned, Sequence[int]]":
         """Decide the window, and which texts it needs."""
         request, session = self._request, facts.session
         policy, window = self._terms(session)
+        stored = _stored(facts)
         budget = budget_of(
             max_tokens=request.max_tokens,
             model_window=window,
@@ -135,10 +141,18 @@ class _Reading:
             is_emergency=request.mode == "emergency",
             placement=Placement(request.placement),
         )
-        planned = plan(_stored(facts), asked, policy)
+        found = planned(self._grown(stored, asked, policy), stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
-        done = _Planned(self._key, facts, planned, window, is_fresh, self._etag(session))
-        return done, planned.positions
+        done = _Planned(self._key, facts, found, window, is_fresh, self._etag(session, policy, window))
+        return done, found.positions
+
+    def _grown(self, stored: Stored, asked: Asked, policy: Policy) -> Growth:
+        if asked.is_emergency:
+            return grown(stored, asked, policy)
+        question = self._key, asked
+        window = grown(stored, asked, policy, self._answering.grown.take(question))
+        self._answering.grown.keep(question, window, len(window.taken))
+        return window
 
     def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
         from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
@@ -146,8 +160,7 @@ class _Reading:
         model = self._request.model or (session.model if session else None)
         return policy, self._answering.model_window(model, policy)
 
-    def _etag(self, session: SessionFacts | None) -> str:
-        policy, window = self._terms(session)
+    def _etag(self, session: SessionFacts | None, policy: Policy, window: int) -> str:
         request = self._request
         asked = (
             request.max_tokens, request.system_tokens, request.tools_tokens, request.max_output_tokens, request.max_messages,
@@ -165,20 +178,30 @@ def _stored(facts: WindowFacts) -> Stored:
     return Stored(
         messages=facts.messages,
         pending=tuple(PendingRow(row.compaction_id, row.digest_tokens, row.messages) for row in facts.pending),
-        summary=_summary_facts(summary) if summary else None,
+        summary=_told(summary).facts if summary else None,
         covered=session.messages_total - len(facts.messages),
         total=session.messages_total,
         factor=session.factor,
     )
 
 
-@lru_cache(maxsize=512)
-def _summary_facts(summary: StoredSummary) -> Any:
-    ledger = json.loads(summary.ledger)
-    return summary_facts(summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts)
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A version as windows use it, which is immutable as the version is: its measures, its entries, and the whole as JSON text."""
+
+    facts: SummaryFacts
+    ledger: tuple[str, ...]
+    as_json: str
 
 
-def _as_json(done: _Planned, rendered: Rendered) -> str:
+@lru_cache(maxsize=128)
+def _told(summary: StoredSummary) -> _Told:
+    ledger = tuple(json.loads(summary.ledger))
+    facts = summary_facts(summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts)
+    return _Told(facts, ledger, json.dumps(summary_json(summary)))
+
+
+def _as_json(done: _Planned, rendered: Rendered) -> bytes:
     """The answer, its messages spliced in as they were stored."""
     facts, planned = done.facts, done.plan
     head = {
@@ -186,7 +209,6 @@ def _as_json(done: _Planned, rendered: Rendered) -> str:
         "session_id": done.key.session_id,
         "fresh": done.is_fresh,
         "etag": done.etag,
-        "summary": _summary_json(facts.summary, rendered),
     }
     pending = facts.pending
     tail = {
@@ -204,8 +226,10 @@ def _as_json(done: _Planned, rendered: Rendered) -> str:
             "since": rfc3339(min(row.requested_at_ms for row in pending)) if pending else None,
         },
     }
-    messages = ", ".join(rendered.messages)
-    return f'{json.dumps(head)[:-1]}, "messages": [{messages}], {json.dumps(tail)[1:]}'
+    beginning = f'{json.dumps(head)[:-1]}, "summary": {_summary_text(facts.summary, rendered)}, "messages": ['
+    # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
+    messages = b", ".join([message.encode() for message in rendered.messages])
+    return b"%b%b], %b" % (beginning.encode(), messages, json.dumps(tail)[1:].encode())
 
 
 def _account_json(account: Account) -> dict[str, int]:
@@ -222,12 +246,15 @@ def _account_json(account: Account) -> dict[str, int]:
     }
 
 
-def _summary_json(summary: StoredSummary | None, rendered: Rendered) -> dict[str, Any] | None:
+def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
+    """The version as far as it is shown, as JSON text."""
     if summary is None:
-        return None
-    told = summary_json(summary) | {"text": rendered.summary_text, "ledger": rendered.ledger}
-    is_whole = rendered.summary_text == summary.text and len(rendered.ledger) == len(json.loads(summary.ledger))
-    return told if is_whole else told | {"sections": {}, "trimmed": True}
+        return "null"
+    told = _told(summary)
+    if rendered.summary_text == summary.text and len(rendered.ledger) == len(told.ledger):
+        return told.as_json
+    shown = {"text": rendered.summary_text, "ledger": rendered.ledger, "sections": {}, "trimmed": True}
+    return json.dumps(summary_json(summary) | shown)
 
 
 def summary_json(summary: StoredSummary) -> dict[str, Any]:
