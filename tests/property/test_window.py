@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.histories import ROW, History, Said, assistant, counted, counter, history, parsed, recorded, system, text, tool, user, words
 from turnfold.core.blocks import group, newest_request
 from turnfold.core.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
+from turnfold.core.pieces import Shown
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.sendable import faults
-from turnfold.core.window import Asked, Plan, Shown, plan
+from turnfold.core.window import Asked, Plan, plan
 from turnfold.core.wrapping import Placement
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority, Role

@@ -179,6 +179,7 @@ class Growth:
             if call.slot == message.answers.slot and unit.results[place] is None:
                 piece = Piece(message, call)
                 unit.results[place] = piece
+                unit.has_changed()
                 unit.tokens += piece.tokens - STAND_IN_TOKENS
                 if unit.is_shown:
                     self.total += piece.tokens - STAND_IN_TOKENS
@@ -248,6 +249,7 @@ class Growth:
         """Act on one message and keep the sums right."""
         before = piece.text
         freed = act(unit, piece)
+        unit.has_changed()
         unit.tokens -= freed
         if unit.is_shown:
             self.total -= freed

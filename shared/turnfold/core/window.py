@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Final, NamedTuple
+from typing import Final
 
 from turnfold.core.blocks import newest_system
-from turnfold.core.forms import WHOLE, Form
 from turnfold.core.growth import Frame, Growth, Limits, PendingRow
 from turnfold.core.ladder import relieve, relieve_emergency
-from turnfold.core.pieces import Piece, Unit
+from turnfold.core.pieces import Entry, Part
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.wrapping import Placement, SummaryFacts, SummaryForm
 from turnfold.errors import CannotFit
-from turnfold.messages import Call, CompactionId, Message
+from turnfold.messages import CompactionId, Message
 
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
@@ -48,23 +47,6 @@ class Asked:
     placement: Placement = Placement.SEPARATE
 
 
-class Shown(NamedTuple):
-    """A stored message in the form in which it stands in a window; `call` is what a result answers."""
-
-    message: Message
-    form: Form
-    call: Call | None
-
-
-class StandIn(NamedTuple):
-    """The place of a result that nobody has sent."""
-
-    call: Call
-
-
-Entry = Shown | StandIn
-
-
 @dataclass(frozen=True, slots=True)
 class Account:
     """Where every message of the session is, in the words of the contract."""
@@ -82,7 +64,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A window without its texts: the pinned message, the summary, the digests, then the entries, in this order.
+    """A window without its texts: the pinned message, the summary, the digests, then the blocks, in this order.
 
     `tokens` and `budget_tokens` are what the session's model counts. `positions` are the messages whose bodies are
     needed to render it; `digests` the rows whose digest is shown.
@@ -92,15 +74,20 @@ class Plan:
     summary: SummaryForm | None
     placement: Placement
     digests: tuple[CompactionId, ...]
-    entries: tuple[Entry, ...]
+    parts: tuple[Part, ...]
     account: Account
     tokens: int
     budget_tokens: int | None
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What the blocks show, message by message."""
+        return tuple(entry for part in self.parts for entry in part.entries)
+
+    @property
     def positions(self) -> tuple[int, ...]:
-        """The positions of the messages of which something is shown, in order."""
-        shown = [entry.message.position for entry in self.entries if type(entry) is Shown and entry.form.line is None]
+        """The positions of the messages whose texts are still to be read, in order."""
+        shown = [position for part in self.parts if part.texts is None for position in part.positions]
         return tuple(sorted([*shown, self.pinned.position] if self.pinned else shown))
 
 
@@ -116,7 +103,8 @@ def plan(stored: Stored, asked: Asked, policy: Policy) -> Plan:
 def grown(stored: Stored, asked: Asked, policy: Policy, earlier: Growth | None = None) -> Growth:
     """The window of a session: how it grew is replayed, and it is trimmed whenever it outgrew its budget.
 
-    `earlier`, what this returned for the same question some messages ago, is continued where that comes to the same.
+    `earlier`, what this returned for the same question some messages ago, saves work: it is continued where that comes to
+    the same, and else what was rendered of it is used again.
 
     Raises:
         CannotFit: not even the pinned system message, the newest request and the newest open block fit, as short as
@@ -131,7 +119,17 @@ def grown(stored: Stored, asked: Asked, policy: Policy, earlier: Growth | None =
         raise _too_long(window.total, stored.factor, asked)
     if window.size > limits.messages:
         raise CannotFit(f"the window needs {window.size} messages", needed_messages=window.size)
+    if earlier is not None and window is not earlier:
+        _inherit(window, earlier)
     return window
+
+
+def _inherit(window: Growth, earlier: Growth) -> None:
+    """Take over the texts of what is shown as it was."""
+    parts = {unit.position: unit.part for unit in earlier.units if unit.is_shown}
+    for unit in window.units:
+        if unit.is_shown and (part := parts.get(unit.position)) is not None and part == unit.part:
+            unit.part.texts = part.texts
 
 
 def _begun(stored: Stored, asked: Asked, policy: Policy, limits: Limits, earlier: Growth | None) -> tuple[Growth, Sequence[Message]]:
@@ -211,44 +209,31 @@ def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
 
 def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
     """What a window shows that was `grown` from these values."""
-    entries: list[Entry] = []
-    for unit in window.units:
-        if unit.is_shown:
-            _enter(unit, entries)
-    shown = [entry for entry in entries if type(entry) is Shown]
+    units = [unit for unit in window.units if unit.is_shown]
+    parts = [unit.part for unit in units]
+    live = [part for unit, part in zip(units, parts, strict=True) if unit.row is None]
     pinned = window.frame.pinned
-    live_shown = sum([entry.message.compaction_id is None for entry in shown]) + (pinned is not None and pinned.compaction_id is None)
-    pending_shown = len(shown) + (pinned is not None) - live_shown
+    live_shown = sum([part.stored for part in live]) + (pinned is not None and pinned.compaction_id is None)
+    stored_shown = sum([part.stored for part in parts])
+    pending_shown = stored_shown + (pinned is not None) - live_shown
     account = Account(
         total=stored.total,
         shown=live_shown,
-        trimmed=sum([entry.form is not WHOLE and entry.message.compaction_id is None for entry in shown]),
+        trimmed=sum([part.trimmed for part in live]),
         folded=window.live - live_shown,
         covered=stored.covered,
         pending_shown=pending_shown,
         pending_digested=len(stored.messages) - window.live - pending_shown,
         recalled=0,
-        synthesised=len(entries) - len(shown),
+        synthesised=sum([len(part.entries) for part in parts]) - stored_shown,
     )
     return Plan(
         pinned=pinned,
         summary=window.summary,
         placement=asked.placement,
         digests=tuple(row for row in window.frame.rows if row in window.digested),
-        entries=tuple(entries),
+        parts=tuple(parts),
         account=account,
         tokens=_billed(window.total, stored.factor),
         budget_tokens=asked.budget_tokens,
     )
-
-
-def _enter(unit: Unit, entries: list[Entry]) -> None:
-    """Put a block to the entries."""
-    entries.append(_shown(unit.head))
-    if unit.results:
-        for call, piece in zip(unit.head.message.calls, unit.results, strict=True):
-            entries.append(StandIn(call) if piece is None else _shown(piece))
-
-
-def _shown(piece: Piece) -> Shown:
-    return Shown(piece.message, piece.form, piece.call)

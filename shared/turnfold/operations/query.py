@@ -31,8 +31,9 @@ class Arrivals(Protocol):
         ...
 
 
-GROWN = 4_096
-"""Windows of so many messages are remembered as they have grown, to be continued when their session is asked for again."""
+GROWN_BYTES = 4_000_000
+MESSAGE_BYTES = 700
+"""Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Answering:
 
     policy: PolicyOf
     model_window: Callable[[str | None, Policy], int]
-    grown: Lately[tuple[SessionKey, Asked], Growth] = field(default_factory=lambda: Lately(GROWN))
+    grown: Lately[tuple[SessionKey, Asked], Growth] = field(default_factory=lambda: Lately(GROWN_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,10 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
             case _Stale():
                 await arrivals.next(patience)
             case _Planned():
-                return seen.answer(bodies)
+                answer = seen.answer(bodies)
+                if not seen.asked.is_emergency:
+                    answering.grown.keep((key, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken))
+                return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class _Planned:
 
     key: SessionKey
     facts: WindowFacts
+    asked: Asked
+    window: Growth
     plan: Plan
     model_window: int
     is_fresh: bool
@@ -125,11 +131,11 @@ class _Reading:
     def choose(self, facts: WindowFacts) -> "tuple[Answer | _Stale | _Planned, Sequence[int]]":
         """Decide the window, and which texts it needs."""
         request, session = self._request, facts.session
-        policy, window = self._terms(session)
+        policy, model_window = self._terms(session)
         stored = _stored(facts)
         budget = budget_of(
             max_tokens=request.max_tokens,
-            model_window=window,
+            model_window=model_window,
             policy=policy,
             system_tokens=request.system_tokens,
             tools_tokens=request.tools_tokens,
@@ -141,18 +147,11 @@ class _Reading:
             is_emergency=request.mode == "emergency",
             placement=Placement(request.placement),
         )
-        found = planned(self._grown(stored, asked, policy), stored, asked)
+        window = grown(stored, asked, policy, self._answering.grown.take((self._key, asked)))
+        found = planned(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
-        done = _Planned(self._key, facts, found, window, is_fresh, self._etag(session, policy, window))
+        done = _Planned(self._key, facts, asked, window, found, model_window, is_fresh, self._etag(session, policy, model_window))
         return done, found.positions
-
-    def _grown(self, stored: Stored, asked: Asked, policy: Policy) -> Growth:
-        if asked.is_emergency:
-            return grown(stored, asked, policy)
-        question = self._key, asked
-        window = grown(stored, asked, policy, self._answering.grown.take(question))
-        self._answering.grown.keep(question, window, len(window.taken))
-        return window
 
     def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
         from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)

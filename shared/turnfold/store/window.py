@@ -87,7 +87,6 @@ _evicted = (
 )
 _since = messages.c.position >= bindparam("since")
 _LIVE = Prepared(_live, ("of_sid",))
-_LIVE_TEXTS = Prepared(_live.with_only_columns(*_CHANGING, messages.c.body), ("of_sid",))
 _LIVE_FACTS = Prepared(_live.with_only_columns(*FACTS).where(_since), ("of_sid", "since"))
 _EVICTED = Prepared(_evicted, ("of_sid",))
 _EVICTED_FACTS = Prepared(_evicted.with_only_columns(*FACTS).where(_since), ("of_sid", "since"))
@@ -98,8 +97,6 @@ _BODIES = Prepared(
     ),
     ("of_sid", *_PLACES),
 )
-TEXTS_AT_ONCE = 256
-"""Up to so many live messages their texts are read together with their numbers; beyond, only those that are shown."""
 AT_HAND = 512
 """Up to so many live and pending messages a window is read and decided on the spot; beyond, it would hold up other requests."""
 
@@ -141,15 +138,11 @@ class SqlWindows:
             pending = tuple([PendingEviction(CompactionId(str(row[0])), *row[1:]) for row in _PENDING.rows(connection, sid)])
             if at_most is not None and facts.session.live_messages + sum(row.messages for row in pending) > at_most:
                 raise NotAtHand
-            has_texts = facts.session.live_messages <= TEXTS_AT_ONCE
-            live = (_LIVE_TEXTS if has_texts else _LIVE).rows(connection, sid)
-            evicted = _EVICTED.rows(connection, sid) if pending else ()
-            found = self._messages(connection, key, sid, _states(live), _states(evicted))
+            live = _states(_LIVE.rows(connection, sid))
+            evicted = _states(_EVICTED.rows(connection, sid)) if pending else []
+            found = self._messages(connection, key, sid, live, evicted)
             chosen, positions = choose(WindowFacts(facts.ingested_to, facts.session, facts.summary, pending, tuple(found)))
-            bodies: dict[int, str] = {row[0]: row[-1] for row in live} if has_texts else {}
-            missing = [position for position in positions if position not in bodies]
-            bodies.update((position, body) for position, body in _bodies(connection, sid, missing))
-            return chosen, bodies
+            return chosen, dict(_bodies(connection, sid, positions))
 
         try:
             return self._database.at_hand(lambda connection: read(connection, AT_HAND))
@@ -191,15 +184,15 @@ def summary_of(row: Sequence[Any]) -> StoredSummary:
 
 
 def _states(rows: Sequence[Sequence[Any]]) -> list[State]:
-    """The states that rows begin with."""
-    return [tuple(row[: len(_CHANGING)]) for row in rows]
+    """Rows of `_CHANGING` as values that can be keys, whatever the driver makes of rows."""
+    return [tuple(row) for row in rows]
 
 
-def _bodies(connection: Connection, sid: int, positions: Sequence[int]) -> Iterator[Sequence[Any]]:
+def _bodies(connection: Connection, sid: int, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
     """The texts of some messages, so many at a time; the last ones fill what places are left over."""
     for start in range(0, len(positions), len(_PLACES)):
         some = positions[start : start + len(_PLACES)]
-        yield from _BODIES.rows(connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some)))
+        yield from ((position, body) for position, body in _BODIES.rows(connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))))
 
 
 _position = itemgetter(0)
