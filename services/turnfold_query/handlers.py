@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -75,10 +76,13 @@ class Questions:
         Raises:
             RequestError: it cannot be given; the error says what to do.
         """
-        with self._metrics.answering(name):
+        began = time.perf_counter()
+        try:
             if isinstance(request, ContextRequest):
                 return (await self.context(key, request)).body
             return (await self._told(name, key, request)).encode()
+        finally:
+            self._metrics.answered(name, time.perf_counter() - began)
 
     async def _told(self, name: str, key: SessionKey, request: Request) -> str:
         match request:

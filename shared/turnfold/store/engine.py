@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError, Unavailable
-from turnfold.store.near import Near, NotAtHand
+from turnfold.store.near import Bare, Near, NotAtHand
 
 BUSY_SECONDS = 30
 READERS = 4
@@ -84,7 +84,7 @@ class Database:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)
 
-    def at_hand(self, work: Callable[[Connection], Found]) -> Found:
+    def at_hand(self, work: Callable[[Bare], Found]) -> Found:
         """Do a little reading in one snapshot here and now; see `turnfold.store.near`.
 
         Raises:

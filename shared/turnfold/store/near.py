@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine, PoolProxiedConnection
+from sqlalchemy.engine import Dialect
 
 from turnfold.errors import Unavailable
 
@@ -18,6 +19,13 @@ class NotAtHand(Exception):
     """This cannot be read without keeping others waiting; a thread may."""
 
 
+class Bare(NamedTuple):
+    """The driver's connection itself: what stands around it otherwise costs as much as a statement."""
+
+    dialect: Dialect
+    connection: Any
+
+
 class Near:
     """One connection that reads where it is asked.
 
@@ -27,10 +35,11 @@ class Near:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._connection: Connection | None = None
+        self._held: PoolProxiedConnection | None = None
+        self._bare: Bare | None = None
         self._far_until = 0.0
 
-    def read(self, work: Callable[[Connection], Found]) -> Found:
+    def read(self, work: Callable[[Bare], Found]) -> Found:
         """Do a little reading in one snapshot; `work` sends its statements straight to the driver.
 
         Raises:
@@ -40,12 +49,12 @@ class Near:
         if began < self._far_until:
             raise NotAtHand
         try:
-            connection = self._connection or self._opened()
-            _tell(connection, "BEGIN")
+            bare = self._bare or self._opened()
+            bare.connection.execute("BEGIN")
             try:
-                return work(connection)
+                return work(bare)
             finally:
-                _tell(connection, "ROLLBACK")
+                bare.connection.execute("ROLLBACK")
         except Unavailable as error:
             raise NotAtHand from error
         except self._engine.dialect.loaded_dbapi.Error as error:
@@ -57,19 +66,11 @@ class Near:
 
     def close(self) -> None:
         """Give the connection back."""
-        if self._connection is not None:
-            self._connection.close()
+        if self._held is not None:
+            self._held.close()
 
-    def _opened(self) -> Connection:
-        self._connection = self._engine.connect()
-        _tell(self._connection, "PRAGMA busy_timeout=0")
-        return self._connection
-
-
-def _tell(connection: Connection, sql: str) -> None:
-    """Straight to the driver: SQLAlchemy's own transaction would cost as much as a statement."""
-    cursor = connection.connection.cursor()
-    try:
-        cursor.execute(sql)
-    finally:
-        cursor.close()
+    def _opened(self) -> Bare:
+        self._held = self._engine.raw_connection()
+        self._bare = Bare(self._engine.dialect, self._held.driver_connection)
+        self._bare.connection.execute("PRAGMA busy_timeout=0")
+        return self._bare

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, select, text
+from sqlalchemy import Text, bindparam, cast, func, literal_column, select, text
 
 from turnfold.core.precedence import Wishes
 from turnfold.lately import Lately
 from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports import Chosen, PendingEviction, SessionFacts, StoredSummary, WindowFacts
-from turnfold.store.bulk import Prepared
+from turnfold.store.bulk import Prepared, Readable
 from turnfold.store.engine import Database
 from turnfold.store.near import NotAtHand
 from turnfold.store.rows import FACTS, message_of
@@ -127,7 +127,7 @@ class SqlWindows:
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
 
-        def read(connection: Connection, at_most: int | None = None) -> tuple[Chosen, Mapping[int, str]]:
+        def read(connection: Readable, at_most: int | None = None) -> tuple[Chosen, Mapping[int, str]]:
             facts = _head(connection, key)
             seen = glance(facts)
             if seen is not None:
@@ -149,9 +149,7 @@ class SqlWindows:
         except NotAtHand:
             return await self._database.snapshot(read)
 
-    def _messages(
-        self, connection: Connection, key: SessionKey, sid: int, live: Sequence[State], evicted: Sequence[State]
-    ) -> list[Message]:
+    def _messages(self, connection: Readable, key: SessionKey, sid: int, live: Sequence[State], evicted: Sequence[State]) -> list[Message]:
         """The messages of these states in order; only what is not known in just this state is read."""
         states = sorted([*live, *evicted], key=_position) if evicted else live
         known = self._known.take(key) or {}
@@ -168,7 +166,7 @@ class SqlWindows:
         return found
 
 
-def _head(connection: Connection, key: SessionKey) -> WindowFacts:
+def _head(connection: Readable, key: SessionKey) -> WindowFacts:
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
     if row[1] is None:
         return WindowFacts(row[0], None)
@@ -188,7 +186,7 @@ def _states(rows: Sequence[Sequence[Any]]) -> list[State]:
     return [tuple(row) for row in rows]
 
 
-def _bodies(connection: Connection, sid: int, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
+def _bodies(connection: Readable, sid: int, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
     """The texts of some messages, so many at a time; the last ones fill what places are left over."""
     for start in range(0, len(positions), len(_PLACES)):
         some = positions[start : start + len(_PLACES)]
