@@ -200,9 +200,9 @@ class Growth:
         cap = policy.user_max_chars if message.role is Role.USER else policy.assistant_max_chars
         if cap and message.characters > cap:
             _put(self.long_texts, unit, head)
-        if policy.arguments_max_tokens and any(arguments_tokens(call) > policy.arguments_max_tokens for call in message.calls):
-            _put(self.costly, unit, head)
         if unit.results:
+            if policy.arguments_max_tokens and any(arguments_tokens(call) > policy.arguments_max_tokens for call in message.calls):
+                _put(self.costly, unit, head)
             self._newest_tool_units.append(unit)
             if len(self._newest_tool_units) > policy.keep_tool_blocks:
                 older = self._newest_tool_units.popleft()

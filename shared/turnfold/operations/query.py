@@ -32,8 +32,8 @@ class Arrivals(Protocol):
         ...
 
 
-GROWN_BYTES = 4_000_000
-MESSAGE_BYTES = 700
+GROWN_BYTES = 6_000_000
+MESSAGE_BYTES = 600
 """Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
 
 

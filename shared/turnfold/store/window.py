@@ -100,7 +100,7 @@ _BODIES = Prepared(
 AT_HAND = 512
 """Up to so many live and pending messages a window is read and decided on the spot; beyond, it would hold up other requests."""
 
-KNOWN = 4_096
+KNOWN = 8_192
 """Of so many messages the numbers are remembered, those of the sessions asked for last; a message takes less than a kilobyte."""
 
 State = tuple[Any, ...]
