@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from socket import socket
 
 import structlog
@@ -27,7 +28,7 @@ from turnfold.store.belonging import next_seq, wait_for_schema
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
 from turnfold.store.window import SqlWindows
-from turnfold_query.handlers import Desk, Questions, make_router
+from turnfold_query.handlers import CONTEXT, Desk, Questions, make_router
 from turnfold_query.http import make_http
 from turnfold_query.metrics import Metrics
 
@@ -93,8 +94,13 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
     word, metrics, histories = Word(), Metrics(), SqlHistory(database)
     questions = Questions(windows=SqlWindows(database), histories=histories, answering=answering, arrivals=word, metrics=metrics)
     desk = Desk(questions, metrics)
-    broker = NatsBroker(**broker_options(settings, "query", role="query"), logger=None, graceful_timeout=5.0, apply_types=False)
-    broker.include_router(make_router(desk, questions.shapes))
+
+    def broker_of(names: Iterable[str]) -> NatsBroker:
+        made = NatsBroker(**broker_options(settings, "query", role="query"), logger=None, graceful_timeout=5.0, apply_types=False)
+        made.include_router(make_router(desk, names))
+        return made
+
+    broker = broker_of(name for name in questions.shapes if name != CONTEXT)
 
     async def is_ready() -> list[str]:
         missing = [] if client.is_connected else ["the bus is not connected"]
@@ -111,12 +117,13 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         metrics=metrics,
         limits=settings.event_limits,
         is_ready=is_ready,
-        asyncapi=lambda: asyncapi_of(broker),
+        asyncapi=lambda: asyncapi_of(broker_of(questions.shapes)),
     )
     server = _Server(uvicorn.Config(app, host=http_host, port=http_port, log_config=None, access_log=False, lifespan="off"))
     serving = asyncio.create_task(server.serve(), name="http")
     try:
         await client.subscribe(INGESTED, cb=word.tell)
+        await desk.listen(client, CONTEXT)
         await broker.start()
         # One flush may overtake the subscriptions it should follow; a second cannot.
         for connection in (client, broker.config.connection_state.connection):
@@ -125,6 +132,10 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         await asyncio.wait([serving, asyncio.create_task(server.listening.wait())], return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             raise StartError(f"HTTP cannot listen on {http_host}:{http_port}; choose another port")
+        # What is made by now stays: no collection needs to look at it, and there are few cycles to find afterwards.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
         announce({"query": os.getpid()})
         log.info("query.started", pid=os.getpid(), port=http_port)
         stopped = asyncio.create_task(stop.wait())

@@ -1,12 +1,18 @@
 """What is asked on the bus becomes a reading operation, and its outcome an answer."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
+import nats.errors
 import structlog
 from faststream.nats import NatsMessage, NatsRouter
+from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from turnfold.contracts.requests import (
     AuditRequest,
@@ -28,14 +34,17 @@ from turnfold_query.metrics import Metrics
 log = structlog.get_logger()
 
 QUEUE = "turnfold-query"
+CONTEXT = "context.get"
+"""Asked before every call of a model, and nobody waits for anything else."""
 ANSWER_ROOM_BYTES = 64 * 1024
 """What an answer leaves of the bus's limit, for headers and the protocol."""
+DRAIN_SECONDS = 5.0
 IN_FLIGHT = 512
 """Beyond so many requests at once, the rest are told to come back: better a quick no than a late answer."""
 
 
 class Questions:
-    """Every reading operation by its name on the bus; the text it answers is what travels, also over HTTP."""
+    """Every reading operation by its name on the bus; the JSON it answers is what travels, also over HTTP."""
 
     def __init__(
         self,
@@ -52,7 +61,7 @@ class Questions:
         self._arrivals = arrivals
         self._metrics = metrics
         self.shapes: Mapping[str, type[Request]] = {
-            "context.get": ContextRequest,
+            CONTEXT: ContextRequest,
             "history.get": HistoryRequest,
             "history.search": SearchRequest,
             "summary.list": SessionRequest,
@@ -61,30 +70,36 @@ class Questions:
             "audit.list": AuditRequest,
         }
 
-    async def answer(self, name: str, key: SessionKey, request: Request) -> str:
-        """The JSON text of an answer.
+    async def answer(self, name: str, key: SessionKey, request: Request) -> bytes:
+        """The JSON of an answer.
 
         Raises:
             RequestError: it cannot be given; the error says what to do.
         """
-        with self._metrics.answering(name):
-            match request:
-                case ContextRequest():
-                    return (await self.context(key, request)).text
-                case HistoryRequest():
-                    return await history.history(key, request, store=self._histories)
-                case SearchRequest():
-                    return await history.search(key, request, store=self._histories)
-                case SummaryRequest():
-                    return json.dumps(await history.summary(key, request, store=self._histories))
-                case AuditRequest():
-                    return json.dumps(await history.audit(key, request, store=self._histories))
-                case SessionRequest() if name == "summary.list":
-                    return json.dumps(await history.summaries(key, request, store=self._histories))
-                case SessionRequest():
-                    return json.dumps(await history.session(key, request, store=self._histories))
-                case _:
-                    raise BadRequest(f"{name} is no question")
+        began = time.perf_counter()
+        try:
+            if isinstance(request, ContextRequest):
+                return (await self.context(key, request)).body
+            return (await self._told(name, key, request)).encode()
+        finally:
+            self._metrics.answered(name, time.perf_counter() - began)
+
+    async def _told(self, name: str, key: SessionKey, request: Request) -> str:
+        match request:
+            case HistoryRequest():
+                return await history.history(key, request, store=self._histories)
+            case SearchRequest():
+                return await history.search(key, request, store=self._histories)
+            case SummaryRequest():
+                return json.dumps(await history.summary(key, request, store=self._histories))
+            case AuditRequest():
+                return json.dumps(await history.audit(key, request, store=self._histories))
+            case SessionRequest() if name == "summary.list":
+                return json.dumps(await history.summaries(key, request, store=self._histories))
+            case SessionRequest():
+                return json.dumps(await history.session(key, request, store=self._histories))
+            case _:
+                raise BadRequest(f"{name} is no question")
 
     async def context(self, key: SessionKey, request: ContextRequest) -> query.Answer:
         """A window; see `turnfold.operations.query.context`."""
@@ -98,6 +113,7 @@ class Desk:
         self._questions = questions
         self._metrics = metrics
         self._open: set[asyncio.Task[None]] = set()
+        self._heard: list[Subscription] = []
 
     def take(self, name: str, message: Msg) -> None:
         """Begin to answer."""
@@ -105,8 +121,20 @@ class Desk:
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
+    async def listen(self, client: Client, name: str) -> None:
+        """Take a request straight from the bus: what a framework does for a message takes as long as most windows."""
+
+        async def on_request(message: Msg) -> None:
+            self.take(name, message)
+
+        self._heard.append(await client.subscribe(f"{name}.*.*", queue=QUEUE, cb=on_request))
+
     async def close(self) -> None:
-        """Finish what is in hand."""
+        """Take nothing more, and finish what is in hand."""
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                for subscription in self._heard:
+                    await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py forgot to say that it returns nothing
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _answer(self, name: str, message: Msg) -> None:
@@ -126,13 +154,16 @@ class Desk:
     async def _answered(self, name: str, message: Msg) -> bytes:
         if len(self._open) > IN_FLIGHT:
             raise Unavailable("too many requests at once; try again shortly")
-        key = key_of_subject(name, message.subject)
+        key = _key_of(name, message.subject)
         if not isinstance(key, SessionKey):
             raise BadRequest(f"{name} takes an agent and a session")
-        body = (await self._questions.answer(name, key, read_request(self._questions.shapes[name], message.data))).encode()
+        body = await self._questions.answer(name, key, read_request(self._questions.shapes[name], message.data))
         if len(body) > message._client.max_payload - ANSWER_ROOM_BYTES:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the connection that brought it
             raise TooLarge(f"the answer has {len(body)} bytes, more than the bus carries; ask for less")
         return body
+
+
+_key_of = lru_cache(maxsize=1_024)(key_of_subject)
 
 
 async def as_it_came(message: NatsMessage) -> NatsMessage:
@@ -140,7 +171,7 @@ async def as_it_came(message: NatsMessage) -> NatsMessage:
     return message
 
 
-def make_router(desk: Desk, names: Mapping[str, object]) -> NatsRouter:
+def make_router(desk: Desk, names: Iterable[str]) -> NatsRouter:
     """One subscriber a request, all in one queue group with every other query server."""
     router = NatsRouter()
 

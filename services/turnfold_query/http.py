@@ -107,11 +107,11 @@ def _errors(app: FastAPI) -> None:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return _text(json.dumps(value), status)
+    return _body_of(json.dumps(value).encode(), status)
 
 
-def _text(text: str, status: int = 200, **headers: str) -> Response:
-    return Response(text.encode(), status, media_type="application/json", headers=headers)
+def _body_of(body: bytes, status: int = 200, **headers: str) -> Response:
+    return Response(body, status, media_type="application/json", headers=headers)
 
 
 def _decoded(segment: str) -> str:
@@ -146,33 +146,33 @@ def _reads(app: FastAPI, questions: Questions) -> None:
         answer = await questions.context(_key(agent_id, session_id), asked)
         if not answer.is_modified:
             return Response(status_code=304, headers={"ETag": f'"{answer.etag}"'})
-        return _text(answer.text, ETag=f'"{answer.etag}"')
+        return _body_of(answer.body, ETag=f'"{answer.etag}"')
 
     @app.get(SESSION + "/history", summary="Originals, in any state", response_model=None)
     async def get_history(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[HistoryRequest, Query()]) -> Response:
         key = _key(agent_id, session_id)
-        return _text(await questions.answer("history.get", key, asked))
+        return _body_of(await questions.answer("history.get", key, asked))
 
     @app.get(SESSION + "/search", summary="Words in all messages", response_model=None)
     async def get_search(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[SearchRequest, Query()]) -> Response:
-        return _text(await questions.answer("history.search", _key(agent_id, session_id), asked))
+        return _body_of(await questions.answer("history.search", _key(agent_id, session_id), asked))
 
     @app.get(SESSION + "/summaries", summary="All versions", response_model=None)
     async def get_summaries(agent_id: AgentPath, session_id: SessionPath) -> Response:
-        return _text(await questions.answer("summary.list", _key(agent_id, session_id), SessionRequest()))
+        return _body_of(await questions.answer("summary.list", _key(agent_id, session_id), SessionRequest()))
 
     @app.get(SESSION + "/summaries/{version}", summary="One version", response_model=None)
     async def get_summary(agent_id: AgentPath, session_id: SessionPath, version: str) -> Response:
         asked = read_query(SummaryRequest, {"version": version})
-        return _text(await questions.answer("summary.get", _key(agent_id, session_id), asked))
+        return _body_of(await questions.answer("summary.get", _key(agent_id, session_id), asked))
 
     @app.get(SESSION + "/audit", summary="What happened to a session", response_model=None)
     async def get_audit(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[AuditRequest, Query()]) -> Response:
-        return _text(await questions.answer("audit.list", _key(agent_id, session_id), asked))
+        return _body_of(await questions.answer("audit.list", _key(agent_id, session_id), asked))
 
     @app.get(SESSION, summary="Counters", response_model=None)
     async def get_session(agent_id: AgentPath, session_id: SessionPath) -> Response:
-        return _text(await questions.answer("session.get", _key(agent_id, session_id), SessionRequest()))
+        return _body_of(await questions.answer("session.get", _key(agent_id, session_id), SessionRequest()))
 
 
 # --- writing
@@ -188,7 +188,7 @@ def _writes(app: FastAPI, client: Client, limits: Limits) -> None:
         except (nats.errors.Error, TimeoutError):
             raise Unavailable("no worker answers; try again when one runs") from None
         code = json.loads(reply.data).get("error", {}).get("code")
-        return _text(reply.data.decode(), _STATUS.get(code, 400) if code else 200)
+        return _body_of(reply.data, _STATUS.get(code, 400) if code else 200)
 
     @app.post(SESSION + "/events", summary="Publish an event", response_model=None)
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
@@ -281,4 +281,4 @@ def _pages(app: FastAPI, metrics: Metrics, is_ready: Callable[[], Awaitable[list
 
     @app.get("/asyncapi.json", summary="The bus, to machines", response_model=None)
     async def get_asyncapi() -> Response:
-        return _text(asyncapi())
+        return _body_of(asyncapi().encode())

@@ -294,7 +294,7 @@ class Walk(RuleBasedStateMachine):
             answer = await context(key, request, store=stores.windows, answering=answering, arrivals=Silence())
         except CannotFit as error:
             return error.as_json()
-        found: dict[str, Any] = json.loads(answer.text)
+        found: dict[str, Any] = json.loads(answer.body)
         etag = found.pop("etag")
         if max_tokens is None:
             # What an agent holds by an etag is what it would be told now.

@@ -1,6 +1,7 @@
 """Every window of every session, at every budget: sendable, within its budget, honest and stable."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from tests.histories import ROW, History, Said, assistant, counted, counter, history, parsed, recorded, system, text, tool, user, words
 from turnfold.core.blocks import group, newest_request
 from turnfold.core.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
+from turnfold.core.growth import Growth
+from turnfold.core.pieces import Shown
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.sendable import faults
-from turnfold.core.window import Asked, Plan, Shown, plan
+from turnfold.core.window import Asked, Plan, grown, plan, planned
 from turnfold.core.wrapping import Placement
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority, Role
@@ -193,23 +196,44 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(session: History, budget
     before: Plan | None = None
 
     for length in range(1, len(session.stored.messages) + 1):
-        grown = session.until(length)
-        newest = grown.stored.messages[-1]
-        made = answer(grown, asked, policy)
+        longer = session.until(length)
+        newest = longer.stored.messages[-1]
+        made = answer(longer, asked, policy)
         if isinstance(made, CannotFit):
             before = None
             continue
-        is_plain = not newest.role.is_system and (newest.answers is None or _answers_last(grown))
+        is_plain = not newest.role.is_system and (newest.answers is None or _answers_last(longer))
         if before is not None and is_plain:
-            shown, old = grown.rendered(made).messages, grown.rendered(before).messages
-            growth = (newest.tokens + STAND_IN_TOKENS * len(newest.calls)) * grown.stored.factor + 1
+            shown, old = longer.rendered(made).messages, longer.rendered(before).messages
+            growth = (newest.tokens + STAND_IN_TOKENS * len(newest.calls)) * longer.stored.factor + 1
             known = {entry.message.position for entry in before.entries if isinstance(entry, Shown)}
             now = {entry.message.position for entry in made.entries if isinstance(entry, Shown)}
-            if newest.role is not Role.TOOL and before.tokens + growth <= budget and not _was_waited_for(grown):
+            if newest.role is not Role.TOOL and before.tokens + growth <= budget and not _was_waited_for(longer):
                 assert shown[: len(old)] == old
-            if newest.compaction_id is None and not _was_waited_for(grown):
+            if newest.compaction_id is None and not _was_waited_for(longer):
                 assert now - {newest.position} <= known
         before = made
+
+
+@pytest.mark.proves("W3", "L11")
+@settings(max_examples=150)
+@given(sessions(), budgets, policies)
+def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(session: History, budget: int, policy: Policy) -> None:
+    asked = Asked(budget_tokens=budget)
+    earlier: Growth | None = None
+
+    for length in range(1, len(session.stored.messages) + 1):
+        now = session.until(length)
+        whole = answer(now, asked, policy)
+        if isinstance(whole, CannotFit):
+            with pytest.raises(CannotFit, match=re.escape(str(whole))):
+                grown(now.stored, asked, policy, earlier)
+            earlier = None
+            continue
+        earlier = grown(now.stored, asked, policy, earlier)
+        made = planned(earlier, now.stored, asked)
+        assert now.rendered(made) == now.rendered(whole)
+        assert made == whole
 
 
 def _answers_last(session: History) -> bool:

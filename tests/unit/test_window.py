@@ -6,8 +6,9 @@ import pytest
 
 from tests.histories import History, Said, assistant, history, parsed, system, text, tool, user, words
 from turnfold.core.forms import STAND_IN, Form
+from turnfold.core.pieces import Shown
 from turnfold.core.presets import Mode, Policy
-from turnfold.core.window import Asked, Plan, Shown, budget_of, plan
+from turnfold.core.window import Asked, Plan, budget_of, plan
 from turnfold.core.wrapping import Placement
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority

@@ -167,7 +167,8 @@ def _cut_without_prices(message: Message, max_tokens: int, least_head: int) -> T
 
 def arguments_tokens(call: Call) -> int:
     """About what the arguments of a call cost: the name is taken for a token a word."""
-    words = 1 + sum(call.name.count(mark) for mark in "_-. ")
+    name = call.name
+    words = 1 + name.count("_") + name.count("-") + name.count(".") + name.count(" ")
     return max(0, call.tokens - CALL_TOKENS - words)
 
 

@@ -1,7 +1,7 @@
 """The window that grows as its session did: what is in it by now, what that costs, and what could be given up."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
@@ -60,23 +60,25 @@ class Growth:
     """A window that grows by one message at a time, as its session did, and is trimmed whenever it outgrows its limits.
 
     What it shows after n messages depends on these n alone and forms only ever shrink, so a window begins as it did
-    before until the next time the limits are exceeded. `relieve` trims it then; without it nobody does. `is_roomy` says
-    that nothing will ever be trimmed, and saves the preparations.
+    before until the next time the limits are exceeded. `relieve` trims it then; without it nobody does. `taken` are the n
+    messages, of which `live` are live. While `is_roomy` nothing was ever trimmed, and what trimming needs is not prepared.
     """
 
-    def __init__(
-        self, limits: Limits, policy: Policy, frame: Frame, *, relieve: "Callable[[Growth], None] | None", is_roomy: bool = False
-    ) -> None:
+    def __init__(self, limits: Limits, policy: Policy, frame: Frame, *, relieve: "Callable[[Growth], None] | None") -> None:
         self.limits = limits
         self.policy = policy
         self.frame = frame
-        self.is_roomy = is_roomy
+        self.is_roomy = False
+        self.taken: list[Message] = []
+        self.live = 0
         self.units: list[Unit] = []
         self.summary = whole_summary(frame.facts, frame.placement) if frame.facts else None
         self.total = (frame.pinned.tokens if frame.pinned else 0) + (self.summary.tokens if self.summary else 0)
         self.size = frame.summary_size
+        self._most_tokens = self.summary.tokens if self.summary else 0
+        self._most_size = self.size
         self.results_tokens = 0
-        self._relieve = None if is_roomy else relieve
+        self._relieve = relieve
         self.digested: dict[CompactionId, None] = {}
         self.shows_digests = True
         self.folded_rows: set[CompactionId] = set()
@@ -102,15 +104,30 @@ class Growth:
 
     # Growing
 
-    def add(self, message: Message) -> None:
-        """Take in the next message, in order of position, and trim if it was too much."""
+    def has_room_for(self, messages: Sequence[Message]) -> bool:
+        """Whether the window never gets too large while these are added, however many calls are open at a time."""
+        tokens, size = _most(messages)
+        return self._most_tokens + tokens <= self.limits.tokens and self._most_size + size <= self.limits.messages
+
+    def extend(self, messages: Sequence[Message]) -> None:
+        """Take in the next messages, in order of position."""
+        tokens, size = _most(messages)
+        self._most_tokens += tokens
+        self._most_size += size
+        self.taken += messages
+        self.live += sum([message.compaction_id is None for message in messages])
+        for message in messages:
+            self._add(message)
+
+    def _add(self, message: Message) -> None:
+        """Take in one message, and trim if it was too much."""
         if message is self.frame.pinned or message.role.is_system:
             return
         if message.role is Role.TOOL:
             self._add_result(message)
         else:
             self._add_unit(message)
-        if self._relieve is not None and self.is_over:
+        if self._relieve is not None and not self.is_roomy and self.is_over:
             self._relieve(self)
 
     @property
@@ -162,6 +179,7 @@ class Growth:
             if call.slot == message.answers.slot and unit.results[place] is None:
                 piece = Piece(message, call)
                 unit.results[place] = piece
+                unit.has_changed()
                 unit.tokens += piece.tokens - STAND_IN_TOKENS
                 if unit.is_shown:
                     self.total += piece.tokens - STAND_IN_TOKENS
@@ -182,9 +200,9 @@ class Growth:
         cap = policy.user_max_chars if message.role is Role.USER else policy.assistant_max_chars
         if cap and message.characters > cap:
             _put(self.long_texts, unit, head)
-        if policy.arguments_max_tokens and any(arguments_tokens(call) > policy.arguments_max_tokens for call in message.calls):
-            _put(self.costly, unit, head)
         if unit.results:
+            if policy.arguments_max_tokens and any(arguments_tokens(call) > policy.arguments_max_tokens for call in message.calls):
+                _put(self.costly, unit, head)
             self._newest_tool_units.append(unit)
             if len(self._newest_tool_units) > policy.keep_tool_blocks:
                 older = self._newest_tool_units.popleft()
@@ -231,6 +249,7 @@ class Growth:
         """Act on one message and keep the sums right."""
         before = piece.text
         freed = act(unit, piece)
+        unit.has_changed()
         unit.tokens -= freed
         if unit.is_shown:
             self.total -= freed
@@ -298,6 +317,12 @@ class Growth:
             index += 1
             if kept is None:
                 self._oldest = index
+
+
+def _most(messages: Sequence[Message]) -> tuple[int, int]:
+    """The tokens and the messages of a window that these take at most, with a stand-in for each result."""
+    calls = sum([len(message.calls) for message in messages])
+    return sum([message.tokens for message in messages]) + STAND_IN_TOKENS * calls, len(messages) + calls
 
 
 def _put(heap: list[Entry], unit: Unit, piece: Piece) -> None:

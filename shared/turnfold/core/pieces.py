@@ -1,7 +1,12 @@
 """What a growing window is made of: messages in the form they have by now, and the blocks they stand in."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
 from turnfold.core.cuts import Cuts
 from turnfold.core.forms import (
+    MENDED,
     STAND_IN_TOKENS,
     WHOLE,
     Form,
@@ -14,7 +19,48 @@ from turnfold.core.forms import (
     line_tokens,
     result_line,
 )
-from turnfold.messages import Call, Message
+from turnfold.messages import Call, Message, MessageId
+
+
+class Shown(NamedTuple):
+    """A stored message in the form in which it stands in a window; `call` is what a result answers."""
+
+    message: Message
+    form: Form
+    call: Call | None
+
+
+class StandIn(NamedTuple):
+    """The place of a result that nobody has sent."""
+
+    call: Call
+
+
+Entry = Shown | StandIn
+
+
+class Texts(NamedTuple):
+    """Entries as JSON texts, and the id of each (None beside what is no stored message)."""
+
+    messages: tuple[str, ...]
+    ids: tuple[MessageId | None, ...]
+
+
+@dataclass(slots=True)
+class Part:
+    """What a window shows of a block; `texts` once it was rendered, so that no window that shows the same renders it again."""
+
+    entries: tuple[Entry, ...]
+    stored: int
+    trimmed: int
+    texts: Texts | None = field(default=None, compare=False)
+
+    @property
+    def positions(self) -> list[int]:
+        """The messages whose bodies are needed to render it; none once it was."""
+        if self.texts is not None:
+            return []
+        return [entry.message.position for entry in self.entries if isinstance(entry, Shown) and entry.form.line is None]
 
 
 class Piece:
@@ -48,8 +94,8 @@ class Piece:
     @property
     def form(self) -> Form:
         """The form as a value."""
-        if self.cut is None and self.line is None and not (self.without_reasoning or self.arguments or self.message.is_irregular):
-            return WHOLE
+        if self.cut is None and self.line is None and not (self.without_reasoning or self.arguments):
+            return MENDED if self.message.is_irregular else WHOLE
         return Form(self.cut, self.line, self.without_reasoning, self.arguments, self.message.is_irregular)
 
     def drop_reasoning(self) -> int:
@@ -116,7 +162,7 @@ class Piece:
 class Unit:
     """A block of a growing window: a message and, in call order, the results of its calls by now."""
 
-    __slots__ = ("head", "is_shown", "results", "row", "tokens")
+    __slots__ = ("_part", "head", "is_shown", "results", "row", "tokens")
 
     def __init__(self, head: Message) -> None:
         self.head = Piece(head)
@@ -124,6 +170,25 @@ class Unit:
         self.row = head.compaction_id
         self.is_shown = True
         self.tokens = head.tokens + STAND_IN_TOKENS * len(head.calls)
+        self._part: Part | None = None
+
+    @property
+    def part(self) -> Part:
+        """What a window shows of it; one value for as long as that is the same."""
+        if self._part is None:
+            entries = tuple(self._entries())
+            forms = [entry.form for entry in entries if isinstance(entry, Shown)]
+            self._part = Part(entries, len(forms), sum(form is not WHOLE for form in forms))
+        return self._part
+
+    def has_changed(self) -> None:
+        """Another message stands in it, or one in another form."""
+        self._part = None
+
+    def _entries(self) -> Iterator[Entry]:
+        yield Shown(self.head.message, self.head.form, None)
+        for call, piece in zip(self.head.message.calls, self.results, strict=True):
+            yield StandIn(call) if piece is None else Shown(piece.message, piece.form, call)
 
     @property
     def position(self) -> int:

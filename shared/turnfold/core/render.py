@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from turnfold.core.forms import STAND_IN, WHOLE, TextCut, cut_mark
+from turnfold.core.pieces import Entry, Part, Shown, StandIn, Texts
 from turnfold.core.tokens import ceiling, lines_of, text_of
-from turnfold.core.window import Entry, Plan, Shown, StandIn
+from turnfold.core.window import Plan
 from turnfold.core.wrapping import Placement, wrapped_digests, wrapped_summary
 from turnfold.messages import CompactionId, Message, MessageId
 
@@ -52,12 +54,19 @@ def render(
         messages.append(_message("user" if plan.placement is Placement.USER else "system", wrapped))
         ids.append(None)
     if plan.digests:
-        messages.append(_message("user", wrapped_digests([digests[row] for row in plan.digests])))
+        messages.append(_digests(tuple([digests[row] for row in plan.digests])))
         ids.append(None)
-    for entry in plan.entries:
-        messages.append(_entry(entry, bodies))
-        ids.append(entry.message.message_id if isinstance(entry, Shown) else None)
+    for part in plan.parts:
+        if part.texts is None:
+            part.texts = _texts(part, bodies)
+        messages += part.texts.messages
+        ids += part.texts.ids
     return Rendered(tuple(messages), tuple(ids), text, entries)
+
+
+def _texts(part: Part, bodies: Mapping[int, str]) -> Texts:
+    ids = [entry.message.message_id if isinstance(entry, Shown) else None for entry in part.entries]
+    return Texts(tuple([_entry(entry, bodies) for entry in part.entries]), tuple(ids))
 
 
 def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
@@ -157,6 +166,12 @@ def _appended(body: str, text: str) -> str:
     else:
         message["content"] = text
     return _written(message)
+
+
+@lru_cache(maxsize=128)
+def _digests(digests: tuple[str, ...]) -> str:
+    """The message that tells of these; until a summary comes it is the same in every window."""
+    return _message("user", wrapped_digests(digests))
 
 
 def _message(role: str, content: str) -> str:

@@ -1,20 +1,18 @@
 """The window: what of a session a model sees next, decided on numbers alone."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import ceil, floor
-from typing import Final, NamedTuple
+from typing import Final
 
 from turnfold.core.blocks import newest_system
-from turnfold.core.forms import MENDED, STAND_IN_TOKENS, WHOLE, Form
 from turnfold.core.growth import Frame, Growth, Limits, PendingRow
 from turnfold.core.ladder import relieve, relieve_emergency
-from turnfold.core.pieces import Piece, Unit
+from turnfold.core.pieces import Entry, Part
 from turnfold.core.presets import Mode, Policy
-from turnfold.core.wrapping import Placement, SummaryFacts, SummaryForm, whole_summary
+from turnfold.core.wrapping import Placement, SummaryFacts, SummaryForm
 from turnfold.errors import CannotFit
-from turnfold.messages import Call, CompactionId, Message
+from turnfold.messages import CompactionId, Message
 
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
@@ -49,23 +47,6 @@ class Asked:
     placement: Placement = Placement.SEPARATE
 
 
-class Shown(NamedTuple):
-    """A stored message in the form in which it stands in a window; `call` is what a result answers."""
-
-    message: Message
-    form: Form
-    call: Call | None
-
-
-class StandIn(NamedTuple):
-    """The place of a result that nobody has sent."""
-
-    call: Call
-
-
-Entry = Shown | StandIn
-
-
 @dataclass(frozen=True, slots=True)
 class Account:
     """Where every message of the session is, in the words of the contract."""
@@ -83,7 +64,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A window without its texts: the pinned message, the summary, the digests, then the entries, in this order.
+    """A window without its texts: the pinned message, the summary, the digests, then the blocks, in this order.
 
     `tokens` and `budget_tokens` are what the session's model counts. `positions` are the messages whose bodies are
     needed to render it; `digests` the rows whose digest is shown.
@@ -93,45 +74,78 @@ class Plan:
     summary: SummaryForm | None
     placement: Placement
     digests: tuple[CompactionId, ...]
-    entries: tuple[Entry, ...]
+    parts: tuple[Part, ...]
     account: Account
     tokens: int
     budget_tokens: int | None
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What the blocks show, message by message."""
+        return tuple(entry for part in self.parts for entry in part.entries)
+
+    @property
     def positions(self) -> tuple[int, ...]:
-        """The positions of the messages of which something is shown, in order."""
-        shown = [entry.message.position for entry in self.entries if isinstance(entry, Shown) and entry.form.line is None]
+        """The positions of the messages whose texts are still to be read, in order."""
+        shown = [position for part in self.parts if part.texts is None for position in part.positions]
         return tuple(sorted([*shown, self.pinned.position] if self.pinned else shown))
 
 
 def plan(stored: Stored, asked: Asked, policy: Policy) -> Plan:
-    """Decide what of a session a model sees next.
+    """Decide what of a session a model sees next; a pure function.
 
-    A pure function: it replays how the session grew, and trims whenever the window outgrew its budget.
+    Raises:
+        CannotFit: as `grown`.
+    """
+    return planned(grown(stored, asked, policy), stored, asked)
+
+
+def grown(stored: Stored, asked: Asked, policy: Policy, earlier: Growth | None = None) -> Growth:
+    """The window of a session: how it grew is replayed, and it is trimmed whenever it outgrew its budget.
+
+    `earlier`, what this returned for the same question some messages ago, saves work: it is continued where that comes to
+    the same, and else what was rendered of it is used again.
 
     Raises:
         CannotFit: not even the pinned system message, the newest request and the newest open block fit, as short as
             they can be (with mode `off`: the whole history does not); it names what would.
     """
     limits = _limits(asked, policy, stored.factor)
-    frame = Frame(
-        pinned=newest_system(stored.messages),
-        facts=stored.summary,
-        placement=asked.placement,
-        rows={row.compaction_id: row for row in stored.pending},
-    )
-    is_roomy = policy.mode is Mode.OFF or (not asked.is_emergency and _fits_whole(stored, frame, limits))
-    window = Growth(limits, policy, frame, relieve=None if asked.is_emergency else relieve, is_roomy=is_roomy)
-    for message in stored.messages:
-        window.add(message)
-    if asked.is_emergency and not is_roomy:
+    window, new = _begun(stored, asked, policy, limits, earlier)
+    window.extend(new)
+    if asked.is_emergency and not window.is_roomy:
         relieve_emergency(window)
     if window.total > limits.tokens:
         raise _too_long(window.total, stored.factor, asked)
     if window.size > limits.messages:
         raise CannotFit(f"the window needs {window.size} messages", needed_messages=window.size)
-    return _planned(window, stored, asked)
+    if earlier is not None and window is not earlier:
+        _inherit(window, earlier)
+    return window
+
+
+def _inherit(window: Growth, earlier: Growth) -> None:
+    """Take over the texts of what is shown as it was."""
+    parts = {unit.position: unit.part for unit in earlier.units if unit.is_shown}
+    for unit in window.units:
+        if unit.is_shown and (part := parts.get(unit.position)) is not None and part == unit.part:
+            unit.part.texts = part.texts
+
+
+def _begun(stored: Stored, asked: Asked, policy: Policy, limits: Limits, earlier: Growth | None) -> tuple[Growth, Sequence[Message]]:
+    """A window to grow, and the messages it still has to take in."""
+    messages = stored.messages
+    rows = {row.compaction_id: row for row in stored.pending}
+    if earlier is not None and not asked.is_emergency and earlier.taken == list(messages[: len(earlier.taken)]):
+        new = messages[len(earlier.taken) :]
+        frame = Frame(pinned=newest_system(new) or earlier.frame.pinned, facts=stored.summary, placement=asked.placement, rows=rows)
+        is_same = (earlier.limits, earlier.policy, earlier.frame) == (limits, policy, frame)
+        if is_same and (not earlier.is_roomy or policy.mode is Mode.OFF or earlier.has_room_for(new)):
+            return earlier, new
+    frame = Frame(pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows)
+    window = Growth(limits, policy, frame, relieve=None if asked.is_emergency else relieve)
+    window.is_roomy = policy.mode is Mode.OFF or (not asked.is_emergency and window.has_room_for(messages))
+    return window, messages
 
 
 def budget_of(
@@ -186,15 +200,6 @@ def _billed(tokens: int, factor: float) -> int:
     return ceil(tokens * factor) if factor != 1.0 else tokens
 
 
-def _fits_whole(stored: Stored, frame: Frame, limits: Limits) -> bool:
-    """Whether the window was never too large, however many calls were still open at a time."""
-    calls = sum(len(message.calls) for message in stored.messages)
-    tokens = sum(message.tokens for message in stored.messages) + STAND_IN_TOKENS * calls
-    if frame.facts is not None:
-        tokens += whole_summary(frame.facts, frame.placement).tokens
-    return tokens <= limits.tokens and len(stored.messages) + calls + frame.summary_size <= limits.messages
-
-
 def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
     needed = _billed(tokens, factor)
     if asked.is_emergency:
@@ -202,45 +207,33 @@ def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
     return CannotFit(f"the smallest window of this session needs a budget of {needed} tokens", needed_tokens=needed)
 
 
-def _planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
+def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
+    """What a window shows that was `grown` from these values."""
     units = [unit for unit in window.units if unit.is_shown]
-    entries = tuple(chain.from_iterable(map(_entries, units)))
-    shown = [entry for entry in entries if isinstance(entry, Shown)]
-    live = sum(message.compaction_id is None for message in stored.messages)
-    live_shown = sum(entry.message.compaction_id is None for entry in shown)
-    pending_shown = len(shown) - live_shown
-    if window.frame.pinned is not None:
-        live_shown += window.frame.pinned.compaction_id is None
-        pending_shown += window.frame.pinned.compaction_id is not None
+    parts = [unit.part for unit in units]
+    live = [part for unit, part in zip(units, parts, strict=True) if unit.row is None]
+    pinned = window.frame.pinned
+    live_shown = sum([part.stored for part in live]) + (pinned is not None and pinned.compaction_id is None)
+    stored_shown = sum([part.stored for part in parts])
+    pending_shown = stored_shown + (pinned is not None) - live_shown
     account = Account(
         total=stored.total,
         shown=live_shown,
-        trimmed=sum(entry.message.compaction_id is None and entry.form is not WHOLE for entry in shown),
-        folded=live - live_shown,
+        trimmed=sum([part.trimmed for part in live]),
+        folded=window.live - live_shown,
         covered=stored.covered,
         pending_shown=pending_shown,
-        pending_digested=len(stored.messages) - live - pending_shown,
+        pending_digested=len(stored.messages) - window.live - pending_shown,
         recalled=0,
-        synthesised=len(entries) - len(shown),
+        synthesised=sum([len(part.entries) for part in parts]) - stored_shown,
     )
     return Plan(
-        pinned=window.frame.pinned,
+        pinned=pinned,
         summary=window.summary,
         placement=asked.placement,
         digests=tuple(row for row in window.frame.rows if row in window.digested),
-        entries=entries,
+        parts=tuple(parts),
         account=account,
         tokens=_billed(window.total, stored.factor),
         budget_tokens=asked.budget_tokens,
     )
-
-
-def _entries(unit: Unit) -> Iterator[Entry]:
-    yield _shown(unit.head)
-    for call, piece in zip(unit.head.message.calls, unit.results, strict=True):
-        yield StandIn(call) if piece is None else _shown(piece)
-
-
-def _shown(piece: Piece) -> Shown:
-    form = piece.form
-    return Shown(piece.message, MENDED if form == MENDED else form, piece.call)

@@ -3,20 +3,22 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Protocol
 
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
-from turnfold.core.growth import PendingRow
+from turnfold.core.growth import Growth, PendingRow
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.render import Rendered, render
-from turnfold.core.window import Account, Asked, Plan, Stored, budget_of, plan
-from turnfold.core.wrapping import Placement, summary_facts
+from turnfold.core.window import Asked, Plan, Stored, budget_of, grown, planned
+from turnfold.core.wrapping import Placement, SummaryFacts, summary_facts
 from turnfold.errors import RequestError
+from turnfold.lately import Lately
 from turnfold.messages import SessionKey
 from turnfold.operations.rules import PolicyOf
 from turnfold.ports import SessionFacts, StoredSummary, WindowFacts, WindowStore
@@ -30,19 +32,25 @@ class Arrivals(Protocol):
         ...
 
 
+GROWN_BYTES = 6_000_000
+MESSAGE_BYTES = 600
+"""Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What answers depend on besides the store."""
+    """What answers depend on besides the store. `grown` only saves the work of growing a window from the start."""
 
     policy: PolicyOf
     model_window: Callable[[str | None, Policy], int]
+    grown: Lately[tuple[SessionKey, Asked], Growth] = field(default_factory=lambda: Lately(GROWN_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A window as the JSON text that travels."""
+    """A window as the JSON that travels."""
 
-    text: str
+    body: bytes
     etag: str
     is_modified: bool = True
 
@@ -65,7 +73,10 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
             case _Stale():
                 await arrivals.next(patience)
             case _Planned():
-                return seen.answer(bodies)
+                answer = seen.answer(bodies)
+                if not seen.asked.is_emergency:
+                    answering.grown.keep((key, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken))
+                return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,8 @@ class _Planned:
 
     key: SessionKey
     facts: WindowFacts
+    asked: Asked
+    window: Growth
     plan: Plan
     model_window: int
     is_fresh: bool
@@ -87,13 +100,12 @@ class _Planned:
     def answer(self, bodies: Mapping[int, str]) -> Answer:
         """Put the texts to it."""
         summary = self.facts.summary
-        ledger: Sequence[str] = json.loads(summary.ledger) if summary else ()
         rendered = render(
             self.plan,
             bodies,
             digests={row.compaction_id: row.digest for row in self.facts.pending},
             summary_text=summary.text if summary else "",
-            ledger=ledger,
+            ledger=_told(summary).ledger if summary else (),
         )
         return Answer(_as_json(self, rendered), self.etag)
 
@@ -113,17 +125,18 @@ class _Reading:
         is_fresh = request.after is None or request.after <= facts.ingested_to
         if not is_fresh and self._may_wait:
             return _Stale()
-        if request.etag is not None and request.etag == (etag := self._etag(facts.session)):
-            return Answer(json.dumps({"not_modified": True, "etag": etag}), etag, is_modified=False)
+        if request.etag is not None and request.etag == (etag := self._etag(facts.session, *self._terms(facts.session))):
+            return Answer(json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False)
         return None
 
     def choose(self, facts: WindowFacts) -> "tuple[Answer | _Stale | _Planned, Sequence[int]]":
         """Decide the window, and which texts it needs."""
         request, session = self._request, facts.session
-        policy, window = self._terms(session)
+        policy, model_window = self._terms(session)
+        stored = _stored(facts)
         budget = budget_of(
             max_tokens=request.max_tokens,
-            model_window=window,
+            model_window=model_window,
             policy=policy,
             system_tokens=request.system_tokens,
             tools_tokens=request.tools_tokens,
@@ -135,10 +148,11 @@ class _Reading:
             is_emergency=request.mode == "emergency",
             placement=Placement(request.placement),
         )
-        planned = plan(_stored(facts), asked, policy)
+        window = grown(stored, asked, policy, self._answering.grown.take((self._key, asked)))
+        found = planned(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
-        done = _Planned(self._key, facts, planned, window, is_fresh, self._etag(session))
-        return done, planned.positions
+        done = _Planned(self._key, facts, asked, window, found, model_window, is_fresh, self._etag(session, policy, model_window))
+        return done, found.positions
 
     def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
         from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
@@ -146,8 +160,7 @@ class _Reading:
         model = self._request.model or (session.model if session else None)
         return policy, self._answering.model_window(model, policy)
 
-    def _etag(self, session: SessionFacts | None) -> str:
-        policy, window = self._terms(session)
+    def _etag(self, session: SessionFacts | None, policy: Policy, window: int) -> str:
         request = self._request
         asked = (
             request.max_tokens, request.system_tokens, request.tools_tokens, request.max_output_tokens, request.max_messages,
@@ -165,69 +178,65 @@ def _stored(facts: WindowFacts) -> Stored:
     return Stored(
         messages=facts.messages,
         pending=tuple(PendingRow(row.compaction_id, row.digest_tokens, row.messages) for row in facts.pending),
-        summary=_summary_facts(summary) if summary else None,
+        summary=_told(summary).facts if summary else None,
         covered=session.messages_total - len(facts.messages),
         total=session.messages_total,
         factor=session.factor,
     )
 
 
-@lru_cache(maxsize=512)
-def _summary_facts(summary: StoredSummary) -> Any:
-    ledger = json.loads(summary.ledger)
-    return summary_facts(summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts)
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A version as windows use it, which is immutable as the version is: its measures, its entries, and the whole as JSON text."""
+
+    facts: SummaryFacts
+    ledger: tuple[str, ...]
+    as_json: str
 
 
-def _as_json(done: _Planned, rendered: Rendered) -> str:
-    """The answer, its messages spliced in as they were stored."""
-    facts, planned = done.facts, done.plan
-    head = {
-        "agent_id": done.key.agent_id,
-        "session_id": done.key.session_id,
-        "fresh": done.is_fresh,
-        "etag": done.etag,
-        "summary": _summary_json(facts.summary, rendered),
-    }
-    pending = facts.pending
-    tail = {
-        "message_ids": rendered.message_ids,
-        "window": {
-            "tokens": planned.tokens,
-            "budget_tokens": planned.budget_tokens,
-            "messages": len(rendered.messages),
-            "model_window": done.model_window,
-        },
-        "account": _account_json(planned.account),
-        "pending": {
-            "messages": sum(row.messages for row in pending),
-            "tokens": sum(row.tokens for row in pending),
-            "since": rfc3339(min(row.requested_at_ms for row in pending)) if pending else None,
-        },
-    }
-    messages = ", ".join(rendered.messages)
-    return f'{json.dumps(head)[:-1]}, "messages": [{messages}], {json.dumps(tail)[1:]}'
+@lru_cache(maxsize=128)
+def _told(summary: StoredSummary) -> _Told:
+    ledger = tuple(json.loads(summary.ledger))
+    facts = summary_facts(summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts)
+    return _Told(facts, ledger, json.dumps(summary_json(summary)))
 
 
-def _account_json(account: Account) -> dict[str, int]:
-    return {
-        "total": account.total,
-        "shown": account.shown,
-        "trimmed": account.trimmed,
-        "folded": account.folded,
-        "covered": account.covered,
-        "pending_shown": account.pending_shown,
-        "pending_digested": account.pending_digested,
-        "recalled": account.recalled,
-        "synthesised": account.synthesised,
-    }
+def _as_json(done: _Planned, rendered: Rendered) -> bytes:
+    """The answer, its messages spliced in as they were stored.
+
+    Written out, field by field: an encoder that is asked once in a while is slow each time.
+    """
+    shown, pending, counts = done.plan, done.facts.pending, done.plan.account
+    since = _quoted(rfc3339(min(row.requested_at_ms for row in pending))) if pending else "null"
+    budget = "null" if shown.budget_tokens is None else shown.budget_tokens
+    ids = ", ".join(["null" if one is None else _quoted(one) for one in rendered.message_ids])
+    head = (
+        f'{{"agent_id": {_quoted(done.key.agent_id)}, "session_id": {_quoted(done.key.session_id)}, '
+        f'"fresh": {"true" if done.is_fresh else "false"}, "etag": "{done.etag}", '
+        f'"summary": {_summary_text(done.facts.summary, rendered)}, "messages": ['
+    )
+    tail = (
+        f'], "message_ids": [{ids}], "window": {{"tokens": {shown.tokens}, "budget_tokens": {budget}, '
+        f'"messages": {len(rendered.messages)}, "model_window": {done.model_window}}}, '
+        f'"account": {{"total": {counts.total}, "shown": {counts.shown}, "trimmed": {counts.trimmed}, "folded": {counts.folded}, '
+        f'"covered": {counts.covered}, "pending_shown": {counts.pending_shown}, "pending_digested": {counts.pending_digested}, '
+        f'"recalled": {counts.recalled}, "synthesised": {counts.synthesised}}}, '
+        f'"pending": {{"messages": {sum([row.messages for row in pending])}, "tokens": {sum([row.tokens for row in pending])}, '
+        f'"since": {since}}}}}'
+    )
+    # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
+    return b"".join((head.encode(), b", ".join([message.encode() for message in rendered.messages]), tail.encode()))
 
 
-def _summary_json(summary: StoredSummary | None, rendered: Rendered) -> dict[str, Any] | None:
+def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
+    """The version as far as it is shown, as JSON text."""
     if summary is None:
-        return None
-    told = summary_json(summary) | {"text": rendered.summary_text, "ledger": rendered.ledger}
-    is_whole = rendered.summary_text == summary.text and len(rendered.ledger) == len(json.loads(summary.ledger))
-    return told if is_whole else told | {"sections": {}, "trimmed": True}
+        return "null"
+    told = _told(summary)
+    if rendered.summary_text == summary.text and len(rendered.ledger) == len(told.ledger):
+        return told.as_json
+    shown = {"text": rendered.summary_text, "ledger": rendered.ledger, "sections": {}, "trimmed": True}
+    return json.dumps(summary_json(summary) | shown)
 
 
 def summary_json(summary: StoredSummary) -> dict[str, Any]:

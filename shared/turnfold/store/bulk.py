@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, Select, Table, bindparam, column, table, update
 from sqlalchemy.engine import Dialect
@@ -13,6 +13,20 @@ from turnfold.errors import Unavailable
 from turnfold.store.engine import may_pass
 
 
+class Readable(Protocol):
+    """What a prepared statement needs of a connection: SQLAlchemy's has it, and so has `turnfold.store.near`."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How SQL is written there."""
+        ...
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection."""
+        ...
+
+
 class Prepared:
     """A SELECT that is written once for each dialect; its parameters are given by place, in the order of `names`."""
 
@@ -21,7 +35,7 @@ class Prepared:
         self._names = tuple(names)
         self._written: dict[str, tuple[str, tuple[int, ...]]] = {}
 
-    def rows(self, connection: Connection, *values: Any) -> Sequence[Sequence[Any]]:
+    def rows(self, connection: Readable, *values: Any) -> Sequence[Sequence[Any]]:
         """All rows, in the types the driver gives."""
         sql, order = self._sql(connection.dialect)
         return _fetched(connection, sql, tuple([values[place] for place in order]))
@@ -87,19 +101,20 @@ class PreparedPairs:
         return f"WITH pairs (a, b) AS (VALUES {places}) {self._statement.compile(dialect=dialect)}"
 
 
-def _fetched(connection: Connection, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+def _fetched(connection: Readable, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
     """Straight from the driver: what SQLAlchemy would learn about the columns costs as much as the reading itself."""
     driver = connection.dialect.loaded_dbapi
     cursor = connection.connection.cursor()
     try:
         cursor.execute(sql, values)
-        return cursor.fetchall()
+        rows: Sequence[Sequence[Any]] = cursor.fetchall()
     except driver.Error as error:
         if may_pass(error):
             raise Unavailable(f"the database cannot be used now ({str(error)[:200]}); try again later") from error
         raise
     finally:
         cursor.close()
+    return rows
 
 
 class Bulk:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError, Unavailable
+from turnfold.store.near import Bare, Near, NotAtHand
 
 BUSY_SECONDS = 30
 READERS = 4
@@ -38,6 +39,7 @@ class Database:
         self._writer: _InThreads | _Awaited | None = None
         if writes:
             self._writer = _InThreads(self._thread_engine(writes=True), 1) if self.is_sqlite else _Awaited(self._engine(writes=True))
+        self._near = Near(self._thread_engine(writes=False)) if self.is_sqlite else None
 
     async def write(self, work: Callable[[Connection], Found]) -> Found:
         """Do some writing in one transaction, committed at its end and rolled back on any error.
@@ -71,8 +73,20 @@ class Database:
             async with self._steps.begin() as connection:
                 yield connection
 
+    def at_hand(self, work: Callable[[Bare], Found]) -> Found:
+        """Do a little reading in one snapshot here and now; see `turnfold.store.near`.
+
+        Raises:
+            NotAtHand: use `snapshot`, which keeps nobody else waiting.
+        """
+        if self._near is None:
+            raise NotAtHand
+        return self._near.read(work)
+
     async def close(self) -> None:
         """Give every connection back."""
+        if self._near is not None:
+            self._near.close()
         await self._reader.close()
         if self._writer is not None:
             await self._writer.close()

@@ -1,15 +1,18 @@
 """One read, one snapshot: a session's row, its summary, what is pending, what is live, and the texts of what is shown."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, literal_column, select, text
+from sqlalchemy import Text, bindparam, cast, func, literal_column, select, text
 
 from turnfold.core.precedence import Wishes
+from turnfold.lately import Lately
 from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports import Chosen, PendingEviction, SessionFacts, StoredSummary, WindowFacts
-from turnfold.store.bulk import Prepared
+from turnfold.store.bulk import Prepared, Readable
 from turnfold.store.engine import Database
+from turnfold.store.near import NotAtHand
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import agents, compactions, ingested, messages, sessions, summaries
 
@@ -23,12 +26,13 @@ _SESSION_COLUMNS = [
     )
 ]  # fmt: skip
 SUMMARY_COLUMNS = [
-    summaries.c[name]
-    for name in (
-        "version", "base_version", "kind", "style", "model", "text", "sections", "ledger", "tokens", "text_tokens", "cuts",
-        "covers_first", "covers_last", "messages_covered", "compaction_id", "created_at_ms",
-    )
-]  # fmt: skip
+    *(summaries.c[name] for name in ("version", "base_version", "kind", "style", "model", "text", "sections", "ledger", "tokens")),
+    summaries.c.text_tokens,
+    func.coalesce(summaries.c.cuts, literal_column("''")),
+    *(summaries.c[name] for name in ("covers_first", "covers_last", "messages_covered")),
+    cast(summaries.c.compaction_id, Text),
+    summaries.c.created_at_ms,
+]
 _HEAD = Prepared(
     select(
         func.coalesce(_INGESTED_TO, literal_column("0")),
@@ -48,6 +52,7 @@ _HEAD = Prepared(
     ),
     ("agent_id", "session_id"),
 )
+_IS_PENDING = text("NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0")
 _PENDING = Prepared(
     select(
         compactions.c.compaction_id,
@@ -56,37 +61,54 @@ _PENDING = Prepared(
         compactions.c.digest,
         compactions.c.digest_tokens,
         compactions.c.requested_at_ms,
-        compactions.c.first_position,
-        compactions.c.last_position,
     )
-    .where(
-        compactions.c.sid == bindparam("of_sid"),
-        text("NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0"),
-    )
+    .where(compactions.c.sid == bindparam("of_sid"), _IS_PENDING)
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )
+_CHANGING = [messages.c[name] for name in ("position", "compaction_id", "answers_position", "answers_slot", "is_copy")]
+"""What may ever change of a stored message, behind its position: where it is, and what it answers."""
+
 _live = (
-    select(*FACTS, messages.c.body)
+    select(*_CHANGING)
     .where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None))
     .order_by(messages.c.position)
-)
-_LIVE = Prepared(_live, ("of_sid",))
-_LIVE_FACTS = Prepared(_live.with_only_columns(*FACTS), ("of_sid",))
-_EVICTED = (
-    select(*FACTS, messages.c.body)
-    .where(
-        messages.c.sid == bindparam("of_sid"),
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-        messages.c.compaction_id.in_(bindparam("by", expanding=True)),
+)  # fmt: skip
+_evicted = (
+    select(*_CHANGING)
+    .select_from(compactions)
+    .join(
+        messages,
+        (messages.c.sid == compactions.c.sid)
+        & messages.c.position.between(compactions.c.first_position, compactions.c.last_position)
+        & (messages.c.compaction_id == compactions.c.compaction_id),
     )
-    .order_by(messages.c.position)
+    .where(compactions.c.sid == bindparam("of_sid"), _IS_PENDING)
 )
-_BODIES = select(messages.c.position, messages.c.body).where(
-    messages.c.sid == bindparam("of_sid"), messages.c.position.in_(bindparam("positions", expanding=True))
+_since = messages.c.position >= bindparam("since")
+_LIVE = Prepared(_live, ("of_sid",))
+_LIVE_FACTS = Prepared(_live.with_only_columns(*FACTS).where(_since), ("of_sid", "since"))
+_EVICTED = Prepared(_evicted, ("of_sid",))
+_EVICTED_FACTS = Prepared(_evicted.with_only_columns(*FACTS).where(_since), ("of_sid", "since"))
+_PLACES = tuple(f"at_{number}" for number in range(64))
+_BODIES = Prepared(
+    select(messages.c.position, messages.c.body).where(
+        messages.c.sid == bindparam("of_sid"), messages.c.position.in_([bindparam(place) for place in _PLACES])
+    ),
+    ("of_sid", *_PLACES),
 )
-TEXTS_AT_ONCE = 256
-"""Up to so many live messages their texts are read together with their numbers; beyond, only those that are shown."""
+AT_HAND = 512
+"""Up to so many live and pending messages a window is read and decided on the spot; beyond, it would hold up other requests."""
+
+KNOWN = 8_192
+"""Of so many messages the numbers are remembered, those of the sessions asked for last; a message takes less than a kilobyte."""
+
+State = tuple[Any, ...]
+"""The columns `_CHANGING` of a message.
+
+A position belongs to one message for ever, and all else that is stored of it never changes. So what was read of a message
+in some state holds whenever it is found in that state again, and cannot be out of date.
+"""
 
 
 class SqlWindows:
@@ -94,6 +116,7 @@ class SqlWindows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._known: Lately[SessionKey, dict[State, Message]] = Lately(KNOWN)
 
     async def window(
         self,
@@ -104,25 +127,46 @@ class SqlWindows:
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
 
-        def read(connection: Connection) -> tuple[Chosen, Mapping[int, str]]:
+        def read(connection: Readable, at_most: int | None = None) -> tuple[Chosen, Mapping[int, str]]:
             facts = _head(connection, key)
             seen = glance(facts)
             if seen is not None:
                 return seen, {}
             if facts.session is None:
                 return choose(facts)[0], {}
-            found, bodies = _messages(connection, facts, facts.session)
-            chosen, positions = choose(found)
-            missing = [position for position in positions if position not in bodies]
-            for start in range(0, len(missing), TEXTS_AT_ONCE):
-                some = {"of_sid": facts.session.sid, "positions": missing[start : start + TEXTS_AT_ONCE]}
-                bodies.update((position, body) for position, body in connection.execute(_BODIES, some))
-            return chosen, bodies
+            sid = facts.session.sid
+            pending = tuple([PendingEviction(CompactionId(str(row[0])), *row[1:]) for row in _PENDING.rows(connection, sid)])
+            if at_most is not None and facts.session.live_messages + sum(row.messages for row in pending) > at_most:
+                raise NotAtHand
+            live = _states(_LIVE.rows(connection, sid))
+            evicted = _states(_EVICTED.rows(connection, sid)) if pending else []
+            found = self._messages(connection, key, sid, live, evicted)
+            chosen, positions = choose(WindowFacts(facts.ingested_to, facts.session, facts.summary, pending, tuple(found)))
+            return chosen, dict(_bodies(connection, sid, positions))
 
-        return await self._database.snapshot(read)
+        try:
+            return self._database.at_hand(lambda connection: read(connection, AT_HAND))
+        except NotAtHand:
+            return await self._database.snapshot(read)
+
+    def _messages(self, connection: Readable, key: SessionKey, sid: int, live: Sequence[State], evicted: Sequence[State]) -> list[Message]:
+        """The messages of these states in order; only what is not known in just this state is read."""
+        states = sorted([*live, *evicted], key=_position) if evicted else live
+        known = self._known.take(key) or {}
+        try:
+            found = [known[state] for state in states]
+        except KeyError:
+            known = {state: known[state] for state in states if state in known}
+            for some, statement in ((live, _LIVE_FACTS), (evicted, _EVICTED_FACTS)):
+                since = min((state[0] for state in some if state not in known), default=None)
+                if since is not None:
+                    known.update((_state(row), message_of(row)) for row in statement.rows(connection, sid, since))
+            found = [known[state] for state in states]
+        self._known.keep(key, known, len(known))
+        return found
 
 
-def _head(connection: Connection, key: SessionKey) -> WindowFacts:
+def _head(connection: Readable, key: SessionKey) -> WindowFacts:
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
     if row[1] is None:
         return WindowFacts(row[0], None)
@@ -133,31 +177,21 @@ def _head(connection: Connection, key: SessionKey) -> WindowFacts:
 
 
 def summary_of(row: Sequence[Any]) -> StoredSummary:
-    """A version from the columns that `_HEAD` reads of it."""
-    told: dict[str, Any] = dict(zip((column.name for column in SUMMARY_COLUMNS), row, strict=True))
-    told["cuts"] = told["cuts"] or ""
-    told["compaction_id"] = CompactionId(str(told["compaction_id"]))
-    return StoredSummary(**told)
+    """A version from `SUMMARY_COLUMNS`, which are its fields in order."""
+    return StoredSummary(*row)
 
 
-def _messages(connection: Connection, facts: WindowFacts, session: SessionFacts) -> tuple[WindowFacts, dict[int, str]]:
-    pending = _PENDING.rows(connection, session.sid)
-    evicted: Sequence[Sequence[Any]] = ()
-    if pending:
-        span = {"first": min(row[6] for row in pending), "last": max(row[7] for row in pending), "by": [row[0] for row in pending]}
-        evicted = [tuple[Any, ...](row) for row in connection.execute(_EVICTED, {"of_sid": session.sid} | span)]
-    has_texts = session.live_messages <= TEXTS_AT_ONCE
-    live = (_LIVE if has_texts else _LIVE_FACTS).rows(connection, session.sid)
-    found = [message_of(row) for row in live]
-    if evicted:
-        found += [message_of(row) for row in evicted]
-        found.sort(key=_position)
-    bodies: dict[int, str] = {row[1]: row[-1] for row in evicted}
-    if has_texts:
-        bodies.update((row[1], row[-1]) for row in live)
-    evictions = tuple(PendingEviction(CompactionId(str(row[0])), *row[1:6]) for row in pending)
-    return WindowFacts(facts.ingested_to, session, facts.summary, evictions, tuple(found)), bodies
+def _states(rows: Sequence[Sequence[Any]]) -> list[State]:
+    """Rows of `_CHANGING` as values that can be keys, whatever the driver makes of rows."""
+    return [tuple(row) for row in rows]
 
 
-def _position(message: Message) -> int:
-    return message.position
+def _bodies(connection: Readable, sid: int, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """The texts of some messages, so many at a time; the last ones fill what places are left over."""
+    for start in range(0, len(positions), len(_PLACES)):
+        some = positions[start : start + len(_PLACES)]
+        yield from ((position, body) for position, body in _BODIES.rows(connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))))
+
+
+_position = itemgetter(0)
+_state = itemgetter(*(FACTS.index(column) for column in _CHANGING))

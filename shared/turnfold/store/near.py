@@ -1,0 +1,77 @@
+"""Reading without leaving the thread that asks: on SQLite the way to another thread and back costs more than a window does."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Engine, PoolProxiedConnection
+from sqlalchemy.engine import Dialect
+
+from turnfold.errors import Unavailable
+
+SLOW_SECONDS = 0.05
+FAR_SECONDS = 10.0
+
+Found = TypeVar("Found")
+
+
+class NotAtHand(Exception):
+    """This cannot be read without keeping others waiting; a thread may."""
+
+
+class Bare(NamedTuple):
+    """The driver's connection itself: what stands around it otherwise costs as much as a statement."""
+
+    dialect: Dialect
+    connection: Any
+
+
+class Near:
+    """One connection that reads where it is asked.
+
+    A reader waits for no writer, and what windows are made of is nearly always in memory. Should the file be busy all the
+    same, nothing is waited for; and after a read that took long, nothing is at hand for a while.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._held: PoolProxiedConnection | None = None
+        self._bare: Bare | None = None
+        self._far_until = 0.0
+
+    def read(self, work: Callable[[Bare], Found]) -> Found:
+        """Do a little reading in one snapshot; `work` sends its statements straight to the driver.
+
+        Raises:
+            NotAtHand: read in a thread instead.
+        """
+        began = time.monotonic()
+        if began < self._far_until:
+            raise NotAtHand
+        try:
+            bare = self._bare or self._opened()
+            bare.connection.execute("BEGIN")
+            try:
+                return work(bare)
+            finally:
+                bare.connection.execute("ROLLBACK")
+        except Unavailable as error:
+            raise NotAtHand from error
+        except self._engine.dialect.loaded_dbapi.Error as error:
+            raise NotAtHand from error
+        finally:
+            ended = time.monotonic()
+            if ended - began > SLOW_SECONDS:
+                self._far_until = ended + FAR_SECONDS
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._held is not None:
+            self._held.close()
+        self._engine.dispose()
+
+    def _opened(self) -> Bare:
+        self._held = self._engine.raw_connection()
+        self._bare = Bare(self._engine.dialect, self._held.driver_connection)
+        self._bare.connection.execute("PRAGMA busy_timeout=0")
+        return self._bare
