@@ -8,7 +8,7 @@ import pytest
 from tests.stores import KEY, NOON, Stores, assistant, result, system, tool, turn, turns, user
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import BadRequest, Conflict
-from turnfold.messages import AgentId, SessionId, SessionKey, State
+from turnfold.messages import AgentId, Answer, SessionId, SessionKey, State, position_of
 
 HOUR_MS = 3_600_000
 
@@ -247,3 +247,28 @@ async def test_a_policy_that_does_not_exist_is_refused_and_changes_nothing(store
     facts = (await stores.facts()).session
     assert facts is not None
     assert facts.wishes == facts.agent_wishes
+
+
+@pytest.mark.proves("L5", "C10")
+async def test_an_evicted_result_that_finds_its_call_later_is_seen_so_by_who_knew_it_without(stores: Stores) -> None:
+    await stores.ingest(result(1, "c9", "forty-two", event_id="early"), *turns(2, 7))
+    (before,) = [message for message in (await stores.facts()).messages if message.event_id == "early"]
+    assert (before.compaction_id is not None, before.answers) == (True, None)
+
+    await stores.ingest(turn(20, assistant(None, "c9")))
+
+    (after,) = [message for message in (await stores.facts()).messages if message.event_id == "early"]
+    assert (after.compaction_id, after.answers) == (before.compaction_id, Answer(position_of(20, 0), 0))
+
+
+@pytest.mark.proves("L3")
+async def test_an_evicted_event_that_moves_is_seen_at_its_new_place_by_who_knew_its_old_one(stores: Stores) -> None:
+    await stores.ingest(*turns(5, 7))
+    known = await stores.facts()
+    await stores.ingest(turn(2, user("question 6"), assistant("answer 6"), event_id="e6"))
+
+    moved = await stores.facts()
+
+    assert [message.message_id for message in known.messages][:4] == ["e5#0", "e5#1", "e6#0", "e6#1"]
+    assert [message.message_id for message in moved.messages][:4] == ["e6#0", "e6#1", "e5#0", "e5#1"]
+    assert len(moved.messages) == len(known.messages)

@@ -96,7 +96,9 @@ class _Batch:
         if arrivals:
             self._sessions = lock_by_key(self._connection, {arrival.key for arrival in arrivals}, create=True)
             self._insert(arrivals)
-            pair_again(self._connection, self._touched, self._rules.pair)
+            paired = pair_again(self._connection, self._touched, self._rules.pair)
+            for session in self._sessions.values():
+                session.evicted_changes += session.sid in paired
             changed = self._count()
             new_seqs: defaultdict[int, list[int]] = defaultdict(list)
             for arrival in self._new:
@@ -176,6 +178,7 @@ class _Batch:
         reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (compactions.c.first_position > first)
         connection.execute(update(compactions).where(reaches).values(first_position=first))
         self._sessions[arrival.key].revision += 1
+        self._sessions[arrival.key].evicted_changes += bool(evicted)
         self._moved.add(arrival.key)
 
     def _refuse(self, arrival: Arrival) -> None:

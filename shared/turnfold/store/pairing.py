@@ -26,6 +26,7 @@ _RESULTS = PreparedPairs(
         messages.c.answers_position,
         messages.c.answers_slot,
         messages.c.is_copy,
+        messages.c.compaction_id,
     ).where(messages.c.sid == _pairs.c.a, messages.c.tool_call_id == _pairs.c.b),
     _KINDS,
 )
@@ -37,22 +38,30 @@ def pair_again(
     connection: Connection,
     touched: Iterable[Touched],
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]],
-) -> None:
-    """Recompute the pairing of these call ids in stream order, evicted rows included, and store what changed."""
+) -> set[int]:
+    """Recompute the pairing of these call ids in stream order, evicted rows included, and store what changed.
+
+    Tells the sessions of which an evicted message changed.
+    """
     wanted = sorted(set(touched))
+    changed: set[int] = set()
     for start in range(0, len(wanted), AT_ONCE):
-        _pair_some(connection, wanted[start : start + AT_ONCE], pair)
+        changed |= _pair_some(connection, wanted[start : start + AT_ONCE], pair)
+    return changed
 
 
-def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> None:
+def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> set[int]:
     calls: defaultdict[Touched, list[CallSeen]] = defaultdict(list)
     results: defaultdict[Touched, list[ResultSeen]] = defaultdict(list)
     stored: dict[tuple[int, int], Verdict] = {}
+    evicted: set[tuple[int, int]] = set()
     for sid, call_id, position, slot in _CALLS.rows(connection, touched):
         calls[sid, call_id].append(CallSeen(position, slot))
-    for sid, call_id, position, digest, answers, slot, is_copy in _RESULTS.rows(connection, touched):
+    for sid, call_id, position, digest, answers, slot, is_copy, compaction_id in _RESULTS.rows(connection, touched):
         results[sid, call_id].append(ResultSeen(position, digest))
         stored[sid, position] = Verdict(None if answers is None else Answer(answers, slot), bool(is_copy))
+        if compaction_id is not None:
+            evicted.add((sid, position))
     changed = [
         (*(verdict.answers or (None, None)), verdict.is_copy, sid, position)
         for (sid, call_id), seen in results.items()
@@ -60,3 +69,4 @@ def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> Non
         if stored[sid, position] != verdict
     ]
     _DECIDED.run(connection, changed)
+    return {sid for *_, sid, position in changed if (sid, position) in evicted}

@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -97,6 +97,8 @@ sessions = Table(
     Column("audit_rows", Integer, nullable=False, server_default=text("0")),
     Column("audit_hash", Text, nullable=False, server_default=text("''")),
     Column("last_event_at_ms", Big),
+    # Counts the changes to messages after they were evicted: who knows such messages need not read them again.
+    Column("evicted_changes", Big, nullable=False, server_default=text("0")),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     sqlite_autoincrement=True,

@@ -18,7 +18,7 @@ from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
-    "audit_rows", "audit_hash", "last_event_at_ms",
+    "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes",
 )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ class SessionRow:
     audit_rows: int
     audit_hash: str
     last_event_at_ms: int | None
+    evicted_changes: int
     summary_tokens: int
 
     @property

@@ -1,7 +1,8 @@
 """One read, one snapshot: a session's row, its summary, what is pending, what is live, and the texts of what is shown."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import Text, bindparam, cast, func, literal_column, select, text
@@ -44,6 +45,7 @@ _HEAD = Prepared(
         agents.c.mode,
         agents.c.overrides,
         *_SESSION_COLUMNS,
+        sessions.c.evicted_changes,
         *SUMMARY_COLUMNS,
     ).select_from(
         _ONE.outerjoin(sessions, (sessions.c.agent_id == bindparam("agent_id")) & (sessions.c.session_id == bindparam("session_id")))
@@ -52,7 +54,7 @@ _HEAD = Prepared(
     ),
     ("agent_id", "session_id"),
 )
-_IS_PENDING = text("NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0")
+_is_pending = text("NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0")
 _PENDING = Prepared(
     select(
         compactions.c.compaction_id,
@@ -61,35 +63,29 @@ _PENDING = Prepared(
         compactions.c.digest,
         compactions.c.digest_tokens,
         compactions.c.requested_at_ms,
+        compactions.c.first_position,
+        compactions.c.last_position,
     )
-    .where(compactions.c.sid == bindparam("of_sid"), _IS_PENDING)
+    .where(compactions.c.sid == bindparam("of_sid"), _is_pending)
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )
-_CHANGING = [messages.c[name] for name in ("position", "compaction_id", "answers_position", "answers_slot", "is_copy")]
-"""What may ever change of a stored message, behind its position: where it is, and what it answers."""
+_CHANGING = [messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")]
+"""What may ever change of a live message that stays live, behind its position: what it answers."""
 
-_live = (
-    select(*_CHANGING)
-    .where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None))
-    .order_by(messages.c.position)
-)  # fmt: skip
-_evicted = (
-    select(*_CHANGING)
-    .select_from(compactions)
-    .join(
-        messages,
-        (messages.c.sid == compactions.c.sid)
-        & messages.c.position.between(compactions.c.first_position, compactions.c.last_position)
-        & (messages.c.compaction_id == compactions.c.compaction_id),
-    )
-    .where(compactions.c.sid == bindparam("of_sid"), _IS_PENDING)
-)
-_since = messages.c.position >= bindparam("since")
+_live = select(*_CHANGING).where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None)).order_by(messages.c.position)
 _LIVE = Prepared(_live, ("of_sid",))
-_LIVE_FACTS = Prepared(_live.with_only_columns(*FACTS).where(_since), ("of_sid", "since"))
-_EVICTED = Prepared(_evicted, ("of_sid",))
-_EVICTED_FACTS = Prepared(_evicted.with_only_columns(*FACTS).where(_since), ("of_sid", "since"))
+_LIVE_FACTS = Prepared(_live.with_only_columns(*FACTS).where(messages.c.position >= bindparam("since")), ("of_sid", "since"))
+_EVICTED = Prepared(
+    select(*FACTS)
+    .where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        messages.c.compaction_id == bindparam("by"),
+    )
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last", "by"),
+)
 _PLACES = tuple(f"at_{number}" for number in range(64))
 _BODIES = Prepared(
     select(messages.c.position, messages.c.body).where(
@@ -104,11 +100,28 @@ KNOWN = 8_192
 """Of so many messages the numbers are remembered, those of the sessions asked for last; a message takes less than a kilobyte."""
 
 State = tuple[Any, ...]
-"""The columns `_CHANGING` of a message.
+"""The columns `_CHANGING` of a live message.
 
-A position belongs to one message for ever, and all else that is stored of it never changes. So what was read of a message
-in some state holds whenever it is found in that state again, and cannot be out of date.
+A position belongs to one message for ever, and all else that is stored of it never changes while it is live. So what was
+read of a message in some state holds whenever it is found in that state again, and cannot be out of date.
 """
+
+
+@dataclass(slots=True)
+class Known:
+    """The messages of a session as they were read: live ones by their state, evicted ones by their eviction.
+
+    What was evicted hardly changes any more, and the session counts it when it does (`changes`).
+    """
+
+    changes: int = 0
+    live: dict[State, Message] = field(default_factory=dict)
+    evicted: dict[int, list[Message]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many messages these are."""
+        return len(self.live) + sum([len(some) for some in self.evicted.values()])
 
 
 class SqlWindows:
@@ -116,7 +129,7 @@ class SqlWindows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: Lately[SessionKey, dict[State, Message]] = Lately(KNOWN)
+        self._known: Lately[SessionKey, Known] = Lately(KNOWN)
 
     async def window(
         self,
@@ -128,20 +141,24 @@ class SqlWindows:
         """Read a session in one snapshot."""
 
         def read(connection: Readable, at_most: int | None = None) -> tuple[Chosen, Mapping[int, str]]:
-            facts = _head(connection, key)
+            facts, changes = _head(connection, key)
             seen = glance(facts)
             if seen is not None:
                 return seen, {}
             if facts.session is None:
                 return choose(facts)[0], {}
             sid = facts.session.sid
-            pending = tuple([PendingEviction(CompactionId(str(row[0])), *row[1:]) for row in _PENDING.rows(connection, sid)])
-            if at_most is not None and facts.session.live_messages + sum(row.messages for row in pending) > at_most:
+            pending = _PENDING.rows(connection, sid)
+            if at_most is not None and facts.session.live_messages + sum([row[1] for row in pending]) > at_most:
                 raise NotAtHand
-            live = _states(_LIVE.rows(connection, sid))
-            evicted = _states(_EVICTED.rows(connection, sid)) if pending else []
-            found = self._messages(connection, key, sid, live, evicted)
-            chosen, positions = choose(WindowFacts(facts.ingested_to, facts.session, facts.summary, pending, tuple(found)))
+            known = self._known.take(key) or Known()
+            evicted = _evicted(connection, sid, known, changes, pending)
+            found = [*evicted, *_live_ones(connection, sid, known)]
+            if evicted:
+                found.sort(key=attrgetter("position"))
+            self._known.keep(key, known, known.size)
+            waiting = tuple([PendingEviction(CompactionId(str(row[0])), *row[1:6]) for row in pending])
+            chosen, positions = choose(WindowFacts(facts.ingested_to, facts.session, facts.summary, waiting, tuple(found)))
             return chosen, dict(_bodies(connection, sid, positions))
 
         try:
@@ -149,41 +166,47 @@ class SqlWindows:
         except NotAtHand:
             return await self._database.snapshot(read)
 
-    def _messages(self, connection: Readable, key: SessionKey, sid: int, live: Sequence[State], evicted: Sequence[State]) -> list[Message]:
-        """The messages of these states in order; only what is not known in just this state is read."""
-        states = sorted([*live, *evicted], key=_position) if evicted else live
-        known = self._known.take(key) or {}
-        try:
-            found = [known[state] for state in states]
-        except KeyError:
-            known = {state: known[state] for state in states if state in known}
-            for some, statement in ((live, _LIVE_FACTS), (evicted, _EVICTED_FACTS)):
-                since = min((state[0] for state in some if state not in known), default=None)
-                if since is not None:
-                    known.update((_state(row), message_of(row)) for row in statement.rows(connection, sid, since))
-            found = [known[state] for state in states]
-        self._known.keep(key, known, len(known))
-        return found
+
+def _evicted(connection: Readable, sid: int, known: Known, changes: int, pending: Sequence[Sequence[Any]]) -> list[Message]:
+    """The messages of these evictions; only those are read that are not known, or may have changed."""
+    before = known.evicted if known.changes == changes else {}
+    known.changes = changes
+    known.evicted = {row[0]: before.get(row[0]) or _read_evicted(connection, sid, row) for row in pending}
+    return [message for some in known.evicted.values() for message in some]
 
 
-def _head(connection: Readable, key: SessionKey) -> WindowFacts:
+def _read_evicted(connection: Readable, sid: int, eviction: Sequence[Any]) -> list[Message]:
+    compaction_id, *_, first, last = eviction
+    return [message_of(row) for row in _EVICTED.rows(connection, sid, first, last, compaction_id)]
+
+
+def _live_ones(connection: Readable, sid: int, known: Known) -> list[Message]:
+    """The live messages in order; only those are read that are not known in just this state."""
+    states = [tuple(row) for row in _LIVE.rows(connection, sid)]
+    try:
+        return [known.live[state] for state in states]
+    except KeyError:
+        known.live = {state: known.live[state] for state in states if state in known.live}
+        since = min(state[0] for state in states if state not in known.live)
+        known.live.update((_state(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since))
+        return [known.live[state] for state in states]
+
+
+def _head(connection: Readable, key: SessionKey) -> tuple[WindowFacts, int]:
+    """What is known before any message is read, and how often evicted messages have changed."""
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
     if row[1] is None:
-        return WindowFacts(row[0], None)
+        return WindowFacts(row[0], None), 0
     wishes, agent_wishes = Wishes(*row[2:5]), Wishes(*row[5:8])
     end = 8 + len(_SESSION_COLUMNS)
     session = SessionFacts(row[1], wishes, agent_wishes, *row[8:end])
-    return WindowFacts(row[0], session, None if row[end] is None else summary_of(row[end:]))
+    changes, *summary = row[end:]
+    return WindowFacts(row[0], session, None if summary[0] is None else summary_of(summary)), changes
 
 
 def summary_of(row: Sequence[Any]) -> StoredSummary:
     """A version from `SUMMARY_COLUMNS`, which are its fields in order."""
     return StoredSummary(*row)
-
-
-def _states(rows: Sequence[Sequence[Any]]) -> list[State]:
-    """Rows of `_CHANGING` as values that can be keys, whatever the driver makes of rows."""
-    return [tuple(row) for row in rows]
 
 
 def _bodies(connection: Readable, sid: int, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -193,5 +216,4 @@ def _bodies(connection: Readable, sid: int, positions: Sequence[int]) -> Iterato
         yield from ((position, body) for position, body in _BODIES.rows(connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))))
 
 
-_position = itemgetter(0)
 _state = itemgetter(*(FACTS.index(column) for column in _CHANGING))
