@@ -137,8 +137,8 @@ async def _work(
     sweeper = Sweeper(store=intake_store, client=client)
 
     def on_stored(done: Ingested) -> None:
-        relay.wake()
         if done.evictions:
+            relay.wake()
             compactor.wake()
 
     intake.on_stored = on_stored

@@ -3,11 +3,18 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sqlalchemy import Connection, and_, delete, or_, select, text
+from sqlalchemy import Connection, bindparam, delete, select, text
 
+from turnfold.store.bulk import Bulk, BulkInsert, Prepared
 from turnfold.store.schema import ingested
 
 Range = tuple[int, int]
+
+_MEETING = Prepared(
+    select(ingested).where(ingested.c.first_seq <= bindparam("high"), ingested.c.last_seq >= bindparam("low")), ("high", "low")
+)
+_REMOVE = Bulk(delete(ingested).where(ingested.c.first_seq == bindparam("first")), ("first",))
+_INSERT = BulkInsert(ingested, ("first_seq", "last_seq"))
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
@@ -27,14 +34,12 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
     if not new:
         return
     _alone(connection)
-    meets = or_(*(and_(ingested.c.first_seq <= last + 1, ingested.c.last_seq >= first - 1) for first, last in new))
-    stored = [tuple(row) for row in connection.execute(select(ingested).where(meets))]
+    stored = sorted({(first, last) for low, high in new for first, last in _MEETING.rows(connection, high + 1, low - 1)})
     after = joined([*stored, *new])
-    if after == sorted(stored):
+    if after == stored:
         return
-    if stored:
-        connection.execute(delete(ingested).where(ingested.c.first_seq.in_([first for first, _ in stored])))
-    connection.execute(ingested.insert(), [{"first_seq": first, "last_seq": last} for first, last in after])
+    _REMOVE.run(connection, [(first,) for first, _ in stored])
+    _INSERT.run(connection, after)
 
 
 def _alone(connection: Connection) -> None:
