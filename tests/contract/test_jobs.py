@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.stores import KEY, LEASE_MS, NOON, Stores, assistant, summary, tool, turn, turns, user
+from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.errors import LostLease
 from turnfold.messages import SessionId, SessionKey, State
 from turnfold.ports import Job
@@ -297,7 +298,7 @@ async def test_where_nothing_is_open_nothing_is_due(stores: Stores) -> None:
     assert await stores.jobs.next_due_ms() is None
 
     await stores.ingest(*turns(1, 7))
-    assert await stores.jobs.next_due_ms() == NOON + 7
+    assert await stores.jobs.next_due_ms() == NOON + 7 + SUMMARY_DELAY_MS
 
     await commit(stores, await claimed(stores))
     assert await stores.jobs.next_due_ms() is None

@@ -4,11 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from turnfold.core.blocks import Block, group, newest_request
 from turnfold.core.presets import Mode, Policy
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
+
+SUMMARY_DELAY_MS: Final = 150
+"""A summary is begun a moment after its eviction: the window that follows a turn goes first, and a burst makes one version."""
 
 
 class Trigger(StrEnum):

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from turnfold.core.eviction import Due, Evict, Eviction, Load, Trigger
+from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Load, Trigger
 from turnfold.messages import Message
 from turnfold.ports import Rules
 from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn
@@ -151,7 +151,7 @@ class _Opening:
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", evicted[0].position, evicted[-1].position,
-                len(evicted), all_tokens, before, digest, digest_tokens, eviction.at_ms, eviction.at_ms,
+                len(evicted), all_tokens, before, digest, digest_tokens, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
             )
         )  # fmt: skip
         return compaction_id

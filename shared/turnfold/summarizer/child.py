@@ -13,6 +13,8 @@ from turnfold.core.sources import Draft, SummaryJob
 from turnfold.errors import StartError, SummarizerError
 from turnfold.summarizer.wire import LOADED, draft_as_json, frame, job_from_json, read_frame
 
+NICENESS = 10
+
 
 class Child:
     """The jobs in hand, and the two slow things they wait for once: the vocabulary and litellm."""
@@ -71,6 +73,8 @@ class Child:
 
 async def serve(*, preload: bool, jobs: BinaryIO, answers: BinaryIO) -> None:
     """Answer jobs until the parent has gone."""
+    # Nobody waits for a summary, and on a busy machine somebody waits for a window.
+    os.nice(NICENESS)
     loop = asyncio.get_running_loop()
     reader = StreamReader()
     await loop.connect_read_pipe(lambda: StreamReaderProtocol(reader), jobs)

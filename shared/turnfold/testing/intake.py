@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction import Due, Evict, Eviction, Trigger
+from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
@@ -146,7 +146,7 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
         digest,
         digest_tokens,
         eviction.at_ms,
-        eviction.at_ms,
+        eviction.at_ms + SUMMARY_DELAY_MS,
     )
     session.compactions.append(row)
     session.revision += 1
