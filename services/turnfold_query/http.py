@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
@@ -80,7 +81,7 @@ def make_http(
     _reads(app, questions)
     _writes(app, client, limits)
     _listings(app, histories)
-    _pages(app, metrics, is_ready, asyncapi)
+    _pages(app, histories, metrics, is_ready, asyncapi)
     return EncodedPaths(app)
 
 
@@ -261,7 +262,9 @@ def _listings(app: FastAPI, histories: HistoryStore) -> None:
         return _json(await history.dead_letters(after=after, limit=limit, store=histories))
 
 
-def _pages(app: FastAPI, metrics: Metrics, is_ready: Callable[[], Awaitable[list[str]]], asyncapi: Callable[[], str]) -> None:
+def _pages(
+    app: FastAPI, histories: HistoryStore, metrics: Metrics, is_ready: Callable[[], Awaitable[list[str]]], asyncapi: Callable[[], str]
+) -> None:
     @app.get("/healthz", summary="Whether this process lives", response_model=None)
     async def get_health() -> Response:
         return _json({"status": "ok"})
@@ -273,6 +276,9 @@ def _pages(app: FastAPI, metrics: Metrics, is_ready: Callable[[], Awaitable[list
 
     @app.get("/metrics", summary="Figures in the Prometheus format", response_model=None)
     async def get_metrics() -> Response:
+        # Without a database the other figures are wanted all the more.
+        with suppress(Unavailable):
+            metrics.buried(await histories.dead_letter_counts())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/docs", summary="This interface, to read", response_model=None)

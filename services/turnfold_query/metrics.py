@@ -1,6 +1,8 @@
 """What the query service counts."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
@@ -22,6 +24,9 @@ class Metrics:
             registry=self.registry,
         )
         self._seconds_of: dict[str, Histogram] = {}
+        self._dead_letters = Gauge(
+            "turnfold_dead_letters", "Events in the database that could never be stored.", ["reason"], registry=self.registry
+        )
         self._refused = Counter("turnfold_requests_refused", "Requests that were refused.", ["request", "code"], registry=self.registry)
 
     def answered(self, name: str, seconds: float) -> None:
@@ -33,6 +38,11 @@ class Metrics:
     def refused(self, name: str, code: str) -> None:
         """Count a refusal."""
         self._refused.labels(name, code).inc()
+
+    def buried(self, counts: Mapping[str, int]) -> None:
+        """Tell how many dead letters there are, by reason."""
+        for reason, number in counts.items():
+            self._dead_letters.labels(reason).set(number)
 
     def text(self) -> bytes:
         """Everything in the Prometheus format."""

@@ -362,6 +362,8 @@ class HistoryStore(Protocol):
 
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]: ...
 
+    async def dead_letter_counts(self) -> Mapping[str, int]: ...
+
 
 # --- requests that change something
 

@@ -159,6 +159,7 @@ async def test_an_event_id_used_for_something_else_is_a_dead_letter_and_the_firs
     assert await said(stores) == ["first"]
     letters = await stores.history.dead_letters(after=0, limit=9)
     assert [(one.stream_seq, one.reason) for one in letters] == [(2, "event_id_reused"), (3, "event_id_reused")]
+    assert await stores.history.dead_letter_counts() == {"event_id_reused": 2}
 
 
 @pytest.mark.proves("I5")

@@ -77,6 +77,28 @@ async def test_windows_are_answered_while_the_worker_is_dead_and_what_needs_it_i
     assert window.account.total == 3
 
 
+@pytest.mark.proves("I5", "O4")
+async def test_events_that_can_never_be_stored_are_counted(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        parts.running("worker"),
+        await nats.connect(parts.server.url) as bus,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+    ):
+        for payload in (b"}{", b"{]", b'{"event_id": "e"}'):
+            await bus.jetstream().publish("turn.completed", payload)
+
+        async def counted() -> list[str]:
+            lines = (await http.get("/metrics")).text.splitlines()
+            return sorted(line for line in lines if line.startswith("turnfold_dead_letters{"))
+
+        wanted = ['turnfold_dead_letters{reason="not_json"} 2.0', 'turnfold_dead_letters{reason="wrong_shape"} 1.0']
+        async with asyncio.timeout(20):
+            while await counted() != wanted:  # noqa: ASYNC110 - another process is waited for
+                await asyncio.sleep(0.05)
+
+
 @pytest.mark.proves("L4", "R3", "O4")
 async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwards(tmp_path: Path) -> None:
     async with (

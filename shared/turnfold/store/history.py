@@ -1,6 +1,6 @@
 """What a session was: originals, versions, audit; and what an installation holds."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -93,6 +93,12 @@ class SqlHistory:
         chosen = select(*_DEAD).where(dead_letters.c.dead_letter_id > after).order_by(dead_letters.c.dead_letter_id).limit(limit)
         async with self._database.read() as connection:
             return [DeadLetterRow(*row) for row in await connection.execute(chosen)]
+
+    async def dead_letter_counts(self) -> Mapping[str, int]:
+        """How many dead letters there are, by reason."""
+        by_reason = select(dead_letters.c.reason, func.count()).group_by(dead_letters.c.reason)
+        async with self._database.read() as connection:
+            return {row[0]: row[1] for row in await connection.execute(by_reason)}
 
     @asynccontextmanager
     async def _session(self, key: SessionKey) -> AsyncGenerator[tuple[AsyncConnection, int]]:

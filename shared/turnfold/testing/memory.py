@@ -1,5 +1,6 @@
 """A store in memory that satisfies every port: the same contract as the databases, without one."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from turnfold.errors import UnknownSession
@@ -96,6 +97,10 @@ class MemoryHistory:
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
         """Dead letters behind an id, oldest first."""
         return [row for row in self._memory.dead_letters if row.dead_letter_id > after][:limit]
+
+    async def dead_letter_counts(self) -> Mapping[str, int]:
+        """How many dead letters there are, by reason."""
+        return Counter(row.reason for row in self._memory.dead_letters)
 
     def _session(self, key: SessionKey) -> Session:
         if key not in self._memory.sessions:
