@@ -129,9 +129,11 @@ async def _work(
     )
     pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
     intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, weigh=weighers.weigh)
+    # Models are waited for side by side. The extractive summariser computes: two at once would only keep windows waiting.
+    concurrency = settings.summary_concurrency if settings.summary_model else 1
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=writing, count=count, policy=policy, now_ms=now_ms,
-        concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
+        concurrency=concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
     sweeper = Sweeper(store=intake_store, client=client)
