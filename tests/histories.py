@@ -67,6 +67,14 @@ class History:
         messages = repaired(self.stored.messages[:length])
         return replace(self, stored=replace(self.stored, messages=messages, total=length + self.stored.covered))
 
+    def evicting(self, number: int) -> "History":
+        """The session after its first so many live messages were evicted."""
+        row = CompactionId("evicted-now")
+        leaving = {message.position for message in [one for one in self.stored.messages if one.compaction_id is None][:number]}
+        messages = tuple(replace(one, compaction_id=row) if one.position in leaving else one for one in self.stored.messages)
+        pending = (*self.stored.pending, PendingRow(row, 9, len(leaving)))
+        return replace(self, stored=replace(self.stored, messages=messages, pending=pending), digests={**self.digests, row: "They spoke."})
+
 
 def history(
     said: Sequence[Said | Json], *, summary: str = "", ledger: Sequence[str] = (), covered: int = 0, factor: float = 1.0

@@ -236,6 +236,26 @@ def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(session
         assert made == whole
 
 
+@pytest.mark.proves("W3", "L11")
+@settings(max_examples=150)
+@given(sessions(), budgets, policies, st.integers(1, 12))
+def test_a_window_after_an_eviction_says_what_one_grown_from_the_start_says(
+    session: History, budget: int, policy: Policy, number: int
+) -> None:
+    asked = Asked(budget_tokens=budget)
+    now = session.evicting(number)
+    whole = answer(now, asked, policy)
+    assume(not isinstance(answer(session, asked, policy), CannotFit))
+    assume(not isinstance(whole, CannotFit))
+    assert isinstance(whole, Plan)
+    earlier = grown(session.stored, asked, policy)
+    session.rendered(planned(earlier, session.stored, asked))
+
+    made = planned(grown(now.stored, asked, policy, earlier), now.stored, asked)
+
+    assert now.rendered(made) == now.rendered(whole)
+
+
 def _answers_last(session: History) -> bool:
     newest = session.stored.messages[-1]
     heads = [message for message in session.stored.messages if message.calls]

@@ -62,6 +62,17 @@ class Part:
             return []
         return [entry.message.position for entry in self.entries if isinstance(entry, Shown) and entry.form.line is None]
 
+    def reads_like(self, other: "Part") -> bool:
+        """Whether it comes to the same texts, in the same session: where a message is by now, live or evicted, changes none."""
+        return len(self.entries) == len(other.entries) and all(map(_reads_like, self.entries, other.entries))
+
+
+def _reads_like(one: Entry, other: Entry) -> bool:
+    if not isinstance(one, Shown) or not isinstance(other, Shown):
+        return one == other
+    same = one.message.position == other.message.position and one.message.event_id == other.message.event_id
+    return same and one.form == other.form and one.call == other.call
+
 
 class Piece:
     """One message of a growing window: the form it has by now, and what that costs."""

@@ -128,7 +128,7 @@ def _inherit(window: Growth, earlier: Growth) -> None:
     """Take over the texts of what is shown as it was."""
     parts = {unit.position: unit.part for unit in earlier.units if unit.is_shown}
     for unit in window.units:
-        if unit.is_shown and (part := parts.get(unit.position)) is not None and part == unit.part:
+        if unit.is_shown and (part := parts.get(unit.position)) is not None and part.reads_like(unit.part):
             unit.part.texts = part.texts
 
 
