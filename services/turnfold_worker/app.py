@@ -18,6 +18,7 @@ from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.pull import Pull
 from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
 from turnfold.model_windows import ModelWindows
@@ -138,10 +139,13 @@ async def _work(
     relay = Relay(store=SqlOutbox(database), client=client)
     sweeper = Sweeper(store=intake_store, client=client)
 
+    loop = asyncio.get_running_loop()
+
     def on_stored(done: Ingested) -> None:
         if done.evictions:
-            relay.wake()
-            compactor.wake()
+            # The window that follows a turn goes first.
+            loop.call_later(SUMMARY_DELAY_MS / 1000, relay.wake)
+            loop.call_later(SUMMARY_DELAY_MS / 1000, compactor.wake)
 
     intake.on_stored = on_stored
     compactor.on_done = relay.wake
