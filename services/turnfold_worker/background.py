@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,7 +25,7 @@ RETRY_SECONDS = 1.0
 YIELD_SECONDS = 5.0
 
 
-class _Waker:
+class _Waker(ABC):
     """A loop that works when woken, and looks by itself now and then: a lost wake-up costs time, never work."""
 
     poll_seconds = 1.0
@@ -51,9 +52,9 @@ class _Waker:
             except TimeoutError:
                 continue
 
+    @abstractmethod
     async def work(self) -> float:
         """Do what is there to do; seconds until the next look."""
-        raise NotImplementedError
 
 
 class Compactor(_Waker):

@@ -57,6 +57,10 @@ class Arrival(NamedTuple):
     messages: tuple[Weighed, ...]
 
 
+PAYLOAD_KEPT_BYTES = 64 * 1024
+"""How much of a bad event its dead letter keeps."""
+
+
 class DeadLetter(NamedTuple):
     """An event that never can be; `payload` is what of it is kept."""
 

@@ -106,6 +106,19 @@ async def test_the_migrations_build_what_the_schema_says(database_url: str) -> N
     assert await looked_up(database_url, differences) == []
 
 
+@pytest.mark.proves("O6", "C54")
+async def test_what_the_first_schema_held_is_there_in_the_newest(database_url: str) -> None:
+    await upgrade(database_url, "0001")
+    async with engine_of(database_url) as engine, engine.begin() as connection:
+        await connection.execute(text("INSERT INTO sessions (agent_id, session_id, messages_total) VALUES ('ada', 's-1', 7)"))
+
+    await upgrade(database_url)
+
+    assert await rows(database_url, "SELECT session_id, messages_total, evicted_changes FROM sessions") == [
+        {"session_id": "s-1", "messages_total": 7, "evicted_changes": 0}
+    ]
+
+
 @pytest.mark.proves("O6", "C48")
 async def test_several_may_bring_the_tables_up_at_once(database_url: str) -> None:
     program = "import asyncio, sys; from turnfold_migrations import upgrade; asyncio.run(upgrade(sys.argv[1]))"

@@ -279,7 +279,15 @@ async def test_a_result_that_comes_after_its_call_was_evicted_breaks_no_window(t
 # --- the model
 
 
-@pytest.mark.proves("L4", "E2", "S4", "S7")
+async def nobody_reads_or_writes(database: Path) -> None:
+    """Wait until no transaction is open: a truncating checkpoint is refused while one reads or writes."""
+    with contextlib.closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as connection:
+        async with asyncio.timeout(3):
+            while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.proves("L4", "L9", "E2", "S4", "S7")
 async def test_nobody_waits_for_a_model_that_hangs_and_its_summary_comes_when_it_answers(tmp_path: Path) -> None:
     async with running_model_server() as model:
         model.fault = "hang"
@@ -304,6 +312,8 @@ async def test_nobody_waits_for_a_model_that_hangs_and_its_summary_comes_when_it
             assert [window.account.total for window in windows] == list(range(62, 82, 2))
             assert windows[-1].account.pending_shown + windows[-1].account.pending_digested > 0
             assert slowest < 2.0
+            assert model.is_hanging.is_set()
+            await nobody_reads_or_writes(today.parts.database)
 
             model.fault = "answer"
             await today.ends_well()

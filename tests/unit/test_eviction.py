@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turnfold.core.blocks import group, newest_request, newest_system
 from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger, decide, due, evictions, token_trigger
-from turnfold.core.presets import PRESETS, Mode, Policy
+from turnfold.core.presets import DEFAULT_PRESET, PRESETS, Mode, Policy, Style
 from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
 
 POLICY = Policy(
@@ -308,3 +308,30 @@ def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(
         return done
 
     assert walked(list(pairwise(bounds))) == walked([(at, at + 1) for at in range(len(live))])
+
+
+# --- presets by their numbers
+
+
+@pytest.mark.proves("P1")
+def test_a_static_buffer_holds_fifty_messages_and_keeps_ten() -> None:
+    policy = PRESETS["static-buffer"]
+
+    assert due(Load(50, 10**6), policy, model_window=128_000) is None
+    assert due(Load(51, 0), policy, model_window=128_000) == Due(Trigger.MESSAGES, 0)
+    assert evicted(said(*rounds(26)), policy) == list(range(1, 43))
+    assert (policy.style, policy.summary_max_words) == (Style.NARRATIVE, 200)
+
+
+@pytest.mark.proves("P6")
+def test_balanced_is_the_default_and_takes_fifty_messages_or_three_fifths_of_the_window() -> None:
+    policy = PRESETS["balanced"]
+
+    assert (DEFAULT_PRESET, policy.style) == ("balanced", Style.STRUCTURED)
+    assert due(Load(50, 60_000), policy, model_window=100_000) is None
+    assert due(Load(51, 0), policy, model_window=100_000) == Due(Trigger.MESSAGES, 60_000)
+    assert due(Load(1, 60_001), policy, model_window=100_000) == Due(Trigger.TOKENS, 60_000)
+    # 20,000 tokens stay, or half of the fifty messages, whichever is less, and never fewer than ten.
+    assert 52 - len(evicted(said(*rounds(26), tokens=100), policy)) == 26
+    assert 52 - len(evicted(said(*rounds(26), tokens=1_400), policy)) == 16
+    assert 52 - len(evicted(said(*rounds(26), tokens=9_000), policy)) == 10

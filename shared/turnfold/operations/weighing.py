@@ -12,10 +12,7 @@ from turnfold.contracts.events import LIMITS, Event, Limits, read_event
 from turnfold.core.priority import classify
 from turnfold.core.tokens import Count, measure
 from turnfold.errors import BadEvent
-from turnfold.ports import Arrival, DeadLetter, Weighed
-
-PAYLOAD_KEPT_BYTES = 64 * 1024
-"""How much of a bad event its dead letter keeps."""
+from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Weighed
 
 
 class Delivery(NamedTuple):

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, Programmin
 
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
-from turnfold.ports import Arrival, DeadLetter, Ingested, Rules
+from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Rules
 from turnfold.store import ranges
 from turnfold.store.bulk import BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.engine import Database, insert_for
@@ -237,7 +237,6 @@ class _Batch:
             self._connection.execute(insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows)
 
 
-PAYLOAD_KEPT_BYTES = 64 * 1024
 _first_two = itemgetter(0, 1)
 
 
