@@ -18,8 +18,11 @@ _NAMED = re.compile(
     r"|ACCESS_TOKEN|[Aa]uth[_-]?[Tt]oken|AUTH_TOKEN|[Cc]lient[_-]?[Ss]ecret|CLIENT_SECRET|[Tt]oken|TOKEN)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
     r"(?!\[REDACTED)[^\s\"',;&<>(){}\[\]]{8,}"
 )
-_HINTS = ("sk-", "gh", "glpat-", "xox", "KIA", "SIA", "AIza", "ya29", "npm_", "pypi-", "hf_", "k_", "SG.", "eyJ")
-_NAMES = ("assw", "ASSW", "ecret", "ECRET", "ey", "KEY", "oken", "TOKEN")
+_HINTS = (
+    "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "KIA", "SIA", "AIza", "ya29", "npm_", "pypi-", "hf_",
+    "k_live_", "k_test_", "SG.", "eyJ",
+)  # fmt: skip
+_NAMES = ("assw", "ASSW", "ecret", "ECRET", "key", "Key", "KEY", "oken", "TOKEN")
 
 
 def redact(text: str) -> str:

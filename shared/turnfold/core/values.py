@@ -44,16 +44,17 @@ _SHAPES = re.compile(
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
 )
-_MONTH_DAY = re.compile(rf"\b(?:{_MONTHS})\.? \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?")
+_MONTH_DAY = re.compile(rf"\b(?=[JFMASOND])(?:{_MONTHS})\.? \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?")
+# What a measure starts with comes first: most characters start none, and are passed over at once.
 _MEASURE = re.compile(
-    r"(?P<price>[$€£¥￥]\s?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
+    r"(?=[\d$€£¥￥])(?:(?P<price>[$€£¥￥]\s?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
     r"|(?<![A-Za-z0-9_.,:/-])(?P<time>\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?[APap]\.?[Mm]\b\.?)?)(?![\w:])"
     r"|(?<![A-Za-z0-9_.,:])(?P<calendar>(?:\d{2,4}年)?\d{1,2}月\d{1,2}[日号號]|\d{2,4}年(?:\d{1,2}月)?|\d{1,2}[点點时時]\d{0,2}分?半?)"
     r"|(?<![A-Za-z0-9_.,:])(?P<measure>\d+(?:,\d{3})*(?:\.\d+)?(?:\s?[-~～–]\s?\d+(?:,\d{3})*(?:\.\d+)?)?"
     r"(?:\s?(?:%|％|percent\b|ms\b|milliseconds?\b|s\b|secs?\b|seconds?\b|mins?\b|minutes?\b|h\b|hrs?\b|hours?\b|days?\b|weeks?\b|months?\b|years?\b"
     r"|[KMGT]i?B\b|[kmgt]b\b|bytes?\b|px\b|kg\b|g\b|km\b|m\b|cm\b|mm\b|miles?\b|[GM]?Hz\b|rpm\b|rps\b|tokens?\b|people\b|persons?\b|guests?\b|nights?\b"
     r"|rooms?\b|bags?\b|tickets?\b|replicas?\b|nodes?\b|workers?\b|USD\b|EUR\b|GBP\b|CNY\b|RMB\b|JPY\b|dollars?\b|euros?\b|am\b|pm\b|AM\b|PM\b|a\.m\.|p\.m\.)"
-    r"|\s?(?:元|块|円|美元|人民币|人|位|名|个人|間|间|晚|泊|天|日間|小时|時間|分钟|分間|分|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼)))"
+    r"|\s?(?:元|块|円|美元|人民币|人|位|名|个人|間|间|晚|泊|天|日間|小时|時間|分钟|分間|分|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
 )
 _UNITS = "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
 _WEIGHTS: Mapping[str, int] = {
