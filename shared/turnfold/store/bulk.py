@@ -33,20 +33,24 @@ class Prepared:
     def __init__(self, statement: Select[*tuple[Any, ...]], names: Sequence[str]) -> None:
         self._statement = statement
         self._names = tuple(names)
-        self._written: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._written: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...]]] = {}
 
     def rows(self, connection: Readable, *values: Any) -> Sequence[Sequence[Any]]:
         """All rows, in the types the driver gives."""
-        sql, order = self._sql(connection.dialect)
-        return _fetched(connection, sql, tuple([values[place] for place in order]))
+        sql, order, fixed = self._sql(connection.dialect)
+        given = values + fixed
+        return _fetched(connection, sql, tuple([given[place] for place in order]))
 
-    def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...]]:
+    def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
+        """The statement in a dialect's words, the order in which it wants the values, and those that are always the same."""
         if dialect.name not in self._written:
             compiled = self._statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True, "literal_binds": False})
             fixed = {name: value for name, value in compiled.params.items() if name not in self._names}
-            if fixed:
-                raise ValueError(f"parameters without a place: {sorted(fixed)}")
-            self._written[dialect.name] = (str(compiled), tuple(self._names.index(name) for name in compiled.positiontup or ()))
+            if None in fixed.values():
+                raise ValueError(f"parameters without a place: {sorted(name for name, value in fixed.items() if value is None)}")
+            places = (*self._names, *fixed)
+            order = tuple(places.index(name) for name in compiled.positiontup or ())
+            self._written[dialect.name] = (str(compiled), order, tuple(fixed.values()))
         return self._written[dialect.name]
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, literal_column, or_, select, text, update
+from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, text, update
 
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
@@ -12,6 +12,7 @@ from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId
 from turnfold.ports import Evicted, Job, JobInput, Version
+from turnfold.store.bulk import Prepared, PreparedIn
 from turnfold.store.engine import Database
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import compactions, messages, summaries
@@ -19,7 +20,79 @@ from turnfold.store.sessions import Records, SessionRow, lock_by_sid, write_back
 
 # Written out and not as parameters, or no planner sees that the index of open rows answers it.
 _is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
-_is_running = _is_open & (compactions.c.status == "running")
+_is_running = _is_open & (compactions.c.status == literal_column("'running'"))
+_of_session = compactions.c.sid == bindparam("of_sid")
+
+_busy = select(compactions.c.sid).where(_is_running, compactions.c.lease_until_ms > bindparam("now_ms"))
+_DUE = Prepared(
+    select(compactions.c.sid)
+    .where(
+        _is_open,
+        or_(compactions.c.next_attempt_at_ms <= bindparam("now_ms"), compactions.c.status == literal_column("'running'")),
+        compactions.c.sid.not_in(_busy),
+    )
+    .group_by(compactions.c.sid)
+    .order_by(func.min(compactions.c.next_attempt_at_ms))
+    .limit(bindparam("most", type_=Integer)),
+    ("now_ms", "most"),
+)
+"""Sessions with a row that is due, and none that somebody works on."""
+
+# What waits for another job of its session waits for that one's lease.
+_NEXT_DUE = Prepared(
+    select(func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms))).where(
+        _is_open, _is_running | compactions.c.sid.not_in(select(compactions.c.sid).where(_is_running))
+    ),
+    (),
+)
+_to_write = (_of_session, _is_open, text("NOT is_covered"))
+_TO_WRITE = Prepared(
+    select(*(compactions.c[name] for name in ("compaction_id", "status", "fence", "attempts", "lease_until_ms")))
+    .where(*_to_write)
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
+)
+_is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
+_RANGES = PreparedIn(
+    select(*(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))).where(_is_chosen), "chosen"
+)
+_ADDED = PreparedIn(
+    select(func.min(compactions.c.first_position), func.max(compactions.c.last_position), func.sum(compactions.c.messages_evicted)).where(
+        _is_chosen
+    ),
+    "chosen",
+)
+_TOKENS_BEFORE = PreparedIn(select(compactions.c.tokens_before).where(_is_chosen), "chosen")
+
+_of_messages = messages.c.sid == bindparam("of_sid")
+_EVICTED = Prepared(
+    select(*FACTS, messages.c.is_error, messages.c.body)
+    .where(
+        _of_messages,
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        messages.c.compaction_id == bindparam("by"),
+    )
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last", "by"),
+)
+_REQUEST = Prepared(
+    select(messages.c.body)
+    .where(_of_messages, messages.c.compaction_id.is_(None), messages.c.role == literal_column("'user'"), ~messages.c.is_meta)
+    .order_by(messages.c.position.desc())
+    .limit(literal_column("1")),
+    ("of_sid",),
+)
+_named = select(messages.c.event_id, messages.c.position).limit(literal_column("1"))
+_AT_OR_AFTER = Prepared(_named.where(_of_messages, messages.c.position >= bindparam("at")).order_by(messages.c.position), ("of_sid", "at"))
+_AT_OR_BEFORE = Prepared(
+    _named.where(_of_messages, messages.c.position <= bindparam("at")).order_by(messages.c.position.desc()), ("of_sid", "at")
+)
+_BASE = Prepared(
+    select(*(summaries.c[name] for name in ("text", "sections", "ledger", "first_position", "last_position", "messages_covered"))).where(
+        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
+)
 
 
 class SqlJobs:
@@ -30,7 +103,7 @@ class SqlJobs:
 
     async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
-        due = await self._database.snapshot(lambda connection: _due(connection, limit, now_ms))
+        due = await self._database.snapshot(lambda connection: [sid for (sid,) in _DUE.rows(connection, now_ms, limit)])
         if not due:
             return []
 
@@ -91,15 +164,9 @@ class SqlJobs:
         await self._database.write(lambda connection: connection.execute(update(compactions).where(_is_running).values(lease_until_ms=0)))
 
     async def next_due_ms(self) -> int | None:
-        """When the next job is due; None when there is none. What waits for another job of its session waits for that one's lease."""
-        running = select(compactions.c.sid).where(_is_running)
-        when = func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms)
-        is_next = (compactions.c.status == "running") | compactions.c.sid.not_in(running)
-
-        def earliest(connection: Connection) -> int | None:
-            return connection.execute(select(func.min(when)).where(_is_open, is_next)).scalar()
-
-        return await self._database.snapshot(earliest)
+        """When the next job is due; None when there is none."""
+        ((due_ms,),) = await self._database.snapshot(_NEXT_DUE.rows)
+        return None if due_ms is None else int(due_ms)
 
 
 def _change_mine(connection: Connection, job: Job, **values: Any) -> None:
@@ -108,7 +175,7 @@ def _change_mine(connection: Connection, job: Job, **values: Any) -> None:
     Raises:
         LostLease: they are somebody else's.
     """
-    ids = [int(one) for one in job.compaction_ids]
+    ids = _ids(job)
     mine = compactions.c.compaction_id.in_(ids) & (compactions.c.status == "running") & (compactions.c.fence == job.fence)
     if connection.execute(update(compactions).where(mine).values(**values)).rowcount != len(ids):
         raise LostLease(job.compaction_ids[-1])
@@ -155,107 +222,75 @@ def _commit(connection: Connection, job: Job, version: Version, reason: str | No
     return number
 
 
-def _due(connection: Connection, limit: int, now_ms: int) -> list[int]:
-    """Sessions with a row that is due, and none that somebody works on."""
-    busy = select(compactions.c.sid).where(_is_running, compactions.c.lease_until_ms > now_ms)
-    waiting = or_(compactions.c.next_attempt_at_ms <= now_ms, compactions.c.status == "running")
-    statement = (
-        select(compactions.c.sid)
-        .where(_is_open, waiting, compactions.c.sid.not_in(busy))
-        .group_by(compactions.c.sid)
-        .order_by(func.min(compactions.c.next_attempt_at_ms))
-        .limit(limit)
-    )
-    return list((connection.execute(statement)).scalars())
-
-
 def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms: int, now_ms: int, records: Records) -> Job | None:
-    mine = (compactions.c.sid == session.sid, _is_open, text("NOT is_covered"))
-    rows = (connection.execute(select(compactions).where(*mine).order_by(compactions.c.ordinal))).all()
-    if not rows or any(row.status == "running" and row.lease_until_ms > now_ms for row in rows):
+    rows = _TO_WRITE.rows(connection, session.sid)
+    if not rows or any(status == "running" and lease_until_ms > now_ms for _, status, *_, lease_until_ms in rows):
         return None
-    fence = max(row.fence for row in rows) + 1
-    attempt = max(row.attempts for row in rows) + 1
+    ids, _, fences, attempts, _ = zip(*rows, strict=True)
+    fence, attempt = max(fences) + 1, max(attempts) + 1
     values = {"status": "running", "fence": fence, "attempts": attempt, "lease_until_ms": now_ms + lease_ms}
-    connection.execute(update(compactions).where(*mine).values(**values))
-    ids = tuple(CompactionId(str(row.compaction_id)) for row in rows)
+    connection.execute(update(compactions).where(*_to_write).values(**values), {"of_sid": session.sid})
     records.seal(
-        session, "summary_start", at_ms=now_ms, compaction_id=rows[-1].compaction_id, attempt=attempt, fence=fence, compactions=len(ids),
+        session,
+        "summary_start",
+        at_ms=now_ms,
+        compaction_id=ids[-1],
+        attempt=attempt,
+        fence=fence,
+        compactions=len(ids),
         model=session.model,
-    )  # fmt: skip
-    return Job(session.key, session.sid, ids, fence, attempt, session.version, policy, session.model)
+    )
+    named = tuple(CompactionId(str(one)) for one in ids)
+    return Job(session.key, session.sid, named, fence, attempt, session.version, policy, session.model)
 
 
 def _evicted(connection: Connection, job: Job) -> list[Evicted]:
-    ids = [int(one) for one in job.compaction_ids]
-    evicted: list[Evicted] = []
-    for row in connection.execute(select(compactions).where(compactions.c.compaction_id.in_(ids))).all():
-        chosen = (
-            select(*FACTS, messages.c.is_error, messages.c.body)
-            .where(
-                messages.c.sid == job.sid,
-                messages.c.position.between(row.first_position, row.last_position),
-                messages.c.compaction_id == row.compaction_id,
-            )
-            .order_by(messages.c.position)
-        )
-        evicted += [Evicted(message_of(one), bool(one[-2]), one[-1]) for one in map(tuple[Any, ...], connection.execute(chosen))]
-    return sorted(evicted, key=lambda one: one.message.position)
+    rows: list[Sequence[Any]] = []
+    for compaction_id, first, last in _RANGES.rows(connection, _ids(job)):
+        rows += _EVICTED.rows(connection, job.sid, first, last, compaction_id)
+    return sorted((Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows), key=lambda one: one.message.position)
 
 
 def _previous(connection: Connection, job: Job) -> Previous | None:
     if job.base_version is None:
         return None
-    where = (summaries.c.sid == job.sid) & (summaries.c.version == job.base_version)
-    row = (connection.execute(select(summaries).where(where))).one()
-    return Previous(row.text, json.loads(row.sections), tuple(json.loads(row.ledger)))
+    ((told, sections, ledger, *_),) = _BASE.rows(connection, job.sid, job.base_version)
+    return Previous(told, json.loads(sections), tuple(json.loads(ledger)))
 
 
 def _request(connection: Connection, sid: int) -> str | None:
     """The body of the newest live request."""
-    statement = (
-        select(messages.c.body)
-        .where(messages.c.sid == sid, messages.c.compaction_id.is_(None), messages.c.role == "user", ~messages.c.is_meta)
-        .order_by(messages.c.position.desc())
-        .limit(1)
-    )
-    body: str | None = (connection.execute(statement)).scalar()
-    return body
+    return next((body for (body,) in _REQUEST.rows(connection, sid)), None)
 
 
 def _tokens_before(connection: Connection, job: Job) -> int:
     """What live messages and summary counted before the first of these evictions."""
-    first = compactions.c.compaction_id == int(job.compaction_ids[0])
-    return int((connection.execute(select(compactions.c.tokens_before).where(first))).scalar_one())
+    ((tokens,),) = _TOKENS_BEFORE.rows(connection, _ids(job)[:1])
+    return int(tokens)
 
 
 def _covers(connection: Connection, job: Job) -> dict[str, Any]:
     """What the new version speaks for: what its base did, and the rows it adds."""
-    ids = [int(one) for one in job.compaction_ids]
-    added = select(
-        func.min(compactions.c.first_position), func.max(compactions.c.last_position), func.sum(compactions.c.messages_evicted)
-    ).where(compactions.c.compaction_id.in_(ids))
-    first, last, count = (connection.execute(added)).one()
-    base_columns = (summaries.c.first_position, summaries.c.last_position, summaries.c.messages_covered)
-    is_base = (summaries.c.sid == job.sid) & (summaries.c.version == job.base_version)
-    base = (connection.execute(select(*base_columns).where(is_base))).one_or_none() if job.base_version is not None else None
-    if base is not None:
-        first, last, count = min(first, base[0]), max(last, base[1]), count + base[2]
-    at_or_after = select(messages).where(messages.c.sid == job.sid, messages.c.position >= first).order_by(messages.c.position)
-    at_or_before = select(messages).where(messages.c.sid == job.sid, messages.c.position <= last).order_by(messages.c.position.desc())
+    ((first, last, count),) = _ADDED.rows(connection, _ids(job))
+    if job.base_version is not None:
+        ((*_, base_first, base_last, base_count),) = _BASE.rows(connection, job.sid, job.base_version)
+        first, last, count = min(first, base_first), max(last, base_last), count + base_count
     return {
         "first_position": first,
         "last_position": last,
-        "covers_first": _message_id(connection, at_or_after),
-        "covers_last": _message_id(connection, at_or_before),
-        "messages_covered": count,
+        "covers_first": _message_id(*_AT_OR_AFTER.rows(connection, job.sid, first)),
+        "covers_last": _message_id(*_AT_OR_BEFORE.rows(connection, job.sid, last)),
+        "messages_covered": int(count),
     }
 
 
-def _message_id(connection: Connection, nearest: Select[*tuple[Any, ...]]) -> str:
-    statement = nearest.with_only_columns(messages.c.event_id, messages.c.position).limit(1)
-    event_id, position = (connection.execute(statement)).one()
+def _message_id(row: Sequence[Any]) -> str:
+    event_id, position = row
     return f"{event_id}#{position % MESSAGES_PER_EVENT}"
+
+
+def _ids(job: Job) -> list[int]:
+    return [int(one) for one in job.compaction_ids]
 
 
 def _summary_row(job: Job, version: Version, number: int, covers: dict[str, Any], now_ms: int) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, select
+from sqlalchemy import Integer, bindparam, delete, select
 
 from turnfold.ports import Notice
+from turnfold.store.bulk import Bulk, Prepared
 from turnfold.store.engine import Database
 from turnfold.store.schema import outbox
+
+_OLDEST = Prepared(select(outbox).order_by(outbox.c.outbox_id).limit(bindparam("most", type_=Integer)), ("most",))
+_FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("sent",))
 
 
 class SqlOutbox:
@@ -17,10 +21,9 @@ class SqlOutbox:
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
         """The oldest notices that the stream may not have yet."""
-        oldest = select(outbox).order_by(outbox.c.outbox_id).limit(limit)
-        return await self._database.snapshot(lambda connection: [Notice(*row) for row in connection.execute(oldest)])
+        return await self._database.snapshot(lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)])
 
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Forget notices that the stream has."""
-        told = delete(outbox).where(outbox.c.outbox_id.in_([notice.outbox_id for notice in notices]))
-        await self._database.write(lambda connection: connection.execute(told))
+        told = [(notice.outbox_id,) for notice in notices]
+        await self._database.write(lambda connection: _FORGET.run(connection, told))
