@@ -226,7 +226,7 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
         before = row.hash
     evicted = [row.phase for row in session.audit].count("evicted")
     done = [row.phase for row in session.audit].count("summary_done")
-    if evicted != len(session.rows) or done != len(session.versions):
+    if evicted != sum(row.messages_evicted > 0 for row in session.rows) or done != len(session.versions):
         yield f"the audit knows of {evicted} evictions and {done} versions"
 
 
@@ -284,7 +284,7 @@ def _seen(connection: Connection) -> Seen:
                 if (one.agent_id, one.session_id) == (row.agent_id, row.session_id)
             ),
             events={one.event_id: one.stream_seq for one in events if one.sid == row.sid},
-            spans={one.ordinal: (one.first_position, one.last_position) for one in mine},
+            spans={one.ordinal: (one.first_position, one.last_position) for one in mine if one.first_position is not None},
         )  # fmt: skip
 
     return Seen(

@@ -20,10 +20,24 @@ from turnfold.core.sources import Draft
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.rules import PolicyOf, make_rules, policy_rule
 from turnfold.operations.weighing import Delivery, weigh
-from turnfold.ports import Arrival, Changes, HistoryStore, IntakeStore, Job, JobStore, Outbox, Rules, Version, WindowFacts, WindowStore
+from turnfold.ports import (
+    Arrival,
+    Changes,
+    HistoryStore,
+    IdleStore,
+    IntakeStore,
+    Job,
+    JobStore,
+    Outbox,
+    Rules,
+    Version,
+    WindowFacts,
+    WindowStore,
+)
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
+from turnfold.store.idle import SqlIdle
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
 from turnfold.store.outbox import SqlOutbox
@@ -59,6 +73,7 @@ class Stores:
     history: HistoryStore
     changes: Changes
     outbox: Outbox
+    idle: IdleStore
     rules: Rules
     policy: PolicyOf
     seen: Callable[[], Coroutine[Any, Any, Seen]]
@@ -94,7 +109,7 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
     async def seen() -> Seen:
         return seen_in_memory(store.memory)
 
-    return Stores("memory", store, store, store, store, store, store, rules, policy_of, seen)
+    return Stores("memory", store, store, store, store, store, store, store, rules, policy_of, seen)
 
 
 @asynccontextmanager
@@ -111,6 +126,7 @@ async def sql_stores(url: str, policy: Policy = SMALL) -> AsyncGenerator[Stores]
             SqlHistory(database),
             SqlChanges(database),
             SqlOutbox(database),
+            SqlIdle(database),
             rules,
             policy_of,
             lambda: seen_in_database(database),

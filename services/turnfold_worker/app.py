@@ -29,12 +29,13 @@ from turnfold.settings import Settings
 from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
+from turnfold.store.idle import SqlIdle
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
 from turnfold.store.outbox import SqlOutbox
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_worker.background import Compactor, Keeper, Relay, Sweeper
+from turnfold_worker.background import Compactor, Idler, Keeper, Relay, Sweeper
 from turnfold_worker.handlers import BATCH, Intake, make_request_router
 from turnfold_worker.weighers import Weighers
 
@@ -138,6 +139,7 @@ async def _work(
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
     sweeper = Sweeper(store=intake_store, client=client)
+    idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
 
     loop = asyncio.get_running_loop()
 
@@ -154,7 +156,7 @@ async def _work(
     broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
     await broker.start()
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
-    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, keeper)]
+    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, idler, keeper)]
     if settings.summary_model is not None:
         # Events are stored already; whoever waits for the ready line may count on summaries too.
         await _unless(stop, summarizer.loaded())

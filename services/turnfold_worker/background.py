@@ -15,9 +15,9 @@ from nats.js.errors import Error as JetStreamError
 from turnfold.contracts.subjects import EVENTS_STREAM, NOTICES_STREAM
 from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
-from turnfold.operations.compact import Committed, GivenBack, Writing, compact
+from turnfold.operations.compact import Committed, GivenBack, RolledBack, Writing, compact
 from turnfold.operations.rules import PolicyOf
-from turnfold.ports import IntakeStore, Job, JobStore, Outbox, Summarizer
+from turnfold.ports import IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer
 
 log = structlog.get_logger()
 
@@ -145,10 +145,35 @@ class Compactor(_Waker):
         match outcome:
             case Committed(version=version, reason=reason):
                 log.info("summary.committed", compaction_id=job.compaction_ids[-1], version=version, reason=reason, seconds=seconds)
+            case RolledBack(reason=reason):
+                log.warning("compaction.rolled_back", compaction_id=job.compaction_ids[-1], reason=reason, seconds=seconds)
             case GivenBack(reason=reason):
                 log.warning("attempt.failed", compaction_id=job.compaction_ids[-1], reason=reason, attempt=job.attempt, seconds=seconds)
             case _:
                 log.info("summary.discarded", compaction_id=job.compaction_ids[-1], seconds=seconds)
+
+
+class Idler(_Waker):
+    """Has sessions evicted from that nobody speaks in any more."""
+
+    poll_seconds = 30.0
+    at_once = 20
+
+    def __init__(self, *, store: IdleStore, rules: Rules, now_ms: Callable[[], int], on_evicted: Callable[[], object]) -> None:
+        super().__init__()
+        self._store = store
+        self._rules = rules
+        self._now_ms = now_ms
+        self._on_evicted = on_evicted
+
+    async def work(self) -> float:
+        """Look at the sessions that have fallen idle."""
+        while await self._store.evict_idle(limit=self.at_once, rules=self._rules, now_ms=self._now_ms()):
+            self._on_evicted()
+        at_ms = await self._store.next_idle_ms()
+        if at_ms is None:
+            return self.poll_seconds
+        return min(self.poll_seconds, max(0.05, (at_ms - self._now_ms()) / 1000))
 
 
 class Relay(_Waker):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, Trigger
@@ -81,7 +82,7 @@ class Rules:
     model_window: Callable[[str | None, Policy], int]
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
     due: Callable[[Load, Policy, int], Due | None]
-    evictions: Callable[[Sequence[Message], Iterable[int], Policy, int], Sequence[Eviction]]
+    evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int], Sequence[Eviction]]
     decide: Callable[[Sequence[Message], Policy, Trigger, int], Evict | Rest]
     digest: Callable[[Sequence[Message], Callable[[Sequence[Message]], Mapping[int, str]]], tuple[str, int]]
     new_id: Callable[[], int]
@@ -124,7 +125,10 @@ class IntakeStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A claimed compaction: every pending row of one session, under a lease."""
+    """A claimed compaction: every pending row of one session, under a lease.
+
+    With `planned`, what made it due, nothing has left yet: what the policy would let go leaves when the version is committed.
+    """
 
     key: SessionKey
     sid: int
@@ -134,6 +138,7 @@ class Job:
     base_version: int | None
     policy: Policy
     model: str | None
+    planned: Due | None = None
 
 
 class Evicted(NamedTuple):
@@ -146,11 +151,15 @@ class Evicted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """What a job summarises; `newest_request` is the JSON text of the newest live user message."""
+    """What a job summarises; `newest_request` is the JSON text of the newest live user message.
+
+    `leaving` is the eviction that a planned compaction comes to, if it comes to any; its messages are still live.
+    """
 
     evicted: tuple[Evicted, ...]
     previous: Previous | None
     newest_request: str | None
+    leaving: Eviction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +174,42 @@ class Version:
     cuts: str
 
 
+class Ending(StrEnum):
+    """How a planned compaction ends that comes to nothing."""
+
+    REJECTED = "rejected"
+    FAILED = "failed"
+    STALE = "stale"
+
+
 class JobStore(Protocol):
     """The compaction rows as durable jobs."""
 
     async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]: ...
 
-    async def load(self, job: Job) -> JobInput: ...
+    async def load(self, job: Job, *, now_ms: int) -> JobInput: ...
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None: ...
 
-    async def commit(self, job: Job, version: Version, *, reason: str | None, now_ms: int) -> int: ...
+    async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int: ...
+
+    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None: ...
 
     async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None: ...
 
     async def next_due_ms(self) -> int | None: ...
+
+
+class IdleStore(Protocol):
+    """Where sessions are found that nobody speaks in."""
+
+    async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
+        """Look at sessions that have fallen idle, and evict from those that are worth it; how many were looked at."""
+        ...
+
+    async def next_idle_ms(self) -> int | None:
+        """When the next session falls idle; None when none will."""
+        ...
 
 
 class Summarizer(Protocol):

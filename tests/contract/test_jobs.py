@@ -106,7 +106,7 @@ async def test_a_job_is_given_its_evicted_messages_in_order_and_the_newest_reque
     await stores.ingest(turn(1, user("look"), assistant(None, "c"), tool("c", "42")), *turns(2, 6))
     await stores.ingest(turn(8, user("made by a machine"), is_meta=True))
 
-    given = await stores.jobs.load(await claimed(stores))
+    given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
 
     assert [one.message.message_id for one in given.evicted][:4] == ["e1#0", "e1#1", "e1#2", "e2#0"]
     assert json.loads(given.evicted[2].body)["content"] == "42"
@@ -122,7 +122,7 @@ async def test_a_later_job_is_given_the_summary_in_force(stores: Stores) -> None
     await stores.ingest(*turns(8, 7))
 
     job = await claimed(stores)
-    given = await stores.jobs.load(job)
+    given = await stores.jobs.load(job, now_ms=NOON + 1_000)
 
     assert job.base_version == 1
     assert given.previous is not None
@@ -137,7 +137,7 @@ async def test_an_evicted_message_that_moves_up_the_stream_is_still_summarised(s
 
     await stores.ingest(turn(3, user("moved"), assistant("too"), event_id="moved"))
 
-    given = await stores.jobs.load(await claimed(stores))
+    given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
     assert [one.message.message_id for one in given.evicted][:2] == ["moved#0", "moved#1"]
 
 

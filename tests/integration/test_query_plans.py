@@ -170,7 +170,7 @@ async def test_a_job_is_loaded_renewed_and_committed_without_reading_a_whole_tab
     (job,) = await watched.stores.claim(NOON + 20_000)
     watched.begin()
 
-    await watched.stores.jobs.load(job)
+    await watched.stores.jobs.load(job, now_ms=NOON)
     await watched.stores.jobs.renew(job, lease_ms=1_000, now_ms=NOON)
     await watched.stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
 

@@ -37,7 +37,7 @@ from turnfold.core import sendable
 from turnfold.errors import CannotFit, Conflict, LostLease
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query import Answering, context
-from turnfold.ports import Arrival, Job, Notice
+from turnfold.ports import Arrival, Ending, Job, Notice, Version
 
 KEYS = [
     SessionKey(AgentId("ada"), SessionId("s-1")),
@@ -65,6 +65,10 @@ numbers = st.fixed_dictionaries(
         "trigger_tokens": st.sampled_from([0, 60, 200]),
         "open_call_timeout_seconds": st.sampled_from([0, 3_600]),
         "min_gain_messages": st.sampled_from([1, 4]),
+        "every_rounds": st.sampled_from([0, 2, 5]),
+        "idle_seconds": st.sampled_from([0, 60]),
+        "max_live_tool_blocks": st.sampled_from([0, 1]),
+        "commit": st.sampled_from(["immediate", "on_summary"]),
     },
 )
 Done = TypeVar("Done")
@@ -217,12 +221,12 @@ class Walk(RuleBasedStateMachine):
         real, double = self.run(claimed(self.sqlite)), self.run(claimed(self.memory))
         assert [replace(job, sid=0) for job in real] == [replace(job, sid=0) for job in double]
         for job in real:
-            given = self.run(self.sqlite.jobs.load(job))
-            assert given == self.run(self.memory.jobs.load(next(one for one in double if one.key == job.key)))
+            given = self.run(self.sqlite.jobs.load(job, now_ms=self.now_ms))
+            assert given == self.run(self.memory.jobs.load(next(one for one in double if one.key == job.key), now_ms=self.now_ms))
         self.jobs += zip(real, double, strict=True)
         if is_quick and real:
             version = summary(text, "port 8443")
-            self.of_a_job(self.jobs[-1], lambda stores, job: stores.jobs.commit(job, version, reason=None, now_ms=self.now_ms))
+            self.of_a_job(self.jobs[-1], lambda stores, job: self.carry_out(stores, job, version))
 
     @precondition(lambda self: self.jobs)
     @rule(text=texts)
@@ -230,7 +234,15 @@ class Walk(RuleBasedStateMachine):
         dead, version = self.jobs[-1], summary(text)
         self.let_time_pass(LEASE_MS)
         self.claim(3, text, is_quick=False)
-        self.of_a_job(dead, lambda stores, job: stores.jobs.commit(job, version, reason=None, now_ms=self.now_ms))
+        self.of_a_job(dead, lambda stores, job: self.carry_out(stores, job, version))
+
+    async def carry_out(self, stores: Stores, job: Job, version: Version) -> int | None:
+        """Commit a version; what was only planned leaves with it, and where nothing would leave the job ends."""
+        leaving = (await stores.jobs.load(job, now_ms=self.now_ms)).leaving
+        if job.planned and leaving is None:
+            await stores.jobs.end(job, ending=Ending.STALE, reason=None, detail="", now_ms=self.now_ms)
+            return None
+        return await stores.jobs.commit(job, version, leaving=leaving, reason=None, now_ms=self.now_ms)
 
     def of_a_job(self, jobs: tuple[Job, Job], work: Callable[[Stores, Job], Awaitable[Any]]) -> None:
         """What some worker does with a job that it holds, or believes to hold."""
@@ -255,7 +267,17 @@ class Walk(RuleBasedStateMachine):
     def commit(self, data: st.DataObject, text: str, kind: str) -> None:
         version = summary(text, "port 8443", kind=kind)
         job = data.draw(st.sampled_from(self.jobs))
-        self.of_a_job(job, lambda stores, job: stores.jobs.commit(job, version, reason=None, now_ms=self.now_ms))
+        self.of_a_job(job, lambda stores, job: self.carry_out(stores, job, version))
+
+    @precondition(lambda self: any(one.planned for one, _ in self.jobs))
+    @rule(data=st.data(), ending=st.sampled_from([Ending.REJECTED, Ending.FAILED]))
+    def roll_back(self, data: st.DataObject, ending: Ending) -> None:
+        job = data.draw(st.sampled_from([jobs for jobs in self.jobs if jobs[0].planned]))
+        self.of_a_job(job, lambda stores, job: stores.jobs.end(job, ending=ending, reason="refused", detail="", now_ms=self.now_ms))
+
+    @rule()
+    def look_for_idle_sessions(self) -> None:
+        self.both(lambda stores: stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=self.now_ms))
 
     @rule(limit=st.integers(1, 4))
     def send_notices(self, limit: int) -> None:
@@ -274,6 +296,7 @@ class Walk(RuleBasedStateMachine):
         assert faults(real) == []
         assert comparable(real) == comparable(double)
         assert self.run(self.sqlite.jobs.next_due_ms()) == self.run(self.memory.jobs.next_due_ms())
+        assert self.run(self.sqlite.idle.next_idle_ms()) == self.run(self.memory.idle.next_idle_ms())
 
     @invariant()
     def both_show_the_same_windows(self) -> None:

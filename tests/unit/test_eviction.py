@@ -282,26 +282,29 @@ def test_evictions_never_come_faster_than_messages(history: list[str], policy: P
     policy = replace(policy, max_live_messages=limit, min_gain_messages=5)
     live = said(*history)
 
-    done = evictions(live, [message.stream_seq for message in live], policy, model_window=0)
+    done = evictions(live, [message.stream_seq for message in live], 0, policy, model_window=0)
 
     assert len(done) * 5 <= len(live)
 
 
 @pytest.mark.proves("L3", "E1")
-@given(entries, policies, st.integers(1, 12), st.integers(0, 3_000), st.data())
+@given(entries, policies, st.integers(1, 12), st.integers(0, 3_000), st.integers(0, 4), st.data())
 def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(
-    history: list[str], policy: Policy, limit: int, tokens: int, data: st.DataObject
+    history: list[str], policy: Policy, limit: int, tokens: int, every_rounds: int, data: st.DataObject
 ) -> None:
-    policy = replace(policy, max_live_messages=limit, trigger_tokens=tokens)
+    policy = replace(policy, max_live_messages=limit, trigger_tokens=tokens, every_rounds=every_rounds)
     live = said(*history)
     bounds = sorted(data.draw(st.sets(st.integers(0, len(live)), max_size=4)) | {0, len(live)})
 
     def walked(batches: Sequence[tuple[int, int]]) -> list[tuple[Due, list[int], int]]:
         kept: list[Message] = []
+        begun = 0
         done: list[tuple[Due, list[int], int]] = []
         for first, last in batches:
             kept += live[first:last]
-            found = evictions(kept, [message.stream_seq for message in live[first:last]], policy, model_window=100_000)
+            begun += sum(message.is_request for message in live[first:last])
+            found = evictions(kept, [message.stream_seq for message in live[first:last]], begun, policy, model_window=100_000)
+            begun -= sum(one.load.rounds for one in found)
             done += [(one.due, [message.stream_seq for message in one.evicted], one.at_ms) for one in found]
             gone = {seq for _, seqs, _ in done for seq in seqs}
             kept = [message for message in kept if message.stream_seq not in gone]

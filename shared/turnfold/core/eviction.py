@@ -25,11 +25,27 @@ class Trigger(StrEnum):
     REQUEST = "request"
 
 
+COOLDOWN_MS: Final = 8_000
+COOLDOWN_MAX_MS: Final = 300_000
+
+
+def cooldown_ms(failures: int) -> int:
+    """How long a session is left alone after so many compactions in a row that came to nothing."""
+    return min(COOLDOWN_MS * 2 ** (failures - 1), COOLDOWN_MAX_MS) if failures else 0
+
+
 class Load(NamedTuple):
-    """What a session's live messages weigh; system messages do not count."""
+    """What a session's live messages weigh, and how many rounds began since the last eviction; system messages do not count."""
 
     messages: int
     tokens: int
+    rounds: int = 0
+
+
+def load_of(live: Iterable[Message]) -> Load:
+    """What these live messages weigh, each request a round."""
+    counted = [message for message in live if _counts(message)]
+    return Load(len(counted), sum([message.tokens for message in counted]), sum([message.is_request for message in counted]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,16 @@ def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
         return Due(Trigger.TOKENS, budget)
     if policy.max_live_messages and load.messages > policy.max_live_messages:
         return Due(Trigger.MESSAGES, budget)
+    if policy.every_rounds and load.rounds >= policy.every_rounds:
+        return Due(Trigger.ROUNDS, budget)
     return None
+
+
+def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
+    """When a session whose last event came then will have been idle for as long as the policy says; None when it says nothing."""
+    if policy.mode is not Mode.AUTO or not policy.idle_seconds:
+        return None
+    return last_event_at_ms + 1_000 * policy.idle_seconds
 
 
 def token_trigger(policy: Policy, *, model_window: int) -> int:
@@ -83,14 +108,16 @@ class Eviction:
     at_ms: int
 
 
-def evictions(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, *, model_window: int) -> tuple[Eviction, ...]:
+def evictions(live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, *, model_window: int) -> tuple[Eviction, ...]:
     """What leaves as each new event is stored, one after the other, so that a batch leaves what its events alone would.
 
-    `live` holds the live messages by position, those of the new events (known by their stream sequences) included.
+    `live` holds the live messages by position, those of the new events (known by their stream sequences) included;
+    `rounds` counts those that began since the last eviction, likewise.
     """
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
     present: list[Message] = []
     messages = tokens = 0
+    rounds -= sum([message.is_request for message in live if message.position // MESSAGES_PER_EVENT in arriving])
     for message in live:
         arrived = arriving.get(message.position // MESSAGES_PER_EVENT)
         if arrived is not None:
@@ -110,7 +137,8 @@ def evictions(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, 
             if _counts(message):
                 messages += 1
                 tokens += message.tokens
-        load = Load(messages, tokens)
+                rounds += message.is_request
+        load = Load(messages, tokens, rounds)
         found = due(load, policy, model_window=model_window)
         if found is None:
             continue
@@ -123,6 +151,7 @@ def evictions(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, 
             counted = [message.tokens for message in decision.evicted if _counts(message)]
             messages -= len(counted)
             tokens -= sum(counted)
+            rounds = 0
     return tuple(done)
 
 
@@ -144,15 +173,13 @@ def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms:
     grouped = group(live)
     blocks = grouped.blocks
     first_kept = _boundary(blocks, policy)
-    if first_kept == 0:
+    old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
+    if not old:
         return Rest()
     request = newest_request(live)
     border = blocks[first_kept].position if first_kept < len(blocks) else None
     leaving = [
-        message
-        for block in blocks[:first_kept]
-        if block.head is not request and not _may_be_answered(block, policy, now_ms)
-        for message in block.stored
+        message for block in old if block.head is not request and not _may_be_answered(block, policy, now_ms) for message in block.stored
     ]
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
@@ -179,6 +206,12 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
         if index < len(blocks) and blocks[index].head.role is Role.USER:
             return index
     return needed
+
+
+def _surplus(kept: Sequence[Block], policy: Policy) -> Sequence[Block]:
+    """The tool blocks among what is kept that are too many, the oldest ones."""
+    tools = [block for block in kept if block.results]
+    return tools[: -policy.max_live_tool_blocks] if policy.max_live_tool_blocks else ()
 
 
 def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:

@@ -1,11 +1,12 @@
 """The ladder: what a window gives up, step by step, when it outgrows its budget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, LEAST_CHARACTERS, arguments_tokens, cut_characters, cut_to, cut_within
 from turnfold.core.growth import Growth
 from turnfold.core.pieces import Piece, Unit
+from turnfold.core.presets import View
 from turnfold.messages import Role
 
 Step = Callable[[Growth, int], None]
@@ -14,7 +15,7 @@ Step = Callable[[Growth, int], None]
 def relieve(window: Growth) -> None:
     """Trim a window that holds more than it may: step by step down to the low-water mark, and only then what is protected."""
     if window.total > window.limits.tokens:
-        for step in STEPS:
+        for step in STEPS[window.policy.view]:
             if window.total <= window.limits.target_tokens:
                 break
             step(window, window.limits.target_tokens)
@@ -122,6 +123,17 @@ def fold_blocks(window: Growth, target: int) -> None:
     window.work_off(window.all_units, _fold_or_soften(window, target), target)
 
 
+def fold_oldest(window: Growth, target: int) -> None:
+    """The oldest messages are left out first, whatever their priority; the last one of them is cut where that is enough."""
+    by_age = sorted(window.all_units, key=lambda entry: entry[1])
+    act = _fold_or_soften(window, target)
+    for _, _, unit, piece in by_age:
+        if window.total <= target:
+            return
+        if unit.is_shown and not window.is_protected(unit):
+            window.free(unit, piece, act)
+
+
 def _fold_or_soften(window: Growth, target: int) -> Callable[[Unit, Piece], int]:
     def act(unit: Unit, _: Piece) -> int:
         if not window.soften(unit, target):
@@ -131,17 +143,22 @@ def _fold_or_soften(window: Growth, target: int) -> Callable[[Unit, Piece], int]
     return act
 
 
-STEPS: Final[tuple[Step, ...]] = (
-    drop_old_reasoning,
-    trim_large_results,
-    replace_results,
-    shorten_long_texts,
-    preview_costly,
-    cap_unseen_results,
-    fold_old_tool_blocks,
-    digest_pending,
-    fold_blocks,
-)
+STEPS: Final[Mapping[View, tuple[Step, ...]]] = {
+    View.FULL: (
+        drop_old_reasoning,
+        trim_large_results,
+        replace_results,
+        shorten_long_texts,
+        preview_costly,
+        cap_unseen_results,
+        fold_old_tool_blocks,
+        digest_pending,
+        fold_blocks,
+    ),
+    View.NEWEST: (shorten_long_texts, trim_large_results, cap_unseen_results, digest_pending, fold_oldest),
+    View.PREVIEWS: (preview_costly, cap_unseen_results, digest_pending, fold_blocks),
+    View.PRIORITY: (cap_unseen_results, digest_pending, fold_blocks),
+}
 
 
 def squeeze(window: Growth) -> None:

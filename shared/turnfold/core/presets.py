@@ -21,21 +21,47 @@ class Style(StrEnum):
     STRUCTURED = "structured"
 
 
+class Commit(StrEnum):
+    """When messages leave: at once, or only when the summary that speaks for them stands."""
+
+    IMMEDIATE = "immediate"
+    ON_SUMMARY = "on_summary"
+
+
+class View(StrEnum):
+    """How a window that does not fit is shortened: which steps of the ladder are taken, before anything is left out."""
+
+    FULL = "full"
+    """Every step, LOW before HIGH."""
+    NEWEST = "newest"
+    """Long single messages are cut, then the oldest are left out, whatever their priority."""
+    PREVIEWS = "previews"
+    """Large arguments and results become previews."""
+    PRIORITY = "priority"
+    """Nothing is shortened as long as a message of lower priority can be left out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """All numbers of one behaviour. 0 switches a trigger, a keep or a cap off."""
 
     mode: Mode = Mode.AUTO
+    commit: Commit = Commit.IMMEDIATE
     style: Style = Style.STRUCTURED
+    view: View = View.FULL
+    uses_model: bool = True
 
     max_live_messages: int = 50
     trigger_tokens: int = 0
     trigger_ratio: float = 0.6
+    every_rounds: int = 0
+    idle_seconds: int = 0
 
     keep_messages: int = 10
     keep_tokens: int = 20_000
     keep_rounds: int = 0
     keep_at_most_messages: int = 25
+    max_live_tool_blocks: int = 0
     open_call_timeout_seconds: int = 3_600
     min_gain_tokens: int = 2_000
     min_gain_messages: int = 5
@@ -75,11 +101,25 @@ class Policy:
             raise ValueError("low_water_ratio is 0; a window needs some room")
 
 
+_UNTRIGGERED = Policy(max_live_messages=0, trigger_ratio=0.0, keep_messages=1, keep_tokens=0, keep_at_most_messages=0)
+
 PRESETS: Mapping[str, Policy] = {
     "balanced": Policy(),
-    "static-buffer": Policy(
-        style=Style.NARRATIVE, trigger_ratio=0.0, keep_messages=10, keep_tokens=0, keep_at_most_messages=0, low_water_ratio=0.85
+    "static-buffer": replace(_UNTRIGGERED, style=Style.NARRATIVE, max_live_messages=50, keep_messages=10),
+    "token-budget": replace(
+        _UNTRIGGERED,
+        keep_tokens=20_000,
+        view=View.NEWEST,
+        soft_ratio=1.0,
+        user_max_chars=4_000,
+        assistant_max_chars=4_000,
+        tool_result_max_chars=4_000,
     ),
+    "selective": replace(
+        _UNTRIGGERED, trigger_ratio=0.85, keep_rounds=12, max_live_tool_blocks=5, commit=Commit.ON_SUMMARY, view=View.PREVIEWS
+    ),
+    "adaptive": replace(_UNTRIGGERED, keep_rounds=1, max_messages=50, uses_model=False),
+    "rolling": replace(_UNTRIGGERED, every_rounds=10, keep_messages=10, view=View.PRIORITY),
 }
 DEFAULT_PRESET = "balanced"
 

@@ -10,7 +10,10 @@ from turnfold.core.reading import sources_of, text_of_body
 from turnfold.core.sources import Draft, SummaryJob
 from turnfold.core.tokens import Count, Cuts
 from turnfold.errors import LostLease, SummarizerError, Unavailable
-from turnfold.ports import Job, JobInput, JobStore, Summarizer, Version
+from turnfold.ports import Ending, Job, JobInput, JobStore, Summarizer, Version
+
+PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
+"""Reasons that speak of the provider; the others speak of what the model wrote."""
 
 SESSION_MODEL = "session"
 """The word in the settings that means: the model of the session's latest event."""
@@ -47,11 +50,18 @@ class GivenBack:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A planned compaction came to nothing, and everything is as before; `reason` is None when there was nothing to evict."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Discarded:
     """Another worker has the job, or another version stands: what was written is thrown away."""
 
 
-Outcome = Committed | GivenBack | Discarded
+Outcome = Committed | GivenBack | RolledBack | Discarded
 
 
 async def compact(
@@ -59,7 +69,10 @@ async def compact(
 ) -> Outcome:
     """Write and commit the summary of a claimed job. No transaction is open while the model writes."""
     try:
-        given = await store.load(job)
+        given = await store.load(job, now_ms=now_ms())
+        if job.planned and given.leaving is None:
+            await store.end(job, ending=Ending.STALE, reason=None, detail="nothing would leave", now_ms=now_ms())
+            return RolledBack(None)
         async with _renewed(job, store, writing, now_ms):
             return await _write(job, given, store, summarizer, writing, count, now_ms)
     except LostLease:
@@ -70,6 +83,7 @@ async def _write(
     job: Job, given: JobInput, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count, now_ms: Callable[[], int]
 ) -> Outcome:
     model = job.model if writing.model == SESSION_MODEL else writing.model
+    model = model if job.policy.uses_model else None
     asked = SummaryJob(
         sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted),
         previous=given.previous,
@@ -92,8 +106,12 @@ async def _write(
             retry_at_ms = now_ms() + int(1000 * _backoff(job.attempt, writing))
             await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms())
             return GivenBack(reason)
+        if job.planned:
+            ending = Ending.FAILED if reason in PROVIDER_REASONS else Ending.REJECTED
+            await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms())
+            return RolledBack(reason)
         draft = await summarizer.summarize(_without_model(asked))
-    version = await store.commit(job, _counted(draft, asked.style, count), reason=reason, now_ms=now_ms())
+    version = await store.commit(job, _counted(draft, asked.style, count), leaving=given.leaving, reason=reason, now_ms=now_ms())
     return Committed(version, reason)
 
 

@@ -55,8 +55,8 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
     def is_due(load: Load, policy: Policy, window: int) -> Due | None:
         return due(load, policy, model_window=window)
 
-    def replayed(live: Sequence[Message], new_seqs: Iterable[int], policy: Policy, window: int) -> Sequence[Eviction]:
-        return evictions(live, new_seqs, policy, model_window=window)
+    def replayed(live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, window: int) -> Sequence[Eviction]:
+        return evictions(live, new_seqs, rounds, policy, model_window=window)
 
     def decided(live: Sequence[Message], policy: Policy, trigger: Trigger, now_ms: int) -> Evict | Rest:
         return decide(live, policy, trigger, now_ms=now_ms)

@@ -2,14 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, func, literal_column, select, text, update
 
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Load, Trigger
-from turnfold.messages import Message
+from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, decide, load_of
+from turnfold.core.presets import Commit, Policy
+from turnfold.errors import LostLease
+from turnfold.messages import CompactionId, Message
 from turnfold.ports import Rules
-from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn
+from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn, bulk_update
 from turnfold.store.rows import EVICTABLE, evictable_of
 from turnfold.store.schema import compactions, messages
 from turnfold.store.sessions import Records, SessionRow
@@ -26,8 +30,32 @@ _MARK = Bulk(
     update(messages).where(_between, messages.c.compaction_id.is_(None)).values(compaction_id=bindparam("by")),
     ("by", "of_sid", "first", "last"),
 )
+_LEFT = Prepared(
+    select(func.count()).select_from(messages).where(_between, messages.c.compaction_id == bindparam("by")),
+    ("of_sid", "first", "last", "by"),
+)
+_PLANNED = Prepared(
+    select(compactions.c.compaction_id).where(
+        compactions.c.sid == bindparam("of_sid"), text("NOT is_covered AND first_position IS NULL AND status IN ('pending', 'running')")
+    ),
+    ("of_sid",),
+)
+_ENDED = Prepared(
+    select(compactions.c.status, compactions.c.finished_at_ms)
+    .where(compactions.c.sid == bindparam("of_sid"))
+    .order_by(compactions.c.ordinal.desc())
+    .limit(literal_column("8")),
+    ("of_sid",),
+)
+"""How the newest compactions of a session ended."""
+
+_CARRIED_OUT = bulk_update(
+    compactions,
+    where=("compaction_id",),
+    values=("first_position", "last_position", "messages_evicted", "tokens_evicted", "tokens_before"),
+)
 _OPENED = (
-    "compaction_id", "sid", "ordinal", "trigger", "status", "first_position", "last_position", "messages_evicted", "tokens_evicted",
+    "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
     "tokens_before", "digest", "digest_tokens", "next_attempt_at_ms", "requested_at_ms",
 )  # fmt: skip
 _OPEN = BulkInsert(compactions, _OPENED)
@@ -37,7 +65,7 @@ def evict(
     connection: Connection, changed: Sequence[SessionRow], new_seqs: Mapping[int, Sequence[int]], rules: Rules, records: Records
 ) -> int:
     """Evict what became due as these events of each session were stored; how many compactions that opened."""
-    due = [session for session in changed if _is_due(session, rules)]
+    due = [session for session in changed if _due(session, rules) is not None]
     if not due:
         return 0
     opening = _Opening(connection, rules, records)
@@ -46,7 +74,12 @@ def evict(
         policy = rules.policy(session.agent_wishes, session.wishes)
         window = rules.model_window(session.model, policy)
         here = live[session.sid]
-        for eviction in rules.evictions(here, new_seqs.get(session.sid, ()), policy, window):
+        if policy.commit is Commit.ON_SUMMARY:
+            reason = rules.due(session.load, policy, window)
+            if reason is not None:
+                opening.plan(session, reason, here, policy, at_ms=session.last_event_at_ms or 0)
+            continue
+        for eviction in rules.evictions(here, new_seqs.get(session.sid, ()), session.rounds, policy, window):
             opening.open(session, eviction, here)
     return opening.store()
 
@@ -55,26 +88,50 @@ def evict_now(
     connection: Connection, session: SessionRow, reason: Due | None, rules: Rules, records: Records, *, now_ms: int
 ) -> int | None:
     """Evict from one locked session, on request (`reason` None: only if its triggers say so); the compaction that opened."""
-    if reason is None and not _is_due(session, rules):
+    due = reason or _due(session, rules)
+    if due is None:
         return None
     policy = rules.policy(session.agent_wishes, session.wishes)
-    load = Load(session.live_messages, session.live_tokens)
-    due = reason or rules.due(load, policy, rules.model_window(session.model, policy))
     live = _live(connection, [session])[session.sid]
-    decision = rules.decide(live, policy, due.trigger, now_ms) if due else None
-    if due is None or not isinstance(decision, Evict):
-        return None
     opening = _Opening(connection, rules, records)
-    opened = opening.open(session, Eviction(due, decision.evicted, len(live), load, now_ms), live)
+    if policy.commit is Commit.ON_SUMMARY:
+        opened = opening.plan(session, due, live, policy, at_ms=now_ms)
+    else:
+        decision = rules.decide(live, policy, due.trigger, now_ms)
+        if not isinstance(decision, Evict):
+            return None
+        opened = opening.open(session, Eviction(due, decision.evicted, len(live), session.load, now_ms), live)
     opening.store()
     return opened
 
 
-def _is_due(session: SessionRow, rules: Rules) -> bool:
-    """Whether all live messages together set off a trigger; where they do not, no part of them does."""
+def planned(connection: Connection, sid: int, due: Due, policy: Policy, *, now_ms: int) -> Eviction | None:
+    """What a planned compaction of a session comes to now; None when nothing would leave."""
+    live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
+    decision = decide(live, policy, due.trigger, now_ms=now_ms)
+    return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
+
+
+def leave(connection: Connection, session: SessionRow, compaction_id: int, eviction: Eviction, records: Records) -> None:
+    """Carry out an eviction that was planned: its messages leave in the transaction that commits their summary.
+
+    Raises:
+        LostLease: one of them is not live any more.
+    """
+    evicted = eviction.evicted
+    before = _let_go(session, compaction_id, replace(eviction, load=session.load), records)
+    _MARK.run(connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted])
+    ((left,),) = _LEFT.rows(connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id)
+    if left != len(evicted):
+        raise LostLease(CompactionId(str(compaction_id)))
+    tokens = sum([one.tokens for one in evicted])
+    _CARRIED_OUT.run(connection, [(evicted[0].position, evicted[-1].position, len(evicted), tokens, before, compaction_id)])
+
+
+def _due(session: SessionRow, rules: Rules) -> Due | None:
+    """The trigger that all live messages together set off; where they set off none, no part of them does."""
     policy = rules.policy(session.agent_wishes, session.wishes)
-    window = rules.model_window(session.model, policy)
-    return rules.due(Load(session.live_messages, session.live_tokens), policy, window) is not None
+    return rules.due(session.load, policy, rules.model_window(session.model, policy))
 
 
 def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, list[Message]]:
@@ -82,6 +139,43 @@ def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int
     for row in _LIVE.rows(connection, [session.sid for session in sessions]):
         live[row[0]].append(evictable_of(row))
     return live
+
+
+def _let_go(session: SessionRow, compaction_id: int, eviction: Eviction, records: Records) -> int:
+    """Take these messages off the session's counters, and say so; what live messages and summary counted before."""
+    evicted, due = eviction.evicted, eviction.due
+    before = eviction.load.tokens + session.summary_tokens
+    counted = [message for message in evicted if not message.role.is_system]
+    tokens = sum(message.tokens for message in counted)
+    session.live_messages -= len(counted)
+    session.live_tokens -= tokens
+    session.rounds -= eviction.load.rounds
+    session.revision += 1
+    kept = eviction.live - len(evicted)
+    records.seal(
+        session,
+        "evicted",
+        at_ms=eviction.at_ms,
+        compaction_id=compaction_id,
+        tokens_before=before,
+        trigger=str(due.trigger),
+        evicted=len(evicted),
+        kept=kept,
+        first=evicted[0].message_id,
+        last=evicted[-1].message_id,
+        model=session.model,
+    )
+    records.tell(
+        session,
+        "context.compressed",
+        compaction_id=str(compaction_id),
+        trigger=str(due.trigger),
+        original_count=eviction.live,
+        compressed_count=kept,
+        estimated_tokens=before - tokens,
+        budget_tokens=due.budget_tokens,
+    )
+    return before
 
 
 def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int, int]]:
@@ -114,47 +208,52 @@ class _Opening:
         """Take these messages out of the session's live ones, all of which are given; the compaction that stands for it."""
         evicted, due = eviction.evicted, eviction.due
         compaction_id = self._rules.new_id()
-        before = eviction.load.tokens + session.summary_tokens
-        counted = [message for message in evicted if not message.role.is_system]
-        tokens = sum(message.tokens for message in counted)
-        session.live_messages -= len(counted)
-        session.live_tokens -= tokens
+        before = _let_go(session, compaction_id, eviction, self._records)
         session.compactions += 1
-        session.revision += 1
-        kept = eviction.live - len(evicted)
-        self._records.seal(
-            session,
-            "evicted",
-            at_ms=eviction.at_ms,
-            compaction_id=compaction_id,
-            tokens_before=before,
-            trigger=str(due.trigger),
-            evicted=len(evicted),
-            kept=kept,
-            first=evicted[0].message_id,
-            last=evicted[-1].message_id,
-            model=session.model,
-        )
-        self._records.tell(
-            session,
-            "context.compressed",
-            compaction_id=str(compaction_id),
-            trigger=str(due.trigger),
-            original_count=eviction.live,
-            compressed_count=kept,
-            estimated_tokens=before - tokens,
-            budget_tokens=due.budget_tokens,
-        )
         digest, digest_tokens = self._rules.digest(evicted, self._texts_of(session.sid))
         self._marks += [(compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)]
         all_tokens = sum([message.tokens for message in evicted])
         self._rows.append(
             (
-                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", evicted[0].position, evicted[-1].position,
-                len(evicted), all_tokens, before, digest, digest_tokens, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
+                evicted[-1].position, len(evicted), all_tokens, before, digest, digest_tokens, eviction.at_ms + SUMMARY_DELAY_MS,
+                eviction.at_ms,
             )
         )  # fmt: skip
         return compaction_id
+
+    def plan(self, session: SessionRow, due: Due, live: Sequence[Message], policy: Policy, *, at_ms: int) -> int | None:
+        """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is.
+
+        None when nothing would leave. After failures the session is left alone for a while, unless somebody asks.
+        """
+        already = _PLANNED.rows(self._connection, session.sid)
+        if already:
+            return int(already[0][0])
+        if not isinstance(self._rules.decide(live, policy, due.trigger, at_ms), Evict):
+            return None
+        compaction_id = self._rules.new_id()
+        session.compactions += 1
+        before = session.window_tokens
+        self._records.seal(
+            session, "selective_start", at_ms=at_ms, compaction_id=compaction_id, tokens_before=before, trigger=str(due.trigger),
+            live=len(live), model=session.model,
+        )  # fmt: skip
+        begins_ms = at_ms + SUMMARY_DELAY_MS
+        if due.trigger is not Trigger.REQUEST:
+            begins_ms = max(begins_ms, self._left_alone_until(session.sid))
+        self._rows.append(
+            (
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
+                "", 0, begins_ms, at_ms,
+            )
+        )  # fmt: skip
+        return compaction_id
+
+    def _left_alone_until(self, sid: int) -> int:
+        ended = _ENDED.rows(self._connection, sid)
+        failures = list(takewhile(lambda row: row[0] in ("rejected", "failed"), ended))
+        return failures[0][1] + cooldown_ms(len(failures)) if failures else 0
 
     def _texts_of(self, sid: int) -> Callable[[Sequence[Message]], Mapping[int, str]]:
         """What reads the JSON texts of some of a session's messages, by position."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 
+from turnfold.core.eviction import idle_at_ms
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Rules
@@ -22,6 +23,7 @@ from turnfold.store.schema import compactions, dead_letters, events, messages, t
 from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
 
 EVENT_ID_REUSED = "event_id_reused"
+USER = str(Role.USER)
 SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
 
 _pairs = PreparedPairs.pairs
@@ -214,7 +216,7 @@ class _Batch:
         for key, arrivals in by_session.items():
             session = self._sessions[key]
             session.revision += 1
-            messages = tokens = live = live_tokens = 0
+            messages = tokens = live = live_tokens = rounds = 0
             for arrival in arrivals:
                 if arrival.model and arrival.stream_seq >= session.model_seq:
                     session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
@@ -224,11 +226,14 @@ class _Batch:
                     if message.role not in SYSTEM_ROLES:
                         live += 1
                         live_tokens += message.tokens
+                    rounds += message.role == USER and not arrival.is_meta
             session.messages_total += messages
             session.tokens_total += tokens
             session.live_messages += live
             session.live_tokens += live_tokens
+            session.rounds += rounds
             session.last_event_at_ms = max(session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals])
+            session.idle_at_ms = idle_at_ms(session.last_event_at_ms, self._rules.policy(session.agent_wishes, session.wishes))
         return [session for key, session in self._sessions.items() if key in by_session or key in self._moved]
 
     def _bury(self) -> None:

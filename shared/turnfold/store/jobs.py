@@ -6,14 +6,16 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, text, update
 
+from turnfold.core.eviction import Due, Eviction, Trigger
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId
-from turnfold.ports import Evicted, Job, JobInput, Version
+from turnfold.ports import Ending, Evicted, Job, JobInput, Version
 from turnfold.store.bulk import Prepared, PreparedIn
 from turnfold.store.engine import Database
+from turnfold.store.evict import leave, planned
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import compactions, messages, summaries
 from turnfold.store.sessions import Records, SessionRow, lock_by_sid, write_back
@@ -47,7 +49,12 @@ _NEXT_DUE = Prepared(
 )
 _to_write = (_of_session, _is_open, text("NOT is_covered"))
 _TO_WRITE = Prepared(
-    select(*(compactions.c[name] for name in ("compaction_id", "status", "fence", "attempts", "lease_until_ms")))
+    select(
+        *(
+            compactions.c[name]
+            for name in ("compaction_id", "status", "fence", "attempts", "lease_until_ms", "first_position", "trigger", "budget_tokens")
+        )
+    )
     .where(*_to_write)
     .order_by(compactions.c.ordinal),
     ("of_sid",),
@@ -74,6 +81,12 @@ _EVICTED = Prepared(
     )
     .order_by(messages.c.position),
     ("of_sid", "first", "last", "by"),
+)
+_STILL_LIVE = Prepared(
+    select(*FACTS, messages.c.is_error, messages.c.body)
+    .where(_of_messages, messages.c.position.between(bindparam("first"), bindparam("last")), messages.c.compaction_id.is_(None))
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last"),
 )
 _REQUEST = Prepared(
     select(messages.c.body)
@@ -119,11 +132,13 @@ class SqlJobs:
 
         return await self._database.write(claim)
 
-    async def load(self, job: Job) -> JobInput:
+    async def load(self, job: Job, *, now_ms: int) -> JobInput:
         """Read what a claimed job summarises."""
 
         def load(connection: Connection) -> JobInput:
-            return JobInput(tuple(_evicted(connection, job)), _previous(connection, job), _request(connection, job.sid))
+            leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms) if job.planned else None
+            evicted = _leaving(connection, job, leaving) if leaving else _evicted(connection, job)
+            return JobInput(tuple(evicted), _previous(connection, job), _request(connection, job.sid), leaving)
 
         return await self._database.snapshot(load)
 
@@ -131,13 +146,17 @@ class SqlJobs:
         """Keep the lease; `LostLease` when it is somebody else's by now."""
         await self._database.write(lambda connection: _change_mine(connection, job, lease_until_ms=now_ms + lease_ms))
 
-    async def commit(self, job: Job, version: Version, *, reason: str | None, now_ms: int) -> int:
-        """Put a new version in force over its base; the number it got.
+    async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int:
+        """Put a new version in force over its base, and let go what was planned to leave with it; the number it got.
 
         Raises:
             LostLease: another worker has the job, or another version took force: nothing was changed.
         """
-        return await self._database.write(lambda connection: _commit(connection, job, version, reason, now_ms))
+        return await self._database.write(lambda connection: _commit(connection, job, version, leaving, reason, now_ms))
+
+    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
+        """End a planned compaction that comes to nothing: everything is as it was before; `LostLease` when it was not ours any more."""
+        await self._database.write(lambda connection: _end(connection, job, ending, reason, detail, now_ms))
 
     async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
         """Return a job whose attempt failed, to be tried again; `LostLease` when it was not ours any more."""
@@ -181,12 +200,14 @@ def _change_mine(connection: Connection, job: Job, **values: Any) -> None:
         raise LostLease(job.compaction_ids[-1])
 
 
-def _commit(connection: Connection, job: Job, version: Version, reason: str | None, now_ms: int) -> int:
+def _commit(connection: Connection, job: Job, version: Version, leaving: Eviction | None, reason: str | None, now_ms: int) -> int:
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
     if session is None or session.version != job.base_version:
         raise LostLease(job.compaction_ids[-1])
     session.versions += 1
-    number, draft = session.versions, version.draft
+    number, draft, records = session.versions, version.draft, Records()
+    if leaving is not None:
+        leave(connection, session, int(job.compaction_ids[-1]), leaving, records)
     _change_mine(
         connection, job, status="committed", is_covered=True, lease_until_ms=None, version=number, reason=reason, finished_at_ms=now_ms,
         tokens_after=session.live_tokens + version.tokens,
@@ -195,7 +216,6 @@ def _commit(connection: Connection, job: Job, version: Version, reason: str | No
     before = _tokens_before(connection, job)
     session.version, session.summary_tokens = number, version.tokens
     session.revision += 1
-    records = Records()
     records.seal(
         session,
         "summary_done",
@@ -222,14 +242,33 @@ def _commit(connection: Connection, job: Job, version: Version, reason: str | No
     return number
 
 
+_ENDED_AS = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}
+"""The phase of the audit that tells of an ending."""
+
+
+def _end(connection: Connection, job: Job, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    _change_mine(connection, job, status=str(ending), lease_until_ms=None, reason=reason, finished_at_ms=now_ms)
+    if session is None:
+        raise LostLease(job.compaction_ids[-1])
+    records, newest = Records(), int(job.compaction_ids[-1])
+    records.seal(session, _ENDED_AS[ending], at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, detail=detail[:300])
+    if ending is not Ending.STALE:
+        records.tell(session, "compaction.failed", compaction_id=str(newest), reason=reason, attempts=job.attempt, next_attempt_at=None)
+    records.write(connection)
+    write_back(connection, [session])
+
+
 def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms: int, now_ms: int, records: Records) -> Job | None:
     rows = _TO_WRITE.rows(connection, session.sid)
-    if not rows or any(status == "running" and lease_until_ms > now_ms for _, status, *_, lease_until_ms in rows):
+    if not rows or any(status == "running" and lease_until_ms > now_ms for _, status, _, _, lease_until_ms, *_ in rows):
         return None
-    ids, _, fences, attempts, _ = zip(*rows, strict=True)
+    # What has left already comes first; what is only planned is summarised by itself.
+    rows = [row for row in rows if row[5] is not None] or rows
+    ids, _, fences, attempts, _, positions, triggers, budgets = zip(*rows, strict=True)
     fence, attempt = max(fences) + 1, max(attempts) + 1
     values = {"status": "running", "fence": fence, "attempts": attempt, "lease_until_ms": now_ms + lease_ms}
-    connection.execute(update(compactions).where(*_to_write).values(**values), {"of_sid": session.sid})
+    connection.execute(update(compactions).where(compactions.c.compaction_id.in_(ids)).values(**values))
     records.seal(
         session,
         "summary_start",
@@ -241,7 +280,8 @@ def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms:
         model=session.model,
     )
     named = tuple(CompactionId(str(one)) for one in ids)
-    return Job(session.key, session.sid, named, fence, attempt, session.version, policy, session.model)
+    plan = Due(Trigger(triggers[-1]), budgets[-1]) if positions[-1] is None else None
+    return Job(session.key, session.sid, named, fence, attempt, session.version, policy, session.model, plan)
 
 
 def _evicted(connection: Connection, job: Job) -> list[Evicted]:
@@ -249,6 +289,13 @@ def _evicted(connection: Connection, job: Job) -> list[Evicted]:
     for compaction_id, first, last in _RANGES.rows(connection, _ids(job)):
         rows += _EVICTED.rows(connection, job.sid, first, last, compaction_id)
     return sorted((Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows), key=lambda one: one.message.position)
+
+
+def _leaving(connection: Connection, job: Job, leaving: Eviction) -> list[Evicted]:
+    """The texts of what is about to leave."""
+    wanted = {message.position for message in leaving.evicted}
+    rows = _STILL_LIVE.rows(connection, job.sid, leaving.evicted[0].position, leaving.evicted[-1].position)
+    return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows if row[1] in wanted]
 
 
 def _previous(connection: Connection, job: Job) -> Previous | None:

@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0002"
+REVISION = "0003"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -99,8 +99,14 @@ sessions = Table(
     Column("last_event_at_ms", Big),
     # Counts the changes to messages after they were evicted: who knows such messages need not read them again.
     Column("evicted_changes", Big, nullable=False, server_default=text("0")),
+    # Rounds that began since the last eviction.
+    Column("rounds", Big, nullable=False, server_default=text("0")),
+    # When the session will have been idle for as long as its policy says; null where that is not asked for, or was acted on.
+    Column("idle_at_ms", Big),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
+    # The sessions that fall idle next.
+    Index("ix_sessions_idle", "idle_at_ms", sqlite_where=text("idle_at_ms IS NOT NULL"), postgresql_where=text("idle_at_ms IS NOT NULL")),
     sqlite_autoincrement=True,
 )
 
@@ -188,6 +194,9 @@ compactions = Table(
     Column("status", Text, nullable=False),
     # Whether the summary in force speaks for its messages.
     Column("is_covered", Boolean, nullable=False, server_default=false()),
+    # The limit of the trigger that fired, in tokens.
+    Column("budget_tokens", Big, nullable=False, server_default=text("0")),
+    # Null while nothing has left: the messages of such a row leave when its summary stands.
     Column("first_position", Big),
     Column("last_position", Big),
     Column("messages_evicted", Integer, nullable=False),

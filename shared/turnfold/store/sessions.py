@@ -10,6 +10,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import SEALED_FIELDS, seal
+from turnfold.core.eviction import Load
 from turnfold.core.precedence import Wishes
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.bulk import BulkInsert, PreparedIn, PreparedPairs, bulk_update
@@ -18,7 +19,7 @@ from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
-    "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes",
+    "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms",
 )  # fmt: skip
 
 
@@ -44,7 +45,14 @@ class SessionRow:
     audit_hash: str
     last_event_at_ms: int | None
     evicted_changes: int
+    rounds: int
+    idle_at_ms: int | None
     summary_tokens: int
+
+    @property
+    def load(self) -> Load:
+        """What the triggers look at."""
+        return Load(self.live_messages, self.live_tokens, self.rounds)
 
     @property
     def window_tokens(self) -> int:

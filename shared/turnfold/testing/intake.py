@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger
+from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, idle_at_ms
 from turnfold.core.precedence import Wishes
-from turnfold.core.presets import Mode, preset_named
+from turnfold.core.presets import Commit, Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
 from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Ingested, Rules
@@ -36,6 +36,9 @@ class MemoryIntake:
                 new.append(arrival)
                 new_seqs.setdefault(session.key, []).append(arrival.stream_seq)
                 session.last_event_at_ms = max(session.last_event_at_ms or 0, arrival.at_ms)
+                session.rounds += 0 if arrival.is_meta else sum(message.role == "user" for message in arrival.messages)
+                policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
+                session.idle_at_ms = idle_at_ms(session.last_event_at_ms, policy)
             elif known.key != session.key or not _says_the_same(known, arrival):
                 letters.append(_refused(arrival))
                 continue
@@ -66,7 +69,13 @@ class MemoryIntake:
     def _evict(self, session: Session, new_seqs: Sequence[int], rules: Rules) -> int:
         policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         live = session.live
-        done = rules.evictions([one.message for one in live], new_seqs, policy, rules.model_window(session.model, policy))
+        window = rules.model_window(session.model, policy)
+        if policy.commit is Commit.ON_SUMMARY:
+            due, before = rules.due(session.live_load, policy, window), len(session.compactions)
+            if due is not None:
+                _plan(self._memory, session, due, rules, session.last_event_at_ms or 0)
+            return len(session.compactions) - before
+        done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window)
         for eviction in done:
             _open(self._memory, session, eviction, live, rules)
         return len(done)
@@ -84,6 +93,25 @@ class MemoryIntake:
                 rows.append(
                     DeadLetterRow(len(rows) + 1, one.at_ms, one.subject, one.stream_seq, one.reason, one.detail, one.size_bytes, None)
                 )
+
+
+class MemoryIdle:
+    """See `turnfold.ports.IdleStore`."""
+
+    _memory: Memory
+
+    async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
+        """Look at sessions that have fallen idle; how many were looked at."""
+        idle = [one for one in self._memory.sessions.values() if one.idle_at_ms is not None and one.idle_at_ms <= now_ms][:limit]
+        for session in idle:
+            session.idle_at_ms = None
+            if rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes).mode is Mode.AUTO:
+                _evict_now(self._memory, session, Due(Trigger.IDLE, 0), rules, now_ms)
+        return len(idle)
+
+    async def next_idle_ms(self) -> int | None:
+        """When the next session falls idle."""
+        return min((one.idle_at_ms for one in self._memory.sessions.values() if one.idle_at_ms is not None), default=None)
 
 
 class MemoryChanges:
@@ -125,10 +153,31 @@ class MemoryChanges:
 def _evict_now(memory: Memory, session: Session, due: Due, rules: Rules, now_ms: int) -> CompactionId | None:
     live, load = session.live, session.live_load
     policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
+    if policy.commit is Commit.ON_SUMMARY:
+        return _plan(memory, session, due, rules, now_ms)
     decision = rules.decide([one.message for one in live], policy, due.trigger, now_ms)
     if not isinstance(decision, Evict):
         return None
     return _open(memory, session, Eviction(due, decision.evicted, len(live), load, now_ms), live, rules)
+
+
+def _plan(memory: Memory, session: Session, due: Due, rules: Rules, at_ms: int) -> CompactionId | None:
+    """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is."""
+    for row in session.compactions:
+        if row.is_plan and row.is_open:
+            return row.compaction_id
+    policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
+    if not isinstance(rules.decide([one.message for one in session.live], policy, due.trigger, at_ms), Evict):
+        return None
+    failures = list(takewhile(lambda row: row.status in ("rejected", "failed"), reversed(session.compactions)))[:8]
+    rests_until = (failures[0].finished_at_ms or 0) + cooldown_ms(len(failures)) if failures and due.trigger is not Trigger.REQUEST else 0
+    row = Compaction(
+        CompactionId(str(rules.new_id())), len(session.compactions) + 1, str(due.trigger), frozenset(), 0, session.window_tokens, "", 0,
+        at_ms, max(at_ms + SUMMARY_DELAY_MS, rests_until), budget_tokens=due.budget_tokens, is_plan=True,
+    )  # fmt: skip
+    session.compactions.append(row)
+    memory.seal(session, "selective_start", at_ms=at_ms, compaction_id=row.compaction_id, tokens_before=row.tokens_before)
+    return row.compaction_id
 
 
 def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[Kept], rules: Rules) -> CompactionId:
@@ -149,8 +198,15 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
         eviction.at_ms + SUMMARY_DELAY_MS,
     )
     session.compactions.append(row)
+    tell_eviction(memory, session, row, eviction)
+    return row.compaction_id
+
+
+def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: Eviction) -> None:
+    """Say that messages have left under this row."""
     session.revision += 1
-    before = row.tokens_before
+    session.rounds -= eviction.load.rounds
+    before, evicted = row.tokens_before, eviction.evicted
     memory.seal(session, "evicted", at_ms=eviction.at_ms, compaction_id=row.compaction_id, tokens_before=before, trigger=row.trigger)
     memory.tell(
         session,
@@ -160,9 +216,8 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
         original_count=eviction.live,
         compressed_count=eviction.live - len(evicted),
         estimated_tokens=before - sum(message.tokens for message in evicted if not message.role.is_system),
-        budget_tokens=due.budget_tokens,
+        budget_tokens=eviction.due.budget_tokens,
     )
-    return row.compaction_id
 
 
 def _says_the_same(known: Arrival, again: Arrival) -> bool:

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from turnfold.core.eviction import Due, Evict, Eviction, Trigger, decide, load_of
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
-from turnfold.ports import Evicted, Job, JobInput, StoredSummary, Version
+from turnfold.ports import Ending, Evicted, Job, JobInput, StoredSummary, Version
+from turnfold.testing.intake import tell_eviction
 from turnfold.testing.kept import Compaction, Memory, Session
 
 
@@ -24,33 +27,44 @@ class MemoryJobs:
 
     def _take(self, session: Session, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Job:
         rows = [row for row in session.compactions if row.is_open]
+        rows = [row for row in rows if not row.is_plan] or rows
         fence, attempt = 1 + max(row.fence for row in rows), 1 + max(row.attempts for row in rows)
         for row in rows:
             row.status, row.fence, row.attempts, row.lease_until_ms = "running", fence, attempt, now_ms + lease_ms
         ids = tuple(row.compaction_id for row in rows)
         self._memory.seal(session, "summary_start", at_ms=now_ms, compaction_id=ids[-1], attempt=attempt)
         in_force = policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
-        return Job(session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model)
+        newest = rows[-1]
+        plan = Due(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None
+        return Job(session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model, plan)
 
-    async def load(self, job: Job) -> JobInput:
+    async def load(self, job: Job, *, now_ms: int) -> JobInput:
         """Read what a claimed job summarises."""
         session = self._memory.sessions[job.key]
-        evicted = [Evicted(one.message, one.is_error, one.body) for one in session.kept if one.message.compaction_id in job.compaction_ids]
+        leaving = _planned(session, job, job.planned, now_ms) if job.planned else None
+        chosen = {one.position for one in leaving.evicted} if leaving else set[int]()
+        evicted = [
+            Evicted(one.message, one.is_error, one.body)
+            for one in session.kept
+            if one.message.position in chosen or one.message.compaction_id in job.compaction_ids
+        ]
         base = next((one for one in session.summaries if one.version == job.base_version), None)
         previous = Previous(base.text, json.loads(base.sections), tuple(json.loads(base.ledger))) if base else None
         requests = [one.body for one in session.live if one.message.is_request]
-        return JobInput(tuple(evicted), previous, requests[-1] if requests else None)
+        return JobInput(tuple(evicted), previous, requests[-1] if requests else None, leaving)
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None:
         """Keep the lease."""
         for row in self._rows(job):
             row.lease_until_ms = now_ms + lease_ms
 
-    async def commit(self, job: Job, version: Version, *, reason: str | None, now_ms: int) -> int:
+    async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int:
         """Put a new version in force over its base; the number it got."""
         session, rows = self._memory.sessions[job.key], self._rows(job)
         if session.version != job.base_version:
             raise LostLease(job.compaction_ids[-1])
+        if leaving is not None:
+            self._leave(session, rows[-1], leaving)
         before, number = rows[0].tokens_before, len(session.summaries) + 1
         for row in rows:
             row.status, row.is_covered, row.version, row.reason = "committed", True, number, reason
@@ -66,6 +80,26 @@ class MemoryJobs:
         )
         self._memory.tell(session, "summary.updated", version=number, kind=version.draft.kind, **told)
         return number
+
+    def _leave(self, session: Session, row: Compaction, leaving: Eviction) -> None:
+        ids = {message.message_id for message in leaving.evicted}
+        if not ids <= {one.message.message_id for one in session.live}:
+            raise LostLease(row.compaction_id)
+        leaving = replace(leaving, load=session.live_load)
+        row.tokens_before, row.tokens_evicted = session.window_tokens, sum(message.tokens for message in leaving.evicted)
+        row.evicted, row.is_plan = frozenset(ids), False
+        tell_eviction(self._memory, session, row, leaving)
+
+    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
+        """End a planned compaction that comes to nothing."""
+        session, newest = self._memory.sessions[job.key], job.compaction_ids[-1]
+        for row in self._rows(job):
+            row.status, row.lease_until_ms, row.reason, row.finished_at_ms = str(ending), None, reason, now_ms
+        phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[ending]
+        self._memory.seal(session, phase, at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
+        if ending is not Ending.STALE:
+            told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": None}
+            self._memory.tell(session, "compaction.failed", **told)
 
     async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
         """Return a job whose attempt failed, to be tried again."""
@@ -86,6 +120,12 @@ class MemoryJobs:
         if any(row.status != "running" or row.fence != job.fence for row in rows):
             raise LostLease(job.compaction_ids[-1])
         return rows
+
+
+def _planned(session: Session, job: Job, due: Due, now_ms: int) -> Eviction | None:
+    live = [one.message for one in session.live]
+    decision = decide(live, job.policy, due.trigger, now_ms=now_ms)
+    return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
 
 
 def _due_since(session: Session, now_ms: int) -> int | None:

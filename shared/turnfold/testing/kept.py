@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class Compaction:
-    """An eviction that is also a job; `evicted` names its messages."""
+    """An eviction that is also a job; `evicted` names its messages: none yet where they leave with their summary (`is_plan`)."""
 
     compaction_id: CompactionId
     ordinal: int
@@ -40,6 +40,8 @@ class Compaction:
     version: int | None = None
     tokens_after: int | None = None
     finished_at_ms: int | None = None
+    budget_tokens: int = 0
+    is_plan: bool = False
 
     @property
     def messages_evicted(self) -> int:
@@ -79,6 +81,8 @@ class Session:
     audit: list[AuditRow] = field(default_factory=list)
     revision: int = 0
     last_event_at_ms: int | None = None
+    rounds: int = 0
+    idle_at_ms: int | None = None
 
     @property
     def in_stream_order(self) -> list[Arrival]:
@@ -123,9 +127,9 @@ class Session:
 
     @property
     def live_load(self) -> Load:
-        """The live messages that count for the triggers."""
+        """What the triggers look at."""
         counted = [one.message.tokens for one in self.live if not one.message.role.is_system]
-        return Load(len(counted), sum(counted))
+        return Load(len(counted), sum(counted), self.rounds)
 
     @property
     def window_tokens(self) -> int:
@@ -135,7 +139,7 @@ class Session:
     @property
     def pending(self) -> list[Compaction]:
         """Evictions that no summary speaks for yet."""
-        return [row for row in self.compactions if not row.is_covered]
+        return [row for row in self.compactions if not row.is_covered and not row.is_plan]
 
     def original(self, one: Kept) -> Original:
         """A message as a history shows it."""

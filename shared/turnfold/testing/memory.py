@@ -16,7 +16,7 @@ from turnfold.ports import (
     StoredSummary,
     WindowFacts,
 )
-from turnfold.testing.intake import MemoryChanges, MemoryIntake
+from turnfold.testing.intake import MemoryChanges, MemoryIdle, MemoryIntake
 from turnfold.testing.jobs import MemoryJobs
 from turnfold.testing.kept import Memory, Session
 
@@ -123,7 +123,7 @@ class MemoryOutbox:
         self._memory.outbox = [notice for notice in self._memory.outbox if notice.outbox_id not in gone]
 
 
-class MemoryStore(MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryOutbox):
+class MemoryStore(MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryOutbox, MemoryIdle):
     """All ports over one memory. Each method runs without interruption, so each is one transaction."""
 
     def __init__(self) -> None:
