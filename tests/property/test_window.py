@@ -13,7 +13,7 @@ from turnfold.core.blocks import group, newest_request
 from turnfold.core.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
 from turnfold.core.growth import Growth
 from turnfold.core.pieces import Shown
-from turnfold.core.presets import Mode, Policy
+from turnfold.core.presets import PRESETS, Mode, Policy
 from turnfold.core.sendable import faults
 from turnfold.core.window import Asked, Plan, grown, plan, planned
 from turnfold.core.wrapping import Placement
@@ -78,6 +78,7 @@ policies = st.sampled_from(
         Policy(low_water_ratio=1.0),
         Policy(low_water_ratio=0.5, keep_tool_blocks=1),
         Policy(result_max_tokens=40, arguments_max_tokens=40),
+        *PRESETS.values(),
     ]
 )
 placements = st.sampled_from(Placement)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turnfold.core.blocks import group, newest_request, newest_system
 from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger, decide, due, evictions, token_trigger
-from turnfold.core.presets import DEFAULT_PRESET, PRESETS, Mode, Policy, Style
+from turnfold.core.presets import DEFAULT_PRESET, PRESETS, Commit, Mode, Policy, Style
 from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
 
 POLICY = Policy(
@@ -338,3 +338,42 @@ def test_balanced_is_the_default_and_takes_fifty_messages_or_three_fifths_of_the
     assert 52 - len(evicted(said(*rounds(26), tokens=100), policy)) == 26
     assert 52 - len(evicted(said(*rounds(26), tokens=1_400), policy)) == 16
     assert 52 - len(evicted(said(*rounds(26), tokens=9_000), policy)) == 10
+
+
+@pytest.mark.proves("P3", "E3")
+def test_selective_keeps_twelve_rounds_and_five_tool_blocks_and_lets_go_only_with_a_summary() -> None:
+    policy = PRESETS["selective"]
+    talk = rounds(20)
+    work = ["user", *steps(9), "assistant"]
+
+    assert due(Load(10**6, 85_000), policy, model_window=100_000) is None
+    assert due(Load(1, 85_001), policy, model_window=100_000) == Due(Trigger.TOKENS, 85_000)
+    assert evicted(said(*talk, tokens=1_000), policy, Trigger.TOKENS) == list(range(1, 17))
+    # Of nine steps in the newest round the oldest four leave; the request and the talk stay.
+    assert evicted(said(*work, tokens=1_000), policy, Trigger.TOKENS) == list(range(2, 10))
+    assert (policy.commit, policy.arguments_max_tokens, policy.result_max_tokens, policy.preview_tokens) == (
+        Commit.ON_SUMMARY, 500, 600, 200,
+    )  # fmt: skip
+
+
+@pytest.mark.proves("P4")
+def test_adaptive_evicts_nothing_by_itself_and_keeps_the_last_round() -> None:
+    policy = PRESETS["adaptive"]
+
+    assert due(Load(10**6, 10**9, 10**6), policy, model_window=128_000) is None
+    assert evicted(said(*rounds(20)), policy, Trigger.REQUEST) == list(range(1, 39))
+    assert not policy.uses_model
+
+
+@pytest.mark.proves("P5")
+def test_rolling_lets_the_oldest_go_every_ten_rounds_and_keeps_ten_messages() -> None:
+    policy = PRESETS["rolling"]
+    live = said(*rounds(30))
+
+    assert due(Load(10**6, 10**9, 9), policy, model_window=128_000) is None
+    done = evictions(live, [message.stream_seq for message in live], 30, policy, model_window=128_000)
+
+    assert [one.due.trigger for one in done] == [Trigger.ROUNDS] * 3
+    assert [one.at_ms for one in done] == [19, 39, 59]
+    assert all(one.live - len(one.evicted) in (10, 11) for one in done)
+    assert policy.style is Style.STRUCTURED
