@@ -5,12 +5,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.system import System, running_system
+from turnfold.core.presets import PRESETS, Policy
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -179,3 +181,29 @@ def test_what_a_test_proves_is_not_called_missing() -> None:
 def proved_in(path: Path) -> set[str]:
     """The ids that the tests of a file prove."""
     return {id for marked in PROVED.findall(path.read_text(encoding="utf-8")) for id in re.findall(r'"([A-Z]\d+)"', marked)}
+
+
+@pytest.mark.proves("P1", "P2", "P3", "P4", "P5", "P6")
+def test_the_page_on_presets_lists_every_number_in_which_they_differ() -> None:
+    page = (ROOT / "docs" / "presets.md").read_text()
+
+    told = page.partition("<!-- numbers of the presets -->\n\n")[2]
+
+    assert told == _numbers_of_presets()
+
+
+def _numbers_of_presets() -> str:
+    names = ["balanced", *sorted(set(PRESETS) - {"balanced"})]
+    rows = [f"| number | {' | '.join(f'`{name}`' for name in names)} |", f"|---|{'---|' * len(names)}"]
+    for field in fields(Policy):
+        values = [getattr(PRESETS[name], field.name) for name in names]
+        if len(set(values)) > 1:
+            shown = ["" if number and value == values[0] else _shown(value) for number, value in enumerate(values)]
+            rows.append(f"| `{field.name}` | {' | '.join(shown)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
