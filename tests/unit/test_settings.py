@@ -112,7 +112,7 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
         ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "nan"}, "a number of seconds above 0"),
         ({"TURNFOLD_MODE": "sometimes"}, "it is one of off, manual, auto"),
         ({"TURNFOLD_LOG_LEVEL": "loud"}, "it is one of debug, info"),
-        ({"TURNFOLD_PRESET": "balance"}, "no preset is called 'balance'; there are balanced"),
+        ({"TURNFOLD_PRESET": "balance"}, "no preset is called 'balance'; there are adaptive, balanced"),
         ({"TURNFOLD_POLICY__KEEP_TOKENS": "many"}, "keep_tokens cannot be 'many'"),
         ({"TURNFOLD_POLICY__SOFT_RATIO": "2"}, "soft_ratio is 2"),
         ({"TURNFOLD_DATABASE_URL": "postgres://me:secret@host/db"}, r"begins with sqlite\+aiosqlite:// or postgresql\+asyncpg://"),
