@@ -153,13 +153,15 @@ class Evicted(NamedTuple):
 class JobInput:
     """What a job summarises; `newest_request` is the JSON text of the newest live user message.
 
-    `leaving` is the eviction that a planned compaction comes to, if it comes to any; its messages are still live.
+    `leaving` is the eviction that a planned compaction comes to, if it comes to any; its messages are still live. `depth`
+    is how many versions the new one will be away from the originals: 1 when all it speaks for is among `evicted`.
     """
 
     evicted: tuple[Evicted, ...]
     previous: Previous | None
     newest_request: str | None
     leaving: Eviction | None = None
+    depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class Version:
     tokens: int
     text_tokens: int
     cuts: str
+    depth: int = 1
 
 
 class Ending(StrEnum):

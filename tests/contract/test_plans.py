@@ -1,6 +1,7 @@
 """Compactions that let messages go only when their summary stands, in every store; and those that time and rounds bring about."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -213,3 +214,39 @@ async def test_an_idle_session_with_little_to_win_is_left_as_it_is(stores: Store
 
     assert (await stores.facts()).pending == ()
     assert await stores.idle.next_idle_ms() is None
+
+
+# --- from the originals again
+
+
+@pytest.mark.proves("S9", "P5")
+async def test_every_so_many_versions_the_originals_are_read_again(stores: Stores) -> None:
+    await override(stores, rebuild_every_versions=3)
+    depths, read, covered = [], [], []
+    for number in range(7):
+        await stores.ingest(*turns(1 + 10 * number, 7))
+        (job,) = await stores.claim(NOON + 1_000)
+        given = await stores.jobs.load(job, now_ms=NOON + 1_000)
+        depths.append(given.depth)
+        read.append(len(given.evicted))
+        assert (given.previous is None) == (given.depth == 1)
+        await stores.jobs.commit(job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000)
+        covered.append((await states(stores)).count(State.COVERED))
+
+    assert depths == [1, 2, 3, 1, 2, 3, 1]
+    assert [read[3], read[6]] == [covered[3], covered[6]]
+    assert all(read[number] < covered[number] for number in (1, 2, 4, 5))
+
+
+@pytest.mark.proves("S9")
+async def test_originals_that_are_too_many_are_not_read_again(stores: Stores) -> None:
+    await override(stores, rebuild_every_versions=1, rebuild_max_tokens=50)
+    depths = []
+    for number in range(3):
+        await stores.ingest(*turns(1 + 10 * number, 7))
+        (job,) = await stores.claim(NOON + 1_000)
+        given = await stores.jobs.load(job, now_ms=NOON + 1_000)
+        depths.append(given.depth)
+        await stores.jobs.commit(job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000)
+
+    assert depths == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Sessions count their rounds and know when they fall idle; compactions keep the limit that made them due."""
+"""Sessions count their rounds and know when they fall idle, compactions keep their limit, versions how far the originals are behind."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -23,10 +23,12 @@ def upgrade() -> None:
         postgresql_where=sa.text("idle_at_ms IS NOT NULL"),
     )
     op.add_column("compactions", sa.Column("budget_tokens", BIG, nullable=False, server_default=sa.text("0")))
+    op.add_column("summaries", sa.Column("depth", sa.Integer(), nullable=False, server_default=sa.text("1")))
 
 
 def downgrade() -> None:
     """Forget it."""
+    op.drop_column("summaries", "depth")
     op.drop_column("compactions", "budget_tokens")
     op.drop_index("ix_sessions_idle", "sessions")
     op.drop_column("sessions", "idle_at_ms")

@@ -86,6 +86,8 @@ class Policy:
     summary_max_tokens: int = 1_200
     summary_max_words: int = 200
     ledger_max_tokens: int = 2_000
+    rebuild_every_versions: int = 10
+    rebuild_max_tokens: int = 50_000
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -119,7 +121,7 @@ PRESETS: Mapping[str, Policy] = {
         _UNTRIGGERED, trigger_ratio=0.85, keep_rounds=12, max_live_tool_blocks=5, commit=Commit.ON_SUMMARY, view=View.PREVIEWS
     ),
     "adaptive": replace(_UNTRIGGERED, keep_rounds=1, max_messages=50, uses_model=False),
-    "rolling": replace(_UNTRIGGERED, every_rounds=10, keep_messages=10, view=View.PRIORITY),
+    "rolling": replace(_UNTRIGGERED, every_rounds=10, keep_messages=10, view=View.PRIORITY, rebuild_every_versions=5),
 }
 DEFAULT_PRESET = "balanced"
 

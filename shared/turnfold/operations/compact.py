@@ -111,7 +111,9 @@ async def _write(
             await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms())
             return RolledBack(reason)
         draft = await summarizer.summarize(_without_model(asked))
-    version = await store.commit(job, _counted(draft, asked.style, count), leaving=given.leaving, reason=reason, now_ms=now_ms())
+    version = await store.commit(
+        job, _counted(draft, asked.style, given.depth, count), leaving=given.leaving, reason=reason, now_ms=now_ms()
+    )
     return Committed(version, reason)
 
 
@@ -128,7 +130,7 @@ def _without_model(asked: SummaryJob) -> SummaryJob:
     )
 
 
-def _counted(draft: Draft, style: str, count: Count) -> Version:
+def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
     grid = Cuts.of(draft.text, count)
     ledger_tokens = sum(count(entry) + 1 for entry in draft.ledger)
     return Version(
@@ -138,6 +140,7 @@ def _counted(draft: Draft, style: str, count: Count) -> Version:
         tokens=grid.total + ledger_tokens,
         text_tokens=grid.total,
         cuts=grid.encode(),
+        depth=depth,
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, text, update
 
@@ -101,10 +101,22 @@ _AT_OR_BEFORE = Prepared(
     _named.where(_of_messages, messages.c.position <= bindparam("at")).order_by(messages.c.position.desc()), ("of_sid", "at")
 )
 _BASE = Prepared(
-    select(*(summaries.c[name] for name in ("text", "sections", "ledger", "first_position", "last_position", "messages_covered"))).where(
-        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
-    ),
+    select(
+        *(summaries.c[name] for name in ("text", "sections", "ledger", "first_position", "last_position", "messages_covered", "depth"))
+    ).where(summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")),
     ("of_sid", "number"),
+)
+_is_covered = (_of_session, text("is_covered"))
+_COVERED_TOKENS = Prepared(select(func.sum(compactions.c.tokens_evicted)).where(*_is_covered), ("of_sid",))
+_COVERED = Prepared(
+    select(*FACTS, messages.c.is_error, messages.c.body)
+    .where(
+        _of_messages,
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        messages.c.compaction_id.in_(select(compactions.c.compaction_id).where(*_is_covered)),
+    )
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last"),
 )
 
 
@@ -138,7 +150,13 @@ class SqlJobs:
         def load(connection: Connection) -> JobInput:
             leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms) if job.planned else None
             evicted = _leaving(connection, job, leaving) if leaving else _evicted(connection, job)
-            return JobInput(tuple(evicted), _previous(connection, job), _request(connection, job.sid), leaving)
+            request, base = _request(connection, job.sid), _base(connection, job)
+            if base is None:
+                return JobInput(tuple(evicted), None, request, leaving)
+            if _is_to_be_rebuilt(connection, job, base.depth):
+                originals = sorted([*_covered(connection, job, base), *evicted], key=lambda one: one.message.position)
+                return JobInput(tuple(originals), None, request, leaving)
+            return JobInput(tuple(evicted), base.previous, request, leaving, base.depth + 1)
 
         return await self._database.snapshot(load)
 
@@ -298,11 +316,36 @@ def _leaving(connection: Connection, job: Job, leaving: Eviction) -> list[Evicte
     return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows if row[1] in wanted]
 
 
-def _previous(connection: Connection, job: Job) -> Previous | None:
+class _Base(NamedTuple):
+    """The version that a new one is written on: what it says, what it covers, and how far away the originals are."""
+
+    previous: Previous
+    first_position: int
+    last_position: int
+    messages_covered: int
+    depth: int
+
+
+def _base(connection: Connection, job: Job) -> _Base | None:
     if job.base_version is None:
         return None
-    ((told, sections, ledger, *_),) = _BASE.rows(connection, job.sid, job.base_version)
-    return Previous(told, json.loads(sections), tuple(json.loads(ledger)))
+    ((told, sections, ledger, *rest),) = _BASE.rows(connection, job.sid, job.base_version)
+    return _Base(Previous(told, json.loads(sections), tuple(json.loads(ledger))), *rest)
+
+
+def _is_to_be_rebuilt(connection: Connection, job: Job, depth: int) -> bool:
+    """Whether the originals are to be read again, against drift: every so many versions, while they are not too many."""
+    every, most = job.policy.rebuild_every_versions, job.policy.rebuild_max_tokens
+    if not every or depth < every:
+        return False
+    ((tokens,),) = _COVERED_TOKENS.rows(connection, job.sid)
+    return int(tokens or 0) <= most
+
+
+def _covered(connection: Connection, job: Job, base: _Base) -> list[Evicted]:
+    """The originals of all that a version speaks for."""
+    rows = _COVERED.rows(connection, job.sid, base.first_position, base.last_position)
+    return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows]
 
 
 def _request(connection: Connection, sid: int) -> str | None:
@@ -319,9 +362,9 @@ def _tokens_before(connection: Connection, job: Job) -> int:
 def _covers(connection: Connection, job: Job) -> dict[str, Any]:
     """What the new version speaks for: what its base did, and the rows it adds."""
     ((first, last, count),) = _ADDED.rows(connection, _ids(job))
-    if job.base_version is not None:
-        ((*_, base_first, base_last, base_count),) = _BASE.rows(connection, job.sid, job.base_version)
-        first, last, count = min(first, base_first), max(last, base_last), count + base_count
+    base = _base(connection, job)
+    if base is not None:
+        first, last, count = min(first, base.first_position), max(last, base.last_position), count + base.messages_covered
     return {
         "first_position": first,
         "last_position": last,
@@ -357,6 +400,7 @@ def _summary_row(job: Job, version: Version, number: int, covers: dict[str, Any]
         "tokens": version.tokens,
         "text_tokens": version.text_tokens,
         "cuts": version.cuts or None,
+        "depth": version.depth,
         "created_at_ms": now_ms,
         **covers,
     }

@@ -250,6 +250,8 @@ summaries = Table(
     Column("covers_first", Text, nullable=False),
     Column("covers_last", Text, nullable=False),
     Column("messages_covered", Big, nullable=False),
+    # How many versions ago one was written from the originals; that one is 1.
+    Column("depth", Integer, nullable=False, server_default=text("1")),
     Column("created_at_ms", Big, nullable=False),
     CheckConstraint("kind IN ('llm', 'extractive')", name="kind"),
     CheckConstraint("version > 0 AND (base_version IS NULL OR base_version < version)", name="version"),

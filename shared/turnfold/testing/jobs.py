@@ -51,7 +51,21 @@ class MemoryJobs:
         base = next((one for one in session.summaries if one.version == job.base_version), None)
         previous = Previous(base.text, json.loads(base.sections), tuple(json.loads(base.ledger))) if base else None
         requests = [one.body for one in session.live if one.message.is_request]
-        return JobInput(tuple(evicted), previous, requests[-1] if requests else None, leaving)
+        request = requests[-1] if requests else None
+        if base is None:
+            return JobInput(tuple(evicted), None, request, leaving)
+        policy, depth = job.policy, session.depths[base.version]
+        covered = [row for row in session.compactions if row.is_covered]
+        is_due = policy.rebuild_every_versions and depth >= policy.rebuild_every_versions
+        if is_due and sum(row.tokens_evicted for row in covered) <= policy.rebuild_max_tokens:
+            again = {row.compaction_id for row in covered} | set(job.compaction_ids)
+            evicted = [
+                Evicted(one.message, one.is_error, one.body)
+                for one in session.kept
+                if one.message.position in chosen or one.message.compaction_id in again
+            ]
+            return JobInput(tuple(evicted), None, request, leaving)
+        return JobInput(tuple(evicted), previous, request, leaving, depth + 1)
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None:
         """Keep the lease."""
@@ -72,6 +86,7 @@ class MemoryJobs:
             row.tokens_after = session.live_load.tokens + version.tokens
         session.summaries.append(_stored(session, job, version, number, now_ms))
         session.version = number
+        session.depths[number] = version.depth
         session.revision += 1
         newest, after = job.compaction_ids[-1], session.window_tokens
         told = {"tokens_before": before, "tokens_after": after}

@@ -81,6 +81,7 @@ class Session:
     audit: list[AuditRow] = field(default_factory=list)
     revision: int = 0
     last_event_at_ms: int | None = None
+    depths: dict[int, int] = field(default_factory=dict)
     rounds: int = 0
     idle_at_ms: int | None = None
 
