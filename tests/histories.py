@@ -40,6 +40,7 @@ class Said:
     priority: Priority = Priority.NORMAL
     is_pending: bool = False
     is_truncated: bool = False
+    is_error: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def history(
                 is_meta=one.is_meta,
                 is_irregular=measured.is_irregular,
                 is_truncated=one.is_truncated,
+                is_error=one.is_error,
                 cuts=measured.cuts,
                 compaction_id=ROW if one.is_pending else None,
             )

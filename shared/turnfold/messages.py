@@ -103,6 +103,7 @@ class Message:
     cuts: str = ""
     created_at_ms: int = 0
     compaction_id: CompactionId | None = None
+    is_error: bool = False
 
     @property
     def message_id(self) -> MessageId:

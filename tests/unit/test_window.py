@@ -474,11 +474,39 @@ def test_under_a_tiny_budget_the_summary_is_cut_before_the_request() -> None:
         (8_192, {}, 4_096),
         (1_000, {}, 1_000),
         (0, {}, 4_096),
-        (100_000, {"reserve_ratio": 0.15, "system_tokens": 1_000}, 82_000),
     ],
 )
 def test_a_budget_is_what_the_model_leaves(window: int, more: dict[str, float], expected: int) -> None:
     assert budget_of(max_tokens=None, model_window=window, policy=BALANCED, **more) == expected  # type: ignore[arg-type] # a table of keywords
+
+
+@pytest.mark.proves("W2", "C14")
+@pytest.mark.parametrize(
+    ("window", "more", "expected"),
+    [
+        (100_000, {"system_tokens": 1_000}, 82_000),
+        (100_000, {"system_tokens": 1_000, "tools_tokens": 500, "max_output_tokens": 64_000}, 81_500),
+        (5_000, {}, 4_096),
+        (4_000, {}, 3_400),
+        (0, {}, 4_096),
+    ],
+)
+def test_a_reserve_leaves_its_share_of_the_window_free(window: int, more: dict[str, int], expected: int) -> None:
+    reserving = Policy(reserve_ratio=0.15)
+
+    assert budget_of(max_tokens=None, model_window=window, policy=reserving, **more) == expected
+
+
+@pytest.mark.proves("W2", "L6")
+@pytest.mark.parametrize("tokens", [40, 900, 4_000, 30_000])
+@pytest.mark.parametrize("window", [16_000, 64_000, 128_000])
+def test_twenty_tool_rounds_of_any_size_stay_within_85_percent_of_the_window(tokens: int, window: int) -> None:
+    reserving = Policy(reserve_ratio=0.15)
+    session = history([Said(user("look at everything")), *tool_rounds(20, tokens)])
+
+    made = asked_of(session, budget_of(max_tokens=None, model_window=window, policy=reserving), reserving)
+
+    assert made.tokens <= 0.85 * window
 
 
 @pytest.mark.proves("W2", "C14")

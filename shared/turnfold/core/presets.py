@@ -70,6 +70,8 @@ class Policy:
     max_output_tokens: int = 8_192
     margin_tokens: int = 4_096
     floor_tokens: int = 4_096
+    reserve_ratio: float = 0.0
+    max_chars: int = 0
     low_water_ratio: float = 0.85
     max_messages: int = 0
     soft_ratio: float = 0.3

@@ -78,7 +78,7 @@ def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
                 return bodies[message.position]
             if form.line is not None and call is not None:
                 return _result(call.call_id, form.line)
-            return _written(_shortened(entry, json.loads(bodies[message.position])))
+            return json_text(_shortened(entry, json.loads(bodies[message.position])))
 
 
 def _shortened(shown: Shown, body: dict[str, Any]) -> dict[str, Any]:
@@ -118,17 +118,17 @@ def shortened_text(text: str, cut: TextCut) -> str:
 
 def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int) -> str:
     """Arguments within so many tokens that are still a JSON object: each long text in them cut short, else a preview of all."""
-    written = arguments if isinstance(arguments, str) else _written(arguments)
+    written = arguments if isinstance(arguments, str) else json_text(arguments)
     mark = f"[TRUNCATED original~{original_tokens} tokens]"
     try:
         found = json.loads(written)
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
-        best = _longest(lambda characters: _written(_clipped(found, characters, mark)), 400, max_tokens)
+        best = _longest(lambda characters: json_text(_clipped(found, characters, mark)), 400, max_tokens)
         if best is not None:
             return best
-    preview = _longest(lambda characters: _written({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens)
+    preview = _longest(lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens)
     return preview if preview is not None else "{}"
 
 
@@ -165,7 +165,7 @@ def _appended(body: str, text: str) -> str:
         message["content"] = [*content, {"type": "text", "text": text}]
     else:
         message["content"] = text
-    return _written(message)
+    return json_text(message)
 
 
 @lru_cache(maxsize=128)
@@ -175,14 +175,14 @@ def _digests(digests: tuple[str, ...]) -> str:
 
 
 def _message(role: str, content: str) -> str:
-    return _written({"role": role, "content": content})
+    return json_text({"role": role, "content": content})
 
 
 def _result(call_id: str, content: str) -> str:
-    return _written({"role": "tool", "tool_call_id": call_id, "content": content})
+    return json_text({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
-def _written(value: object) -> str:
+def json_text(value: object) -> str:
     """Compact JSON that can be encoded: what holds half a character pair is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:

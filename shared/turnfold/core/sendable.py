@@ -1,5 +1,6 @@
 """What every provider asks of a list of messages: each call answered at once, and nothing answered that was not called."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -32,3 +33,62 @@ def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     if owed:
         found.append(f"the result of {owed[0]} is missing at the end")
     return found
+
+
+_IDS: Final = re.compile(r"[a-zA-Z0-9_-]+")
+
+
+def anthropic_faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why this list may not be sent in the Anthropic shape, a sentence each; empty when it may.
+
+    Users and assistants take turns, a user first. All calls of a message are answered at the start of the next, in call
+    order. Ids are of letters that are taken and unlike one another. No text is empty.
+    """
+    found: list[str] = []
+    owed: list[str] = []
+    known: set[str] = set()
+    for index, message in enumerate(messages):
+        role, blocks = message.get("role"), message.get("content")
+        if role != ("assistant" if index % 2 else "user"):
+            found.append(f"message {index} has the role {role!r}")
+        if not isinstance(blocks, list) or not blocks:
+            found.append(f"message {index} is empty")
+            continue
+        answered = [block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"]
+        if answered != owed:
+            found.append(f"message {index} answers {answered} instead of {owed}")
+        if [block.get("type") for block in blocks[: len(answered)]] != ["tool_result"] * len(answered):
+            found.append(f"message {index} says something before its results")
+        for block in blocks:
+            found += [f"message {index}: {fault}" for fault in _block_faults(block, str(role))]
+        owed = [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
+        if len(set(owed)) < len(owed) or known & set(owed) or not all(map(_IDS.fullmatch, owed)):
+            found.append(f"message {index} calls with ids that may not be sent: {owed}")
+        known |= set(owed)
+    return [*found, f"the results of {owed} are missing at the end"] if owed else found
+
+
+def _block_faults(block: Mapping[str, Any], role: str) -> list[str]:
+    found: list[str] = []
+    kind = block.get("type")
+    if kind not in _BLOCKS.get(role, ()):
+        found.append(f"{role} holds {kind!r}")
+    if kind == "text" and not str(block.get("text")).strip():
+        found.append("a text is empty")
+    if kind == "tool_use" and not isinstance(block.get("input"), dict):
+        found.append("a call's input is no object")
+    if kind == "tool_result":
+        inner = block.get("content", [])
+        found += [fault for one in inner for fault in _block_faults(one, "result")]
+        if block.get("is_error") and not inner:
+            found.append("an error says nothing")
+    if kind in ("image", "document") and not isinstance(block.get("source"), dict):
+        found.append(f"{kind} comes from nowhere")
+    return found
+
+
+_BLOCKS: Final[Mapping[str, frozenset[str]]] = {
+    "user": frozenset({"text", "image", "document", "tool_result"}),
+    "assistant": frozenset({"text", "tool_use", "thinking", "redacted_thinking"}),
+    "result": frozenset({"text", "image", "document"}),
+}

@@ -39,12 +39,17 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a caller has room for. No `budget_tokens` means any size; `max_messages` counts all but the pinned system message."""
+    """What a caller has room for. No `budget_tokens` means any size; `max_messages` counts all but the pinned system message.
+
+    `aside_tokens` (raw counts) and `aside_messages` are kept free for what the shape of the answer may add.
+    """
 
     budget_tokens: int | None = None
     max_messages: int | None = None
     is_emergency: bool = False
     placement: Placement = Placement.SEPARATE
+    aside_tokens: int = 0
+    aside_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,8 @@ def grown(stored: Stored, asked: Asked, policy: Policy, earlier: Growth | None =
     if window.total > limits.tokens:
         raise _too_long(window.total, stored.factor, asked)
     if window.size > limits.messages:
-        raise CannotFit(f"the window needs {window.size} messages", needed_messages=window.size)
+        needed = window.size + asked.aside_messages
+        raise CannotFit(f"the window needs {needed} messages", needed_messages=needed)
     if earlier is not None and window is not earlier:
         _inherit(window, earlier)
     return window
@@ -156,21 +162,21 @@ def budget_of(
     system_tokens: int = 0,
     tools_tokens: int = 0,
     max_output_tokens: int | None = None,
-    reserve_ratio: float = 0.0,
 ) -> int:
     """How many tokens a window may take: what was asked for, else what the model's window leaves.
 
-    What the caller sends besides and the answer are taken off the model's window. The floor is never above that
-    window, unless it is 0 and says nothing.
+    What the caller sends besides and the answer are taken off the model's window; with a `reserve_ratio` a share of the
+    window is left free for the answer. The floor is never above what that leaves, unless the window is 0 and says nothing.
     """
     if max_tokens is not None:
         return max_tokens
-    if reserve_ratio:
-        budget = int((1 - reserve_ratio) * model_window) - system_tokens - RESERVE_MARGIN_TOKENS
+    most = int((1 - policy.reserve_ratio) * model_window)
+    if policy.reserve_ratio:
+        reserved = RESERVE_MARGIN_TOKENS
     else:
-        output = policy.max_output_tokens if max_output_tokens is None else max_output_tokens
-        budget = model_window - output - policy.margin_tokens - system_tokens - tools_tokens
-    return max(budget, min(policy.floor_tokens, model_window) if model_window > 0 else policy.floor_tokens)
+        reserved = policy.margin_tokens + (policy.max_output_tokens if max_output_tokens is None else max_output_tokens)
+    budget = most - reserved - system_tokens - tools_tokens
+    return max(budget, min(policy.floor_tokens, most) if model_window > 0 else policy.floor_tokens)
 
 
 def _cap(asked: Asked) -> int:
@@ -185,8 +191,8 @@ def _limits(asked: Asked, policy: Policy, factor: float) -> Limits:
     tokens = floor(cap / factor)
     while _billed(tokens, factor) > cap:
         tokens -= 1
-    caps = [cap for cap in (asked.max_messages, policy.max_messages or None) if cap is not None]
-    messages = min(caps, default=UNLIMITED)
+    tokens = max(0, tokens - asked.aside_tokens)
+    messages = min(policy.max_messages or UNLIMITED, UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages)
     return Limits(
         tokens=tokens,
         target_tokens=floor(policy.low_water_ratio * tokens),
@@ -201,7 +207,7 @@ def _billed(tokens: int, factor: float) -> int:
 
 
 def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
-    needed = _billed(tokens, factor)
+    needed = _billed(tokens + asked.aside_tokens, factor)
     if asked.is_emergency:
         needed = -(-needed * 5 // EMERGENCY_FIFTHS)
     return CannotFit(f"the smallest window of this session needs a budget of {needed} tokens", needed_tokens=needed)
@@ -234,6 +240,6 @@ def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
         digests=tuple(row for row in window.frame.rows if row in window.digested),
         parts=tuple(parts),
         account=account,
-        tokens=_billed(window.total, stored.factor),
+        tokens=_billed(window.total + asked.aside_tokens, stored.factor) if window.total else 0,
         budget_tokens=asked.budget_tokens,
     )

@@ -13,7 +13,7 @@ FACTS = [
     for name in (
         "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority",
         "is_meta", "is_irregular", "is_truncated", "calls", "answers_position", "answers_slot", "is_copy", "created_at_ms",
-        "compaction_id", "cuts",
+        "compaction_id", "cuts", "is_error",
     )
 ]  # fmt: skip
 """The columns of a message without its text, in the order in which `message_of` reads them."""
@@ -26,7 +26,7 @@ def message_of(row: Sequence[Any]) -> Message:
     """A message from a row of `FACTS`."""
     (
         _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular,
-        is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts,
+        is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts, is_error,
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
@@ -48,6 +48,7 @@ def message_of(row: Sequence[Any]) -> Message:
         cuts or "",
         created_at_ms,
         None if compaction_id is None else CompactionId(str(compaction_id)),
+        bool(is_error),
     )
 
 
