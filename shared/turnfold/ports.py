@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, Trigger
+from turnfold.core.moments import Moment
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
@@ -312,6 +313,21 @@ class WindowStore(Protocol):
         """Read a session in one snapshot: what was chosen from its facts, and the JSON texts of the positions chosen.
 
         `glance` sees the session alone, before its messages are read; what it returns, unless None, is the answer.
+        """
+        ...
+
+    async def window_then(
+        self,
+        key: SessionKey,
+        moment: Moment,
+        *,
+        glance: Callable[[WindowFacts], Chosen | None],
+        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+    ) -> tuple[Chosen, Mapping[int, str]]:
+        """Read a session as it was; `glance` sees it as it is, `choose` as it was, with the counts of then.
+
+        Raises:
+            BadRequest: there was no such moment in it.
         """
         ...
 

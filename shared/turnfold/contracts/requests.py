@@ -8,6 +8,8 @@ from turnfold.errors import BadRequest
 
 MAX_WAIT_MS = 5_000
 Tokens = Annotated[int, Field(ge=0, le=2**53)]
+Moment = Annotated[str, Field(max_length=300)] | Annotated[int, Field(ge=0, le=2**53)]
+AS_OF = "The window as it was: digits name a version of the summary, `<event_id>#<index>` a message, anything else is a time of RFC 3339."
 
 
 class Request(BaseModel):
@@ -26,13 +28,13 @@ class ContextRequest(Request):
     max_output_tokens: Tokens | None = None
     max_messages: Annotated[int | None, Field(ge=1, le=2**53)] = None
     mode: Literal["normal", "emergency"] = "normal"
-    format: Literal["openai"] = "openai"
+    format: Literal["openai", "anthropic"] = "openai"
     placement: Literal["separate", "system", "message", "user"] = "separate"
     after: Annotated[int | None, Field(ge=0, le=2**63 - 1, description="A publish acknowledgement's seq.")] = None
     wait_ms: Annotated[int, Field(ge=0)] = 250
     query: Annotated[str | None, Field(description="What the user asks now; recall does not exist yet, so it changes nothing.")] = None
     etag: str | None = None
-    as_of: Annotated[None, Field(description="A window as it was is not to be had yet; anything but null is refused.")] = None
+    as_of: Annotated[Moment | None, Field(description=AS_OF)] = None
 
 
 class HistoryRequest(Request):

@@ -11,6 +11,8 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Protocol
 
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
+from turnfold.core.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, OPENING, SILENT, Shaped, shaped
+from turnfold.core.characters import characters_of, next_spread
 from turnfold.core.growth import Growth, PendingRow
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, Policy
@@ -20,6 +22,7 @@ from turnfold.core.wrapping import Placement, SummaryFacts, summary_facts
 from turnfold.errors import RequestError
 from turnfold.lately import Lately
 from turnfold.messages import SessionKey
+from turnfold.operations.moments import moment_of
 from turnfold.operations.rules import PolicyOf
 from turnfold.ports import SessionFacts, StoredSummary, WindowFacts, WindowStore
 
@@ -59,22 +62,32 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
     """Answer `context.get`; waits, bounded, for the sequence that the request wants to see.
 
     Raises:
+        BadRequest: the session has no such version or message, or `as_of` is no time either.
         CannotFit: no window of this session is that small; it says which would be.
         Unavailable: the database cannot be read now.
     """
     deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
+    moment = None if request.as_of is None else moment_of(request.as_of)
+    spread = 1.0
     while True:
         patience = deadline - asyncio.get_running_loop().time()
-        reading = _Reading(key, request, answering, may_wait=patience > 0)
-        seen, bodies = await store.window(key, glance=reading.glance, choose=reading.choose)
+        reading = _Reading(key, request, answering, may_wait=patience > 0, spread=spread)
+        if moment is None:
+            seen, bodies = await store.window(key, glance=reading.glance, choose=reading.choose)
+        else:
+            seen, bodies = await store.window_then(key, moment, glance=reading.glance, choose=reading.choose)
         match seen:
             case Answer():
                 return seen
             case _Stale():
                 await arrivals.next(patience)
             case _Planned():
-                answer = seen.answer(bodies)
-                if not seen.asked.is_emergency:
+                rendered = seen.rendered(bodies)
+                if seen.max_chars and (characters := seen.characters(rendered)) > seen.max_chars:
+                    spread = next_spread(spread, characters, seen.max_chars)
+                    continue
+                answer = seen.answer(rendered)
+                if moment is None and not seen.asked.is_emergency:
                     answering.grown.keep((key, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken))
                 return answer
 
@@ -96,28 +109,39 @@ class _Planned:
     model_window: int
     is_fresh: bool
     etag: str
+    max_chars: int
+    is_anthropic: bool
 
-    def answer(self, bodies: Mapping[int, str]) -> Answer:
+    def rendered(self, bodies: Mapping[int, str]) -> Rendered:
         """Put the texts to it."""
         summary = self.facts.summary
-        rendered = render(
+        return render(
             self.plan,
             bodies,
             digests={row.compaction_id: row.digest for row in self.facts.pending},
             summary_text=summary.text if summary else "",
             ledger=_told(summary).ledger if summary else (),
         )
-        return Answer(_as_json(self, rendered), self.etag)
+
+    def characters(self, rendered: Rendered) -> int:
+        """How many characters it has, at most."""
+        beside = len(OPENING) + len(SILENT) if self.is_anthropic else 0
+        return beside + characters_of(rendered, with_summary=self.plan.placement is Placement.SEPARATE)
+
+    def answer(self, rendered: Rendered) -> Answer:
+        """Write it in the shape that was asked for."""
+        return Answer(_as_json(self, shaped(self.plan, rendered) if self.is_anthropic else None, rendered), self.etag)
 
 
 class _Reading:
     """One look at a session for one request."""
 
-    def __init__(self, key: SessionKey, request: ContextRequest, answering: Answering, *, may_wait: bool) -> None:
+    def __init__(self, key: SessionKey, request: ContextRequest, answering: Answering, *, may_wait: bool, spread: float) -> None:
         self._key = key
         self._request = request
         self._answering = answering
         self._may_wait = may_wait
+        self._spread = spread
 
     def glance(self, facts: WindowFacts) -> "Answer | _Stale | _Planned | None":
         """What can be said before any message is read."""
@@ -142,16 +166,22 @@ class _Reading:
             tools_tokens=request.tools_tokens,
             max_output_tokens=request.max_output_tokens,
         )
+        is_free = policy.mode is Mode.OFF and request.max_tokens is None
+        max_chars = policy.max_chars if request.max_tokens is None and not is_free else 0
+        is_anthropic = request.format == "anthropic"
         asked = Asked(
-            budget_tokens=None if policy.mode is Mode.OFF and request.max_tokens is None else budget,
+            budget_tokens=None if is_free else min(budget, int(max_chars / self._spread)) if max_chars else budget,
             max_messages=request.max_messages,
             is_emergency=request.mode == "emergency",
             placement=Placement(request.placement),
+            aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
+            aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
         )
-        window = grown(stored, asked, policy, self._answering.grown.take((self._key, asked)))
+        window = grown(stored, asked, policy, self._answering.grown.take((self._key, asked)) if request.as_of is None else None)
         found = planned(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
-        done = _Planned(self._key, facts, asked, window, found, model_window, is_fresh, self._etag(session, policy, model_window))
+        etag = self._etag(session, policy, model_window)
+        done = _Planned(self._key, facts, asked, window, found, model_window, is_fresh, etag, max_chars, is_anthropic)
         return done, found.positions
 
     def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
@@ -164,7 +194,7 @@ class _Reading:
         request = self._request
         asked = (
             request.max_tokens, request.system_tokens, request.tools_tokens, request.max_output_tokens, request.max_messages,
-            request.mode, request.placement, window,
+            request.mode, request.placement, window, request.format, request.as_of,
         )  # fmt: skip
         state = (session.sid, session.revision) if session else (0, 0)
         text = f"{state} {asked} {_fingerprint(policy)}"
@@ -201,23 +231,27 @@ def _told(summary: StoredSummary) -> _Told:
     return _Told(facts, ledger, json.dumps(summary_json(summary)))
 
 
-def _as_json(done: _Planned, rendered: Rendered) -> bytes:
-    """The answer, its messages spliced in as they were stored.
+def _as_json(done: _Planned, shape: Shaped | None, rendered: Rendered) -> bytes:
+    """The answer, its messages spliced in as they were stored, or in their other shape.
 
     Written out, field by field: an encoder that is asked once in a while is slow each time.
     """
     shown, pending, counts = done.plan, done.facts.pending, done.plan.account
     since = _quoted(rfc3339(min(row.requested_at_ms for row in pending))) if pending else "null"
     budget = "null" if shown.budget_tokens is None else shown.budget_tokens
-    ids = ", ".join(["null" if one is None else _quoted(one) for one in rendered.message_ids])
+    messages, system = (rendered.messages, "") if shape is None else (shape.messages, f'"system": {json.dumps(shape.system)}, ')
+    if shape is None:
+        ids = ", ".join(["null" if one is None else _quoted(one) for one in rendered.message_ids])
+    else:
+        ids = ", ".join(map(json.dumps, shape.message_ids))
     head = (
         f'{{"agent_id": {_quoted(done.key.agent_id)}, "session_id": {_quoted(done.key.session_id)}, '
         f'"fresh": {"true" if done.is_fresh else "false"}, "etag": "{done.etag}", '
-        f'"summary": {_summary_text(done.facts.summary, rendered)}, "messages": ['
+        f'"summary": {_summary_text(done.facts.summary, rendered)}, {system}"messages": ['
     )
     tail = (
         f'], "message_ids": [{ids}], "window": {{"tokens": {shown.tokens}, "budget_tokens": {budget}, '
-        f'"messages": {len(rendered.messages)}, "model_window": {done.model_window}}}, '
+        f'"messages": {len(messages)}, "model_window": {done.model_window}}}, '
         f'"account": {{"total": {counts.total}, "shown": {counts.shown}, "trimmed": {counts.trimmed}, "folded": {counts.folded}, '
         f'"covered": {counts.covered}, "pending_shown": {counts.pending_shown}, "pending_digested": {counts.pending_digested}, '
         f'"recalled": {counts.recalled}, "synthesised": {counts.synthesised}}}, '
@@ -225,7 +259,7 @@ def _as_json(done: _Planned, rendered: Rendered) -> bytes:
         f'"since": {since}}}}}'
     )
     # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
-    return b"".join((head.encode(), b", ".join([message.encode() for message in rendered.messages]), tail.encode()))
+    return b"".join((head.encode(), b", ".join([message.encode() for message in messages]), tail.encode()))
 
 
 def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:

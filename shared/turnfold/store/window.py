@@ -1,19 +1,22 @@
 """One read, one snapshot: a session's row, its summary, what is pending, what is live, and the texts of what is shown."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import Text, bindparam, cast, func, literal_column, select, text
 
+from turnfold.core.moments import AtTime, Moment
 from turnfold.core.precedence import Wishes
+from turnfold.errors import BadRequest
 from turnfold.lately import Lately
 from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports import Chosen, PendingEviction, SessionFacts, StoredSummary, WindowFacts
 from turnfold.store.bulk import Prepared, Readable
 from turnfold.store.engine import Database
 from turnfold.store.near import NotAtHand
+from turnfold.store.past import messages_then, state_then
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import agents, compactions, ingested, messages, sessions, summaries
 
@@ -55,20 +58,20 @@ _HEAD = Prepared(
     ("agent_id", "session_id"),
 )
 _is_pending = text("NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0")
-_PENDING = Prepared(
-    select(
-        compactions.c.compaction_id,
-        compactions.c.messages_evicted,
-        compactions.c.tokens_evicted,
-        compactions.c.digest,
-        compactions.c.digest_tokens,
-        compactions.c.requested_at_ms,
-        compactions.c.first_position,
-        compactions.c.last_position,
-    )
-    .where(compactions.c.sid == bindparam("of_sid"), _is_pending)
-    .order_by(compactions.c.ordinal),
-    ("of_sid",),
+_waits = select(
+    compactions.c.compaction_id,
+    compactions.c.messages_evicted,
+    compactions.c.tokens_evicted,
+    compactions.c.digest,
+    compactions.c.digest_tokens,
+    compactions.c.requested_at_ms,
+    compactions.c.first_position,
+    compactions.c.last_position,
+)
+_PENDING = Prepared(_waits.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(compactions.c.ordinal), ("of_sid",))
+_EVICTION = Prepared(_waits.where(compactions.c.compaction_id == bindparam("by")), ("by",))
+_SUMMARY = Prepared(
+    select(*SUMMARY_COLUMNS).where(summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")), ("of_sid", "number")
 )
 _CHANGING = [messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")]
 """What may ever change of a live message that stays live, behind its position: what it answers."""
@@ -157,7 +160,7 @@ class SqlWindows:
             if evicted:
                 found.sort(key=attrgetter("position"))
             self._known.keep(key, known, known.size)
-            waiting = tuple([PendingEviction(CompactionId(str(row[0])), *row[1:6]) for row in pending])
+            waiting = tuple([_waiting(row) for row in pending])
             chosen, positions = choose(WindowFacts(facts.ingested_to, facts.session, facts.summary, waiting, tuple(found)))
             return chosen, dict(_bodies(connection, sid, positions))
 
@@ -165,6 +168,41 @@ class SqlWindows:
             return self._database.at_hand(lambda connection: read(connection, AT_HAND))
         except NotAtHand:
             return await self._database.snapshot(read)
+
+    async def window_then(
+        self,
+        key: SessionKey,
+        moment: Moment,
+        *,
+        glance: Callable[[WindowFacts], Chosen | None],
+        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+    ) -> tuple[Chosen, Mapping[int, str]]:
+        """Read a session as it was, in one snapshot; nothing of it is remembered."""
+
+        def read(connection: Readable) -> tuple[Chosen, Mapping[int, str]]:
+            facts, _ = _head(connection, key)
+            seen = glance(facts)
+            if seen is not None:
+                return seen, {}
+            if facts.session is None:
+                if not isinstance(moment, AtTime):
+                    raise BadRequest("as_of: nothing was published in this session yet")
+                return choose(facts)[0], {}
+            sid = facts.session.sid
+            state = state_then(connection, key, sid, moment)
+            found = messages_then(connection, sid, state)
+            pending = tuple([_waiting(row) for one in state.pending for row in _EVICTION.rows(connection, one.compaction_id)])
+            session = replace(facts.session, messages_total=state.covered + len(found), version=state.version)
+            summary = None if state.version is None else summary_of(*_SUMMARY.rows(connection, sid, state.version))
+            chosen, positions = choose(WindowFacts(facts.ingested_to, session, summary, pending, tuple(found)))
+            return chosen, dict(_bodies(connection, sid, positions))
+
+        return await self._database.snapshot(read)
+
+
+def _waiting(row: Sequence[Any]) -> PendingEviction:
+    """An eviction from the columns of `_PENDING`."""
+    return PendingEviction(CompactionId(str(row[0])), *row[1:6])
 
 
 def _evicted(connection: Readable, sid: int, known: Known, changes: int, pending: Sequence[Sequence[Any]]) -> list[Message]:

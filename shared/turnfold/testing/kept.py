@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import row_hash
 from turnfold.core.eviction import Load
+from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Then, VersionThen, then
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
 from turnfold.core.precedence import Wishes
 from turnfold.core.states import state_of
+from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, EventId, Message, MessageId, Priority, Role, SessionKey, State, position_of
 from turnfold.ports import Arrival, AuditRow, DeadLetterRow, Notice, Original, SessionCounts, SessionFacts, StoredSummary
 
@@ -142,6 +144,50 @@ class Session:
         """Evictions that no summary speaks for yet."""
         return [row for row in self.compactions if not row.is_covered and not row.is_plan]
 
+    def then(self, moment: Moment) -> Then:
+        """Where its messages were at a moment."""
+        kept = {one.message.message_id: one.message for one in self.kept}
+        evictions = [
+            EvictionThen(int(row.compaction_id), min(places), max(places), len(places), row.requested_at_ms, row.version)
+            for row in self.compactions
+            if (places := [kept[message_id].position for message_id in row.evicted])
+        ]
+        versions: list[VersionThen] = []
+        for one in self.summaries:
+            added = [row.last_position for row in evictions if row.version == one.version]
+            based = [row.last_position for row in versions if row.version == one.base_version]
+            versions.append(VersionThen(one.version, one.base_version, one.created_at_ms, max(added + based)))
+        match moment:
+            case AtVersion(version=number):
+                named = next((one for one in versions if one.version == number), None)
+                if named is None:
+                    raise BadRequest(f"as_of: there is no version {number} in this session")
+                until = max(self._newest_by(named.created_at_ms), named.last_position)
+                return then(named.created_at_ms, until, versions, evictions, in_force=number)
+            case AtMessage(event_id=event_id, index=index):
+                message = kept.get(MessageId(f"{event_id}#{index}"))
+                if message is None:
+                    raise BadRequest("as_of: this session has no message of that id")
+                return then(message.created_at_ms, message.position, versions, evictions)
+            case AtTime(at_ms=at_ms):
+                return then(at_ms, self._newest_by(at_ms), versions, evictions)
+
+    def kept_then(self, state: Then) -> list[Kept]:
+        """The messages that were live or pending then, paired as they were."""
+        pending = {CompactionId(str(one.compaction_id)) for one in state.pending}
+        later = {CompactionId(str(one.compaction_id)) for one in state.later} | {None}
+        found = []
+        for one in self.kept:
+            message = one.message
+            if message.position <= state.until and message.compaction_id in pending | later:
+                answers = message.answers if message.answers and message.answers.position <= state.until else None
+                row = message.compaction_id if message.compaction_id in pending else None
+                found.append(one._replace(message=replace(message, answers=answers, compaction_id=row)))
+        return found
+
+    def _newest_by(self, at_ms: int) -> int:
+        return max((one.message.position for one in self.kept if one.message.created_at_ms <= at_ms), default=0)
+
     def original(self, one: Kept) -> Original:
         """A message as a history shows it."""
         row = self.evicted_by.get(one.message.message_id)
@@ -252,6 +298,7 @@ def _messages(arrival: Arrival) -> Iterable[Kept]:
             is_truncated=arrival.is_truncated,
             cuts=weighed.cuts,
             created_at_ms=arrival.at_ms,
+            is_error=arrival.is_error,
         )
         yield Kept(message, weighed.body, weighed.original, arrival.is_error)
 

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from turnfold.errors import UnknownSession
+from turnfold.core.moments import AtTime, Moment
+from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.ports import (
     AuditRow,
@@ -18,7 +20,7 @@ from turnfold.ports import (
 )
 from turnfold.testing.intake import MemoryChanges, MemoryIdle, MemoryIntake
 from turnfold.testing.jobs import MemoryJobs
-from turnfold.testing.kept import Memory, Session
+from turnfold.testing.kept import Compaction, Memory, Session
 
 
 class MemoryWindows:
@@ -46,13 +48,44 @@ class MemoryWindows:
             return seen, {}
         waiting = {row.compaction_id for row in session.pending} | {None}
         kept = [one for one in session.kept if one.message.compaction_id in waiting]
-        pending = tuple(
-            PendingEviction(row.compaction_id, len(row.evicted), row.tokens_evicted, row.digest, row.digest_tokens, row.requested_at_ms)
-            for row in session.pending
-        )
+        pending = tuple(_waiting(row) for row in session.pending)
         messages = tuple(one.message for one in kept)
         chosen, positions = choose(WindowFacts(ingested_to, head.session, session.summary, pending, messages))
         return chosen, {one.message.position: one.body for one in kept if one.message.position in set(positions)}
+
+    async def window_then(
+        self,
+        key: SessionKey,
+        moment: Moment,
+        *,
+        glance: Callable[[WindowFacts], Chosen | None],
+        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+    ) -> tuple[Chosen, Mapping[int, str]]:
+        """Read a session as it was; nothing else runs meanwhile."""
+        session = self._memory.sessions.get(key)
+        ingested_to = next((last for first, last in self._memory.ingested if first == 1), 0)
+        head = WindowFacts(ingested_to, None)
+        if session is not None:
+            head = WindowFacts(ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary)
+        seen = glance(head)
+        if seen is not None:
+            return seen, {}
+        if session is None or head.session is None:
+            if not isinstance(moment, AtTime):
+                raise BadRequest("as_of: nothing was published in this session yet")
+            return choose(head)[0], {}
+        state = session.then(moment)
+        kept = session.kept_then(state)
+        rows = {int(row.compaction_id): row for row in session.compactions}
+        pending = tuple(_waiting(rows[one.compaction_id]) for one in state.pending)
+        facts = replace(head.session, messages_total=state.covered + len(kept), version=state.version)
+        summary = next((one for one in session.summaries if one.version == state.version), None)
+        chosen, positions = choose(WindowFacts(ingested_to, facts, summary, pending, tuple(one.message for one in kept)))
+        return chosen, {one.message.position: one.body for one in kept if one.message.position in set(positions)}
+
+
+def _waiting(row: Compaction) -> PendingEviction:
+    return PendingEviction(row.compaction_id, len(row.evicted), row.tokens_evicted, row.digest, row.digest_tokens, row.requested_at_ms)
 
 
 class MemoryHistory:
