@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from tests.stores import KEY, NOON, Stores, assistant, new_sqlite, result, sql_stores, summary, turn, turns, user
-from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
+from turnfold.messages import AgentId, EventId, SessionId, SessionKey
 
 GROWING = ("messages", "events", "tool_calls", "sessions", "compactions", "summaries", "audit", "outbox", "dead_letters")
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
@@ -121,6 +122,19 @@ async def test_a_window_is_read_by_its_index(watched: Watched) -> None:
     assert "ix_messages_live (sid=?)" in steps
     assert "SEARCH compactions USING INDEX ix_compactions_pending (sid=?)" in steps
     assert "SEARCH messages USING PRIMARY KEY (sid=? AND position>? AND position<?)" in steps
+
+
+@pytest.mark.proves("L8", "W6")
+@pytest.mark.parametrize("moment", [AtVersion(1), AtMessage(EventId("e9003"), 0), AtTime(NOON + 9_004)])
+async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_shows(watched: Watched, moment: Moment) -> None:
+    await watched.stores.windows.window_then(
+        KEY, moment, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position] if facts.messages else [])
+    )
+
+    plans = watched.plans()
+    assert watched.scans() == []
+    assert "ix_messages_live (sid=? AND position<?)" in watched.steps()
+    assert all("position IN" in sql for _, sql in plans if "messages.body" in sql)
 
 
 @pytest.mark.proves("L8")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +15,17 @@ from rich.text import Text
 from turnfold.cli.reaching import reached
 from turnfold.cli.showing import clipped, console, show_json
 from turnfold.client import Summary, Window
+from turnfold.core.wrapping import Placement
 
 CLIP = 600
 ROLE_COLOURS = {"system": "magenta", "developer": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
+
+
+class Shape(StrEnum):
+    """Whose interface the messages are for."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
 
 
 def register(app: typer.Typer) -> None:
@@ -30,10 +39,13 @@ def context(
     max_tokens: Annotated[int | None, typer.Option(min=0, help="The whole window, summary included.")] = None,
     model: Annotated[str | None, typer.Option(help="Fit the window to this model.")] = None,
     as_of: Annotated[str | None, typer.Option(help="As it was then: a message id, an RFC 3339 time or a summary version.")] = None,
+    shape: Annotated[Shape, typer.Option("--format", help="The shape of the messages.")] = Shape.OPENAI,
+    placement: Annotated[Placement, typer.Option(help="Where the summary stands.")] = Placement.SEPARATE,
     as_json: Annotated[bool, typer.Option("--json", help="The answer itself, on one line.")] = False,
 ) -> None:
     """Show what the model would see next: the summary, then the messages after it."""
-    window = asyncio.run(_window(agent, session, max_tokens=max_tokens, model=model, as_of=as_of))
+    wanted = {"max_tokens": max_tokens, "model": model, "as_of": as_of, "format": str(shape), "placement": str(placement)}
+    window = asyncio.run(_window(agent, session, **wanted))
     if as_json:
         show_json(window.raw)
     else:
@@ -51,6 +63,8 @@ def show_window(out: Console, window: Window, *, with_summary: bool = True, last
         out.print(summary_panel(window.summary))
     if not window.messages:
         out.print("No messages: nothing was published for this session yet.")
+    if window.system:
+        out.print(_rendered({"role": "system", "content": window.system}, "apart"))
     shown = list(zip(window.messages, window.message_ids, strict=False))
     for message, message_id in shown if last is None else shown[-last:]:
         out.print(_rendered(message, message_id))
@@ -131,6 +145,8 @@ def _part(part: Any) -> str:
             return f"→ {part.get('name')}({json.dumps(part.get('input'), ensure_ascii=False)})"
         case "tool_result":
             return _content(part.get("content"))
+        case "thinking":
+            return str(part.get("thinking"))
         case kind:
             return f"[{kind}]"
 

@@ -72,7 +72,8 @@ class Window:
     """What the model should see next.
 
     `messages` are as many dictionaries as there are `message_ids`, in the order in which they may be sent; an id is None
-    for what is no stored message. `tokens` is counted for the model that was named, the summary included. `fresh` says
+    for what is no stored message, and a list where several messages became one. `system` is the system text of the
+    Anthropic shape, where it stands apart. `tokens` is counted for the model that was named, the summary included. `fresh` says
     that everything published up to the freshness token is in it. `raw` is the whole answer.
     """
 

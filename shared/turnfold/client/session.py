@@ -88,6 +88,8 @@ class Session:
         Sizes are tokens. `after` is a freshness token; without it, it is that of the newest event published for this
         session through this client, and the answer waits up to `wait_ms` (at most 5,000) until that event is stored.
         `known` is a window asked for in the same way before: it comes back itself when nothing has changed.
+        `format` "anthropic" puts the messages into the shape of that interface and the system text into `Window.system`.
+        `as_of` shows the window as it was: a version of the summary, a message id, or a time of RFC 3339.
 
         Raises:
             CannotFit: nothing sendable is as small as that; ask again with its `needed_tokens` or `needed_messages`.
