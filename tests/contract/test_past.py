@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.stores import KEY, NOON, Stores, assistant, result, summary, system, tool, turn, turns, user
+from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey
@@ -42,7 +43,9 @@ async def told(stores: Stores, moment: Moment) -> list[str]:
 
 
 @pytest.mark.proves("W6", "L7", "L10")
-async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores) -> None:
+@pytest.mark.parametrize("commit", ["immediate", "on_summary"])
+async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, commit: str) -> None:
+    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"commit": commit}), rules=stores.rules, now_ms=NOON)
     seen: list[tuple[Moment, Seen]] = []
     for seq in range(1, 41):
         await stores.ingest(turn_at(seq))
@@ -50,11 +53,12 @@ async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores) -
         seen += [(AtMessage(EventId(f"e{seq}"), 1), now), (AtTime(at(seq)), now)]
         if seq % 9 == 0:
             for job in await stores.claim(at(seq) + 1_000):
-                number = await stores.jobs.commit(job, summary(f"Version at {seq}."), reason=None, now_ms=at(seq) + 5)
+                leaving = (await stores.jobs.load(job, now_ms=at(seq))).leaving
+                number = await stores.jobs.commit(job, summary(f"Version at {seq}."), leaving=leaving, reason=None, now_ms=at(seq) + 5)
                 now = essence(await stores.facts())
                 seen += [(AtTime(at(seq) + 5), now), (AtTime(at(seq) + 9), now), (AtVersion(number), now)]
 
-    assert any(pending for _, (_, _, pending, _) in seen)
+    assert any(pending for _, (_, _, pending, _) in seen) is (commit == "immediate")
     assert sum(isinstance(moment, AtVersion) for moment, _ in seen) >= 3
     for moment, was in seen:
         assert essence(await then(stores, moment)) == was, moment

@@ -44,13 +44,13 @@ class VersionThen:
 
 @dataclass(frozen=True, slots=True)
 class EvictionThen:
-    """A compaction that evicted messages, all between two positions; `version` is the first that speaks for them."""
+    """A compaction that evicted messages, all between two positions, and when; `version` is the first that speaks for them."""
 
     compaction_id: int
     first_position: int
     last_position: int
     messages: int
-    requested_at_ms: int
+    evicted_at_ms: int
     version: int | None
 
 
@@ -84,7 +84,7 @@ def then(
     for one in evictions:
         if one.version in spoken_for:
             covered += one.messages
-        elif one.requested_at_ms <= at_ms and one.last_position <= until:
+        elif one.evicted_at_ms <= at_ms and one.last_position <= until:
             pending.append(one)
         elif one.first_position <= until:
             later.append(one)

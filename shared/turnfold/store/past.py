@@ -5,7 +5,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import bindparam, func, literal_column, select
+from sqlalchemy import bindparam, case, func, literal_column, select
 
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Then, VersionThen, then
 from turnfold.errors import BadRequest
@@ -28,9 +28,15 @@ _VERSIONS = Prepared(
     .order_by(summaries.c.version),
     ("of_sid",),
 )
+# What left with its summary and not before has no digest.
+_left_at_ms = case(
+    (compactions.c.digest == literal_column("''"), func.coalesce(compactions.c.finished_at_ms, compactions.c.requested_at_ms)),
+    else_=compactions.c.requested_at_ms,
+)
 _EVICTIONS = Prepared(
     select(
-        *(compactions.c[name] for name in ("compaction_id", "first_position", "last_position", "messages_evicted", "requested_at_ms")),
+        *(compactions.c[name] for name in ("compaction_id", "first_position", "last_position", "messages_evicted")),
+        _left_at_ms,
         compactions.c.version,
     )
     .where(

@@ -46,6 +46,11 @@ class Compaction:
     is_plan: bool = False
 
     @property
+    def evicted_at_ms(self) -> int:
+        """When its messages left; what left with its summary and not before has no digest."""
+        return self.requested_at_ms if self.digest or self.finished_at_ms is None else self.finished_at_ms
+
+    @property
     def messages_evicted(self) -> int:
         """How many messages left."""
         return len(self.evicted)
@@ -148,7 +153,7 @@ class Session:
         """Where its messages were at a moment."""
         kept = {one.message.message_id: one.message for one in self.kept}
         evictions = [
-            EvictionThen(int(row.compaction_id), min(places), max(places), len(places), row.requested_at_ms, row.version)
+            EvictionThen(int(row.compaction_id), min(places), max(places), len(places), row.evicted_at_ms, row.version)
             for row in self.compactions
             if (places := [kept[message_id].position for message_id in row.evicted])
         ]
