@@ -9,6 +9,7 @@ TurnfoldError
 │   ├── TooLarge                ask for less
 │   ├── Conflict                read again, then decide again
 │   └── Unavailable             try again later
+├── ContextOverflow         a model cannot read the conversation, shortened or not: begin a new session, or use a model that reads more
 ├── BadEvent                an event that can never be stored; it becomes a dead letter
 ├── StaleVersion            another version stands; the work was not needed
 ├── UnstorableBatch         the database refuses a value in a batch: try its events one by one
@@ -93,6 +94,23 @@ class Unavailable(RequestError):
 
     code = "unavailable"
     status = 503
+
+
+class ContextOverflow(TurnfoldError):
+    """A model could not read the conversation, nor what was left of it in an emergency. Its text may be shown to a person.
+
+    `limit_tokens` is what the model reads at most and `tokens` what it was sent, as its provider counts them; None where
+    it did not say.
+    """
+
+    def __init__(self, *, limit_tokens: int | None = None, tokens: int | None = None) -> None:
+        reads = f" It reads {limit_tokens:,} tokens." if limit_tokens else ""
+        super().__init__(
+            "This conversation is too long for the model, also after it was shortened to its newest part."
+            f"{reads} Please begin a new conversation, send less at once, or choose a model that reads more."
+        )
+        self.limit_tokens = limit_tokens
+        self.tokens = tokens
 
 
 class BadEvent(TurnfoldError):
