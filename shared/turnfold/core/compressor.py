@@ -1,0 +1,168 @@
+"""Compressing a list of chat messages that nobody stored: the same window, decided and rendered from the list itself."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from turnfold.core.estimates import estimate
+from turnfold.core.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.presets import Policy
+from turnfold.core.priority import classify
+from turnfold.core.render import render
+from turnfold.core.sendable import ROLES, faults
+from turnfold.core.tokens import measure
+from turnfold.core.window import EMERGENCY_FIFTHS, UNLIMITED, Asked, Stored, plan
+from turnfold.errors import BadRequest, CannotFit
+from turnfold.messages import EventId, Json, Message, Role
+
+LIST: Final = EventId("messages")
+"""What stands where a stored message names its event: `messages#3` is the fourth of the list that was given."""
+
+
+def estimated(text: str) -> int:
+    """The tokens of a text without a tokenizer, a tenth more than is likely, so that it is hardly ever too few."""
+    return -(-estimate(text) * 11 // 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """Messages that may be sent. `tokens` is what they count, `omitted` how many of the given are not among them.
+
+    `is_whole` says that they are the messages that were given, unchanged.
+    """
+
+    messages: list[dict[str, Any]]
+    tokens: int
+    is_whole: bool = True
+    omitted: int = 0
+
+
+class Compressor(Protocol):
+    """Makes a list of chat messages fit. Pure: the same list and budget give the same messages, and no list is changed."""
+
+    def tokens(self, messages: Sequence[Json]) -> int:
+        """What these count together."""
+        ...
+
+    def compress(self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
+        """Messages that may be sent and count at most `budget_tokens`; in an emergency three fifths of it.
+
+        Raises:
+            CannotFit: not even the smallest such list does; `needed_tokens` is the budget that would.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LadderCompressor:
+    """The compressor of the service: the ladder of trims, oldest first, with the system messages and the newest request kept.
+
+    `count` gives the tokens of a text. The system messages at the beginning stay whole, and the newest of any later
+    ones; the older of those are left out where the list does not fit.
+    """
+
+    count: Callable[[str], int] = estimated
+    policy: Policy = field(default_factory=Policy)
+
+    def tokens(self, messages: Sequence[Json]) -> int:
+        """What these count together, overhead included."""
+        return sum([measure(body, self.count).tokens for body in messages])
+
+    def compress(self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
+        """A list that fits and may be sent comes back as it is.
+
+        Raises:
+            BadRequest: an entry is no chat message.
+            CannotFit: see `Compressor.compress`.
+        """
+        bodies = [dict(body) for body in messages]
+        weighed = weighed_list(bodies, self.count)
+        cap = budget_tokens * EMERGENCY_FIFTHS // 5 if is_emergency else budget_tokens
+        total = sum([message.tokens for message in weighed])
+        if total <= cap and bodies and not faults(bodies):
+            return Compressed(bodies, total)
+        kept = _kept_systems(weighed)
+        system_tokens = sum([message.tokens for message in kept])
+        rest = tuple([message for message in weighed if not message.role.is_system])
+        left = max(cap - system_tokens, 0)
+        asked = Asked(budget_tokens=-(-left * 5 // EMERGENCY_FIFTHS) if is_emergency else left, is_emergency=is_emergency)
+        try:
+            planned = plan(Stored(messages=rest, total=len(rest)), asked, self.policy)
+        except CannotFit as error:
+            needed = (error.needed_tokens or 0) + (-(-system_tokens * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens)
+            raise CannotFit(f"the smallest list of these messages needs a budget of {needed} tokens", needed_tokens=needed) from error
+        if system_tokens > cap:
+            needed = -(-(system_tokens + planned.tokens) * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens + planned.tokens
+            raise CannotFit(f"the system messages alone count {system_tokens} tokens", needed_tokens=needed)
+        texts = {position: json.dumps(bodies[position], ensure_ascii=False, default=repr) for position in planned.positions}
+        rendered = render(planned, texts, digests={})
+        shown = [bodies[message.position] for message in kept]
+        for text, message_id in zip(rendered.messages, rendered.message_ids, strict=True):
+            position = int(message_id.rpartition("#")[2]) if message_id else -1
+            shown.append(bodies[position] if texts.get(position) == text else json.loads(text))
+        omitted = len(bodies) - len(kept) - sum(message_id is not None for message_id in rendered.message_ids)
+        return Compressed(shown, system_tokens + planned.tokens, is_whole=shown == bodies, omitted=omitted)
+
+
+def sendable(messages: Sequence[Json], compressor: Compressor) -> Compressed:
+    """The list as it may be sent, whatever it counts: each call answered at once, and nothing answered that was not called."""
+    return compressor.compress(messages, UNLIMITED)
+
+
+def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) -> list[Message]:
+    """The messages of a list as numbers and relations; the position of each is its index.
+
+    Raises:
+        BadRequest: an entry has no role of a chat message.
+    """
+    called: dict[str, dict[str, Any]] = {}
+    calls: defaultdict[str, list[CallSeen]] = defaultdict(list)
+    results: defaultdict[str, list[ResultSeen]] = defaultdict(list)
+    found: list[Message] = []
+    for index, body in enumerate(bodies):
+        role = body.get("role")
+        if role not in ROLES:
+            raise BadRequest(f"message {index} has the role {role!r}; a chat message has one of {', '.join(sorted(ROLES))}")
+        measured = measure(body, count)
+        call_id = body.get("tool_call_id") if role == "tool" else None
+        for call in measured.calls:
+            called[call.call_id] = body["tool_calls"][call.slot]
+            if role == "assistant":
+                calls[call.call_id].append(CallSeen(index, call.slot))
+        if isinstance(call_id, str) and call_id:
+            results[call_id].append(ResultSeen(index, _said(body)))
+        found.append(
+            Message(
+                position=index,
+                event_id=LIST,
+                index=index,
+                role=Role(role),
+                tokens=measured.tokens,
+                content_tokens=measured.content_tokens,
+                reasoning_tokens=measured.reasoning_tokens,
+                characters=measured.characters,
+                lines=measured.lines,
+                priority=classify(body, call=called.get(str(call_id))),
+                calls=measured.calls if role == "assistant" else (),
+                is_irregular=measured.is_irregular or (role != "assistant" and bool(measured.calls)),
+                cuts=measured.cuts,
+            )
+        )
+    for call_id, seen in results.items():
+        for position, verdict in pair(calls[call_id], seen).items():
+            found[position] = replace(found[position], answers=verdict.answers, is_copy=verdict.is_copy)
+    return found
+
+
+def _kept_systems(weighed: Sequence[Message]) -> list[Message]:
+    """The system messages a list begins with, and the newest of the others."""
+    begun = next((index for index, message in enumerate(weighed) if not message.role.is_system), len(weighed))
+    later = [message for message in weighed[begun:] if message.role.is_system]
+    return [*weighed[:begun], *later[-1:]]
+
+
+def _said(body: Mapping[str, Any]) -> bytes:
+    """Equal for results that say the same."""
+    return json.dumps(body.get("content"), sort_keys=True, default=repr).encode("utf-8", "surrogatepass")
