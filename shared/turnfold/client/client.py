@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from turnfold.client.buffer import Buffer, Buffering
 from turnfold.client.events import Event, Receipt, session_key
 from turnfold.client.session import Session
 from turnfold.contracts.subjects import token_of
@@ -27,6 +28,7 @@ async def connect(
     attempts: int = 5,
     names_copies: bool = True,
     inbox_prefix: str = "_INBOX",
+    buffering: Buffering | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> AsyncGenerator["Client", None]:
     """Connect to the bus; several servers are separated by commas, and without any it is `TURNFOLD_NATS_URL`.
@@ -34,6 +36,9 @@ async def connect(
     `timeout_seconds` bounds the connecting, each request and each of the `attempts` to publish. `names_copies` has the
     broker recognise copies of an event by its id; switch it off where agents that do not trust each other share a
     stream. `inbox_prefix` is where answers arrive; with the credentials of one agent it is `_INBOX_<agent token>`.
+
+    With `buffering` no agent waits for a bus that is away: this returns also while no server answers and connects as
+    soon as one does, and events that are not acknowledged in time wait in memory (`Client.publish`).
 
     ```python
     async with turnfold.connect("nats://127.0.0.1:4222") as client:
@@ -43,24 +48,29 @@ async def connect(
     ```
 
     Raises:
-        Unavailable: no server answered in time.
+        Unavailable: no server answered in time, and nothing is buffered.
         NotAllowed: the server does not accept the credentials.
     """
     from turnfold.client.connection import Connection  # noqa: PLC0415  # a service that only reads our names need not load nats
 
     chosen = url or environ.get("TURNFOLD_NATS_URL") or DEFAULT_URL
-    connection = await Connection.open(chosen, environ, timeout_seconds=timeout_seconds, attempts=attempts, inbox_prefix=inbox_prefix)
+    connection = await Connection.open(
+        chosen, environ, timeout_seconds=timeout_seconds, attempts=attempts, inbox_prefix=inbox_prefix, may_be_away=buffering is not None
+    )
+    client = Client(connection, names_copies=names_copies, buffering=buffering)
     try:
-        yield Client(connection, names_copies=names_copies)
+        yield client
     finally:
+        await client.close()
         await connection.close()
 
 
 class Client:
     """Publishes events and asks requests over one connection; made by `connect`."""
 
-    def __init__(self, connection: "Connection", *, names_copies: bool = True) -> None:
+    def __init__(self, connection: "Connection", *, names_copies: bool = True, buffering: Buffering | None = None) -> None:
         self._connection = connection
+        self._buffer = Buffer(self._publish_now, buffering) if buffering is not None else None
         self._names_copies = names_copies
         self._newest: OrderedDict[SessionKey, int] = OrderedDict()
         self._forgotten = 0
@@ -80,8 +90,26 @@ class Client:
         """
         return self._newest.get(key, self._forgotten)
 
+    @property
+    def unpublished(self) -> tuple[Event, ...]:
+        """The events that wait for the bus, each session's in order; after the client is closed, those it could not publish."""
+        return self._buffer.waiting if self._buffer is not None else ()
+
     async def publish(self, event: Event) -> Receipt:
-        """Publish one event until the stream has it (see `Connection.publish` for the errors)."""
+        """Publish one event until the stream has it (see `Connection.publish` for the errors).
+
+        With a buffer the receipt of an event that is not acknowledged in time says `is_waiting`; it goes out later, after
+        the events of its session that came before it, and with the same event id. A full buffer refuses the event with
+        `Unavailable`.
+        """
+        return await (self._publish_now(event) if self._buffer is None else self._buffer.publish(event))
+
+    async def close(self) -> None:
+        """Give what is buffered a last while to go out; `connect` does this at its end."""
+        if self._buffer is not None:
+            await self._buffer.close()
+
+    async def _publish_now(self, event: Event) -> Receipt:
         receipt = await self._connection.publish(event, names_copies=self._names_copies)
         self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
         if len(self._newest) > REMEMBERED_SESSIONS:

@@ -34,10 +34,23 @@ class Connection:
         self._timeout_seconds = timeout_seconds
         self._attempts = attempts
         self._waiting: dict[str, set[asyncio.Future[Any]]] = {}
+        self._opening: asyncio.Future[None] | None = None
 
     @classmethod
-    async def open(cls, url: str, environ: Mapping[str, str], *, timeout_seconds: float, attempts: int, inbox_prefix: str) -> "Connection":
+    async def open(
+        cls,
+        url: str,
+        environ: Mapping[str, str],
+        *,
+        timeout_seconds: float,
+        attempts: int,
+        inbox_prefix: str,
+        may_be_away: bool = False,
+    ) -> "Connection":
         """Connect; who we are stands in the URL or in `TURNFOLD_NATS_CREDS`, `_NKEY`, or `_USER` and `_PASSWORD`.
+
+        With `may_be_away` it goes on connecting where no server answers in time, and until then every request ends as
+        one that was not answered.
 
         Raises:
             NotAllowed: the server does not accept these credentials.
@@ -46,33 +59,47 @@ class Connection:
         connection = cls(Bus(), timeout_seconds=timeout_seconds, attempts=attempts)
         servers = [server.strip() for server in url.split(",")]
         shown = ", ".join(_without_password(server) for server in servers)
+        bus = connection._bus
+        opening = asyncio.ensure_future(
+            bus.connect(
+                servers,
+                name="turnfold",
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=1,
+                pending_size=_PENDING_BYTES,
+                inbox_prefix=inbox_prefix,
+                error_cb=connection._on_error,
+                **_credentials(environ),
+            )
+        )
         try:
             async with asyncio.timeout(timeout_seconds):
-                await connection._bus.connect(
-                    servers,
-                    name="turnfold",
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=1,
-                    pending_size=_PENDING_BYTES,
-                    inbox_prefix=inbox_prefix,
-                    error_cb=connection._on_error,
-                    **_credentials(environ),
-                )
+                await asyncio.shield(opening)
         except (TimeoutError, OSError, nats.errors.Error, ValueError) as error:
-            last = connection._bus.last_error or error
-            with contextlib.suppress(Exception):
-                await connection._bus.close()
-            if "authorization" in str(last).lower():
+            last = bus.last_error or error
+            is_refused = "authorization" in str(last).lower()
+            if may_be_away and not opening.done() and not is_refused:
+                connection._opening = opening
+                return connection
+            await _given_up(opening, bus)
+            if is_refused:
                 raise NotAllowed(f"{shown} refuses these credentials: set TURNFOLD_NATS_CREDS, _NKEY, or _USER and _PASSWORD") from error
             raise Unavailable(f"no server answers at {shown}: start one with `turnfold up`, or set TURNFOLD_NATS_URL") from error
+        except asyncio.CancelledError:
+            await _given_up(opening, bus)
+            raise
         return connection
 
     async def close(self) -> None:
         """Send what is waiting to be sent, then hang up."""
+        if self._opening is not None and not self._opening.done():
+            await _given_up(self._opening, self._bus)
+            return
         with contextlib.suppress(nats.errors.Error, OSError):
             if self._bus.is_connected:
                 await self._bus.flush(timeout=2)
-        await self._bus.close()
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self._bus.close()
 
     async def ask(self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0) -> dict[str, Any]:
         """The answer to a request; `patience_seconds` is what the answerer was allowed to take on top.
@@ -125,6 +152,8 @@ class Connection:
 
     async def _request(self, subject: str, payload: bytes, *, timeout_seconds: float, headers: dict[str, str] | None = None) -> bytes:
         """The reply to one request. The server tells a forbidden one beside the connection, so that is listened for too."""
+        if self._opening is not None:
+            await self._opened(timeout_seconds)
         denied: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(subject, set()).add(denied)
         asked = asyncio.ensure_future(self._bus.request(subject, payload, timeout=timeout_seconds, headers=headers))
@@ -141,12 +170,29 @@ class Connection:
             if not waiting:
                 del self._waiting[subject]
 
+    async def _opened(self, timeout_seconds: float) -> None:
+        """Wait for the first connection."""
+        assert self._opening is not None
+        await asyncio.wait((self._opening,), timeout=timeout_seconds)
+        if not self._opening.done():
+            raise nats.errors.TimeoutError
+        if error := self._opening.exception():
+            raise Unavailable(f"the bus cannot be reached: {type(error).__name__}") from error
+
     async def _on_error(self, error: Exception) -> None:
         if denial := _DENIED.search(str(error)):
             for waiting in self._waiting.get(denial[1], ()):
                 if not waiting.done():
                     waiting.set_result(None)
         log.debug("bus.failed", exc_info=error)
+
+
+async def _given_up(opening: asyncio.Future[None], bus: Bus) -> None:
+    """Stop connecting."""
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    with contextlib.suppress(Exception):
+        await bus.close()
 
 
 def _credentials(environ: Mapping[str, str]) -> dict[str, Any]:

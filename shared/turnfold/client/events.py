@@ -38,11 +38,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The stream has the event: `seq` is its place there and the freshness token of a query."""
+    """The stream has the event: `seq` is its place there and the freshness token of a query.
+
+    With `is_waiting` the bus is away and the event waits in the client's buffer; `seq` is 0 then.
+    """
 
     event_id: str
     seq: int
     is_duplicate: bool = False
+    is_waiting: bool = False
 
 
 def session_key(agent_id: str, session_id: str) -> SessionKey:
