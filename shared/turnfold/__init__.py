@@ -19,11 +19,28 @@ async def answer(question: str) -> str:
 What stands here is the public interface; everything else may change between releases.
 """
 
-from turnfold.client import Account, Client, HistoryPage, Receipt, Session, StoredMessage, Summary, Window, connect, new_event_id
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from turnfold.client import (
+    Account,
+    Buffering,
+    Client,
+    Event,
+    HistoryPage,
+    Receipt,
+    Session,
+    StoredMessage,
+    Summary,
+    Window,
+    connect,
+    new_event_id,
+)
 from turnfold.errors import (
     BadRequest,
     CannotFit,
     Conflict,
+    ContextOverflow,
     NotAllowed,
     RequestError,
     TooLarge,
@@ -32,17 +49,41 @@ from turnfold.errors import (
     UnknownSession,
 )
 
+if TYPE_CHECKING:
+    from turnfold.client.counting import counter
+    from turnfold.client.provider import History, Provider, Room, SessionProvider
+    from turnfold.client.recovery import Recovering
+    from turnfold.client.subagent import Ended, Finished, run_subagent
+    from turnfold.core.assembler import Assembler, assemble
+    from turnfold.core.compressor import Compressed, Compressor, LadderCompressor
+    from turnfold.core.overflow import Overflow, overflow_in, overflow_reported
+
 __all__ = [
     "Account",
+    "Assembler",
     "BadRequest",
+    "Buffering",
     "CannotFit",
     "Client",
+    "Compressed",
+    "Compressor",
     "Conflict",
+    "ContextOverflow",
+    "Ended",
+    "Event",
+    "Finished",
+    "History",
     "HistoryPage",
+    "LadderCompressor",
     "NotAllowed",
+    "Overflow",
+    "Provider",
     "Receipt",
+    "Recovering",
     "RequestError",
+    "Room",
     "Session",
+    "SessionProvider",
     "StoredMessage",
     "Summary",
     "TooLarge",
@@ -50,6 +91,40 @@ __all__ = [
     "Unavailable",
     "UnknownSession",
     "Window",
+    "assemble",
     "connect",
+    "counter",
     "new_event_id",
+    "overflow_in",
+    "overflow_reported",
+    "run_subagent",
 ]
+
+# The services import this package too, and need none of these: each is loaded when somebody asks for it.
+_LATER = {
+    "counter": "turnfold.client.counting",
+    "History": "turnfold.client.provider",
+    "Provider": "turnfold.client.provider",
+    "Room": "turnfold.client.provider",
+    "SessionProvider": "turnfold.client.provider",
+    "Recovering": "turnfold.client.recovery",
+    "Ended": "turnfold.client.subagent",
+    "Finished": "turnfold.client.subagent",
+    "run_subagent": "turnfold.client.subagent",
+    "Assembler": "turnfold.core.assembler",
+    "assemble": "turnfold.core.assembler",
+    "Compressed": "turnfold.core.compressor",
+    "Compressor": "turnfold.core.compressor",
+    "LadderCompressor": "turnfold.core.compressor",
+    "Overflow": "turnfold.core.overflow",
+    "overflow_in": "turnfold.core.overflow",
+    "overflow_reported": "turnfold.core.overflow",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What stands in `_LATER`, from then on like any other name."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return found

@@ -38,12 +38,17 @@ class ModelWindows:
         chosen = override if override is not None else self._override
         if chosen is not None:
             return chosen
+        known = self.known(model)
+        return UNKNOWN_WINDOW_TOKENS if known is None else known
+
+    def known(self, model: str | None) -> int | None:
+        """The window that the map has for a model, or None where it has none."""
         if not isinstance(model, str) or len(model) > NAME_CHARACTERS:
-            return UNKNOWN_WINDOW_TOKENS
+            return None
         if self._known is None:
             self._known = _with_aliases(_read(self._locate()))
         known = self._known
-        return next((known[name] for name in _spellings(model.strip().lower()) if name in known), UNKNOWN_WINDOW_TOKENS)
+        return next((known[name] for name in _spellings(model.strip().lower()) if name in known), None)
 
 
 def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:

@@ -1,12 +1,14 @@
 """What an agent uses: publish turns, and ask what the model should see next. Needs a bus, no database and no model."""
 
 from turnfold.client.answers import Account, HistoryPage, StoredMessage, Summary, Window
+from turnfold.client.buffer import Buffering
 from turnfold.client.client import Client, connect
 from turnfold.client.events import Event, Receipt, new_event_id, result_event, session_key, turn_event
 from turnfold.client.session import Session
 
 __all__ = [
     "Account",
+    "Buffering",
     "Client",
     "Event",
     "HistoryPage",

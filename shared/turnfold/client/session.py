@@ -1,19 +1,21 @@
 """One conversation as an agent uses it: publish, ask, and look back."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from turnfold.client.answers import HistoryPage, StoredMessage, Summary, Window
-from turnfold.client.events import Receipt, result_event, turn_event
+from turnfold.client.events import Receipt, new_event_id, result_event, turn_event
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import TooLarge
-from turnfold.messages import Json, SessionKey
+from turnfold.messages import Json, SessionId, SessionKey
 
 if TYPE_CHECKING:
     from turnfold.client.client import Client
 
 CONTEXT_WAIT_MS = 250
 PAGE = 200
+MOST_ID_BYTES = 256
 
 
 class Session:
@@ -28,6 +30,19 @@ class Session:
 
     def __repr__(self) -> str:
         return f"Session({self.key.agent_id!r}, {self.key.session_id!r})"
+
+    def subsession(self, name: str | None = None) -> "Session":
+        """The session of a sub-agent of this one: another conversation of the same agent, by default a new one each time.
+
+        Its id is this session's, a slash and the name; where that is too long for an id, this session's is digested.
+
+        Raises:
+            BadRequest: the name is no part of an id.
+        """
+        own, name = self.key.session_id, name if name is not None else new_event_id()
+        if len(f"{own}/{name}".encode()) > MOST_ID_BYTES:
+            own = SessionId(blake2b(own.encode(), digest_size=16).hexdigest())
+        return self._client.session(self.key.agent_id, f"{own}/{name}")
 
     # --- publish
 
