@@ -1,7 +1,7 @@
 """An agent's loop on a real system and a real model server: what becomes of it when the conversation is too long."""
 
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,21 @@ from turnfold import (
     BadRequest,
     Buffering,
     Client,
+    Compressed,
     ContextOverflow,
     Ended,
     Finished,
+    History,
     LadderCompressor,
     Recovering,
+    Room,
     Session,
+    assemble,
     connect,
     new_event_id,
     run_subagent,
 )
+from turnfold.core.assembler import Said
 from turnfold.core.sendable import faults
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -221,6 +226,34 @@ async def test_a_list_that_holds_no_messages_is_refused_before_the_call(model: M
         await Recovering(model)(messages=["hello"])
 
     assert model.sent() == []
+
+
+@pytest.mark.proves("W8", "R1")
+async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
+    class Remembering:
+        """A provider that needs no service."""
+
+        async def history(self, room: Room) -> History:
+            assert room.budget_tokens < 500
+            return History([{"role": "user", "content": "It was said before."}, {"role": "assistant", "content": "word " * 900}], 910)
+
+    class Newest:
+        """A compressor that keeps the newest message."""
+
+        def tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+            return COUNTING.tokens(messages)
+
+        def compress(self, messages: Sequence[Mapping[str, Any]], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
+            assert (budget_tokens, is_emergency) == (500, False)
+            return Compressed([dict(messages[-1])], 10, is_whole=False, omitted=len(messages) - 1)
+
+    def shouting(system: Said, history: Sequence[Mapping[str, Any]], user: Said) -> list[Json]:
+        return [body | {"content": str(body["content"]).upper()} for body in assemble(system, history, user)]
+
+    complete = Recovering(model, Remembering(), budget_tokens=500, compressor=Newest(), assembler=shouting)
+    await complete(messages=[SYSTEM, {"role": "user", "content": "and now?"}])
+
+    assert model.sent() == [[{"role": "user", "content": "AND NOW?"}]]
 
 
 # --- the service is away

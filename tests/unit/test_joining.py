@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from turnfold.client.joining import joined, ordered
+from turnfold import assemble
+from turnfold.client.joining import joined
 from turnfold.client.provider import History
 from turnfold.core.wrapping import HEADING
 
@@ -31,7 +32,7 @@ def result(call_id: str, text: str) -> Json:
 
 
 def together(own: list[Json], told: list[Json], *, synthesised: frozenset[int] = frozenset()) -> list[Json]:
-    return ordered(*joined(own, History(told, 0, synthesised)))
+    return assemble(*joined(own, History(told, 0, synthesised)))
 
 
 @pytest.mark.proves("R1")

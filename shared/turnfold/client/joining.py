@@ -2,38 +2,33 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnfold.client.provider import History, is_note, without_notes
+from turnfold.core.assembler import SYSTEM_ROLES, leading_systems
 from turnfold.messages import Json
 
-SYSTEM = ("system", "developer")
+
+class Joined(NamedTuple):
+    """What an assembler puts together: the agent's system messages, what was told, and what is not told yet."""
+
+    systems: list[dict[str, Any]]
+    told: list[dict[str, Any]]
+    newer: list[dict[str, Any]]
 
 
-def joined(own: Sequence[Json], history: History) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The history as told, and what is to be added to it: the agent's system messages, and what the history does not hold yet.
+def joined(own: Sequence[Json], history: History) -> Joined:
+    """The history as told, and what the agent has beyond it.
 
-    The list to send is the first, then the second, with the system messages of the second in front (`ordered`). Where
-    the agent's list begins with system messages, that of the history is left out.
+    Where the agent's list begins with system messages, those of the history are left out. Results that stand in for
+    others are left out too: the real ones may be in the agent's list.
     """
     systems = leading_systems(own)
     told = [body for place, body in enumerate(history.messages) if place not in history.synthesised]
     if systems:
-        told = [body for body in told if body.get("role") not in SYSTEM]
+        told = [body for body in told if body.get("role") not in SYSTEM_ROLES]
     rest = without_notes(own[len(systems) :])
-    return told, [*systems, *_newer(rest, [body for body in told if not is_note(body)])]
-
-
-def ordered(told: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both as one list: leading system messages, then what was told, then the rest."""
-    systems = leading_systems(added)
-    return [*systems, *told, *added[len(systems) :]]
-
-
-def leading_systems(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """The system messages a list begins with."""
-    count = next((index for index, body in enumerate(messages) if body.get("role") not in SYSTEM), len(messages))
-    return [dict(body) for body in messages[:count]]
+    return Joined(systems, told, _newer(rest, [body for body in told if not is_note(body)]))
 
 
 def _newer(own: Sequence[dict[str, Any]], told: Sequence[Json]) -> list[dict[str, Any]]:

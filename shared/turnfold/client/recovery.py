@@ -9,9 +9,10 @@ from functools import cache
 from typing import Any, Final
 
 from turnfold.client.counting import load
-from turnfold.client.joining import joined, leading_systems, ordered
+from turnfold.client.joining import joined
 from turnfold.client.provider import History, Provider, Room, SessionProvider, is_note, without_notes
 from turnfold.client.session import Session
+from turnfold.core.assembler import Assembler, assemble, leading_systems
 from turnfold.core.compressor import Compressed, Compressor, LadderCompressor
 from turnfold.core.overflow import Overflow, overflow_in, overflow_reported
 from turnfold.core.presets import Policy
@@ -54,7 +55,7 @@ class Recovering:
 
     The budget of the messages is `budget_tokens`, else what the model leaves besides its answer and the tools;
     `context_window` says how many tokens it reads where litellm's map of models is not installed or does not know. All
-    sizes are tokens. A window holds what was published: publish each step before the call that needs it, or after; what
+    sizes are tokens. `compressor` and `assembler` may be your own. A window holds what was published: publish each step before the call that needs it, or after; what
     is not in the window yet is taken from the list.
 
     Use one object for each conversation; calls of it are meant to follow each other.
@@ -74,6 +75,7 @@ class Recovering:
         context_window: int | None = None,
         budget_tokens: int | None = None,
         compressor: Compressor | None = None,
+        assembler: Assembler = assemble,
         patience_seconds: float = 2.0,
         away_seconds: float = 10.0,
     ) -> None:
@@ -82,6 +84,7 @@ class Recovering:
         self._context_window = context_window
         self._budget_tokens = budget_tokens
         self._given = compressor
+        self._assemble = assembler
         self._patience_seconds = patience_seconds
         self._away_seconds = away_seconds
         self._away_until = 0.0
@@ -189,7 +192,7 @@ class Recovering:
             if history is None:
                 return await asyncio.to_thread(self._alone, own, room, compressor)
             self._notes = [body for body in history.messages if is_note(body)]
-            return await asyncio.to_thread(_together, own, history, room, compressor)
+            return await asyncio.to_thread(self._together, own, history, room, compressor)
         except CannotFit as error:
             raise ContextOverflow from error
 
@@ -201,14 +204,23 @@ class Recovering:
         try:
             async with asyncio.timeout(self._patience_seconds):
                 return await self._provider.history(room)
-        except (CannotFit, BadRequest) as error:
-            if isinstance(error, CannotFit):
-                return None
+        except CannotFit:
+            return None
+        except BadRequest:
             raise
         except (RequestError, TimeoutError, OSError) as error:
             self._away_until = loop.time() + self._away_seconds
             log.warning("context.unavailable", extra={"error": type(error).__name__})
             return None
+
+    def _together(self, own: Sequence[dict[str, Any]], history: History, room: Room, compressor: Compressor) -> Compressed:
+        """What was told and what the agent has beyond it, trimmed where both do not fit."""
+        systems, told, newer = joined(own, history)
+        whole = self._assemble(systems, told, newer)
+        total = history.tokens + compressor.tokens([*systems, *newer])
+        if total <= _cap(room) and whole and not faults(whole):
+            return Compressed(whole, total)
+        return _fitted([body for body in told if is_note(body)], without_notes(whole), room, compressor)
 
     def _alone(self, own: Sequence[dict[str, Any]], room: Room, compressor: Compressor) -> Compressed:
         """The agent's own list, trimmed where that is needed; the newest summary we were told speaks for what is left out."""
@@ -217,16 +229,6 @@ class Recovering:
             return Compressed(list(own), total)
         notes = [body for body in own if is_note(body)] or self._notes
         return _fitted(notes, without_notes(own), room, compressor)
-
-
-def _together(own: Sequence[dict[str, Any]], history: History, room: Room, compressor: Compressor) -> Compressed:
-    """What was told and what the agent has beyond it, trimmed where both do not fit."""
-    told, added = joined(own, history)
-    whole = ordered(told, added)
-    total = history.tokens + compressor.tokens(added)
-    if total <= _cap(room) and whole and not faults(whole):
-        return Compressed(whole, total)
-    return _fitted([body for body in told if is_note(body)], without_notes(whole), room, compressor)
 
 
 def _fitted(notes: Sequence[dict[str, Any]], rest: Sequence[dict[str, Any]], room: Room, compressor: Compressor) -> Compressed:

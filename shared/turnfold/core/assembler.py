@@ -1,34 +1,46 @@
-"""Assembling what is sent: the system text, the history, and what the user says now."""
+"""Assembling what is sent: the system text, the history, and what is new."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from turnfold.messages import Json
 
-SYSTEM_ROLES = ("system", "developer")
+SYSTEM_ROLES: Final = ("system", "developer")
+
+Said = str | Json | Sequence[Json] | None
+"""A text, a chat message, several of them, or nothing."""
 
 
 class Assembler(Protocol):
     """Puts the three together. Pure: it changes none of them."""
 
-    def __call__(self, system: str | Json | None, history: Sequence[Json], user: str | Json | None) -> list[dict[str, Any]]:
+    def __call__(self, system: Said, history: Sequence[Json], user: Said) -> list[dict[str, Any]]:
         """Chat messages in the order in which they are sent."""
         ...
 
 
-def assemble(system: str | Json | None, history: Sequence[Json], user: str | Json | None) -> list[dict[str, Any]]:
-    """The system message first, then the history, then the user's message; a text becomes a message, None is left out.
+def assemble(system: Said, history: Sequence[Json], user: Said) -> list[dict[str, Any]]:
+    """The system messages first, then the history, then what is new; a text becomes a message.
 
-    A system message given here takes the place of those with which the history begins.
+    System messages given here take the place of those with which the history begins.
 
     >>> assemble("Be brief.", [{"role": "system", "content": "Be kind."}], "Hello")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hello'}]
     """
-    messages = [dict(message) for message in history]
-    if system is not None:
-        while messages and messages[0].get("role") in SYSTEM_ROLES:
-            messages.pop(0)
-        messages.insert(0, {"role": "system", "content": system} if isinstance(system, str) else dict(system))
-    if user is not None:
-        messages.append({"role": "user", "content": user} if isinstance(user, str) else dict(user))
-    return messages
+    systems = _messages(system, "system")
+    begun = len(leading_systems(history)) if systems else 0
+    return [*systems, *[dict(message) for message in history[begun:]], *_messages(user, "user")]
+
+
+def leading_systems(messages: Sequence[Json]) -> list[dict[str, Any]]:
+    """The system messages a list begins with."""
+    count = next((index for index, body in enumerate(messages) if body.get("role") not in SYSTEM_ROLES), len(messages))
+    return [dict(body) for body in messages[:count]]
+
+
+def _messages(said: Said, role: str) -> list[dict[str, Any]]:
+    if said is None:
+        return []
+    if isinstance(said, str):
+        return [{"role": role, "content": said}]
+    return [dict(said)] if isinstance(said, Mapping) else [dict(message) for message in said]
