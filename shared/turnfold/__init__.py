@@ -16,6 +16,9 @@ async def answer(question: str) -> str:
         return reply
 ```
 
+`Recovering` wraps the call of a model so that a conversation that grew too long, or a service that is away, does not end it;
+`LadderCompressor` and `assemble` make a list of messages fit without any service.
+
 What stands here is the public interface; everything else may change between releases.
 """
 
