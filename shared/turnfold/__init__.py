@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from turnfold.core.assembler import Assembler, assemble
     from turnfold.core.compressor import Compressed, Compressor, LadderCompressor
     from turnfold.core.overflow import Overflow, overflow_in, overflow_reported
+    from turnfold.core.presets import Policy, preset_named
 
 __all__ = [
     "Account",
@@ -80,6 +81,7 @@ __all__ = [
     "LadderCompressor",
     "NotAllowed",
     "Overflow",
+    "Policy",
     "Provider",
     "Receipt",
     "Recovering",
@@ -100,6 +102,7 @@ __all__ = [
     "new_event_id",
     "overflow_in",
     "overflow_reported",
+    "preset_named",
     "run_subagent",
 ]
 
@@ -122,6 +125,8 @@ _LATER = {
     "Overflow": "turnfold.core.overflow",
     "overflow_in": "turnfold.core.overflow",
     "overflow_reported": "turnfold.core.overflow",
+    "Policy": "turnfold.core.presets",
+    "preset_named": "turnfold.core.presets",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.histories import counter, tool, user, words
-from turnfold import CannotFit, Compressed, LadderCompressor, assemble
+from turnfold import CannotFit, Compressed, LadderCompressor, assemble, preset_named
 from turnfold.core.compressor import estimated
 from turnfold.core.forms import STAND_IN
 from turnfold.core.sendable import faults
@@ -59,6 +59,17 @@ def test_a_long_list_becomes_one_that_fits_and_may_be_sent(compressor: LadderCom
     assert (compressed.messages[0], compressed.messages[-1]) == (SYSTEM, messages[-1])
     assert compressed.omitted == len(messages) - sum(body.get("content") != STAND_IN for body in compressed.messages)
     assert messages == before
+
+
+@pytest.mark.proves("W8")
+def test_a_preset_says_how_a_list_is_shortened() -> None:
+    messages = long_list(20)
+
+    shown = LadderCompressor(counter(), preset_named("adaptive")).compress(messages, 1_000_000).messages
+
+    assert len(shown) <= 51
+    assert faults(shown) == []
+    assert (shown[0], shown[-1]) == (SYSTEM, messages[-1])
 
 
 @pytest.mark.proves("W8", "L6")

@@ -60,7 +60,8 @@ class LadderCompressor:
     """The compressor of the service: the ladder of trims, oldest first, with the system messages and the newest request kept.
 
     `count` gives the tokens of a text. The system messages at the beginning stay whole, and the newest of any later
-    ones; the older of those are left out where the list does not fit.
+    ones; the older of those are left out where the list does not fit. Of the `policy` the view and its caps are used, such
+    as `preset_named("adaptive")`, which never shows more than 50 messages.
     """
 
     count: Callable[[str], int] = estimated
@@ -75,23 +76,25 @@ class LadderCompressor:
 
         Raises:
             BadRequest: an entry is no chat message.
-            CannotFit: see `Compressor.compress`.
+            CannotFit: see `Compressor.compress`; with `needed_messages` where the policy shows fewer messages than that.
         """
         bodies = [dict(body) for body in messages]
         weighed = weighed_list(bodies, self.count)
         cap = budget_tokens * EMERGENCY_FIFTHS // 5 if is_emergency else budget_tokens
         total = sum([message.tokens for message in weighed])
-        if total <= cap and bodies and not faults(bodies):
+        rest = tuple([message for message in weighed if not message.role.is_system])
+        if bodies and total <= cap and len(rest) <= (self.policy.max_messages or UNLIMITED) and not faults(bodies):
             return Compressed(bodies, total)
         kept = _kept_systems(weighed)
         system_tokens = sum([message.tokens for message in kept])
-        rest = tuple([message for message in weighed if not message.role.is_system])
         left = max(cap - system_tokens, 0)
         asked = Asked(budget_tokens=-(-left * 5 // EMERGENCY_FIFTHS) if is_emergency else left, is_emergency=is_emergency)
         try:
             planned = plan(Stored(messages=rest, total=len(rest)), asked, self.policy)
         except CannotFit as error:
-            needed = (error.needed_tokens or 0) + (-(-system_tokens * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens)
+            if error.needed_tokens is None:
+                raise
+            needed = error.needed_tokens + (-(-system_tokens * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens)
             raise CannotFit(f"the smallest list of these messages needs a budget of {needed} tokens", needed_tokens=needed) from error
         if system_tokens > cap:
             needed = -(-(system_tokens + planned.tokens) * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens + planned.tokens
@@ -104,11 +107,6 @@ class LadderCompressor:
             shown.append(bodies[position] if texts.get(position) == text else json.loads(text))
         omitted = len(bodies) - len(kept) - sum(message_id is not None for message_id in rendered.message_ids)
         return Compressed(shown, system_tokens + planned.tokens, is_whole=shown == bodies, omitted=omitted)
-
-
-def sendable(messages: Sequence[Json], compressor: Compressor) -> Compressed:
-    """The list as it may be sent, whatever it counts: each call answered at once, and nothing answered that was not called."""
-    return compressor.compress(messages, UNLIMITED)
 
 
 def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) -> list[Message]:
