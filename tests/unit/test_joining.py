@@ -60,6 +60,13 @@ def test_a_word_said_again_is_not_taken_for_the_other_time() -> None:
 
 
 @pytest.mark.proves("R1")
+def test_a_request_that_was_made_before_in_the_same_words_is_made_again() -> None:
+    published = [user("go on"), said("done")]
+
+    assert together([SYSTEM, user("go on")], published) == [SYSTEM, *published, user("go on")]
+
+
+@pytest.mark.proves("R1")
 def test_a_result_that_is_not_published_yet_takes_the_place_of_its_stand_in() -> None:
     told = [user("look"), calling("c1"), result("c1", "[No result of this call is known.]")]
 

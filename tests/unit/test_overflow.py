@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from turnfold.core.overflow import Overflow, overflow_in, overflow_reported, overflow_told
+from turnfold.core.overflow import WORDINGS, Overflow, overflow_in, overflow_reported, overflow_told
 from turnfold.errors import ContextOverflow
 
 TEXTS: list[tuple[str, str, int | None, int | None]] = [
@@ -97,6 +97,26 @@ TEXTS: list[tuple[str, str, int | None, int | None]] = [
     ("minimax", "invalid params, context window exceeds limit (2013)", None, None),
     ("zhipu", "Prompt exceeds max length", None, None),
     ("watsonx", "the number of input tokens 4098 cannot exceed the total tokens limit 4096 for this model", 4096, 4098),
+    (
+        "vllm",
+        "You passed 5000 input tokens and requested 100 output tokens. However, the model's context length is only 4096 tokens",
+        4096,
+        5000,
+    ),
+    (
+        "vllm",
+        "'max_tokens' is too large: 2000. This model's maximum context length is 4096 tokens and your request has 2104 input tokens",
+        4096,
+        2104,
+    ),
+    ("openai", "This model's maximum context length is 4097 tokens.", 4097, None),
+    ("anthropic", "request_too_large: Request exceeds the maximum size", None, None),
+    ("gemini", "The request exceeds the maximum number of tokens allowed.", None, None),
+    ("hugging face", "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000", 1024, 2000),
+    ("lm studio", "The number of tokens to keep from the initial prompt is greater than the context length", None, None),
+    ("any", "context_window_exceeded", None, None),
+    ("any", "Prompt has too many tokens", None, None),
+    ("any", "输入超过最大长度", None, None),
     ("poolside", "Input length 131393 exceeds the maximum allowed input length of 131040 tokens.", 131_040, 131_393),
 ]
 NEVER = [
@@ -111,6 +131,8 @@ NEVER = [
     (401, "prompt is too long: 208310 tokens > 200000 maximum"),
     (500, "The server had an error"),
     (400, "Invalid value for 'temperature'"),
+    (400, "Invalid 'user': string too long. Expected a string with maximum length 64, but got a string with length 70 instead."),
+    (400, "max_tokens is too large: 100000. This model supports at most 16384 completion tokens"),
     (400, "Tool names must have a maximum length of 64"),
     (None, "Connection reset by peer"),
 ]
@@ -137,8 +159,12 @@ class OfAnApplication(ContextWindowExceededError):
     """Somebody's own error made of one."""
 
 
-def test_the_table_holds_at_least_fifteen_providers() -> None:
-    assert len({provider for provider, *_ in TEXTS}) >= 15
+@pytest.mark.proves("R2", "C60")
+def test_every_wording_of_the_table_recognises_a_text_and_they_are_of_more_than_fifteen_providers() -> None:
+    used = {next(wording for wording in WORDINGS if wording.pattern.search(text)) for _, text, *_ in TEXTS}
+
+    assert used == set(WORDINGS)
+    assert len({wording.provider for wording in WORDINGS} - {"any"}) == 26
 
 
 @pytest.mark.proves("R2", "C60")

@@ -35,7 +35,8 @@ def _newer(own: Sequence[dict[str, Any]], told: Sequence[Json]) -> list[dict[str
     """What the agent said after the newest message that was told; everything, where nothing of it was told.
 
     The place in the agent's list is where the longest run of equal messages ends, so that a word said twice is not
-    taken for the other time.
+    taken for the other time. A list that ends with a request always has it answered: where more was told after such a
+    request, it is asked again.
     """
     ours, theirs = [_key(body) for body in own], [_key(body) for body in told]
     places: dict[str, list[int]] = {}
@@ -43,7 +44,9 @@ def _newer(own: Sequence[dict[str, Any]], told: Sequence[Json]) -> list[dict[str
         places.setdefault(key, []).append(place)
     for end in range(len(theirs) - 1, -1, -1):
         if candidates := places.get(theirs[end]):
-            return list(own[_ends_longest_run(ours, theirs, end, candidates) + 1 :])
+            newer = list(own[_ends_longest_run(ours, theirs, end, candidates) + 1 :])
+            is_asked_again = not newer and end < len(theirs) - 1 and own[-1].get("role") == "user"
+            return [own[-1]] if is_asked_again else newer
     return list(own)
 
 
