@@ -207,3 +207,14 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@pytest.mark.proves("W3")
+async def test_the_worked_example_of_a_window_is_what_its_program_prints() -> None:
+    told = (ROOT / "docs" / "windows.md").read_text().partition("<!-- printed by examples/ladder.py -->\n")[2].partition("\n\n")[0]
+
+    program = await asyncio.create_subprocess_exec(sys.executable, "examples/ladder.py", cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await program.communicate()
+
+    assert program.returncode == 0
+    assert printed.decode() == told + "\n"
