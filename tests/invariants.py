@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select
 from turnfold.core.audit import row_hash
 from turnfold.core.blocks import group
 from turnfold.core.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.usage import Gauge
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey
 from turnfold.ports import AuditRow
 from turnfold.store import schema
@@ -89,7 +90,8 @@ class Counters:
 class SessionSeen:
     """Everything a store holds of one session. Compactions go by their ordinals, which two stores share.
 
-    `spans` are the first and last position that a compaction's row names, where the store keeps them.
+    `spans` are the first and last position that a compaction's row names, where the store keeps them; `gauge` is what is
+    known of the usage that its model reported.
     """
 
     counters: Counters
@@ -99,6 +101,7 @@ class SessionSeen:
     audit: tuple[AuditRow, ...]
     events: Mapping[str, int]
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    gauge: Gauge = field(default_factory=Gauge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +288,7 @@ def _seen(connection: Connection) -> Seen:
             ),
             events={one.event_id: one.stream_seq for one in events if one.sid == row.sid},
             spans={one.ordinal: (one.first_position, one.last_position) for one in mine if one.first_position is not None},
+            gauge=Gauge(row.factor, row.reported_seq, row.reported_at_ms, row.reported_tokens, -1, row.usage_evictions),
         )  # fmt: skip
 
     return Seen(
@@ -324,6 +328,7 @@ def seen_in_memory(memory: Memory) -> Seen:
             ),
             audit=tuple(session.audit),
             events={event_id: arrival.stream_seq for event_id, arrival in session.events.items()},
+            gauge=session.gauge._replace(settled_ms=-1),
         )  # fmt: skip
     return Seen(
         sessions=found,

@@ -48,8 +48,9 @@ from turnfold_migrations import upgrade
 Json = dict[str, Any]
 
 SMALL = Policy(
-    max_live_messages=12, keep_messages=4, keep_tokens=0, keep_at_most_messages=0, trigger_ratio=0.0, min_gain_messages=1, min_gain_tokens=1
-)
+    max_live_messages=12, keep_messages=4, keep_tokens=0, keep_at_most_messages=0, trigger_ratio=0.0, reserve_tokens=0,
+    min_gain_messages=1, min_gain_tokens=1,
+)  # fmt: skip
 """A policy that evicts soon, for short tests."""
 
 KEY = SessionKey(AgentId("ada"), SessionId("s-1"))
@@ -92,12 +93,16 @@ class Stores:
         return found
 
 
+def _window(_: str | None, numbers: Policy) -> int:
+    return 128_000 if numbers.context_window is None else numbers.context_window
+
+
 def rules_of(policy: Policy) -> tuple[Rules, PolicyOf]:
     """The rules of an installation with this default policy; ids of compactions count from 1."""
     presets = {**PRESETS, "balanced": policy}
     policy_of = policy_rule("balanced", lambda name: presets[name])
     numbers = count(1)
-    made = make_rules(policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000, count=words)
+    made = make_rules(policy_of, model_window=_window, count=words)
     return replace(made, new_id=lambda: next(numbers)), policy_of
 
 

@@ -11,6 +11,7 @@ from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.sources import Draft, Previous, SummaryJob
+from turnfold.core.usage import Meter, Report
 from turnfold.messages import AgentId, Call, CompactionId, EventId, Message, SessionKey, State
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ class Arrival(NamedTuple):
     is_error: bool
     envelope: str | None
     messages: tuple[Weighed, ...]
+    report: Report | None = None
+
+    @property
+    def answer(self) -> int | None:
+        """The index of the answer that the report speaks of: the last message of an assistant."""
+        return max((index for index, message in enumerate(self.messages) if message.role == "assistant"), default=None)
 
 
 PAYLOAD_KEPT_BYTES = 64 * 1024
@@ -83,7 +90,7 @@ class Rules:
     model_window: Callable[[str | None, Policy], int]
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
     due: Callable[[Load, Policy, int], Due | None]
-    evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int], Sequence[Eviction]]
+    evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int, Meter], Sequence[Eviction]]
     decide: Callable[[Sequence[Message], Policy, Trigger, int], Evict | Rest]
     digest: Callable[[Sequence[Message], Callable[[Sequence[Message]], Mapping[int, str]]], tuple[str, int]]
     new_id: Callable[[], int]
@@ -362,6 +369,8 @@ class SessionCounts(NamedTuple):
     audit_rows: int
     audit_hash: str
     last_event_at_ms: int | None
+    reported_tokens: int = 0
+    usage_evictions: int = 0
 
     @property
     def messages_covered(self) -> int:

@@ -14,7 +14,7 @@ from tests.stores import KEY, NOON, Stores, assistant, new_sqlite, result, sql_s
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey
 
-GROWING = ("messages", "events", "tool_calls", "sessions", "compactions", "summaries", "audit", "outbox", "dead_letters")
+GROWING = ("messages", "events", "tool_calls", "sessions", "compactions", "summaries", "audit", "outbox", "dead_letters", "usage_reports")
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
 
 Statement = tuple[str, Any]
@@ -164,6 +164,19 @@ async def test_an_eviction_reads_the_live_messages_alone(watched: Watched) -> No
 
     assert watched.scans() == []
     assert "ix_messages_live (sid=?)" in watched.steps()
+
+
+@pytest.mark.proves("T4", "L8")
+async def test_a_factor_is_learnt_from_the_newest_reports_alone(watched: Watched) -> None:
+    reports = [turn(9_200 + seq, user("q"), assistant("a"), model="m", usage={"prompt_tokens": 120_000 + seq}) for seq in range(20)]
+
+    await watched.stores.ingest(*reports)
+
+    assert watched.scans() == []
+    steps = watched.steps()
+    assert "ix_usage_reports_model (agent_id=? AND model=?)" in steps
+    assert not re.search(r"SCAN (earlier|before|between|first)", steps)
+    assert re.search(r"SEARCH between USING PRIMARY KEY \(sid=\? AND position>\? AND position<\?\)", steps)
 
 
 @pytest.mark.proves("S1", "L8")

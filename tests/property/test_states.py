@@ -69,8 +69,11 @@ numbers = st.fixed_dictionaries(
         "idle_seconds": st.sampled_from([0, 60]),
         "max_live_tool_blocks": st.sampled_from([0, 1]),
         "commit": st.sampled_from(["immediate", "on_summary"]),
+        "context_window": st.sampled_from([0, 400]),
+        "reserve_tokens": st.sampled_from([0, 100]),
     },
 )
+usages = st.one_of(st.none(), st.builds(lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)))
 Done = TypeVar("Done")
 
 
@@ -125,10 +128,24 @@ class Walk(RuleBasedStateMachine):
         self.stream.append(make(seq, NOON + EVENT_MS * seq))
 
     @rule(
-        key=keys, messages=st.lists(said, min_size=1, max_size=4), is_meta=st.booleans(), model=st.sampled_from([None, None, "m-1", "m-2"])
+        key=keys,
+        messages=st.lists(said, min_size=1, max_size=4),
+        is_meta=st.booleans(),
+        model=st.sampled_from([None, None, "m-1", "m-2"]),
+        usage=usages,
     )
-    def publish_turn(self, key: SessionKey, messages: list[Any], is_meta: bool, model: str | None) -> None:
-        self.publish(lambda seq, at_ms: turn(seq, *messages, key=key, at_ms=at_ms, is_meta=is_meta, model=model))
+    def publish_turn(self, key: SessionKey, messages: list[Any], is_meta: bool, model: str | None, usage: Any = None) -> None:
+        self.publish(lambda seq, at_ms: turn(seq, *messages, key=key, at_ms=at_ms, is_meta=is_meta, model=model, usage=usage))
+
+    @rule(prompts=st.lists(st.integers(1, 120), min_size=3, max_size=6), is_delivered=st.booleans())
+    def publish_reports_that_teach(self, prompts: list[int], is_delivered: bool) -> None:
+        reported = 20
+        for grown in prompts:
+            reported += grown
+            usage = {"prompt_tokens": reported, "completion_tokens": 5}
+            self.publish_turn(KEYS[0], [user("and then?"), assistant("x" * 60)], is_meta=False, model="m-1", usage=usage)
+        if is_delivered:
+            self.deliver_what_is_new()
 
     @rule(key=keys, call_id=call_ids, content=texts)
     def publish_result(self, key: SessionKey, call_id: str, content: str) -> None:
@@ -170,6 +187,18 @@ class Walk(RuleBasedStateMachine):
             self.publish_and_deliver([[user("and then?"), assistant("more")]] * 3)
             if versions:
                 self.claim(1, "They spoke.", is_quick=True)
+
+    @rule(times=st.integers(1, 4), prompt=st.sampled_from([100, 390, 390, 390]))
+    def report_full_windows(self, times: int, prompt: int) -> None:
+        numbers = {"max_live_messages": 0, "trigger_tokens": 0, "every_rounds": 0, "context_window": 400, "reserve_tokens": 100}
+        self.set_a_policy(KEYS[0], is_agent=False, mode="auto", overrides=numbers)
+        said = [user("and then?"), assistant("x" * 60)] * 2
+        for _ in range(times):
+            self.let_time_pass(1_000)
+            self.publish(lambda seq, _: turn(seq, *said, key=KEYS[0], at_ms=self.now_ms, usage={"prompt_tokens": prompt}))
+            self.deliver_what_is_new()
+            self.let_time_pass(1_000)
+            self.claim(3, "They spoke.", is_quick=True)
 
     # --- what the stream does
 
@@ -388,6 +417,7 @@ def comparable(seen: Seen) -> Any:
                 for row in session.audit
             ],
             session.events,
+            session.gauge,
         )
         for key, session in sorted(seen.sessions.items())
     ], (seen.ingested, seen.dead_letters)

@@ -15,8 +15,9 @@ from turnfold.core.presets import DEFAULT_PRESET, PRESETS, Commit, Mode, Policy,
 from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
 
 POLICY = Policy(
-    max_live_messages=20, keep_messages=4, keep_tokens=0, keep_at_most_messages=0, trigger_ratio=0.0, min_gain_messages=1, min_gain_tokens=1
-)
+    max_live_messages=20, keep_messages=4, keep_tokens=0, keep_at_most_messages=0, trigger_ratio=0.0, reserve_tokens=0,
+    min_gain_messages=1, min_gain_tokens=1,
+)  # fmt: skip
 HOUR_MS = 3_600_000
 
 

@@ -19,7 +19,7 @@ SessionName = Annotated[str, typer.Argument(help="The session's id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 SESSION_COLUMNS = ("agent_id", "session_id", "messages_total", "messages_live", "messages_pending", "messages_covered",
-                   "tokens_total", "tokens_live", "summary_version", "last_event_at")  # fmt: skip
+                   "tokens_total", "tokens_live", "factor", "summary_version", "last_event_at")  # fmt: skip
 SUMMARY_COLUMNS = ("version", "in_force", "kind", "style", "model", "tokens", "covered", "created_at")
 DEAD_LETTER_COLUMNS = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
 

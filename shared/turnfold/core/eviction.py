@@ -1,13 +1,14 @@
 """When old messages leave the window, and which."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from turnfold.core.blocks import Block, group, newest_request
 from turnfold.core.presets import Mode, Policy
+from turnfold.core.usage import Gauge, Meter, usage_trigger
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
 
 SUMMARY_DELAY_MS: Final = 150
@@ -35,11 +36,21 @@ def cooldown_ms(failures: int) -> int:
 
 
 class Load(NamedTuple):
-    """What a session's live messages weigh, and how many rounds began since the last eviction; system messages do not count."""
+    """What a session's live messages weigh, and how many rounds began since the last eviction; system messages do not count.
+
+    `factor` is by how much the session's model counts more, `reported_tokens` what it last reported of its window.
+    """
 
     messages: int
     tokens: int
     rounds: int = 0
+    factor: float = 1.0
+    reported_tokens: int = 0
+
+    @property
+    def billed_tokens(self) -> float:
+        """The live tokens as the session's model counts them."""
+        return self.tokens * self.factor
 
 
 def load_of(live: Iterable[Message]) -> Load:
@@ -73,12 +84,15 @@ def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
     if policy.mode is not Mode.AUTO:
         return None
     budget = token_trigger(policy, model_window=model_window)
-    if budget and load.tokens > budget:
+    if budget and load.billed_tokens > budget:
         return Due(Trigger.TOKENS, budget)
     if policy.max_live_messages and load.messages > policy.max_live_messages:
         return Due(Trigger.MESSAGES, budget)
     if policy.every_rounds and load.rounds >= policy.every_rounds:
         return Due(Trigger.ROUNDS, budget)
+    reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
+    if reported and load.reported_tokens > reported:
+        return Due(Trigger.USAGE, reported)
     return None
 
 
@@ -90,30 +104,52 @@ def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
 
 
 def token_trigger(policy: Policy, *, model_window: int) -> int:
-    """The tokens above which live messages set off an eviction; 0 when no number of tokens does."""
+    """The tokens above which live messages set off an eviction; 0 when no number of tokens does.
+
+    Where neither a number nor a ratio is set, what is counted may take what reports may: the window less its reserve.
+    """
     if model_window <= 0:
         return 0
     limits = [policy.trigger_tokens, int(policy.trigger_ratio * model_window)]
-    return min((limit for limit in limits if limit > 0), default=0)
+    reserved = usage_trigger(policy.reserve_tokens, model_window=model_window)
+    return min((limit for limit in limits if limit > 0), default=reserved)
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One eviction: why, what left, what was live before (all messages, and what the triggers count), and when (ms since 1970)."""
+    """One eviction: why, what left, what was live before (all messages, and what the triggers count), and when (ms since 1970).
+
+    `gauge` is the session's afterwards, `seq` the event that set it off. `is_escalated`: as little stayed as may.
+    """
 
     due: Due
     evicted: tuple[Message, ...]
     live: int
     load: Load
     at_ms: int
+    gauge: Gauge = field(default_factory=Gauge)
+    seq: int = 0
+    is_escalated: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what stayed is still over the limit, as far as counting can tell."""
+        left = self.load.tokens - sum([message.tokens for message in self.evicted if _counts(message)])
+        return self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
 
 
-def evictions(live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, *, model_window: int) -> tuple[Eviction, ...]:
+UNMETERED = Meter()
+
+
+def evictions(
+    live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, *, model_window: int, meter: Meter = UNMETERED
+) -> tuple[Eviction, ...]:
     """What leaves as each new event is stored, one after the other, so that a batch leaves what its events alone would.
 
     `live` holds the live messages by position, those of the new events (known by their stream sequences) included;
     `rounds` counts those that began since the last eviction, likewise.
     """
+    gauge, usage_limit = meter.gauge, usage_trigger(policy.reserve_tokens, model_window=model_window)
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
     present: list[Message] = []
     messages = tokens = 0
@@ -128,7 +164,8 @@ def evictions(live: Sequence[Message], new_seqs: Iterable[int], rounds: int, pol
             messages += 1
             tokens += message.tokens
     done: list[Eviction] = []
-    for arrived in arriving.values():
+    for seq, arrived in arriving.items():
+        gauge = gauge.told(meter.readings.get(seq), usage_limit)
         is_in_order = not present or not arrived or arrived[0].position > present[-1].position
         present += arrived
         if not is_in_order:
@@ -138,21 +175,37 @@ def evictions(live: Sequence[Message], new_seqs: Iterable[int], rounds: int, pol
                 messages += 1
                 tokens += message.tokens
                 rounds += message.is_request
-        load = Load(messages, tokens, rounds)
+        load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
         found = due(load, policy, model_window=model_window)
         if found is None:
             continue
         at_ms = max([message.created_at_ms for message in arrived], default=0)
-        decision = decide(present, policy, found.trigger, now_ms=at_ms)
-        if isinstance(decision, Evict):
-            done.append(Eviction(found, decision.evicted, len(present), load, at_ms))
-            gone = {message.position for message in decision.evicted}
+        eviction = _relieved(Eviction(found, (), len(present), load, at_ms, gauge, seq), present, policy)
+        if eviction.evicted:
+            factor = meter.learn(present[-1].stream_seq, at_ms) if meter.learn else gauge.factor
+            gauge = gauge.evicted(by_report=found.trigger is Trigger.USAGE, factor=factor)
+            done.append(replace(eviction, gauge=gauge))
+            gone = {message.position for message in eviction.evicted}
             present = [message for message in present if message.position not in gone]
-            counted = [message.tokens for message in decision.evicted if _counts(message)]
+            counted = [message.tokens for message in eviction.evicted if _counts(message)]
             messages -= len(counted)
             tokens -= sum(counted)
             rounds = 0
     return tuple(done)
+
+
+def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Eviction:
+    """What this eviction takes; escalated when the usual one would leave the limit broken, or has left it so."""
+    found = eviction.due
+    is_escalated = found.trigger is Trigger.USAGE and eviction.gauge.evictions > 0
+    if not is_escalated:
+        usual = decide(live, policy, found.trigger, now_ms=eviction.at_ms)
+        eviction = replace(eviction, evicted=usual.evicted if isinstance(usual, Evict) else ())
+        is_escalated = bool(eviction.evicted) and eviction.is_over
+    if not is_escalated:
+        return eviction
+    tight = decide(live, replace(policy, keep_tokens=0, keep_rounds=0), found.trigger, now_ms=eviction.at_ms)
+    return replace(eviction, evicted=tight.evicted, is_escalated=True) if isinstance(tight, Evict) else eviction
 
 
 _position = attrgetter("position")

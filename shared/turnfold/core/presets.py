@@ -54,6 +54,7 @@ class Policy:
     max_live_messages: int = 50
     trigger_tokens: int = 0
     trigger_ratio: float = 0.6
+    reserve_tokens: int = 16_384
     every_rounds: int = 0
     idle_seconds: int = 0
 
@@ -105,13 +106,14 @@ class Policy:
             raise ValueError("low_water_ratio is 0; a window needs some room")
 
 
-_UNTRIGGERED = Policy(max_live_messages=0, trigger_ratio=0.0, keep_messages=1, keep_tokens=0, keep_at_most_messages=0)
+_UNTRIGGERED = Policy(max_live_messages=0, trigger_ratio=0.0, reserve_tokens=0, keep_messages=1, keep_tokens=0, keep_at_most_messages=0)
 
 PRESETS: Mapping[str, Policy] = {
     "balanced": Policy(),
     "static-buffer": replace(_UNTRIGGERED, style=Style.NARRATIVE, max_live_messages=50, keep_messages=10),
     "token-budget": replace(
         _UNTRIGGERED,
+        reserve_tokens=16_384,
         keep_tokens=20_000,
         view=View.NEWEST,
         soft_ratio=1.0,

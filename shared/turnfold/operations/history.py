@@ -7,6 +7,7 @@ from typing import Any
 
 from turnfold.contracts.requests import AuditRequest, HistoryRequest, SearchRequest, SessionRequest, SummaryRequest
 from turnfold.core.tokens import text_of
+from turnfold.core.usage import usage_state
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query import rfc3339, summary_json
@@ -78,6 +79,10 @@ def session_json(counts: SessionCounts) -> dict[str, Any]:
     told = counts._asdict()
     told["messages_covered"] = counts.messages_covered
     last = told.pop("last_event_at_ms")
+    told["usage"] = {
+        "state": usage_state(told.pop("usage_evictions")),
+        "reported_tokens": told.pop("reported_tokens"),
+    }
     told["audit"] = {"rows": told.pop("audit_rows"), "hash": told.pop("audit_hash")}
     return told | {"last_event_at": rfc3339(last) if last is not None else None}
 

@@ -11,6 +11,7 @@ from turnfold.core.precedence import Wishes, in_force
 from turnfold.core.presets import Policy
 from turnfold.core.reading import sources_of
 from turnfold.core.tokens import Count
+from turnfold.core.usage import Meter
 from turnfold.messages import Message, Role
 from turnfold.ports import Rules
 
@@ -55,8 +56,10 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
     def is_due(load: Load, policy: Policy, window: int) -> Due | None:
         return due(load, policy, model_window=window)
 
-    def replayed(live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, window: int) -> Sequence[Eviction]:
-        return evictions(live, new_seqs, rounds, policy, model_window=window)
+    def replayed(
+        live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, window: int, meter: Meter
+    ) -> Sequence[Eviction]:
+        return evictions(live, new_seqs, rounds, policy, model_window=window, meter=meter)
 
     def decided(live: Sequence[Message], policy: Policy, trigger: Trigger, now_ms: int) -> Evict | Rest:
         return decide(live, policy, trigger, now_ms=now_ms)

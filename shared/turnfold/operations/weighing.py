@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from turnfold.contracts.events import LIMITS, Event, Limits, read_event
 from turnfold.core.priority import classify
-from turnfold.core.tokens import Count, measure
+from turnfold.core.tokens import IMAGE_TOKENS, Count, measure
+from turnfold.core.usage import read_report
 from turnfold.errors import BadEvent
 from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Weighed
 
@@ -31,18 +32,18 @@ class Batch(NamedTuple):
     dead: list[DeadLetter]
 
 
-def weigh_all(deliveries: Iterable[Delivery], *, count: Count, limits: Limits = LIMITS) -> Batch:
+def weigh_all(deliveries: Iterable[Delivery], *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS) -> Batch:
     """Read and weigh each; a bad one becomes a dead letter."""
     batch = Batch([], [])
     for delivery in deliveries:
         try:
-            batch.arrivals.append(weigh(delivery, count=count, limits=limits))
+            batch.arrivals.append(weigh(delivery, count=count, limits=limits, image_tokens=image_tokens))
         except BadEvent as error:
             batch.dead.append(bury(delivery, error))
     return batch
 
 
-def weigh(delivery: Delivery, *, count: Count, limits: Limits = LIMITS) -> Arrival:
+def weigh(delivery: Delivery, *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS) -> Arrival:
     """Read an event, and count and classify its messages: the only place where anything is tokenised.
 
     Raises:
@@ -62,12 +63,15 @@ def weigh(delivery: Delivery, *, count: Count, limits: Limits = LIMITS) -> Arriv
         event.is_truncated,
         event.is_error,
         event.envelope,
-        tuple([_weighed(*texts, calls, count) for texts in zip(event.parsed, event.originals, event.bodies, strict=True)]),
+        tuple([_weighed(*texts, calls, count, image_tokens) for texts in zip(event.parsed, event.originals, event.bodies, strict=True)]),
+        read_report(event.usage),
     )
 
 
-def _weighed(body: dict[str, Any], original: str | None, text: str, calls: dict[str, dict[str, Any]], count: Count) -> Weighed:
-    measured = measure(body, count)
+def _weighed(
+    body: dict[str, Any], original: str | None, text: str, calls: dict[str, dict[str, Any]], count: Count, image_tokens: int
+) -> Weighed:
+    measured = measure(body, count, image_tokens=image_tokens)
     call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None
     return Weighed(
         body["role"],

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select, text
 
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, decide, load_of
 from turnfold.core.presets import Commit, Policy
+from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message
 from turnfold.ports import Rules
@@ -17,6 +18,7 @@ from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn, bulk_upd
 from turnfold.store.rows import EVICTABLE, evictable_of
 from turnfold.store.schema import compactions, messages
 from turnfold.store.sessions import Records, SessionRow
+from turnfold.store.usage import Learning, settled
 
 _LIVE = PreparedIn(
     select(*EVICTABLE)
@@ -62,26 +64,65 @@ _OPEN = BulkInsert(compactions, _OPENED)
 
 
 def evict(
-    connection: Connection, changed: Sequence[SessionRow], new_seqs: Mapping[int, Sequence[int]], rules: Rules, records: Records
+    connection: Connection,
+    changed: Sequence[SessionRow],
+    new: Mapping[int, Mapping[int, Reading | None]],
+    rules: Rules,
+    records: Records,
 ) -> int:
-    """Evict what became due as these events of each session were stored; how many compactions that opened."""
-    due = [session for session in changed if _due(session, rules) is not None]
-    if not due:
-        return 0
+    """Evict what became due as these events of each session were stored; how many compactions that opened.
+
+    `new` holds, for each session, the sequences of its new events and what they report.
+    """
+    readings = {sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()}
+    metered = [session for session in changed if _has_to_be_metered(session, readings.get(session.sid, {}), rules)]
+    settled_ms = settled(connection, metered)
+    due = [session for session in changed if session.sid in settled_ms or _due(session, rules) is not None]
     opening = _Opening(connection, rules, records)
+    learning = Learning(connection, sum(map(len, readings.values())))
     live = _live(connection, due)
     for session in due:
         policy = rules.policy(session.agent_wishes, session.wishes)
         window = rules.model_window(session.model, policy)
         here = live[session.sid]
+        meter = _meter(session, settled_ms.get(session.sid, -1), readings.pop(session.sid, {}), learning)
+        gauge, seq = meter.gauge, 0
+        usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
         if policy.commit is Commit.ON_SUMMARY:
-            reason = rules.due(session.load, policy, window)
+            session.gauge = gauge = meter.after(0, gauge, usage_limit)
+            reason = rules.due(session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window)
             if reason is not None:
                 opening.plan(session, reason, here, policy, at_ms=session.last_event_at_ms or 0)
             continue
-        for eviction in rules.evictions(here, new_seqs.get(session.sid, ()), session.rounds, policy, window):
+        for eviction in rules.evictions(here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter):
             opening.open(session, eviction, here)
+            gauge, seq = eviction.gauge, eviction.seq
+        session.gauge = meter.after(seq, gauge, usage_limit)
+    for session in changed:
+        if newer := readings.get(session.sid):
+            session.gauge = session.gauge.told(newer[max(newer)], limit=0)
     return opening.store()
+
+
+def _has_to_be_metered(session: SessionRow, readings: Mapping[int, Reading], rules: Rules) -> bool:
+    """Whether a report may be over the limit, or may end a row of evictions; that is seldom so."""
+    reported = max([one.tokens for one in readings.values()], default=0)
+    if session.usage_evictions and reported:
+        return True
+    reported = max(reported, session.reported_tokens)
+    if not reported:
+        return False
+    policy = rules.policy(session.agent_wishes, session.wishes)
+    limit = usage_trigger(policy.reserve_tokens, model_window=rules.model_window(session.model, policy))
+    return 0 < limit < reported
+
+
+def _meter(session: SessionRow, settled_ms: int, readings: Mapping[int, Reading], learning: Learning) -> Meter:
+    def learn(seq: int, at_ms: int) -> float:
+        learning.evicted(session.sid, at_ms)
+        return learning.factor(session.key.agent_id, session.model, seq)
+
+    return Meter(session.gauge._replace(settled_ms=settled_ms), readings, learn)
 
 
 def evict_now(
@@ -101,6 +142,10 @@ def evict_now(
         if not isinstance(decision, Evict):
             return None
         opened = opening.open(session, Eviction(due, decision.evicted, len(live), session.load, now_ms), live)
+        learning = Learning(connection)
+        learning.evicted(session.sid, now_ms)
+        factor = learning.factor(session.key.agent_id, session.model, live[-1].stream_seq)
+        session.gauge = session.gauge.evicted(by_report=False, factor=factor)
     opening.store()
     return opened
 
@@ -120,6 +165,7 @@ def leave(connection: Connection, session: SessionRow, compaction_id: int, evict
     """
     evicted = eviction.evicted
     before = _let_go(session, compaction_id, replace(eviction, load=session.load), records)
+    session.gauge = session.gauge.evicted(by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor)
     _MARK.run(connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted])
     ((left,),) = _LEFT.rows(connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id)
     if left != len(evicted):
@@ -164,6 +210,7 @@ def _let_go(session: SessionRow, compaction_id: int, eviction: Eviction, records
         first=evicted[0].message_id,
         last=evicted[-1].message_id,
         model=session.model,
+        **_escalation(eviction),
     )
     records.tell(
         session,
@@ -176,6 +223,11 @@ def _let_go(session: SessionRow, compaction_id: int, eviction: Eviction, records
         budget_tokens=due.budget_tokens,
     )
     return before
+
+
+def _escalation(eviction: Eviction) -> dict[str, Any]:
+    """What the audit tells of an eviction after which as little stayed as may."""
+    return {"is_escalated": True, "is_over": eviction.is_over} if eviction.is_escalated else {}
 
 
 def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int, int]]:

@@ -153,6 +153,8 @@ _SESSIONS = select(
     sessions.c.audit_rows,
     sessions.c.audit_hash,
     sessions.c.last_event_at_ms,
+    sessions.c.reported_tokens,
+    sessions.c.usage_evictions,
 ).outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
 _AUDIT = [
     audit.c[name]

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 
 from turnfold.core.eviction import idle_at_ms
+from turnfold.core.usage import Reading
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Rules
@@ -19,8 +20,9 @@ from turnfold.store.engine import Database, insert_for
 from turnfold.store.evict import evict
 from turnfold.store.pairing import Touched, pair_again
 from turnfold.store.rows import STORED, message_rows, storable
-from turnfold.store.schema import compactions, dead_letters, events, messages, tool_calls
+from turnfold.store.schema import compactions, dead_letters, events, messages, tool_calls, usage_reports
 from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
+from turnfold.store.usage import INSERT_REPORTS
 
 EVENT_ID_REUSED = "event_id_reused"
 USER = str(Role.USER)
@@ -102,10 +104,11 @@ class _Batch:
             for session in self._sessions.values():
                 session.evicted_changes += session.sid in paired
             changed = self._count()
-            new_seqs: defaultdict[int, list[int]] = defaultdict(list)
+            new: defaultdict[int, dict[int, Reading | None]] = defaultdict(dict)
             for arrival in self._new:
-                new_seqs[self._sessions[arrival.key].sid].append(arrival.stream_seq)
-            evictions = evict(self._connection, changed, new_seqs, self._rules, self._records)
+                seq, at_ms, report = arrival.stream_seq, arrival.at_ms, arrival.report
+                new[self._sessions[arrival.key].sid][seq] = Reading(seq, at_ms, report.tokens) if report else None
+            evictions = evict(self._connection, changed, new, self._rules, self._records)
             write_back(self._connection, changed)
         self._records.write(self._connection)
         self._bury()
@@ -172,6 +175,8 @@ class _Batch:
         connection.execute(delete(messages).where(mine))
         calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(span["first"], span["last"])
         connection.execute(delete(tool_calls).where(calls))
+        reports = (usage_reports.c.sid == sid) & usage_reports.c.position.between(span["first"], span["last"])
+        connection.execute(delete(usage_reports).where(reports))
         identity = (events.c.agent_id == arrival.key.agent_id) & (events.c.event_id == arrival.event_id)
         connection.execute(delete(events).where(identity))
         self._insert_rows([arrival])
@@ -179,8 +184,10 @@ class _Batch:
         # A compaction finds its messages between its first and last position: they widen with the move.
         reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (compactions.c.first_position > first)
         connection.execute(update(compactions).where(reaches).values(first_position=first))
-        self._sessions[arrival.key].revision += 1
-        self._sessions[arrival.key].evicted_changes += bool(evicted)
+        session = self._sessions[arrival.key]
+        session.revision += 1
+        session.evicted_changes += bool(evicted)
+        session.gauge = session.gauge.moved(span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms)
         self._moved.add(arrival.key)
 
     def _refuse(self, arrival: Arrival) -> None:
@@ -192,10 +199,14 @@ class _Batch:
         event_rows: list[tuple[Any, ...]] = []
         rows: list[tuple[Any, ...]] = []
         calls: list[tuple[Any, ...]] = []
+        reports: list[tuple[Any, ...]] = []
         for arrival in arrivals:
             seq, sid = arrival.stream_seq, self._sessions[arrival.key].sid
             event_rows.append((arrival.key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope))
             rows += message_rows(arrival, sid)
+            if arrival.report is not None and arrival.model and (answer := arrival.answer) is not None:
+                model, counted = storable(arrival.model), arrival.report.prompt_tokens
+                reports.append((sid, position_of(seq, answer), arrival.key.agent_id, model, counted, arrival.at_ms))
             for index, message in enumerate(arrival.messages):
                 if message.calls:
                     made = [(sid, storable(call.call_id), position_of(seq, index), call.slot) for call in message.calls]
@@ -203,7 +214,8 @@ class _Batch:
                     self._touched.update([one[:2] for one in made])
                 if message.tool_call_id:
                     self._touched.add((sid, storable(message.tool_call_id)))
-        for insert, values in ((_INSERT_EVENTS, event_rows), (_INSERT_MESSAGES, rows), (_INSERT_CALLS, calls)):
+        inserts = ((_INSERT_EVENTS, event_rows), (_INSERT_MESSAGES, rows), (_INSERT_CALLS, calls), (INSERT_REPORTS, reports))
+        for insert, values in inserts:
             # In the order of the table's key, what belongs to one page is written to it at once.
             values.sort(key=_first_two)
             insert.run(self._connection, values)

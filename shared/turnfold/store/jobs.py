@@ -19,6 +19,7 @@ from turnfold.store.evict import leave, planned
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import compactions, messages, summaries
 from turnfold.store.sessions import Records, SessionRow, lock_by_sid, write_back
+from turnfold.store.usage import Learning
 
 # Written out and not as parameters, or no planner sees that the index of open rows answers it.
 _is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
@@ -233,6 +234,7 @@ def _commit(connection: Connection, job: Job, version: Version, leaving: Evictio
     connection.execute(summaries.insert(), _summary_row(job, version, number, _covers(connection, job), now_ms))
     before = _tokens_before(connection, job)
     session.version, session.summary_tokens = number, version.tokens
+    session.factor = Learning(connection).factor(session.key.agent_id, session.model)
     session.revision += 1
     records.seal(
         session,

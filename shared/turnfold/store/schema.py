@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0003"
+REVISION = "0004"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -103,6 +103,11 @@ sessions = Table(
     Column("rounds", Big, nullable=False, server_default=text("0")),
     # When the session will have been idle for as long as its policy says; null where that is not asked for, or was acted on.
     Column("idle_at_ms", Big),
+    # The newest report of a provider by the order of the stream, and the evictions in a row that such reports set off.
+    Column("reported_seq", Big, nullable=False, server_default=text("0")),
+    Column("reported_at_ms", Big, nullable=False, server_default=text("0")),
+    Column("reported_tokens", Big, nullable=False, server_default=text("0")),
+    Column("usage_evictions", Integer, nullable=False, server_default=text("0")),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     # The sessions that fall idle next.
@@ -171,6 +176,22 @@ messages = Table(
     ),
     sqlite_with_rowid=False,
 )
+
+usage_reports = Table(
+    "usage_reports",
+    metadata,
+    _session_key(primary=True),
+    # Where the answer stands that the report speaks of: everything before it was counted.
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("agent_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("prompt_tokens", Big, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    # Learning: the newest reports of one model that one agent uses.
+    Index("ix_usage_reports_model", "agent_id", "model", "position"),
+    sqlite_with_rowid=False,
+)
+"""What providers counted; a model's factor is a function of these rows and of the messages between them."""
 
 tool_calls = Table(
     "tool_calls",

@@ -12,6 +12,7 @@ from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import SEALED_FIELDS, seal
 from turnfold.core.eviction import Load
 from turnfold.core.precedence import Wishes
+from turnfold.core.usage import Gauge
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.bulk import BulkInsert, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.engine import insert_for
@@ -19,7 +20,8 @@ from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
-    "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms",
+    "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq", "reported_at_ms",
+    "reported_tokens", "usage_evictions",
 )  # fmt: skip
 
 
@@ -47,17 +49,31 @@ class SessionRow:
     evicted_changes: int
     rounds: int
     idle_at_ms: int | None
+    factor: float
+    reported_seq: int
+    reported_at_ms: int
+    reported_tokens: int
+    usage_evictions: int
     summary_tokens: int
 
     @property
     def load(self) -> Load:
-        """What the triggers look at."""
-        return Load(self.live_messages, self.live_tokens, self.rounds)
+        """What the triggers look at; a report does not count before it was metered."""
+        return Load(self.live_messages, self.live_tokens, self.rounds, self.factor)
 
     @property
     def window_tokens(self) -> int:
         """Live messages and the summary in force together."""
         return self.live_tokens + self.summary_tokens
+
+    @property
+    def gauge(self) -> Gauge:
+        """What its model reported, as if no compaction had ever been."""
+        return Gauge(self.factor, self.reported_seq, self.reported_at_ms, self.reported_tokens, -1, self.usage_evictions)
+
+    @gauge.setter
+    def gauge(self, gauge: Gauge) -> None:
+        self.factor, self.reported_seq, self.reported_at_ms, self.reported_tokens, _, self.usage_evictions = gauge
 
 
 _LOCKED = (

@@ -9,10 +9,12 @@ from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, idle_at_ms
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Commit, Mode, preset_named
+from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
 from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Ingested, Rules
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
+from turnfold.testing.usage import Learning, settled_ms
 
 
 class MemoryIntake:
@@ -27,6 +29,7 @@ class MemoryIntake:
         duplicates = 0
         changed: dict[SessionKey, Session] = {}
         new_seqs: dict[SessionKey, list[int]] = {}
+        readings: dict[SessionKey, dict[int, Reading]] = {}
         for key in sorted({arrival.key for arrival in arrivals}):
             self._memory.session(key)
         for arrival in sorted(arrivals, key=lambda arrival: arrival.stream_seq):
@@ -35,6 +38,9 @@ class MemoryIntake:
             if known is None:
                 new.append(arrival)
                 new_seqs.setdefault(session.key, []).append(arrival.stream_seq)
+                if arrival.report is not None:
+                    reading = Reading(arrival.stream_seq, arrival.at_ms, arrival.report.tokens)
+                    readings.setdefault(session.key, {})[arrival.stream_seq] = reading
                 session.last_event_at_ms = max(session.last_event_at_ms or 0, arrival.at_ms)
                 session.rounds += 0 if arrival.is_meta else sum(message.role == "user" for message in arrival.messages)
                 policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
@@ -46,12 +52,13 @@ class MemoryIntake:
                 duplicates += 1
                 if arrival.stream_seq > known.stream_seq:
                     continue
+                session.gauge = session.gauge.moved(known.stream_seq, arrival.stream_seq, arrival.at_ms)
             session.events[event_id] = arrival
             changed[session.key] = session
-        evictions = 0
+        evictions, learning = 0, Learning(self._memory)
         for session in sorted(changed.values(), key=lambda session: session.sid):
             session.revision += 1
-            evictions += self._evict(session, new_seqs.get(session.key, []), rules)
+            evictions += self._evict(session, new_seqs.get(session.key, []), readings.get(session.key, {}), rules, learning)
         self._bury(letters)
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
         self._memory.add_ingested((seq, seq) for seq in sequences)
@@ -66,18 +73,25 @@ class MemoryIntake:
         behind = pairwise([(0, 0), *self._memory.ingested])
         return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]
 
-    def _evict(self, session: Session, new_seqs: Sequence[int], rules: Rules) -> int:
+    def _evict(self, session: Session, new_seqs: Sequence[int], readings: Mapping[int, Reading], rules: Rules, learning: Learning) -> int:
         policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         live = session.live
         window = rules.model_window(session.model, policy)
+        usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
+        meter = Meter(session.gauge._replace(settled_ms=settled_ms(session)), readings, learning.of(session))
+        gauge, seq = meter.gauge, 0
         if policy.commit is Commit.ON_SUMMARY:
-            due, before = rules.due(session.live_load, policy, window), len(session.compactions)
+            session.gauge = meter.after(0, gauge, usage_limit)
+            load = session.live_load._replace(reported_tokens=session.gauge.fresh_tokens)
+            due, before = rules.due(load, policy, window), len(session.compactions)
             if due is not None:
                 _plan(self._memory, session, due, rules, session.last_event_at_ms or 0)
             return len(session.compactions) - before
-        done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window)
+        done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window, meter)
         for eviction in done:
             _open(self._memory, session, eviction, live, rules)
+            gauge, seq = eviction.gauge, eviction.seq
+        session.gauge = meter.after(seq, gauge, usage_limit)
         return len(done)
 
     def _known(self, agent_id: AgentId, event_id: EventId) -> Arrival | None:
@@ -158,6 +172,8 @@ def _evict_now(memory: Memory, session: Session, due: Due, rules: Rules, now_ms:
     decision = rules.decide([one.message for one in live], policy, due.trigger, now_ms)
     if not isinstance(decision, Evict):
         return None
+    factor = Learning(memory).of(session)(live[-1].message.stream_seq, now_ms)
+    session.gauge = session.gauge.evicted(by_report=False, factor=factor)
     return _open(memory, session, Eviction(due, decision.evicted, len(live), load, now_ms), live, rules)
 
 
@@ -207,7 +223,15 @@ def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: E
     session.revision += 1
     session.rounds -= eviction.load.rounds
     before, evicted = row.tokens_before, eviction.evicted
-    memory.seal(session, "evicted", at_ms=eviction.at_ms, compaction_id=row.compaction_id, tokens_before=before, trigger=row.trigger)
+    memory.seal(
+        session,
+        "evicted",
+        at_ms=eviction.at_ms,
+        compaction_id=row.compaction_id,
+        tokens_before=before,
+        trigger=row.trigger,
+        is_escalated=eviction.is_escalated,
+    )
     memory.tell(
         session,
         "context.compressed",

@@ -12,6 +12,7 @@ from turnfold.errors import LostLease
 from turnfold.ports import Ending, Evicted, Job, JobInput, StoredSummary, Version
 from turnfold.testing.intake import tell_eviction
 from turnfold.testing.kept import Compaction, Memory, Session
+from turnfold.testing.usage import Learning
 
 
 class MemoryJobs:
@@ -87,6 +88,7 @@ class MemoryJobs:
         session.summaries.append(_stored(session, job, version, number, now_ms))
         session.version = number
         session.depths[number] = version.depth
+        session.gauge = session.gauge._replace(factor=Learning(self._memory).factor(session))
         session.revision += 1
         newest, after = job.compaction_ids[-1], session.window_tokens
         told = {"tokens_before": before, "tokens_after": after}
@@ -103,6 +105,7 @@ class MemoryJobs:
         leaving = replace(leaving, load=session.live_load)
         row.tokens_before, row.tokens_evicted = session.window_tokens, sum(message.tokens for message in leaving.evicted)
         row.evicted, row.is_plan = frozenset(ids), False
+        session.gauge = session.gauge.evicted(by_report=leaving.due.trigger is Trigger.USAGE, factor=session.gauge.factor)
         tell_eviction(self._memory, session, row, leaving)
 
     async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:

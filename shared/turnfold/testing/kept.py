@@ -12,6 +12,7 @@ from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Mo
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
 from turnfold.core.precedence import Wishes
 from turnfold.core.states import state_of
+from turnfold.core.usage import Gauge
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, EventId, Message, MessageId, Priority, Role, SessionKey, State, position_of
 from turnfold.ports import Arrival, AuditRow, DeadLetterRow, Notice, Original, SessionCounts, SessionFacts, StoredSummary
@@ -91,6 +92,7 @@ class Session:
     depths: dict[int, int] = field(default_factory=dict)
     rounds: int = 0
     idle_at_ms: int | None = None
+    gauge: Gauge = field(default_factory=Gauge)
 
     @property
     def in_stream_order(self) -> list[Arrival]:
@@ -137,7 +139,7 @@ class Session:
     def live_load(self) -> Load:
         """What the triggers look at."""
         counted = [one.message.tokens for one in self.live if not one.message.role.is_system]
-        return Load(len(counted), sum(counted), self.rounds)
+        return Load(len(counted), sum(counted), self.rounds, self.gauge.factor)
 
     @property
     def window_tokens(self) -> int:
@@ -205,7 +207,7 @@ class Session:
         load = self.live_load
         return SessionFacts(
             self.sid, self.wishes, agent_wishes, self.model, self.revision, len(messages), sum(one.tokens for one in messages),
-            load.messages, load.tokens, 1.0, self.version, len(self.summaries), len(self.compactions), len(self.audit),
+            load.messages, load.tokens, self.gauge.factor, self.version, len(self.summaries), len(self.compactions), len(self.audit),
             self.audit[-1].hash if self.audit else "", self.last_event_at_ms,
         )  # fmt: skip
 
@@ -216,7 +218,7 @@ class Session:
             self.key.agent_id, self.key.session_id, facts.model, self.wishes.preset or agent_wishes.preset,
             self.wishes.mode or agent_wishes.mode, facts.messages_total, len(self.live), sum(row.messages_evicted for row in self.pending),
             facts.tokens_total, facts.live_tokens, facts.factor, facts.version, facts.versions, facts.compactions, facts.audit_rows,
-            facts.audit_hash, facts.last_event_at_ms,
+            facts.audit_hash, facts.last_event_at_ms, self.gauge.tokens, self.gauge.evictions,
         )  # fmt: skip
 
 
