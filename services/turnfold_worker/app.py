@@ -89,7 +89,7 @@ async def _serve(settings: Settings, database: Database, stop: asyncio.Event) ->
     if settings.summary_model is not None:
         await summarizer.start()
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
-    weighers = Weighers(counting, limits=settings.event_limits)
+    weighers = Weighers(counting, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
     await _unless(stop, wait_for_schema(database))
     client = await connect(settings, name="worker", role="worker", seconds=60.0)
     try:

@@ -23,9 +23,9 @@ def begin() -> None:
     _counters.append(load_counter())
 
 
-def weigh(deliveries: Sequence[Delivery], limits: Limits) -> Batch:
+def weigh(deliveries: Sequence[Delivery], limits: Limits, image_tokens: int) -> Batch:
     """Read and weigh a batch."""
-    return weigh_all(deliveries, count=_counters[0], limits=limits)
+    return weigh_all(deliveries, count=_counters[0], limits=limits, image_tokens=image_tokens)
 
 
 def _end_with_worker() -> None:

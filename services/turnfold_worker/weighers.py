@@ -14,7 +14,7 @@ from multiprocessing import get_context
 import structlog
 
 from turnfold.contracts.events import Limits
-from turnfold.core.tokens import Count
+from turnfold.core.tokens import IMAGE_TOKENS, Count
 from turnfold.operations.weighing import Batch, Delivery, weigh_all
 from turnfold_worker import weigher
 
@@ -29,9 +29,10 @@ RETRY_SECONDS = 1.0
 class Weighers:
     """Weighs batches; see `turnfold.operations.ingest.Weigh`."""
 
-    def __init__(self, counting: asyncio.Task[Count], *, limits: Limits) -> None:
+    def __init__(self, counting: asyncio.Task[Count], *, limits: Limits, image_tokens: int = IMAGE_TOKENS) -> None:
         self._counting = counting
         self._limits = limits
+        self._image_tokens = image_tokens
         self._pool: ProcessPoolExecutor | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._needed = 0.0
@@ -48,7 +49,7 @@ class Weighers:
         if pool is None or self.pid is None:
             return await self._weigh_here(deliveries)
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, weigher.weigh, deliveries, self._limits)
+            return await asyncio.get_running_loop().run_in_executor(pool, weigher.weigh, deliveries, self._limits, self._image_tokens)
         except BrokenProcessPool:
             self._lost(pool)
             return await self._weigh_here(deliveries)
@@ -77,7 +78,7 @@ class Weighers:
             self.close()
 
     async def _weigh_here(self, deliveries: Sequence[Delivery]) -> Batch:
-        return weigh_all(deliveries, count=await self._counting, limits=self._limits)
+        return weigh_all(deliveries, count=await self._counting, limits=self._limits, image_tokens=self._image_tokens)
 
     async def _keep(self, pool: ProcessPoolExecutor) -> None:
         """Wait until the process can count, and end it when it was not needed for a while."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import context, hanging, intake, start
+from tests.benchmarks import context, counting, hanging, intake, start
 from tests.benchmarks.figures import Figure, as_json, show
 
 BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "context": context.measure,
     "hanging": hanging.measure,
     "start": start.measure,
+    "counting": counting.measure,
 }
 
 

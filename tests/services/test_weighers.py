@@ -1,6 +1,7 @@
 """A backlog is weighed in a second process, which says the same and may die."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from tests.stores import NOON
 from turnfold.contracts.events import LIMITS
+from turnfold.core.presets import PRESETS
 from turnfold.operations.weighing import Delivery, weigh_all
 from turnfold.vocabulary import load_counter
 from turnfold_worker.weighers import MUCH_BYTES, Weighers
@@ -73,6 +75,24 @@ async def test_a_batch_is_weighed_alike_here_and_in_the_second_process() -> None
 
     assert there == here
     assert (len(here.arrivals), [letter.reason for letter in here.dead]) == (len(batch()) - 2, ["not_json", "wrong_shape"])
+
+
+@pytest.mark.proves("T2")
+async def test_an_image_costs_what_the_installation_says_here_and_in_the_second_process() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MUCH_BYTES}}
+    turn = {"event_id": "e1", "agent_id": "a", "session_id": "s", "messages": [{"role": "user", "content": [image]}]}
+    delivery = Delivery("turn.completed", json.dumps(turn).encode(), 1, NOON)
+    weighers = Weighers(asyncio.create_task(asyncio.to_thread(load_counter)), limits=LIMITS, image_tokens=PRESETS["adaptive"].image_tokens)
+    try:
+        here = await weighers.weigh([delivery])
+        await ready(weighers)
+        there = await weighers.weigh([delivery])
+    finally:
+        weighers.close()
+
+    assert here == there
+    assert here.arrivals[0].messages[0].content_tokens == 300
+    assert weigh_all([delivery], count=len).arrivals[0].messages[0].content_tokens == PRESETS["balanced"].image_tokens == 1_200
 
 
 @pytest.mark.proves("L1")

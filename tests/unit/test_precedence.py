@@ -70,3 +70,10 @@ def test_wishes_add_up_and_null_takes_one_back() -> None:
 
 def test_when_all_overrides_are_taken_back_none_are_left() -> None:
     assert numbers(keep_messages=3).changed(preset=None, mode=None, overrides={"keep_messages": None}) == NOTHING
+
+
+@pytest.mark.proves("T2")
+def test_what_media_cost_is_for_the_installation_to_say() -> None:
+    for agent, session in ((numbers(image_tokens=85), NOTHING), (NOTHING, numbers(image_tokens=85))):
+        with pytest.raises(ValueError, match="TURNFOLD_POLICY__IMAGE_TOKENS"):
+            policy(agent, session)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from turnfold.core.presets import Mode, Policy, adjusted
+from turnfold.core.presets import FOR_ALL, Mode, Policy, adjusted
 
 
 class Wishes(NamedTuple):
@@ -33,6 +33,9 @@ def in_force(agent: Wishes, session: Wishes, *, default_preset: str, policy_of: 
         ValueError: a preset or a number that does not exist; the text says which.
     """
     policy = policy_of(session.preset or agent.preset or default_preset)
-    policy = adjusted(policy, {**agent.numbers(), **session.numbers()})
+    wished = {**agent.numbers(), **session.numbers()}
+    if set_for_all := sorted(FOR_ALL & set(wished)):
+        raise ValueError(f"{set_for_all[0]} holds for a whole installation: set TURNFOLD_POLICY__{set_for_all[0].upper()} there")
+    policy = adjusted(policy, wished)
     mode = session.mode or agent.mode
     return adjusted(policy, {"mode": Mode(mode)}) if mode else policy

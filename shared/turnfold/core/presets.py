@@ -68,6 +68,7 @@ class Policy:
     min_gain_messages: int = 5
 
     context_window: int | None = None
+    image_tokens: int = 1_200
     max_output_tokens: int = 8_192
     margin_tokens: int = 4_096
     floor_tokens: int = 4_096
@@ -124,10 +125,13 @@ PRESETS: Mapping[str, Policy] = {
     "selective": replace(
         _UNTRIGGERED, trigger_ratio=0.85, keep_rounds=12, max_live_tool_blocks=5, commit=Commit.ON_SUMMARY, view=View.PREVIEWS
     ),
-    "adaptive": replace(_UNTRIGGERED, keep_rounds=1, max_messages=50, uses_model=False),
+    "adaptive": replace(_UNTRIGGERED, keep_rounds=1, image_tokens=300, max_messages=50, uses_model=False),
     "rolling": replace(_UNTRIGGERED, every_rounds=10, keep_messages=10, view=View.PRIORITY, rebuild_every_versions=5),
 }
 DEFAULT_PRESET = "balanced"
+
+FOR_ALL = frozenset({"image_tokens"})
+"""Numbers of a whole installation: messages are counted when they are stored, once and for every reader."""
 
 FIELD_TYPES: Mapping[str, Any] = get_type_hints(Policy)
 
