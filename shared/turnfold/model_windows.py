@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ NAME_CHARACTERS: Final = 300
 CHATTING: Final = frozenset({"chat", "responses", "completion", None})
 
 EDITION = re.compile(r"([-@]\d{4}-\d\d-\d\d|[-@]\d{8}|-latest|-v\d+(:\d+)?|:[\w.-]*|\[\w+\]|@\w+)$", re.ASCII)
+PROVIDER = re.compile(r"[a-z][a-z_-]*:(?=[a-z])")
+"""Some write `openai:gpt-4.1` for what litellm calls `openai/gpt-4.1`."""
 VENDOR = re.compile(r"[a-z][a-z-]*\.(?=[a-z])")
 
 
@@ -47,8 +50,10 @@ class ModelWindows:
             return None
         if self._known is None:
             self._known = _with_aliases(_read(self._locate()))
-        known = self._known
-        return next((known[name] for name in _spellings(model.strip().lower()) if name in known), None)
+        known, name = self._known, model.strip().lower()
+        without = PROVIDER.match(name)
+        names = chain(_spellings(name[without.end() :]) if without else (), _spellings(name))
+        return next((known[one] for one in names if one in known), None)
 
 
 def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:

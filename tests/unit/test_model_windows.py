@@ -44,6 +44,8 @@ def test_a_claude_has_200_000_under_every_name(windows: ModelWindows, model: str
     [
         ("gpt-4.1", 1_047_576),
         ("openai/gpt-4.1", 1_047_576),
+        ("openai:gpt-4.1", 1_047_576),
+        ("google-vertex:gemini-2.5-pro", 1_048_576),
         ("openai/gpt-4.1-2025-04-14", 1_047_576),
         ("GPT-4.1", 1_047_576),
         ("gpt-4o", 128_000),
