@@ -83,6 +83,19 @@ async def test_a_new_version_brings_what_was_learnt_since_the_eviction(stores: S
     assert await factor(stores) == 1.5
 
 
+@pytest.mark.proves("T4")
+async def test_a_new_session_begins_with_what_its_agent_has_learnt(stores: Stores) -> None:
+    new, other = SessionKey(KEY.agent_id, SessionId("new")), SessionKey(KEY.agent_id, SessionId("other"))
+    await override(stores, max_live_messages=0)
+    await stores.ingest(*reporting(8, ratio=1.75))
+
+    await stores.ingest(turn(50, user("hello"), key=new))
+    assert await factor(stores, new) == 1.0
+    await stores.ingest(turn(51, assistant("hello"), key=new, model=MODEL), turn(52, user("hi"), key=other, model="acme/unheard-of"))
+
+    assert (await factor(stores, new), await factor(stores, other), await factor(stores)) == (1.75, 1.0, 1.0)
+
+
 @pytest.mark.proves("T5", "T4")
 async def test_windows_are_billed_by_the_factor_and_what_is_stored_stays_as_counted(stores: Stores) -> None:
     await override(stores, max_live_messages=0)

@@ -67,6 +67,7 @@ def evict(
     connection: Connection,
     changed: Sequence[SessionRow],
     new: Mapping[int, Mapping[int, Reading | None]],
+    learning: Learning,
     rules: Rules,
     records: Records,
 ) -> int:
@@ -79,7 +80,6 @@ def evict(
     settled_ms = settled(connection, metered)
     due = [session for session in changed if session.sid in settled_ms or _due(session, rules) is not None]
     opening = _Opening(connection, rules, records)
-    learning = Learning(connection, sum(map(len, readings.values())))
     live = _live(connection, due)
     for session in due:
         policy = rules.policy(session.agent_wishes, session.wishes)

@@ -22,7 +22,7 @@ from turnfold.store.pairing import Touched, pair_again
 from turnfold.store.rows import STORED, message_rows, storable
 from turnfold.store.schema import compactions, dead_letters, events, messages, tool_calls, usage_reports
 from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
-from turnfold.store.usage import INSERT_REPORTS
+from turnfold.store.usage import INSERT_REPORTS, Learning
 
 EVENT_ID_REUSED = "event_id_reused"
 USER = str(Role.USER)
@@ -103,12 +103,19 @@ class _Batch:
             paired = pair_again(self._connection, self._touched, self._rules.pair)
             for session in self._sessions.values():
                 session.evicted_changes += session.sid in paired
+            nameless = {session.sid for session in self._sessions.values() if session.model is None}
             changed = self._count()
             new: defaultdict[int, dict[int, Reading | None]] = defaultdict(dict)
             for arrival in self._new:
                 seq, at_ms, report = arrival.stream_seq, arrival.at_ms, arrival.report
                 new[self._sessions[arrival.key].sid][seq] = Reading(seq, at_ms, report.tokens) if report else None
-            evictions = evict(self._connection, changed, new, self._rules, self._records)
+            learning = Learning(self._connection, sum(arrival.report is not None for arrival in self._new))
+            # A session that names its model for the first time begins with what was known of that before.
+            for key, first in {arrival.key: arrival for arrival in reversed(self._new) if arrival.model}.items():
+                session = self._sessions[key]
+                if session.sid in nameless:
+                    session.factor = learning.factor(key.agent_id, session.model, first.stream_seq - 1)
+            evictions = evict(self._connection, changed, new, learning, self._rules, self._records)
             write_back(self._connection, changed)
         self._records.write(self._connection)
         self._bury()

@@ -30,8 +30,7 @@ class MemoryIntake:
         changed: dict[SessionKey, Session] = {}
         new_seqs: dict[SessionKey, list[int]] = {}
         readings: dict[SessionKey, dict[int, Reading]] = {}
-        for key in sorted({arrival.key for arrival in arrivals}):
-            self._memory.session(key)
+        nameless = {key for key in sorted({arrival.key for arrival in arrivals}) if self._memory.session(key).model is None}
         for arrival in sorted(arrivals, key=lambda arrival: arrival.stream_seq):
             session, event_id = self._memory.session(arrival.key), arrival.event_id
             known = self._known(session.key.agent_id, event_id)
@@ -58,6 +57,9 @@ class MemoryIntake:
         evictions, learning = 0, Learning(self._memory)
         for session in sorted(changed.values(), key=lambda session: session.sid):
             session.revision += 1
+            naming = [one.stream_seq for one in new if one.key == session.key and one.model]
+            if session.key in nameless and naming:
+                session.gauge = session.gauge._replace(factor=learning.factor(session, min(naming) - 1))
             evictions += self._evict(session, new_seqs.get(session.key, []), readings.get(session.key, {}), rules, learning)
         self._bury(letters)
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
