@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, Trigger
+from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest
 from turnfold.core.moments import Moment
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
@@ -89,9 +89,9 @@ class Rules:
     policy: Callable[[Wishes, Wishes], Policy]
     model_window: Callable[[str | None, Policy], int]
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
-    due: Callable[[Load, Policy, int], Due | None]
+    fired: Callable[[Load, Policy, int], Sequence[Due]]
     evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int, Meter], Sequence[Eviction]]
-    decide: Callable[[Sequence[Message], Policy, Trigger, int], Evict | Rest]
+    decide: Callable[[Sequence[Message], Policy, Due, int], Evict | Rest]
     digest: Callable[[Sequence[Message], Callable[[Sequence[Message]], Mapping[int, str]]], tuple[str, int]]
     new_id: Callable[[], int]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.blocks import group, newest_request, newest_system
-from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger, decide, due, evictions, token_trigger
+from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger, decide, evictions, fired, token_trigger
 from turnfold.core.presets import DEFAULT_PRESET, PRESETS, Commit, Mode, Policy, Style
 from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
 
@@ -19,6 +19,11 @@ POLICY = Policy(
     min_gain_messages=1, min_gain_tokens=1,
 )  # fmt: skip
 HOUR_MS = 3_600_000
+
+
+def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
+    """The first trigger that fires."""
+    return next(iter(fired(load, policy, model_window=model_window)), None)
 
 
 def said(*entries: Any, tokens: int = 100) -> list[Message]:
@@ -378,3 +383,28 @@ def test_rolling_lets_the_oldest_go_every_ten_rounds_and_keeps_ten_messages() ->
     assert [one.at_ms for one in done] == [19, 39, 59]
     assert all(one.live - len(one.evicted) in (10, 11) for one in done)
     assert policy.style is Style.STRUCTURED
+
+
+# --- where one trigger wins too little, and where a keep has no room
+
+
+@pytest.mark.proves("E1", "E5")
+def test_a_trigger_that_wins_too_little_does_not_stand_in_the_way_of_the_next() -> None:
+    policy = replace(POLICY, trigger_tokens=500, min_gain_tokens=10_000, max_live_messages=20)
+    live = said(*rounds(11))
+
+    (done,) = evictions(live, [message.stream_seq for message in live], 0, policy, model_window=100_000)
+
+    assert [found.trigger for found in fired(Load(21, 2_100), policy, model_window=100_000)] == [Trigger.TOKENS, Trigger.MESSAGES]
+    assert done.due.trigger is Trigger.MESSAGES
+
+
+@pytest.mark.proves("E1", "E3", "P2")
+def test_where_the_limit_has_no_room_for_what_is_to_be_kept_half_of_the_limit_is_kept() -> None:
+    policy = replace(PRESETS["token-budget"], trigger_tokens=8_000)
+    live = said(*rounds(9), tokens=500)
+
+    (done,) = evictions(live, [message.stream_seq for message in live], 0, policy, model_window=128_000)
+
+    assert (done.due, sum(message.tokens for message in done.evicted)) == (Due(Trigger.TOKENS, 8_000), 4_000)
+    assert not done.is_escalated

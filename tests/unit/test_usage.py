@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.eviction import Due, Eviction, Load, Trigger, due, evictions
+from turnfold.core.eviction import Due, Eviction, Load, Trigger, evictions, fired
 from turnfold.core.presets import PRESETS, Policy
 from turnfold.core.usage import Difference, Gauge, Meter, Reading, learnt_factor, read_report, usage_trigger
 from turnfold.messages import EventId, Message, Role, position_of
@@ -19,6 +19,11 @@ POLICY = Policy(
     min_gain_tokens=500,
 )  # fmt: skip
 FULL = 9_000
+
+
+def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
+    """The first trigger that fires."""
+    return next(iter(fired(load, policy, model_window=model_window)), None)
 
 
 def differences(*ratios: float, counted_tokens: int = 1_000) -> list[Difference]:
@@ -221,7 +226,7 @@ def test_a_report_within_the_limit_ends_the_rest() -> None:
 
 @pytest.mark.proves("C31", "E5")
 def test_more_tokens_than_the_limit_after_an_eviction_escalate_it_at_once_and_are_told_when_that_is_not_enough() -> None:
-    policy = replace(POLICY, reserve_tokens=0, trigger_tokens=1_000)
+    policy = replace(POLICY, reserve_tokens=0, trigger_tokens=1_000, keep_tokens=0, keep_rounds=4)
 
     enough = evictions(said(20), range(20, 21), 0, policy, model_window=WINDOW)
     too_long = evictions(said(20, tokens=400), range(20, 21), 0, policy, model_window=WINDOW)

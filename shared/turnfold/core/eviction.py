@@ -79,21 +79,22 @@ class Evict:
     evicted: tuple[Message, ...]
 
 
-def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
-    """The first trigger that these live messages set off by themselves, if any may."""
+def fired(load: Load, policy: Policy, *, model_window: int) -> tuple[Due, ...]:
+    """The triggers that these live messages set off by themselves; where one wins too little, the next may win enough."""
     if policy.mode is not Mode.AUTO:
-        return None
+        return ()
+    found: list[Due] = []
     budget = token_trigger(policy, model_window=model_window)
     if budget and load.billed_tokens > budget:
-        return Due(Trigger.TOKENS, budget)
+        found.append(Due(Trigger.TOKENS, budget))
     if policy.max_live_messages and load.messages > policy.max_live_messages:
-        return Due(Trigger.MESSAGES, budget)
+        found.append(Due(Trigger.MESSAGES, budget))
     if policy.every_rounds and load.rounds >= policy.every_rounds:
-        return Due(Trigger.ROUNDS, budget)
+        found.append(Due(Trigger.ROUNDS, budget))
     reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
     if reported and load.reported_tokens > reported:
-        return Due(Trigger.USAGE, reported)
-    return None
+        found.append(Due(Trigger.USAGE, reported))
+    return tuple(found)
 
 
 def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
@@ -176,12 +177,11 @@ def evictions(
                 tokens += message.tokens
                 rounds += message.is_request
         load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
-        found = due(load, policy, model_window=model_window)
-        if found is None:
-            continue
         at_ms = max([message.created_at_ms for message in arrived], default=0)
-        eviction = _relieved(Eviction(found, (), len(present), load, at_ms, gauge, seq), present, policy)
-        if eviction.evicted:
+        for found in fired(load, policy, model_window=model_window):
+            eviction = _relieved(Eviction(found, (), len(present), load, at_ms, gauge, seq), present, policy)
+            if not eviction.evicted:
+                continue
             factor = meter.learn(present[-1].stream_seq, at_ms) if meter.learn else gauge.factor
             gauge = gauge.evicted(by_report=found.trigger is Trigger.USAGE, factor=factor)
             done.append(replace(eviction, gauge=gauge))
@@ -191,6 +191,7 @@ def evictions(
             messages -= len(counted)
             tokens -= sum(counted)
             rounds = 0
+            break
     return tuple(done)
 
 
@@ -199,13 +200,21 @@ def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Ev
     found = eviction.due
     is_escalated = found.trigger is Trigger.USAGE and eviction.gauge.evictions > 0
     if not is_escalated:
-        usual = decide(live, policy, found.trigger, now_ms=eviction.at_ms)
+        usual = decide(live, kept_within(policy, found), found.trigger, now_ms=eviction.at_ms)
         eviction = replace(eviction, evicted=usual.evicted if isinstance(usual, Evict) else ())
         is_escalated = bool(eviction.evicted) and eviction.is_over
     if not is_escalated:
         return eviction
     tight = decide(live, replace(policy, keep_tokens=0, keep_rounds=0), found.trigger, now_ms=eviction.at_ms)
     return replace(eviction, evicted=tight.evicted, is_escalated=True) if isinstance(tight, Evict) else eviction
+
+
+def kept_within(policy: Policy, found: Due) -> Policy:
+    """The policy with a keep that the limit has room for: where it leaves nothing to win, half of the limit is kept."""
+    limit = found.budget_tokens
+    if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
+        return policy
+    return replace(policy, keep_tokens=min(policy.keep_tokens, limit // 2))
 
 
 _position = attrgetter("position")

@@ -5,7 +5,7 @@ from functools import lru_cache
 from secrets import randbits
 
 from turnfold.core.digest import digest
-from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, Trigger, decide, due, evictions
+from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, decide, evictions, fired, kept_within
 from turnfold.core.pairing import pair
 from turnfold.core.precedence import Wishes, in_force
 from turnfold.core.presets import Policy
@@ -53,22 +53,22 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
         )
         return text, counted.get(text, 0)
 
-    def is_due(load: Load, policy: Policy, window: int) -> Due | None:
-        return due(load, policy, model_window=window)
+    def triggers(load: Load, policy: Policy, window: int) -> Sequence[Due]:
+        return fired(load, policy, model_window=window)
 
     def replayed(
         live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, window: int, meter: Meter
     ) -> Sequence[Eviction]:
         return evictions(live, new_seqs, rounds, policy, model_window=window, meter=meter)
 
-    def decided(live: Sequence[Message], policy: Policy, trigger: Trigger, now_ms: int) -> Evict | Rest:
-        return decide(live, policy, trigger, now_ms=now_ms)
+    def decided(live: Sequence[Message], policy: Policy, found: Due, now_ms: int) -> Evict | Rest:
+        return decide(live, kept_within(policy, found), found.trigger, now_ms=now_ms)
 
     return Rules(
         policy=policy,
         model_window=model_window,
         pair=pair,
-        due=is_due,
+        fired=triggers,
         evictions=replayed,
         decide=decided,
         digest=make_digest,

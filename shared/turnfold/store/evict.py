@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select, text, update
 
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, decide, load_of
+from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, decide, kept_within, load_of
 from turnfold.core.presets import Commit, Policy
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
@@ -78,7 +78,7 @@ def evict(
     readings = {sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()}
     metered = [session for session in changed if _has_to_be_metered(session, readings.get(session.sid, {}), rules)]
     settled_ms = settled(connection, metered)
-    due = [session for session in changed if session.sid in settled_ms or _due(session, rules) is not None]
+    due = [session for session in changed if session.sid in settled_ms or _fired(session, rules)]
     opening = _Opening(connection, rules, records)
     live = _live(connection, due)
     for session in due:
@@ -90,9 +90,8 @@ def evict(
         usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
         if policy.commit is Commit.ON_SUMMARY:
             session.gauge = gauge = meter.after(0, gauge, usage_limit)
-            reason = rules.due(session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window)
-            if reason is not None:
-                opening.plan(session, reason, here, policy, at_ms=session.last_event_at_ms or 0)
+            found = rules.fired(session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window)
+            opening.plan(session, found, here, policy, at_ms=session.last_event_at_ms or 0)
             continue
         for eviction in rules.evictions(here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter):
             opening.open(session, eviction, here)
@@ -129,19 +128,19 @@ def evict_now(
     connection: Connection, session: SessionRow, reason: Due | None, rules: Rules, records: Records, *, now_ms: int
 ) -> int | None:
     """Evict from one locked session, on request (`reason` None: only if its triggers say so); the compaction that opened."""
-    due = reason or _due(session, rules)
-    if due is None:
+    found = (reason,) if reason else _fired(session, rules)
+    if not found:
         return None
     policy = rules.policy(session.agent_wishes, session.wishes)
     live = _live(connection, [session])[session.sid]
     opening = _Opening(connection, rules, records)
     if policy.commit is Commit.ON_SUMMARY:
-        opened = opening.plan(session, due, live, policy, at_ms=now_ms)
+        opened = opening.plan(session, found, live, policy, at_ms=now_ms)
     else:
-        decision = rules.decide(live, policy, due.trigger, now_ms)
-        if not isinstance(decision, Evict):
+        due, evicted = _first_to_win(found, live, policy, rules, now_ms)
+        if due is None:
             return None
-        opened = opening.open(session, Eviction(due, decision.evicted, len(live), session.load, now_ms), live)
+        opened = opening.open(session, Eviction(due, evicted, len(live), session.load, now_ms), live)
         learning = Learning(connection)
         learning.evicted(session.sid, now_ms)
         factor = learning.factor(session.key.agent_id, session.model, live[-1].stream_seq)
@@ -153,7 +152,7 @@ def evict_now(
 def planned(connection: Connection, sid: int, due: Due, policy: Policy, *, now_ms: int) -> Eviction | None:
     """What a planned compaction of a session comes to now; None when nothing would leave."""
     live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
-    decision = decide(live, policy, due.trigger, now_ms=now_ms)
+    decision = decide(live, kept_within(policy, due), due.trigger, now_ms=now_ms)
     return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
 
 
@@ -174,10 +173,21 @@ def leave(connection: Connection, session: SessionRow, compaction_id: int, evict
     _CARRIED_OUT.run(connection, [(evicted[0].position, evicted[-1].position, len(evicted), tokens, before, compaction_id)])
 
 
-def _due(session: SessionRow, rules: Rules) -> Due | None:
-    """The trigger that all live messages together set off; where they set off none, no part of them does."""
+def _fired(session: SessionRow, rules: Rules) -> Sequence[Due]:
+    """The triggers that all live messages together set off; where they set off none, no part of them does."""
     policy = rules.policy(session.agent_wishes, session.wishes)
-    return rules.due(session.load, policy, rules.model_window(session.model, policy))
+    return rules.fired(session.load, policy, rules.model_window(session.model, policy))
+
+
+def _first_to_win(
+    found: Sequence[Due], live: Sequence[Message], policy: Policy, rules: Rules, now_ms: int
+) -> tuple[Due | None, tuple[Message, ...]]:
+    """The first of these triggers for which enough would leave, and what that is."""
+    for due in found:
+        decision = rules.decide(live, policy, due, now_ms)
+        if isinstance(decision, Evict):
+            return due, decision.evicted
+    return None, ()
 
 
 def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, list[Message]]:
@@ -274,15 +284,16 @@ class _Opening:
         )  # fmt: skip
         return compaction_id
 
-    def plan(self, session: SessionRow, due: Due, live: Sequence[Message], policy: Policy, *, at_ms: int) -> int | None:
+    def plan(self, session: SessionRow, found: Sequence[Due], live: Sequence[Message], policy: Policy, *, at_ms: int) -> int | None:
         """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is.
 
         None when nothing would leave. After failures the session is left alone for a while, unless somebody asks.
         """
-        already = _PLANNED.rows(self._connection, session.sid)
+        already = _PLANNED.rows(self._connection, session.sid) if found else ()
         if already:
             return int(already[0][0])
-        if not isinstance(self._rules.decide(live, policy, due.trigger, at_ms), Evict):
+        due, _ = _first_to_win(found, live, policy, self._rules, at_ms)
+        if due is None:
             return None
         compaction_id = self._rules.new_id()
         session.compactions += 1

@@ -8,10 +8,10 @@ from typing import Any
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, idle_at_ms
 from turnfold.core.precedence import Wishes
-from turnfold.core.presets import Commit, Mode, preset_named
+from turnfold.core.presets import Commit, Mode, Policy, preset_named
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import BadRequest, Conflict
-from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
+from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey
 from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Ingested, Rules
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
 from turnfold.testing.usage import Learning, settled_ms
@@ -85,9 +85,8 @@ class MemoryIntake:
         if policy.commit is Commit.ON_SUMMARY:
             session.gauge = meter.after(0, gauge, usage_limit)
             load = session.live_load._replace(reported_tokens=session.gauge.fresh_tokens)
-            due, before = rules.due(load, policy, window), len(session.compactions)
-            if due is not None:
-                _plan(self._memory, session, due, rules, session.last_event_at_ms or 0)
+            before = len(session.compactions)
+            _plan(self._memory, session, rules.fired(load, policy, window), rules, session.last_event_at_ms or 0)
             return len(session.compactions) - before
         done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window, meter)
         for eviction in done:
@@ -122,7 +121,7 @@ class MemoryIdle:
         for session in idle:
             session.idle_at_ms = None
             if rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes).mode is Mode.AUTO:
-                _evict_now(self._memory, session, Due(Trigger.IDLE, 0), rules, now_ms)
+                _evict_now(self._memory, session, (Due(Trigger.IDLE, 0),), rules, now_ms)
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
@@ -151,9 +150,7 @@ class MemoryChanges:
         session.wishes = wishes
         session.revision += 1
         policy = rules.policy(self._memory.wishes_of(key.agent_id), wishes)
-        due = rules.due(session.live_load, policy, rules.model_window(session.model, policy))
-        if due is not None:
-            _evict_now(self._memory, session, due, rules, now_ms)
+        _evict_now(self._memory, session, rules.fired(session.live_load, policy, rules.model_window(session.model, policy)), rules, now_ms)
         return {**key._asdict(), "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
 
     async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
@@ -163,29 +160,40 @@ class MemoryChanges:
             return None
         if rules.policy(self._memory.wishes_of(key.agent_id), session.wishes).mode is Mode.OFF:
             raise Conflict("the session's mode is off")
-        return _evict_now(self._memory, session, Due(Trigger.REQUEST, 0), rules, now_ms)
+        return _evict_now(self._memory, session, (Due(Trigger.REQUEST, 0),), rules, now_ms)
 
 
-def _evict_now(memory: Memory, session: Session, due: Due, rules: Rules, now_ms: int) -> CompactionId | None:
+def _evict_now(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, now_ms: int) -> CompactionId | None:
     live, load = session.live, session.live_load
     policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
     if policy.commit is Commit.ON_SUMMARY:
-        return _plan(memory, session, due, rules, now_ms)
-    decision = rules.decide([one.message for one in live], policy, due.trigger, now_ms)
-    if not isinstance(decision, Evict):
+        return _plan(memory, session, found, rules, now_ms)
+    due, evicted = _first_to_win(found, live, policy, rules, now_ms)
+    if due is None:
         return None
     factor = Learning(memory).of(session)(live[-1].message.stream_seq, now_ms)
     session.gauge = session.gauge.evicted(by_report=False, factor=factor)
-    return _open(memory, session, Eviction(due, decision.evicted, len(live), load, now_ms), live, rules)
+    return _open(memory, session, Eviction(due, evicted, len(live), load, now_ms), live, rules)
 
 
-def _plan(memory: Memory, session: Session, due: Due, rules: Rules, at_ms: int) -> CompactionId | None:
+def _first_to_win(
+    found: Sequence[Due], live: Sequence[Kept], policy: Policy, rules: Rules, now_ms: int
+) -> tuple[Due | None, tuple[Message, ...]]:
+    for due in found:
+        decision = rules.decide([one.message for one in live], policy, due, now_ms)
+        if isinstance(decision, Evict):
+            return due, decision.evicted
+    return None, ()
+
+
+def _plan(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, at_ms: int) -> CompactionId | None:
     """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is."""
-    for row in session.compactions:
+    for row in session.compactions if found else ():
         if row.is_plan and row.is_open:
             return row.compaction_id
     policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
-    if not isinstance(rules.decide([one.message for one in session.live], policy, due.trigger, at_ms), Evict):
+    due, _ = _first_to_win(found, session.live, policy, rules, at_ms)
+    if due is None:
         return None
     failures = list(takewhile(lambda row: row.status in ("rejected", "failed"), reversed(session.compactions)))[:8]
     rests_until = (failures[0].finished_at_ms or 0) + cooldown_ms(len(failures)) if failures and due.trigger is not Trigger.REQUEST else 0

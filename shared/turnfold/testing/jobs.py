@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from turnfold.core.eviction import Due, Evict, Eviction, Trigger, decide, load_of
+from turnfold.core.eviction import Due, Evict, Eviction, Trigger, decide, kept_within, load_of
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.sources import Previous
@@ -142,7 +142,7 @@ class MemoryJobs:
 
 def _planned(session: Session, job: Job, due: Due, now_ms: int) -> Eviction | None:
     live = [one.message for one in session.live]
-    decision = decide(live, job.policy, due.trigger, now_ms=now_ms)
+    decision = decide(live, kept_within(job.policy, due), due.trigger, now_ms=now_ms)
     return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
 
 
