@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
@@ -13,6 +14,7 @@ from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, SummaryFacts,
 from turnfold.messages import CompactionId, Message, Role
 
 CHARACTERS_PER_REASONING_TOKEN: Final = 4
+LEVEL_STEP_TOKENS: Final = 4
 WASTE_RATIO: Final = 0.03
 LARGE_WASTE_RATIO: Final = 0.1
 """A step that frees more than it has to by such a share of the budget is softened to a longer cut, where one is possible."""
@@ -293,16 +295,24 @@ class Growth:
         self.summary = form
 
     def soften(self, unit: Unit, target: int) -> bool:
-        """Shorten the longest part of a block so that the window just meets its target; False where that cannot be."""
-        excess = self.total - target
-        if unit.tokens - excess <= self.waste_tokens:
+        """Shorten the longest parts of a block so that the window just meets its target; False where that cannot be."""
+        if unit.tokens - (self.total - target) <= self.waste_tokens:
             return False
-        piece = max(unit.pieces, key=lambda piece: piece.text if piece.message.cuts and piece.line is None else 0)
-        may_keep = unit.head.largest_arguments - excess
-        if piece.message.cuts and piece.line is None and piece.text - excess >= may_keep:
-            self.free(unit, piece, lambda _, piece: piece.shorten(cut_to(piece.message, piece.grid, piece.text - excess)))
-        elif may_keep > LEAST_ARGUMENTS_TOKENS:
-            self.free(unit, unit.head, lambda _, head: head.preview_arguments(may_keep, may_keep))
+        return self.level(unit, target, least=LEAST_ARGUMENTS_TOKENS)
+
+    def level(self, unit: Unit, target: int, *, least: int) -> bool:
+        """Shorten the longest texts and arguments of a block to one length, none below `least`, and say whether that meets the target."""
+        pieces = [piece for piece in unit.pieces if piece.message.cuts and piece.line is None]
+        cap = max((piece.text for piece in pieces), default=0) + max(unit.head.arguments_sizes, default=0)
+        while self.total > target and cap > least:
+            sizes = [*(piece.text for piece in pieces), *unit.head.arguments_sizes]
+            # The names of calls may be dearer than the sizes say: then it takes another step.
+            cap = max(least, min(cap - LEVEL_STEP_TOKENS, levelled(sizes, self.total - target)))
+            for piece in pieces:
+                if piece.text > cap:
+                    self.free(unit, piece, partial(_shorten, cap))
+            if cap >= LEAST_ARGUMENTS_TOKENS:
+                self.free(unit, unit.head, partial(_preview, cap))
         return self.total <= target
 
     def fold_oldest(self, is_enough: Callable[[], bool]) -> None:
@@ -323,6 +333,26 @@ def _most(messages: Sequence[Message]) -> tuple[int, int]:
     """The tokens and the messages of a window that these take at most, with a stand-in for each result."""
     calls = sum([len(message.calls) for message in messages])
     return sum([message.tokens for message in messages]) + STAND_IN_TOKENS * calls, len(messages) + calls
+
+
+def _shorten(cap: int, _: Unit, piece: Piece) -> int:
+    return piece.shorten(cut_to(piece.message, piece.grid, cap))
+
+
+def _preview(cap: int, _: Unit, piece: Piece) -> int:
+    return piece.preview_arguments(cap, cap)
+
+
+def levelled(sizes: Sequence[int], excess: int) -> int:
+    """The height to which the tallest must be levelled so that the sum falls by the excess."""
+    remaining = sorted(sizes, reverse=True)
+    for count, size in enumerate(remaining, start=1):
+        lower = remaining[count] if count < len(remaining) else 0
+        gain = count * (size - lower)
+        if gain >= excess:
+            return size - -(-excess // count)
+        excess -= gain
+    return 0
 
 
 def _put(heap: list[Entry], unit: Unit, piece: Piece) -> None:

@@ -4,12 +4,15 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, LEAST_CHARACTERS, arguments_tokens, cut_characters, cut_to, cut_within
-from turnfold.core.growth import Growth
+from turnfold.core.growth import Growth, levelled
 from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import View
 from turnfold.messages import Role
 
 Step = Callable[[Growth, int], None]
+
+NAME_TOKENS: Final = 8
+"""By how much the names of calls may be dearer than `arguments_sizes` takes them to be."""
 
 
 def relieve(window: Growth) -> None:
@@ -170,13 +173,23 @@ def squeeze(window: Growth) -> None:
 
 
 def _preview_unseen_arguments(window: Growth) -> None:
+    """Long arguments become previews, no shorter than they must be."""
     policy = window.policy
     if unit := window.unseen:
-        window.free(unit, unit.head, lambda _, piece: piece.preview_arguments(policy.arguments_max_tokens, policy.preview_tokens))
+        sizes = unit.head.arguments_sizes
+        may_keep = levelled(sizes, window.total - window.limits.tokens + NAME_TOKENS * len(sizes))
+        cap = max(policy.preview_tokens, may_keep)
+        window.free(unit, unit.head, lambda _, piece: piece.preview_arguments(max(cap, policy.arguments_max_tokens), cap))
 
 
 def _shorten_unseen_results(window: Growth) -> None:
     _cap_unseen(window, window.policy.preview_tokens)
+
+
+def _level_unseen(window: Growth) -> None:
+    """The longest parts of the block, be they text, arguments or results, to one length."""
+    if unit := window.unseen:
+        window.level(unit, window.limits.tokens, least=window.policy.preview_tokens)
 
 
 def _reduce_unseen(window: Growth) -> None:
@@ -189,9 +202,7 @@ def _reduce_unseen(window: Growth) -> None:
         for piece in results:
             if window.total > window.limits.tokens:
                 window.free(unit, piece, shorten)
-    if window.total > window.limits.tokens:
-        least = LEAST_ARGUMENTS_TOKENS
-        window.free(unit, unit.head, lambda _, piece: piece.preview_arguments(least, least))
+    window.level(unit, window.limits.tokens, least=LEAST_ARGUMENTS_TOKENS)
     if window.total > window.limits.tokens:
         window.free(unit, unit.head, lambda _, piece: piece.to_mark())
 
@@ -217,6 +228,7 @@ SQUEEZES: Final[tuple[Callable[[Growth], None], ...]] = (
     Growth.drop_digests,
     _shorten_unseen_results,
     Growth.cut_summary,
+    _level_unseen,
     _reduce_unseen,
     _shorten_request,
     _drop_newest_reasoning,
@@ -230,7 +242,7 @@ def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
     if unit is None or excess <= 0:
         return
     pieces = [piece for piece in unit.results if piece is not None and piece.line is None]
-    cap = max(least, _level([piece.text for piece in pieces], excess))
+    cap = max(least, levelled([piece.text for piece in pieces], excess))
 
     def shorten(_: Unit, piece: Piece) -> int:
         return piece.shorten(cut_within(piece.message, piece.grid, max_tokens=cap, max_characters=max_characters, is_brief=False))
@@ -238,18 +250,6 @@ def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
     for piece in pieces:
         if piece.text > cap:
             window.free(unit, piece, shorten)
-
-
-def _level(sizes: list[int], excess: int) -> int:
-    """The height to which the tallest must be levelled so that the sum falls by the excess."""
-    remaining = sorted(sizes, reverse=True)
-    for count, size in enumerate(remaining, start=1):
-        lower = remaining[count] if count < len(remaining) else 0
-        gain = count * (size - lower)
-        if gain >= excess:
-            return size - -(-excess // count)
-        excess -= gain
-    return 0
 
 
 def relieve_emergency(window: Growth) -> None:

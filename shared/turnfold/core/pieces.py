@@ -144,10 +144,10 @@ class Piece:
         return self._text_is(cut.tokens)
 
     @property
-    def largest_arguments(self) -> int:
-        """About what the longest arguments of its calls take by now."""
+    def arguments_sizes(self) -> list[int]:
+        """About what the arguments of each of its calls take by now."""
         shown = self.arguments or {}
-        return max((shown.get(call.slot, arguments_tokens(call)) for call in self.message.calls), default=0)
+        return [shown.get(call.slot, arguments_tokens(call)) for call in self.message.calls]
 
     def preview_arguments(self, above: int, within: int) -> int:
         """Show of arguments above so many tokens only a preview within so many."""
