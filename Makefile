@@ -3,11 +3,13 @@
 BIN := .venv/bin
 FILES ?= $(wildcard examples/*.jsonl)
 TESTS ?= tests
+CUTS ?= 1000000
+PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
 COOLDOWN ?= 1 week
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -20,6 +22,9 @@ demo: setup ## replay recorded conversations through bus, worker and query, and 
 
 test: setup ## run all tests but the benchmarks (TESTS=tests/unit for a part)
 	@$(BIN)/python -m pytest $(TESTS)
+
+prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
+	@$(BIN)/python -m tests.prove --cuts $(CUTS) --processes $(PROCESSES)
 
 up: setup ## run the whole system on this machine: NATS, SQLite, worker and query
 	@$(BIN)/turnfold up

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnfold.core.growth import PendingRow
 from turnfold.core.pairing import CallSeen, ResultSeen, pair
 from turnfold.core.render import Rendered, render
-from turnfold.core.tokens import measure, text_of
+from turnfold.core.tokens import Measured, measure, text_of
 from turnfold.core.window import Plan, Stored
 from turnfold.core.wrapping import summary_facts
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
@@ -41,6 +41,19 @@ class Said:
     is_pending: bool = False
     is_truncated: bool = False
     is_error: bool = False
+    weighed: "Weighed | None" = None
+
+
+class Weighed(NamedTuple):
+    """What never changes of a message, made once where it stands in many sessions: its stored text and its measures."""
+
+    text: str
+    measured: Measured
+
+    @classmethod
+    def of(cls, body: Json) -> "Weighed":
+        """Write and measure a chat message."""
+        return cls(json.dumps(body), measure(body, counter()))
 
 
 @dataclass(frozen=True)
@@ -87,8 +100,7 @@ def history(
     bodies: dict[int, str] = {}
     for seq, one in enumerate(entries, start=1):
         position = position_of(seq, 0)
-        measured = measure(one.body, count)
-        bodies[position] = json.dumps(one.body)
+        bodies[position], measured = one.weighed or Weighed.of(one.body)
         messages.append(
             Message(
                 position,
@@ -110,7 +122,7 @@ def history(
                 compaction_id=ROW if one.is_pending else None,
             )
         )
-    paired = answered(messages, bodies)
+    paired = answered(messages, [one.body for one in entries])
     pending = sum(one.is_pending for one in entries)
     facts = None
     if summary:
@@ -136,15 +148,14 @@ def cuts_of(text: str) -> str:
     return Cuts.of(text, counter()).encode()
 
 
-def answered(messages: Sequence[Message], bodies: Mapping[int, str]) -> tuple[Message, ...]:
+def answered(messages: Sequence[Message], bodies: Sequence[Json]) -> tuple[Message, ...]:
     """The messages, each result beside its call."""
     calls: dict[str, list[CallSeen]] = {}
     results: dict[str, list[ResultSeen]] = {}
-    for message in messages:
+    for message, body in zip(messages, bodies, strict=True):
         for call in message.calls:
             calls.setdefault(call.call_id, []).append(CallSeen(message.position, call.slot))
         if message.role is Role.TOOL:
-            body = json.loads(bodies[message.position])
             digest = sha256(json.dumps(body.get("content")).encode()).digest()
             results.setdefault(str(body.get("tool_call_id")), []).append(ResultSeen(message.position, digest))
     verdicts = {at: verdict for call_id, found in results.items() for at, verdict in pair(calls.get(call_id, ()), found).items()}

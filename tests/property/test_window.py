@@ -2,18 +2,20 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from tests import laws
 from tests.histories import ROW, History, Said, assistant, counted, counter, history, parsed, recorded, system, text, tool, user, words
 from turnfold.core.blocks import group, newest_request
 from turnfold.core.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
 from turnfold.core.growth import Growth
 from turnfold.core.pieces import Shown
 from turnfold.core.presets import PRESETS, Mode, Policy
+from turnfold.core.render import Rendered
 from turnfold.core.sendable import faults
 from turnfold.core.window import Asked, Plan, grown, plan, planned
 from turnfold.core.wrapping import Placement
@@ -117,7 +119,31 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
             if not shown.startswith(text(json.loads(session.bodies[request.position]))[:LEAST_CHARACTERS]):
                 found.append(f"the newest request begins with {shown[:40]!r}")
     heads = [entry.message.position for entry in made.entries if isinstance(entry, Shown) and entry.call is None]
+    found += laws.faults(told(session), answered(rendered, made, asked), counter())
     return found if heads == sorted(heads) else [*found, f"out of order: {heads}"]
+
+
+def told(session: History) -> laws.Session:
+    """The session as its publisher knows it."""
+    messages = [
+        laws.Told(one.message_id, body := session.bodies[one.position], json.loads(body), one.is_meta, one.compaction_id is not None)
+        for one in session.stored.messages
+    ]
+    return laws.Session(messages, covered=session.stored.covered, factor=session.stored.factor)
+
+
+def answered(rendered: Rendered, made: Plan, asked: Asked) -> laws.Answer:
+    """A window as a caller sees it."""
+    is_separate = asked.placement is Placement.SEPARATE
+    return laws.Answer(
+        rendered.messages,
+        rendered.message_ids,
+        asdict(made.account),
+        made.tokens,
+        asked_messages=asked.max_messages,
+        beside=(rendered.summary_text, *rendered.ledger) if is_separate else (),
+        is_appended=asked.placement is Placement.SYSTEM and bool(rendered.summary_text or rendered.ledger),
+    )
 
 
 def answer(session: History, asked: Asked, policy: Policy) -> Plan | CannotFit:
