@@ -2,6 +2,8 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 COMMON: Final = frozenset(
@@ -41,21 +43,39 @@ def ceiling(text: str) -> int:
     A token is at least one byte; three digits are one; and no two letters stay apart where their pair is a token, as
     all pairs of the common small letters are.
     """
+    return sum(_bounds(text))
+
+
+def is_within(text: str, max_tokens: int) -> bool:
+    """Whether a text has at most so many tokens for certain; of a long text only the beginning is looked at."""
     tokens = 0
+    for bound in _bounds(text):
+        tokens += bound
+        if tokens > max_tokens:
+            return False
+    return True
+
+
+def _bounds(text: str) -> Iterator[int]:
+    """How many tokens each piece of a text has at most."""
     for match in BOUNDED.finditer(text):
         piece = match[0]
         kind = match.lastgroup
         if kind == "word":
-            tokens += 1 if piece.lstrip(" ").lower() in COMMON else _spelled(piece)
+            yield _word_bound(piece)
         elif kind == "letters":
-            tokens += _spelled(piece)
+            yield _spelled(piece)
         elif kind == "digits":
-            tokens += (len(piece) + 2) // 3
+            yield (len(piece) + 2) // 3
         elif kind == "spaces":
-            tokens += 1 + (len(piece) > 1) + len(piece) // 40
+            yield 1 + (len(piece) > 1) + len(piece) // 40
         else:
-            tokens += len(piece.encode("utf-8", "surrogatepass"))
-    return tokens
+            yield len(piece.encode("utf-8", "surrogatepass"))
+
+
+@lru_cache(maxsize=8_192)
+def _word_bound(word: str) -> int:
+    return 1 if word.lstrip(" ").lower() in COMMON else _spelled(word)
 
 
 def _spelled(word: str) -> int:

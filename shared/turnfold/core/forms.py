@@ -1,6 +1,7 @@
 """The forms a message may take in a window, and what each of them costs."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from turnfold.core.cuts import Cuts
@@ -24,7 +25,10 @@ TAIL_LINES: Final = 10
 
 def grid_of(message: Message) -> Cuts | None:
     """The prices of a long text; None for a short one, which has no grid."""
-    return Cuts.parse(message.cuts) if message.cuts else None
+    return _grid(message.cuts) if message.cuts else None
+
+
+_grid = lru_cache(maxsize=2_048)(Cuts.parse)
 
 
 class TextCut(NamedTuple):

@@ -203,7 +203,8 @@ class Growth:
         if cap and message.characters > cap:
             _put(self.long_texts, unit, head)
         if unit.results:
-            if policy.arguments_max_tokens and any(arguments_tokens(call) > policy.arguments_max_tokens for call in message.calls):
+            most = policy.arguments_max_tokens
+            if most and any(call.tokens > most and arguments_tokens(call) > most for call in message.calls):
                 _put(self.costly, unit, head)
             self._newest_tool_units.append(unit)
             if len(self._newest_tool_units) > policy.keep_tool_blocks:

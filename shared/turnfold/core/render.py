@@ -8,7 +8,7 @@ from typing import Any
 
 from turnfold.core.forms import STAND_IN, WHOLE, TextCut, cut_mark
 from turnfold.core.pieces import Entry, Part, Shown, StandIn, Texts
-from turnfold.core.tokens import ceiling, lines_of, text_of
+from turnfold.core.tokens import is_within, lines_of, text_of
 from turnfold.core.window import Plan
 from turnfold.core.wrapping import Placement, wrapped_digests, wrapped_summary
 from turnfold.messages import CompactionId, Message, MessageId
@@ -138,7 +138,7 @@ def _longest(write: Any, most: int, max_tokens: int) -> str | None:
     while low <= high:
         middle = (low + high) // 2
         text = write(middle)
-        if ceiling(text) <= max_tokens:
+        if is_within(text, max_tokens):
             best, low = text, middle + 1
         else:
             high = middle - 1

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from turnfold.core.cuts import Count, Cut, Cuts, pieces
-from turnfold.core.estimates import ceiling, estimate
+from turnfold.core.estimates import ceiling, estimate, is_within
 from turnfold.messages import Call
 
-__all__ = ["Count", "Cut", "Cuts", "Measured", "ceiling", "estimate", "lines_of", "measure", "path_in", "pieces", "text_of"]
+__all__ = ["Count", "Cut", "Cuts", "Measured", "ceiling", "estimate", "is_within", "lines_of", "measure", "path_in", "pieces", "text_of"]
 
 MESSAGE_TOKENS: Final = 4
 CALL_TOKENS: Final = 4
