@@ -218,7 +218,7 @@ def test_lines_are_counted_as_people_count_them(text: str, lines: int) -> None:
 
 @pytest.mark.proves("I3")
 def test_a_long_text_has_a_grid_and_costs_what_the_grid_says(count: Count) -> None:
-    short, long = measure({"role": "tool", "content": LOG[:2_048]}, count), measure({"role": "tool", "content": LOG}, count)
+    short, long = measure({"role": "tool", "content": LOG[:512]}, count), measure({"role": "tool", "content": LOG}, count)
 
     assert short.cuts == ""
     assert Cuts.parse(long.cuts) == Cuts.of(LOG, count)

@@ -185,9 +185,9 @@ def test_a_placeholder_names_tool_size_file_and_original() -> None:
 def test_low_goes_before_normal_before_high() -> None:
     session = history(
         [
-            Said(user(words(300)), priority=Priority.HIGH),
-            Said(assistant(words(300)), priority=Priority.NORMAL),
-            Said(assistant(words(300)), priority=Priority.LOW),
+            Said(user(words(100)), priority=Priority.HIGH),
+            Said(assistant(words(100)), priority=Priority.NORMAL),
+            Said(assistant(words(100)), priority=Priority.LOW),
             user("next"),
         ]
     )

@@ -11,6 +11,9 @@ from turnfold.messages import Role
 
 Step = Callable[[Growth, int], None]
 
+PLAIN_CHARACTERS: Final = 2_048
+"""A result no longer than this takes the form that its step names, however much that frees."""
+
 NAME_TOKENS: Final = 8
 """By how much the names of calls may be dearer than `arguments_sizes` takes them to be."""
 
@@ -35,12 +38,12 @@ def drop_old_reasoning(window: Growth, target: int) -> None:
 
 
 def trim_large_results(window: Growth, target: int) -> None:
-    """(2) A single large result keeps its first 20 and last 10 lines; more within the caps when that frees far too much."""
+    """(2) A single large result keeps its first 20 and last 10 lines; when that frees far too much, more of them, as far as it fits."""
     cap = window.policy.tool_result_max_chars
 
     def trim(_: Unit, piece: Piece) -> int:
         brief = cut_within(piece.message, piece.grid, max_tokens=window.soft_tokens, max_characters=cap, is_brief=True)
-        may_keep = min(window.soft_tokens, piece.text - (window.total - target))
+        may_keep = piece.text - (window.total - target)
         if brief is not None and may_keep - brief.tokens > window.large_waste_tokens:
             longer = cut_within(piece.message, piece.grid, max_tokens=may_keep, max_characters=cap, is_brief=False)
             return piece.shorten(longer or brief)
@@ -54,7 +57,7 @@ def replace_results(window: Growth, target: int) -> None:
 
     def replace(_: Unit, piece: Piece) -> int:
         excess = window.total - target
-        if piece.message.cuts and piece.text - excess > window.waste_tokens:
+        if piece.message.characters > PLAIN_CHARACTERS and piece.text - excess > window.waste_tokens:
             freed = piece.shorten(cut_to(piece.message, piece.grid, piece.text - excess))
             if freed >= excess:
                 return freed
@@ -87,7 +90,8 @@ def preview_costly(window: Growth, target: int) -> None:
             freed = piece.preview_arguments(policy.arguments_max_tokens, may_keep) if is_waste(may_keep) else 0
             return freed or piece.preview_arguments(policy.arguments_max_tokens, policy.preview_tokens)
         may_keep = piece.text - excess
-        freed = piece.shorten(cut_to(piece.message, piece.grid, may_keep)) if is_waste(may_keep) else 0
+        is_softened = piece.message.characters > PLAIN_CHARACTERS and is_waste(may_keep)
+        freed = piece.shorten(cut_to(piece.message, piece.grid, may_keep)) if is_softened else 0
         return freed or piece.shorten(cut_to(piece.message, piece.grid, policy.preview_tokens, is_preview=True))
 
     def is_waste(may_keep: int) -> bool:

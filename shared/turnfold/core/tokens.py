@@ -14,7 +14,7 @@ __all__ = ["Count", "Cut", "Cuts", "Measured", "ceiling", "estimate", "is_within
 MESSAGE_TOKENS: Final = 4
 CALL_TOKENS: Final = 4
 IMAGE_TOKENS: Final = 1_200
-LONG_CHARACTERS: Final = 2_048
+LONG_CHARACTERS: Final = 512
 PATH_CHARACTERS: Final = 300
 
 TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
@@ -28,7 +28,7 @@ class Measured:
     """What one message holds. `tokens` is all of it, overhead included; the other tokens are parts of that.
 
     `characters` and `lines` are those of its text (`text_of`). `cuts` is the text's grid of prices, empty for texts of
-    at most 2,048 characters. `is_irregular` says that `tool_calls` holds what may not be sent.
+    at most 512 characters. `is_irregular` says that `tool_calls` holds what may not be sent.
     """
 
     tokens: int
