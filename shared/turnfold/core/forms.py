@@ -31,6 +31,11 @@ def grid_of(message: Message) -> Cuts | None:
 _grid = lru_cache(maxsize=2_048)(Cuts.parse)
 
 
+def forget_grids() -> None:
+    """Forget the grids that were read; windows come out the same."""
+    _grid.cache_clear()
+
+
 class TextCut(NamedTuple):
     """A text of which the first `head` characters and those from `tail` on are shown, with a mark between them.
 
