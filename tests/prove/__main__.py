@@ -24,7 +24,8 @@ from turnfold.core.presets import Policy
 QUESTIONS = 32
 BATCH = 40
 KNOWN_WEIGHTS = 50_000
-GOALS = {"first fit": ("low_water_ratio 1.0", 0.97), "balanced": ("low_water_ratio 0.85", 0.82)}
+GOALS = {"first fit": ("1.0", 0.97), "balanced": ("0.85", 0.82)}
+"""By policy: its low-water ratio, and the share of the budget that windows should use."""
 SHOWN_FAILURES = 5
 
 
@@ -130,9 +131,10 @@ def _show(tally: Tally, seconds: float, console: Console) -> None:
         f"{tally.emergencies:,} emergencies, {tally.refused:,} refusals (each asked again with what it names), "
         f"{tally.steady:,} pairs of windows one message apart, {tally.evictions:,} evictions"
     )
-    columns = [(policy, origin) for policy in GOALS for origin in ("recorded", "generated")]
+    columns = [(policy, origin) for policy in GOALS for origin in ("recorded", "generated", "media")]
     names = [f"{GOALS[policy][0]}, {origin}" for policy, origin in columns]
-    table = Table("budget", *names, title="share of the budget used where more was at hand", title_justify="left")
+    title = "share of the budget used where more was at hand, by low-water ratio; media cannot be shown in part"
+    table = Table("budget", *names, title=title, title_justify="left")
     classes = [class_of(bound - 1) for bound in CLASSES] + [class_of(CLASSES[-1])]
     for name in (*classes, "from 1,000", "all"):
         shares = [tally.used.get((policy, origin, name), (0.0, 0)) for policy, origin in columns]

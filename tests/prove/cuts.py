@@ -89,6 +89,7 @@ class Subject:
         calls = sum(len(message.calls) for message in messages)
         self.tokens = sum(message.tokens for message in messages) + (facts.tokens if facts else 0)
         self.most_tokens = (self.tokens + STAND_IN_TOKENS * calls) * sitting.factor + 1
+        self.has_media = any(isinstance(one.body.get("content"), list) for one in sitting.said)
         self.mended = sum(message.is_irregular and message.compaction_id is None for message in messages)
 
     def ask(self, question: Question) -> tuple[Plan, Rendered]:
@@ -170,8 +171,8 @@ def cut(subject: Subject, question: Question, tally: Tally) -> list[str]:
     tally.emergencies += asked.is_emergency
     is_measured = question.policy in ("first fit", "balanced") and not asked.is_emergency and asked.max_messages is None
     if is_measured and budget is not None and subject.leaves_out(made):
-        origin = "generated" if subject.sitting.name == "generated" else "recorded"
-        tally.note_use(question.policy, origin, budget, made.tokens / budget)
+        origin = "media" if subject.has_media else "generated" if subject.sitting.name == "generated" else "recorded"
+        tally.note_use(question.policy, origin, int(budget / subject.sitting.factor), made.tokens / budget)
     return subject.faults(question, made, rendered)
 
 
