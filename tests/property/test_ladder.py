@@ -1,0 +1,411 @@
+"""Each trim of the ladder beside a plain reference of it: what is trimmed, in which order, how far, and where it stops."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from json import loads
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.histories import History, Said, assistant, history, tool, user, words
+from turnfold.core.cuts import Cuts
+from turnfold.core.forms import (
+    LEAST_ARGUMENTS_TOKENS,
+    MARK_CHARACTERS,
+    MARK_TOKENS,
+    PREVIEW_MARK_TOKENS,
+    STAND_IN_TOKENS,
+    TextCut,
+    arguments_tokens,
+    call_tokens_within,
+    cut_characters,
+    cut_within,
+    line_start_tokens,
+    line_tokens,
+)
+from turnfold.core.growth import Frame, Growth, Limits
+from turnfold.core.ladder import (
+    digest_pending,
+    drop_old_reasoning,
+    fold_blocks,
+    fold_old_tool_blocks,
+    preview_costly,
+    relieve_emergency,
+    replace_results,
+    shorten_long_texts,
+    trim_large_results,
+)
+from turnfold.core.pieces import Piece, Unit
+from turnfold.core.presets import Policy
+from turnfold.core.tokens import lines_of
+from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, digest_tokens
+from turnfold.messages import Message, Priority, Role
+
+POLICY = Policy(
+    tool_result_max_chars=400,
+    user_max_chars=700,
+    assistant_max_chars=500,
+    arguments_max_tokens=50,
+    result_max_tokens=60,
+    preview_tokens=50,
+    keep_tool_blocks=2,
+)
+SHORT = ("ok", "x" * 30, *[words(tokens) for tokens in (20, 60, 110)])
+"""Texts without a grid: no step can shorten them by a little."""
+
+LONG = (*SHORT, words(200), words(700), "漢字の長い文。" * 120, "x" * 1_500, "a,b;\n" * 400)
+
+
+class Reference(NamedTuple):
+    """What a step is to do to one message, and the tokens that frees."""
+
+    unit: Unit
+    piece: Piece
+    freed: int
+
+
+def spoken(random: Random, texts: Sequence[str]) -> Said:
+    """A user, an answer with reasoning, calls, or a result."""
+    text, priority = random.choice(texts), random.choice(list(Priority))
+    kind = random.choice(("user", "user", "meta", "assistant", "calls", "calls", "tool", "tool", "tool"))
+    ids = random.sample(("a", "b", "c"), random.randint(1, 2))
+    if kind in ("user", "meta"):
+        return Said(user(text), is_meta=kind == "meta", priority=priority)
+    if kind == "tool":
+        return Said(tool(ids[0], text), priority=priority, is_truncated=random.random() < 0.2)
+    arguments = random.choice(('{"at":1}', '{"path":"src/app.py"}', f'{{"text":"{"a b " * 90}"}}'))
+    more = {"reasoning_content": random.choice(("short", words(700)))} if random.random() < 0.5 else {}
+    return Said(assistant(text, *(ids if kind == "calls" else ()), arguments=arguments, **more), priority=priority)
+
+
+def sessions(texts: Sequence[str], *, pending: bool = False, least: int = 1) -> st.SearchStrategy[History]:
+    """Sessions of some 24 messages that say these."""
+
+    def made(random: Random, length: int) -> History:
+        said = [spoken(random, texts) for _ in range(length)]
+        gone = random.randint(0, length) if pending else 0
+        return history([replace(one, is_pending=place < gone) for place, one in enumerate(said)])
+
+    return st.builds(made, st.randoms(use_true_random=False), st.integers(least, least + 23))
+
+
+def grown(session: History, share: float, policy: Policy = POLICY) -> tuple[Growth, int]:
+    """The whole session as a window that nobody trimmed, and the tokens it is to come down to."""
+    stored = session.stored
+    total = sum(message.tokens for message in stored.messages)
+    limits = Limits(tokens=max(1, int(total * share)), target_tokens=max(1, int(total * share)), messages=10_000, target_messages=10_000)
+    frame = Frame(pinned=None, facts=None, placement=Placement.SEPARATE, rows={row.compaction_id: row for row in stored.pending})
+    window = Growth(limits, policy, frame, relieve=None)
+    window.extend(stored.messages)
+    return window, limits.target_tokens
+
+
+def shares() -> st.SearchStrategy[float]:
+    return st.floats(0.01, 1.1)
+
+
+def sum_of(window: Growth) -> int:
+    """What a window costs, added up anew."""
+    shown = [unit for unit in window.units if unit.is_shown]
+    pieces = sum(piece.tokens for unit in shown for piece in unit.pieces)
+    digests = sum(digest_tokens(window.frame.rows[row].digest_tokens) for row in window.digested)
+    frame = DIGEST_FRAME_TOKENS if window.digested else 0
+    return pieces + digests + frame + STAND_IN_TOKENS * sum(result is None for unit in shown for result in unit.results)
+
+
+def in_order(found: Sequence[Reference]) -> list[Reference]:
+    """LOW before NORMAL before HIGH, the oldest first."""
+    return sorted(found, key=lambda one: (one.piece.message.priority, one.piece.message.position))
+
+
+def until_enough(found: Sequence[Reference], total: int, target: int) -> set[int]:
+    """The positions of those that are acted on, one after the other, until the target is met."""
+    acted: set[int] = set()
+    for one in found:
+        if total <= target:
+            break
+        acted.add(one.piece.message.position)
+        total -= one.freed
+    return acted
+
+
+def pieces_of(window: Growth) -> list[tuple[Unit, Piece]]:
+    """Every message of every block that may be trimmed."""
+    return [(unit, piece) for unit in window.units if not window.is_protected(unit) for piece in unit.pieces]
+
+
+def acted_on(window: Growth, is_acted: Callable[[Piece], bool]) -> set[int]:
+    return {piece.message.position for unit in window.units for piece in unit.pieces if is_acted(piece)}
+
+
+# --- cuts of one text
+
+
+def scanned(grid: Cuts, text: str, *, max_tokens: int, max_characters: int, lines: tuple[int, int] | None) -> TextCut | None:
+    """A cut found by looking at every point of the grid: two thirds head, one third tail, within every cap."""
+    points = list(zip(grid.offsets, grid.tokens, strict=True))
+    room = max(0, max_tokens - MARK_TOKENS)
+    characters = max(0, max_characters - MARK_CHARACTERS) if max_characters else len(text)
+    head = max(
+        (at, cost)
+        for at, cost in points
+        if cost <= room * 2 // 3 and at <= characters * 2 // 3 and (lines is None or lines_of(text[:at]) <= lines[0])
+    )
+    tail = min(
+        (at, cost)
+        for at, cost in points
+        if (grid.total - cost <= room - head[1] or at == len(text))
+        and at >= min(len(text), len(text) - (characters - head[0]))
+        and (lines is None or lines_of(text[at:]) <= lines[1])
+    )
+    kept = head[1] + grid.total - tail[1]
+    if tail[0] <= head[0] or kept + MARK_TOKENS >= grid.total:
+        return None
+    return TextCut(head[0], tail[0], kept + MARK_TOKENS, grid.total - kept, grid.total)
+
+
+texts = st.lists(st.sampled_from(["a line of it\n", "\n", "漢字", "word ", "x" * 90, "a,b;", "🙂"]), min_size=150, max_size=700).map(
+    "".join
+)
+
+
+def priced(text: str) -> tuple[Message, Cuts]:
+    stored = history([user(text)]).stored.messages[0]
+    return stored, Cuts.parse(stored.cuts)
+
+
+@pytest.mark.proves("W3", "C15", "C17")
+@settings(max_examples=120)
+@given(texts, st.integers(0, 900), st.sampled_from([0, 0, 90, 300, 1_000, 5_000]), st.booleans())
+def test_a_cut_within_caps_is_the_one_found_by_looking_at_every_place(text: str, tokens: int, characters: int, is_brief: bool) -> None:
+    assume(len(text) > 512)
+    message, grid = priced(text)
+
+    cut = cut_within(message, grid, max_tokens=tokens, max_characters=characters, is_brief=is_brief)
+
+    assert cut == scanned(grid, text, max_tokens=tokens, max_characters=characters, lines=(20, 10) if is_brief else None)
+
+
+@pytest.mark.proves("W3", "C15", "C17")
+@settings(max_examples=120)
+@given(texts, st.integers(0, 3_000))
+def test_a_cut_of_characters_keeps_three_quarters_of_them_at_the_start(text: str, cap: int) -> None:
+    assume(len(text) > 512)
+    message, grid = priced(text)
+
+    cut = cut_characters(message, grid, cap)
+
+    characters = max(0, cap - MARK_CHARACTERS)
+    head = max(at for at in grid.offsets if at <= characters * 3 // 4)
+    tail = min(at for at in grid.offsets if at >= len(text) - (characters - head))
+    if cut is None:
+        assert tail <= head or grid.tokens_between(head, tail) <= MARK_TOKENS
+    else:
+        assert (cut.head, cut.tail) == (head, tail)
+        assert cut.head + len(text) - cut.tail + MARK_CHARACTERS <= max(cap, MARK_CHARACTERS)
+
+
+# --- the steps
+
+
+@pytest.mark.proves("W3")
+@settings(max_examples=100)
+@given(sessions(SHORT), shares())
+def test_old_reasoning_goes_as_the_reference_says(session: History, share: float) -> None:
+    window, target = grown(session, share)
+    requests = [unit.position for unit in window.units if unit.head.message.is_request]
+    users = [unit.position for unit in window.units if unit.head.message.role is Role.USER]
+    latest = max(requests, default=users[0] if users else 0)
+    long = [(unit, unit.head) for unit in window.units if unit.head.message.reasoning_tokens * 4 > POLICY.reasoning_max_chars]
+    old = [Reference(unit, head, head.message.reasoning_tokens) for unit, head in long if unit.position < latest]
+    expected = until_enough(in_order([one for one in old if not window.is_protected(one.unit)]), window.total, target)
+
+    drop_old_reasoning(window, target)
+
+    assert acted_on(window, lambda piece: piece.without_reasoning) == expected
+    assert window.total == sum_of(window)
+
+
+@pytest.mark.proves("W3", "C21")
+@settings(max_examples=100)
+@given(sessions(LONG))
+def test_large_results_are_cut_as_the_reference_says(session: History) -> None:
+    window, _ = grown(session, 0.9)
+    found: dict[int, TextCut | None] = {}
+    for _, piece in pieces_of(window):
+        message = piece.message
+        is_large = piece.call is not None and (message.content_tokens > window.soft_tokens or message.characters > 400)
+        if is_large and not message.is_truncated and piece.grid is not None:
+            text = session_text(session, message)
+            found[message.position] = scanned(piece.grid, text, max_tokens=window.soft_tokens, max_characters=400, lines=(20, 10))
+
+    trim_large_results(window, 0)
+
+    for _, piece in pieces_of(window):
+        if piece.grid is not None:
+            assert piece.cut == found.get(piece.message.position)
+    assert window.total == sum_of(window)
+
+
+def session_text(session: History, message: Message) -> str:
+    text: str = loads(session.bodies[message.position])["content"]
+    return text
+
+
+@pytest.mark.proves("W3", "C18")
+@settings(max_examples=150)
+@given(sessions(SHORT), shares())
+def test_results_become_lines_as_the_reference_says(session: History, share: float) -> None:
+    window, target = grown(session, share)
+    above = int(POLICY.hard_ratio * window.limits.tokens)
+    total, results = window.total, sum(piece.text for unit in window.units for piece in unit.pieces if piece.call is not None)
+    expected: dict[int, str] = {}
+    for _, piece, _ in in_order([Reference(unit, piece, 0) for unit, piece in pieces_of(window) if piece.call is not None]):
+        message, call = piece.message, piece.call
+        assert call is not None
+        if total <= target or results <= above:
+            break
+        cost = line_tokens(line_start_tokens(call), message)
+        if cost < message.content_tokens:
+            path = f" {call.path}" if call.path else ""
+            name = f"[{call.name}{path}: {message.content_tokens} tokens left out, original: {message.message_id}]"
+            expected[message.position] = name
+            total, results = total - message.content_tokens + cost, results - message.content_tokens + cost
+
+    replace_results(window, target)
+
+    assert {piece.message.position: piece.line for unit in window.units for piece in unit.pieces if piece.line is not None} == expected
+    assert window.total == sum_of(window) == total
+
+
+@pytest.mark.proves("W3", "C17")
+@settings(max_examples=100)
+@given(sessions(LONG), shares())
+def test_long_texts_are_shortened_as_the_reference_says(session: History, share: float) -> None:
+    window, target = grown(session, share)
+    found: list[Reference] = []
+    for unit, piece in pieces_of(window):
+        cap = POLICY.user_max_chars if piece.message.role is Role.USER else POLICY.assistant_max_chars
+        cut = cut_characters(piece.message, piece.grid, cap)
+        if piece.call is None and piece.message.characters > cap:
+            found.append(Reference(unit, piece, piece.text - cut.tokens if cut else 0))
+    expected = {at for at in until_enough(in_order(found), window.total, target) if {f.piece.message.position: f.freed for f in found}[at]}
+
+    shorten_long_texts(window, target)
+
+    assert acted_on(window, lambda piece: piece.cut is not None) == expected
+    assert window.total == sum_of(window)
+
+
+@pytest.mark.proves("W3", "C19")
+@settings(max_examples=100)
+@given(sessions(SHORT))
+def test_costly_arguments_and_results_become_previews_as_the_reference_says(session: History) -> None:
+    window, _ = grown(session, 0.5)
+    arguments: dict[int, dict[int, int]] = {}
+    previews: set[int] = set()
+    for _, piece in pieces_of(window):
+        message = piece.message
+        if piece.call is None:
+            long = [call for call in message.calls if arguments_tokens(call) > 50 and call_tokens_within(call, 50) < call.tokens]
+            if long:
+                arguments[message.position] = {call.slot: 50 for call in long}
+        elif message.content_tokens > 60 and not message.is_truncated and message.content_tokens > PREVIEW_MARK_TOKENS:
+            previews.add(message.position)
+
+    preview_costly(window, 0)
+
+    found = {piece.message.position: piece.arguments for unit in window.units for piece in unit.pieces if piece.arguments}
+    assert found == arguments
+    assert acted_on(window, lambda piece: piece.cut is not None) == previews
+    assert window.total == sum_of(window)
+
+
+def folded_by(step: Callable[[Growth, int], None], window: Growth, target: int, among: Sequence[Unit]) -> None:
+    """The step leaves out these blocks, LOW first, the oldest first, until the target is met; a block is as important as its best message."""
+    assume(not any(max(unit.head.arguments_sizes, default=0) > LEAST_ARGUMENTS_TOKENS for unit in among))
+    total, expected = window.total, set[int]()
+    for unit in sorted(among, key=lambda unit: (unit.priority, unit.position)):
+        if total <= target:
+            break
+        if not window.is_protected(unit):
+            expected.add(unit.position)
+            total -= unit.tokens
+
+    step(window, target)
+
+    assert {unit.position for unit in window.units if not unit.is_shown} == expected
+    assert window.total == sum_of(window) == total
+
+
+@pytest.mark.proves("W3", "C20")
+@settings(max_examples=100)
+@given(sessions(SHORT), shares())
+def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
+    window, target = grown(session, share)
+
+    folded_by(fold_old_tool_blocks, window, target, [unit for unit in window.units if unit.results][: -POLICY.keep_tool_blocks])
+
+
+@pytest.mark.proves("W3", "C20", "C2")
+@settings(max_examples=100)
+@given(sessions(SHORT), shares())
+def test_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
+    window, target = grown(session, share)
+
+    folded_by(fold_blocks, window, target, window.units)
+
+
+@pytest.mark.proves("W3")
+@settings(max_examples=100)
+@given(sessions(SHORT, pending=True), shares())
+def test_what_is_pending_becomes_its_digest_as_the_reference_says(session: History, share: float) -> None:
+    window, target = grown(session, share)
+    leaving = [unit for unit in window.units if unit.row is not None and not window.is_protected(unit)]
+    cost = sum(digest_tokens(row.digest_tokens) for row in window.frame.rows.values()) + DIGEST_FRAME_TOKENS
+    saved = sum(unit.tokens for unit in leaving) - cost
+    is_due = bool(leaving) and window.total > target and saved > 0
+    total = window.total
+
+    digest_pending(window, target)
+
+    assert {unit.position for unit in window.units if not unit.is_shown} == ({unit.position for unit in leaving} if is_due else set())
+    assert window.total == sum_of(window) == (total - saved if is_due else total)
+
+
+@pytest.mark.proves("W3", "W7", "C61")
+@settings(max_examples=150)
+@given(sessions(SHORT, least=30), shares())
+def test_an_emergency_gives_up_as_the_reference_says(session: History, share: float) -> None:
+    window, _ = grown(session, share, replace(POLICY, arguments_max_tokens=500, result_max_tokens=600))
+    limit, free = window.limits.tokens, [unit for unit in window.units if not window.is_protected(unit)]
+    total = window.total
+    for unit in free:
+        total -= unit.head.message.reasoning_tokens
+        for piece in unit.results:
+            if piece is not None and piece.call is not None:
+                total -= max(0, piece.text - line_tokens(line_start_tokens(piece.call), piece.message))
+    starts = [index for index, unit in enumerate(window.units) if unit.head.message.is_request]
+    bound, gone, cost = total, set[int](), dict[int, int]()
+
+    relieve_emergency(window)
+
+    cost = {unit.position: unit.tokens for unit in free}
+    unseen_is_whole = window.unseen is None or all(piece.cut is None and piece.line is None for piece in window.unseen.pieces)
+    assume(unseen_is_whole)
+    for rounds in (5, 2):
+        if bound > limit and len(starts) > rounds:
+            older = {unit.position for unit in window.units[: starts[-rounds]]} & cost.keys()
+            bound -= sum(cost[position] for position in older - gone)
+            gone |= older
+    for position in sorted(cost.keys() - gone):
+        if bound <= limit:
+            break
+        bound -= cost[position]
+        gone.add(position)
+    assert {unit.position for unit in window.units if not unit.is_shown} == gone
+    assert all(unit.head.without_reasoning or not unit.head.message.reasoning_tokens for unit in free)
+    assert window.total == sum_of(window)
