@@ -41,6 +41,10 @@ class Trimmer:
         """How long one trim of all messages takes, from plain dicts or from ready message objects."""
         return float(self.ask(do="time", max_tokens=max_tokens, counter=counter, ready=ready))
 
+    def tokens(self) -> int:
+        """What its approximate counter says of all messages."""
+        return int(self.ask(do="count"))
+
     def kept(self, length: int, max_tokens: int, options: str) -> list[int]:
         """Which of the first so many messages are kept, by their places."""
         found: list[int] = self.ask(do="keep", length=length, max_tokens=max_tokens, options=options)
@@ -82,10 +86,12 @@ def _answer(file: str) -> None:
     for line in sys.stdin:
         question = json.loads(line)
         options = OPTIONS[question.get("options", "advised")]
-        if question["do"] == "keep":
+        if question["do"] == "count":
+            answer: Any = approximate(ready)
+        elif question["do"] == "keep":
             given: Any = ready[: question["length"]]
             kept = tools.trim_messages(given, max_tokens=question["max_tokens"], token_counter=approximate, **options)
-            answer: Any = [int(message.id) for message in kept]
+            answer = [int(message.id) for message in kept]
         else:
             given = ready if question["ready"] else bodies
             count = approximate if question["counter"] == "approximate" else _tokenizer()

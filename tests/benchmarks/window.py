@@ -213,7 +213,7 @@ def _steady(python: str | None, directory: Path) -> Iterator[Figure]:
             for options in OPTIONS:
                 if trimmer is None:
                     continue
-                cuts = [trimmer.kept(length, tokens // 2, options) for length in lengths(session)]
+                cuts = [trimmer.kept(length, trimmer.tokens() // 2, options) for length in lengths(session)]
                 trimmed[options] += kept_shares(
                     [[session.bodies[session.stored.messages[place].position] for place in cut] for cut in cuts]
                 )

@@ -133,7 +133,7 @@ def spoken(random: Random) -> Said:
     """Any message: users, assistants with up to 16 calls at once, results of calls made or not, systems, machine-made users."""
     text = random.choice(TEXTS) if random.random() < 0.4 else words(random.choice(WORDS))
     priority = random.choice(list(Priority))
-    match random.choice(("user", "user", "meta", "parts", "assistant", "calls", "calls", "tool", "tool", "tool", "system")):
+    match random.choice(("user", "user", "meta", "parts", "malformed", "assistant", "calls", "calls", "tool", "tool", "tool", "system")):
         case "system":
             said = Said(system(text[:600]))
         case "tool":
@@ -141,6 +141,10 @@ def spoken(random: Random) -> Said:
         case "parts":
             parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
             said = Said(user(parts), priority=priority)
+        case "malformed":
+            said = Said(
+                user([None, {"type": "text"}, {"type": "text", "text": 7}, {"type": "text", "text": text}, [text[:50]]]), priority=priority
+            )
         case "user":
             said = Said(user(text), priority=priority)
         case "meta":
