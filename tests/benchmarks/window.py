@@ -17,7 +17,7 @@ from tests.benchmarks.trimming import OPTIONS, PYTHON_VARIABLE, Trimmer, python_
 from tests.histories import History, Said, Weighed, history
 from tests.prove.sessions import conversations, data_directory
 from turnfold.core import forms
-from turnfold.core.eviction import Due, Evict, Load, decide, due
+from turnfold.core.eviction import Due, Evict, Load, decide, fired
 from turnfold.core.growth import Growth
 from turnfold.core.presets import Policy
 from turnfold.core.priority import classify
@@ -131,7 +131,7 @@ def after_evictions(session: History, policy: Policy) -> History:
     for message in session.stored.messages:
         live.append(message)
         tokens += message.tokens
-        found = due(Load(len(live), tokens), policy, model_window=MODEL_WINDOW)
+        found = next(iter(fired(Load(len(live), tokens), policy, model_window=MODEL_WINDOW)), None)
         if isinstance(found, Due):
             decision = decide(live, policy, found.trigger, now_ms=0)
             if isinstance(decision, Evict):
