@@ -153,6 +153,8 @@ class Growth:
                 self.request = unit
         else:
             self.unseen = unit if unit.results else None
+        if not self.is_roomy:
+            self._enlist(unit)
         if unit.results:
             key = (message.position, unit.row is None)
             self._calling[key] = unit
@@ -160,10 +162,8 @@ class Growth:
                 self._attach(unit, result)
         if unit.row is not None:
             self.row_units.setdefault(unit.row, []).append(unit)
-        if not self.is_roomy:
-            self._enlist(unit)
-            if unit.row in self.folded_rows and not self.is_protected(unit):
-                self.fold(unit)
+        if unit.row in self.folded_rows and not self.is_protected(unit):
+            self.fold(unit)
 
     def _add_result(self, message: Message) -> None:
         if message.answers is None:
@@ -179,7 +179,7 @@ class Growth:
         assert message.answers is not None
         for place, call in enumerate(unit.head.message.calls):
             if call.slot == message.answers.slot and unit.results[place] is None:
-                piece = Piece(message, call)
+                piece, before = Piece(message, call), unit.priority
                 unit.results[place] = piece
                 unit.has_changed()
                 unit.tokens += piece.tokens - STAND_IN_TOKENS
@@ -188,6 +188,8 @@ class Growth:
                     self.results_tokens += piece.text
                     if not self.is_roomy:
                         self._enlist_result(unit, piece)
+                        if unit.priority != before:
+                            self._enlist_again(unit)
 
     # What each step will look at, in its order: LOW before NORMAL before HIGH, the oldest first
 
@@ -212,6 +214,13 @@ class Growth:
                 heappush(self.tool_units, (older.priority, older.position, older, older.head))
         heappush(self.all_units, (unit.priority, unit.position, unit, head))
 
+    def _enlist_again(self, unit: Unit) -> None:
+        """A block is as important as its best message: where a result changed that, what was said before is passed over."""
+        entry = (unit.priority, unit.position, unit, unit.head)
+        heappush(self.all_units, entry)
+        if unit not in self._newest_tool_units:
+            heappush(self.tool_units, entry)
+
     def _enlist_result(self, unit: Unit, piece: Piece) -> None:
         policy, message = self.policy, piece.message
         _put(self.seen_results, unit, piece)
@@ -228,10 +237,11 @@ class Growth:
     def work_off(self, heap: list[Entry], act: Callable[[Unit, Piece], int], target: int, *, above: int | None = None) -> None:
         """Act on what is enlisted, in order, until the target is met (and, with `above`, only while results take more)."""
         kept: list[Entry] = []
+        is_of_blocks = heap is self.all_units or heap is self.tool_units
         while heap and self.total > target and (above is None or self.results_tokens > above):
             entry = heappop(heap)
             unit, piece = entry[2], entry[3]
-            if not unit.is_shown:
+            if not unit.is_shown or (is_of_blocks and entry[0] != unit.priority):
                 continue
             if self.is_protected(unit):
                 kept.append(entry)
