@@ -179,7 +179,7 @@ class Growth:
         assert message.answers is not None
         for place, call in enumerate(unit.head.message.calls):
             if call.slot == message.answers.slot and unit.results[place] is None:
-                piece, before = Piece(message, call), unit.priority
+                piece = Piece(message, call)
                 unit.results[place] = piece
                 unit.has_changed()
                 unit.tokens += piece.tokens - STAND_IN_TOKENS
@@ -188,8 +188,8 @@ class Growth:
                     self.results_tokens += piece.text
                     if not self.is_roomy:
                         self._enlist_result(unit, piece)
-                        if unit.priority != before:
-                            self._enlist_again(unit)
+                        if (priority := unit.priority) != unit.listed:
+                            self._enlist_again(unit, priority)
 
     # What each step will look at, in its order: LOW before NORMAL before HIGH, the oldest first
 
@@ -211,12 +211,13 @@ class Growth:
             self._newest_tool_units.append(unit)
             if len(self._newest_tool_units) > policy.keep_tool_blocks:
                 older = self._newest_tool_units.popleft()
-                heappush(self.tool_units, (older.priority, older.position, older, older.head))
-        heappush(self.all_units, (unit.priority, unit.position, unit, head))
+                heappush(self.tool_units, (older.listed, older.position, older, older.head))
+        heappush(self.all_units, (unit.listed, message.position, unit, head))
 
-    def _enlist_again(self, unit: Unit) -> None:
+    def _enlist_again(self, unit: Unit, priority: int) -> None:
         """A block is as important as its best message: where a result changed that, what was said before is passed over."""
-        entry = (unit.priority, unit.position, unit, unit.head)
+        unit.listed = priority
+        entry = (priority, unit.position, unit, unit.head)
         heappush(self.all_units, entry)
         if unit not in self._newest_tool_units:
             heappush(self.tool_units, entry)
@@ -241,7 +242,7 @@ class Growth:
         while heap and self.total > target and (above is None or self.results_tokens > above):
             entry = heappop(heap)
             unit, piece = entry[2], entry[3]
-            if not unit.is_shown or (is_of_blocks and entry[0] != unit.priority):
+            if not unit.is_shown or (is_of_blocks and entry[0] != unit.listed):
                 continue
             if self.is_protected(unit):
                 kept.append(entry)

@@ -173,13 +173,15 @@ class Piece:
 class Unit:
     """A block of a growing window: a message and, in call order, the results of its calls by now."""
 
-    __slots__ = ("_part", "head", "is_shown", "results", "row", "tokens")
+    __slots__ = ("_part", "head", "is_shown", "listed", "results", "row", "tokens")
 
     def __init__(self, head: Message) -> None:
         self.head = Piece(head)
         self.results: list[Piece | None] = [None] * len(head.calls)
         self.row = head.compaction_id
         self.is_shown = True
+        self.listed: int = head.priority
+        """The priority under which it waits to be left out."""
         self.tokens = head.tokens + STAND_IN_TOKENS * len(head.calls)
         self._part: Part | None = None
 
