@@ -4,15 +4,10 @@ import re
 from typing import Final
 
 from turnfold.core.gate import Reason
+from turnfold.core.overflow import overflow_in
 from turnfold.errors import SummarizerError
 
-_OVERFLOW: Final = re.compile(
-    r"context[_ ](?:length|window|size)|maximum context|max(?:imum)? (?:input|prompt) (?:length|tokens)|too many (?:input )?tokens|(?:prompt|input|request) is too l(?:ong|arge)"
-    r"|exceeds? (?:the )?(?:available |maximum |model'?s? )?(?:context|token limit|number of tokens)|reduce the length|token count exceeds|input length and|range of input length",
-    re.IGNORECASE,
-)
 _SPENT: Final = re.compile(r"insufficient_quota|quota|billing|credit balance|payment required|spending limit", re.IGNORECASE)
-_NAMES: Final = ("ContextWindowExceededError",)
 
 
 def failure_of(error: BaseException) -> SummarizerError:
@@ -29,12 +24,11 @@ def failure_of(error: BaseException) -> SummarizerError:
 
 
 def _meaning(error: BaseException, status: int | None, text: str) -> tuple[Reason, bool]:
-    name = type(error).__name__
     if status in {402, 429}:
         return Reason.RATE_LIMITED, status == 429 and not _SPENT.search(text)
-    if name in _NAMES or status == 413 or (status in (None, 400, 422, 500) and _OVERFLOW.search(text)):
+    if overflow_in(error) is not None:
         return Reason.CONTEXT_OVERFLOW, False
-    if isinstance(error, TimeoutError) or name == "Timeout" or status in (408, 504):
+    if isinstance(error, TimeoutError) or type(error).__name__ == "Timeout" or status in (408, 504):
         return Reason.TIMEOUT, True
     if status is not None and 400 <= status < 500 and status not in (409, 425):
         return Reason.PROVIDER_ERROR, False
