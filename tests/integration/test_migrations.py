@@ -31,8 +31,10 @@ VIEW_COLUMNS = {
     "requested_at finished_at",
     "audit_view": "audit_id at agent_id session_id compaction_id phase reason tokens_before tokens_after details prev_hash hash",
     "dead_letters_view": "dead_letter_id at subject stream_seq reason size_bytes replayed_at",
+    "reigns_view": "agent_id session_id version from_at until_at",
+    "coverage_view": "agent_id session_id version base_version compaction_id",
 }
-"""The contract's views and their columns."""
+"""The contract's views and those for auditors, with their columns."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

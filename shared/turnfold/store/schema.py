@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0004"
+REVISION = "0005"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -108,6 +108,12 @@ sessions = Table(
     Column("reported_at_ms", Big, nullable=False, server_default=text("0")),
     Column("reported_tokens", Big, nullable=False, server_default=text("0")),
     Column("usage_evictions", Integer, nullable=False, server_default=text("0")),
+    # Compactions in a row for which the model gave nothing, until when it is not asked again, and why.
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("cooldown_until_ms", Big, nullable=False, server_default=text("0")),
+    Column("cooldown_reason", Text),
+    # What was restored stays until the session has grown to so many tokens, or somebody asks.
+    Column("held_to_tokens", Big, nullable=False, server_default=text("0")),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     # The sessions that fall idle next.
@@ -234,6 +240,9 @@ compactions = Table(
     Column("next_attempt_at_ms", Big, nullable=False),
     Column("requested_at_ms", Big, nullable=False),
     Column("finished_at_ms", Big),
+    Column("restored_at_ms", Big),
+    # What a regeneration was asked for, as JSON.
+    Column("wanted", Text),
     UniqueConstraint("sid", "ordinal"),
     CheckConstraint("status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')", name="status"),
     CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name="lease"),
@@ -278,6 +287,39 @@ summaries = Table(
     CheckConstraint("version > 0 AND (base_version IS NULL OR base_version < version)", name="version"),
     sqlite_with_rowid=False,
 )
+
+coverage = Table(
+    "coverage",
+    metadata,
+    _session_key(primary=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""The evictions that each version speaks for besides those that its base does."""
+
+reigns = Table(
+    "reigns",
+    metadata,
+    _session_key(primary=True),
+    # The audit row that tells of it.
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("at_ms", Big, nullable=False),
+    Column("version", Integer),
+    sqlite_with_rowid=False,
+)
+"""Which version was in force from when on; none where the first compaction was undone."""
+
+restorations = Table(
+    "restorations",
+    metadata,
+    _session_key(primary=True),
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    Column("first_position", Big, primary_key=True, autoincrement=False),
+    Column("last_position", Big, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The messages that a restored compaction had taken, as ranges: the past is told from them, since the messages are live again."""
 
 audit = Table(
     "audit",
@@ -351,8 +393,17 @@ VIEWS = {
           FROM summaries v JOIN sessions s ON s.sid = v.sid""",
     "compactions_view": """
         SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id, c.trigger, c.status, c.messages_evicted,
-               c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at, c.finished_at_ms AS finished_at
+               c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at,
+               coalesce(c.restored_at_ms, c.finished_at_ms) AS finished_at
           FROM compactions c JOIN sessions s ON s.sid = c.sid""",
+    "reigns_view": """
+        SELECT s.agent_id, s.session_id, r.version, r.at_ms AS from_at,
+               (SELECT min(n.at_ms) FROM reigns n WHERE n.sid = r.sid AND n.ordinal > r.ordinal) AS until_at
+          FROM reigns r JOIN sessions s ON s.sid = r.sid""",
+    "coverage_view": """
+        SELECT s.agent_id, s.session_id, v.version, v.base_version, CAST(c.compaction_id AS TEXT) AS compaction_id
+          FROM summaries v JOIN sessions s ON s.sid = v.sid
+               LEFT JOIN coverage c ON c.sid = v.sid AND c.version = v.version""",
     "audit_view": """
         SELECT audit_id, at_ms AS at, agent_id, session_id, CAST(compaction_id AS TEXT) AS compaction_id, phase, reason,
                tokens_before, tokens_after, details, prev_hash, hash
@@ -361,4 +412,4 @@ VIEWS = {
         SELECT dead_letter_id, at_ms AS at, subject, stream_seq, reason, size_bytes, replayed_at_ms AS replayed_at
           FROM dead_letters""",
 }
-"""The contract's views, in SQL that both databases read."""
+"""The contract's views and those for auditors, in SQL that both databases read."""
