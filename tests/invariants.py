@@ -49,6 +49,8 @@ class Row(NamedTuple):
     next_attempt_at_ms: int
     requested_at_ms: int
     finished_at_ms: int | None
+    evicted_at_ms: int | None
+    restored_at_ms: int | None
     digest: str
     digest_tokens: int
 
@@ -91,7 +93,7 @@ class SessionSeen:
     """Everything a store holds of one session. Compactions go by their ordinals, which two stores share.
 
     `spans` are the first and last position that a compaction's row names, where the store keeps them; `gauge` is what is
-    known of the usage that its model reported.
+    known of the usage that its model reported. `speaks_for` names the rows of each version, `reigns` which was in force when.
     """
 
     counters: Counters
@@ -102,6 +104,10 @@ class SessionSeen:
     events: Mapping[str, int]
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     gauge: Gauge = field(default_factory=Gauge)
+    speaks_for: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    reigns: tuple[tuple[int, int | None], ...] = ()
+    model_rests: tuple[int, int, str | None] = (0, 0, None)
+    held_to_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +154,7 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
         tokens_total=sum(message.tokens for message in messages),
         live_messages=len(live),
         live_tokens=sum(message.tokens for message in live),
-        version=max((version.version for version in session.versions), default=None),
+        version=session.reigns[-1][1] if session.reigns else None,
         versions=len(session.versions),
         compactions=len(session.rows),
         audit_rows=len(session.audit),
@@ -194,12 +200,18 @@ def _compaction_faults(session: SessionSeen) -> Iterable[str]:
         yield f"messages of no compaction: {strangers}"
     for row in session.rows:
         mine = CompactionId(str(row.ordinal))
-        if by_row[mine] != row.messages_evicted or tokens[mine] != row.tokens_evicted:
+        held = (0, 0) if row.status == "restored" else (row.messages_evicted, row.tokens_evicted)
+        if (by_row[mine], tokens[mine]) != held:
             yield f"{row} evicted {by_row[mine]} messages of {tokens[mine]} tokens"
         if (row.status == "running") != (row.lease_until_ms is not None):
             yield f"a lease without a runner, or the other way round: {row}"
-        if row.is_covered != (row.status == "committed") or row.is_covered != (row.version is not None):
+        spoken_for = row.ordinal in session.speaks_for.get(session.counters.version or 0, ())
+        if row.is_covered != (spoken_for and row.messages_evicted > 0 and row.status == "committed"):
             yield f"covered by nobody, or unsaid: {row}"
+        if (row.status == "committed") != (row.version is not None and row.status != "restored"):
+            yield f"committed without a version, or the other way round: {row}"
+        if (row.status == "restored") != (row.restored_at_ms is not None) or (row.evicted_at_ms is None) != (row.messages_evicted == 0):
+            yield f"evicted or restored at no time: {row}"
         first, last = session.spans.get(row.ordinal, (0, 1 << 60))
         outside = [one.message.position for one in session.messages if one.message.compaction_id == mine]
         if any(not first <= position <= last for position in outside):
@@ -213,11 +225,13 @@ def _version_faults(session: SessionSeen) -> Iterable[str]:
     if [version.version for version in session.versions] != list(range(1, len(session.versions) + 1)):
         yield f"versions have a gap: {[version.version for version in session.versions]}"
     for version in session.versions:
-        covered = sum(row.messages_evicted for row in session.rows if row.version is not None and row.version <= version.version)
+        covered = sum(row.messages_evicted for row in session.rows if row.ordinal in session.speaks_for[version.version])
         if version.messages_covered != covered:
             yield f"version {version.version} says {version.messages_covered} messages where its rows hold {covered}"
-        if version.base_version != (version.version - 1 or None):
+        if version.base_version is not None and not 0 < version.base_version < version.version:
             yield f"version {version.version} builds on {version.base_version}"
+        if not session.speaks_for.get(version.base_version or 0, frozenset()) <= session.speaks_for[version.version]:
+            yield f"version {version.version} speaks for less than version {version.base_version}, on which it builds"
 
 
 def _audit_faults(session: SessionSeen) -> Iterable[str]:
@@ -250,6 +264,8 @@ def _seen(connection: Connection) -> Seen:
     ordinals = {row.compaction_id: row.ordinal for row in compactions}
     messages = all_of(*FACTS, schema.messages.c.original, schema.messages.c.is_error, schema.messages.c.body)
     summaries = all_of(schema.summaries)
+    coverage = all_of(schema.coverage)
+    reigns = sorted(all_of(schema.reigns), key=lambda one: one.ordinal)
     audit = all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
     events = all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
     ingested = all_of(schema.ingested)
@@ -289,6 +305,13 @@ def _seen(connection: Connection) -> Seen:
             events={one.event_id: one.stream_seq for one in events if one.sid == row.sid},
             spans={one.ordinal: (one.first_position, one.last_position) for one in mine if one.first_position is not None},
             gauge=Gauge(row.factor, row.reported_seq, row.reported_at_ms, row.reported_tokens, -1, row.usage_evictions),
+            speaks_for=_closed(
+                {one.version: one.base_version for one in summaries if one.sid == row.sid},
+                [(one.version, ordinals[one.compaction_id]) for one in coverage if one.sid == row.sid],
+            ),
+            reigns=tuple((one.at_ms, one.version) for one in reigns if one.sid == row.sid),
+            model_rests=(row.failures, row.cooldown_until_ms, row.cooldown_reason),
+            held_to_tokens=row.held_to_tokens,
         )  # fmt: skip
 
     return Seen(
@@ -296,6 +319,16 @@ def _seen(connection: Connection) -> Seen:
         ingested=tuple(sorted((row.first_seq, row.last_seq) for row in ingested)),
         dead_letters=tuple(sorted(tuple(row) for row in dead)),
     )
+
+
+def _closed(bases: Mapping[int, int | None], added: Iterable[tuple[int, int]]) -> dict[int, frozenset[int]]:
+    """The rows of each version, those of its bases included."""
+    added = list(added)
+    found: dict[int, frozenset[int]] = {}
+    for version in sorted(bases):
+        mine = frozenset(row for by, row in added if by == version)
+        found[version] = mine | found.get(bases[version] or 0, frozenset())
+    return found
 
 
 def seen_in_memory(memory: Memory) -> Seen:
@@ -318,7 +351,10 @@ def seen_in_memory(memory: Memory) -> Seen:
                 )
                 for one in session.kept
             ),
-            rows=tuple(Row(*(getattr(row, name) for name in Row._fields)) for row in session.compactions),
+            rows=tuple(
+                Row(*(getattr(row, name) for name in Row._fields))._replace(evicted_at_ms=row.evicted_at_ms if row.evicted else None)
+                for row in session.compactions
+            ),
             versions=tuple(
                 Version(
                     one.version, one.base_version, ordinals[one.compaction_id], one.kind, one.model, one.text, one.ledger, one.tokens,
@@ -329,6 +365,12 @@ def seen_in_memory(memory: Memory) -> Seen:
             audit=tuple(session.audit),
             events={event_id: arrival.stream_seq for event_id, arrival in session.events.items()},
             gauge=session.gauge._replace(settled_ms=-1),
+            speaks_for={
+                version: frozenset(ordinals[row] for row in rows) for version, rows in session.speaks_for.items() if version is not None
+            },
+            reigns=tuple((one.at_ms, one.version) for one in session.reigns),
+            model_rests=(session.failures, session.cooldown_until_ms, session.cooldown_reason),
+            held_to_tokens=session.held_to_tokens,
         )  # fmt: skip
     return Seen(
         sessions=found,

@@ -31,6 +31,7 @@ from turnfold.ports import (
     Outbox,
     Rules,
     Version,
+    Versions,
     WindowFacts,
     WindowStore,
 )
@@ -41,6 +42,7 @@ from turnfold.store.idle import SqlIdle
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
 from turnfold.store.outbox import SqlOutbox
+from turnfold.store.versions import SqlVersions
 from turnfold.store.window import SqlWindows
 from turnfold.testing.memory import MemoryStore
 from turnfold_migrations import upgrade
@@ -73,6 +75,7 @@ class Stores:
     windows: WindowStore
     history: HistoryStore
     changes: Changes
+    versions: Versions
     outbox: Outbox
     idle: IdleStore
     rules: Rules
@@ -109,12 +112,12 @@ def rules_of(policy: Policy) -> tuple[Rules, PolicyOf]:
 def memory_stores(policy: Policy = SMALL) -> Stores:
     """The double."""
     rules, policy_of = rules_of(policy)
-    store = MemoryStore()
+    store = MemoryStore(new_id=rules.new_id)
 
     async def seen() -> Seen:
         return seen_in_memory(store.memory)
 
-    return Stores("memory", store, store, store, store, store, store, store, rules, policy_of, seen)
+    return Stores("memory", store, store, store, store, store, store, store, store, rules, policy_of, seen)
 
 
 @asynccontextmanager
@@ -126,10 +129,11 @@ async def sql_stores(url: str, policy: Policy = SMALL) -> AsyncGenerator[Stores]
         yield Stores(
             database.url.get_backend_name(),
             SqlIntake(database),
-            SqlJobs(database),
+            SqlJobs(database, new_id=rules.new_id),
             SqlWindows(database),
             SqlHistory(database),
             SqlChanges(database),
+            SqlVersions(database),
             SqlOutbox(database),
             SqlIdle(database),
             rules,

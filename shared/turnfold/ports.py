@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest
+from turnfold.core.eviction import Due, Evict, Eviction, Hold, Load, Rest
 from turnfold.core.moments import Moment
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
@@ -90,7 +90,7 @@ class Rules:
     model_window: Callable[[str | None, Policy], int]
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
     fired: Callable[[Load, Policy, int], Sequence[Due]]
-    evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int, Meter], Sequence[Eviction]]
+    evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int, Meter, Hold], Sequence[Eviction]]
     decide: Callable[[Sequence[Message], Policy, Due, int], Evict | Rest]
     digest: Callable[[Sequence[Message], Callable[[Sequence[Message]], Mapping[int, str]]], tuple[str, int]]
     new_id: Callable[[], int]
@@ -131,11 +131,31 @@ class IntakeStore(Protocol):
 # --- compact
 
 
+class Writes(StrEnum):
+    """What a job comes to."""
+
+    NEXT = "next"
+    STAND_IN = "stand_in"
+    REGENERATED = "regenerated"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a regeneration asks for besides what the policy says; from the originals on unless a version is named."""
+
+    model: str | None = None
+    style: str | None = None
+    prompt: str | None = None
+    from_version: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A claimed compaction: every pending row of one session, under a lease.
 
     With `planned`, what made it due, nothing has left yet: what the policy would let go leaves when the version is committed.
+    `NEXT` writes on the version in force, `STAND_IN` what an extractive version in force says, by a model; `REGENERATED`
+    what the version speaks for that was in force at the claim. While a session's model rests, `cooling` says why.
     """
 
     key: SessionKey
@@ -147,6 +167,9 @@ class Job:
     policy: Policy
     model: str | None
     planned: Due | None = None
+    writes: Writes = Writes.NEXT
+    wanted: Wanted = Wanted()
+    cooling: str | None = None
 
 
 class Evicted(NamedTuple):
@@ -186,7 +209,7 @@ class Version:
 
 
 class Ending(StrEnum):
-    """How a planned compaction ends that comes to nothing."""
+    """How a compaction ends that evicted nothing and comes to nothing."""
 
     REJECTED = "rejected"
     FAILED = "failed"
@@ -198,7 +221,7 @@ class JobStore(Protocol):
 
     async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]: ...
 
-    async def load(self, job: Job, *, now_ms: int) -> JobInput: ...
+    async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput: ...
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None: ...
 
@@ -207,6 +230,8 @@ class JobStore(Protocol):
     async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None: ...
 
     async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None: ...
+
+    async def discard(self, job: Job, *, now_ms: int) -> None: ...
 
     async def next_due_ms(self) -> int | None: ...
 
@@ -440,6 +465,41 @@ class Changes(Protocol):
 
     async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing."""
+        ...
+
+
+class InForce(NamedTuple):
+    """Which version speaks for a session after a change, and how many of its messages wait for one that speaks for them."""
+
+    version: int | None
+    messages_pending: int
+
+
+class Versions(Protocol):
+    """Where versions change places. Each method may raise UnknownSession, or BadRequest for what the session never had."""
+
+    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int) -> InForce:
+        """Put a version in force; with `over`, only in the place of that one.
+
+        Raises:
+            Conflict: another version is in force than `over`, or what it speaks for was restored since.
+        """
+        ...
+
+    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int) -> InForce:
+        """Undo an eviction: its messages are live again.
+
+        Raises:
+            Conflict: it evicted nothing, or a later one was committed.
+        """
+        ...
+
+    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int) -> CompactionId:
+        """Have a version written anew beside the one in force; the compaction that stands for the work.
+
+        Raises:
+            Conflict: there is no version yet.
+        """
         ...
 
 

@@ -34,10 +34,12 @@ from tests.stores import (
 )
 from turnfold.contracts.requests import ContextRequest, PolicyRequest
 from turnfold.core import sendable
-from turnfold.errors import CannotFit, Conflict, LostLease
+from turnfold.errors import BadRequest, CannotFit, Conflict, LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query import Answering, context
-from turnfold.ports import Arrival, Ending, Job, JobInput, Notice, Version
+from turnfold.ports import Arrival, Ending, Job, JobInput, Notice, Version, Wanted, Writes
+from turnfold.testing.kept import Compaction
+from turnfold.testing.memory import MemoryStore
 
 KEYS = [
     SessionKey(AgentId("ada"), SessionId("s-1")),
@@ -114,7 +116,7 @@ class Walk(RuleBasedStateMachine):
         async def one(stores: Stores) -> tuple[Any, str | None]:
             try:
                 return await work(stores), None
-            except (LostLease, Conflict) as error:
+            except (LostLease, Conflict, BadRequest, UnknownSession) as error:
                 return None, type(error).__name__
 
         real, double = self.run(one(self.sqlite)), self.run(one(self.memory))
@@ -268,13 +270,13 @@ class Walk(RuleBasedStateMachine):
         self.claim(3, text, is_quick=False)
         self.of_a_job(dead, lambda stores, job: self.carry_out(stores, job, version))
 
-    async def carry_out(self, stores: Stores, job: Job, version: Version) -> int | None:
-        """Commit a version; what was only planned leaves with it, and where nothing would leave the job ends."""
-        leaving = (await stores.jobs.load(job, now_ms=self.now_ms)).leaving
-        if job.planned and leaving is None:
+    async def carry_out(self, stores: Stores, job: Job, version: Version, reason: str | None = None) -> int | None:
+        """Commit a version; what was only planned leaves with it, and where there is nothing to write the job ends."""
+        given = await stores.jobs.load(job, now_ms=self.now_ms)
+        if not given.evicted:
             await stores.jobs.end(job, ending=Ending.STALE, reason=None, detail="", now_ms=self.now_ms)
             return None
-        return await stores.jobs.commit(job, version, leaving=leaving, reason=None, now_ms=self.now_ms)
+        return await stores.jobs.commit(job, version, leaving=given.leaving, reason=reason, now_ms=self.now_ms)
 
     def of_a_job(self, jobs: tuple[Job, Job], work: Callable[[Stores, Job], Awaitable[Any]]) -> None:
         """What some worker does with a job that it holds, or believes to hold."""
@@ -295,16 +297,71 @@ class Walk(RuleBasedStateMachine):
         self.of_a_job(job, lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", **times))
 
     @precondition(lambda self: self.jobs)
-    @rule(data=st.data(), text=texts, kind=st.sampled_from(["llm", "extractive"]))
-    def commit(self, data: st.DataObject, text: str, kind: str) -> None:
+    @rule(data=st.data(), text=texts, kind=st.sampled_from(["llm", "extractive"]), is_stand_in=st.booleans())
+    def commit(self, data: st.DataObject, text: str, kind: str, is_stand_in: bool) -> None:
         version = summary(text, "port 8443", kind=kind)
+        reason = "timeout" if is_stand_in and kind == "extractive" else None
         job = data.draw(st.sampled_from(self.jobs))
-        self.of_a_job(job, lambda stores, job: self.carry_out(stores, job, version))
+        self.of_a_job(job, lambda stores, job: self.carry_out(stores, job, version, reason))
 
-    @precondition(lambda self: any(one.planned for one, _ in self.jobs))
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def throw_away(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.jobs))
+        self.of_a_job(job, lambda stores, job: stores.jobs.discard(job, now_ms=self.now_ms))
+
+    @rule(times=st.integers(1, 3))
+    def let_the_model_fail_and_come_back(self, times: int) -> None:
+        """Stand-ins are written, and what the model had to say later, or never."""
+        for _ in range(times):
+            self.publish_and_deliver([[user("and then?"), assistant("more")]] * 4)
+            self.let_time_pass(1_000)
+            self.claim(3, "They spoke.", is_quick=False)
+            for job in self.jobs[-3:]:
+                self.of_a_job(job, lambda stores, job: self.carry_out(stores, job, summary("picked", kind="extractive"), "timeout"))
+        self.let_time_pass(LEASE_MS)
+        self.claim(3, "They spoke.", is_quick=False)
+
+    # --- what people do with versions
+
+    def numbers_of(self, key: SessionKey) -> list[int]:
+        session = self.run(self.memory.seen()).sessions.get(key)
+        return [one.version for one in session.versions] if session else []
+
+    @precondition(lambda self: any(self.numbers_of(key) for key in KEYS))
+    @rule(data=st.data(), is_sure=st.booleans())
+    def promote(self, data: st.DataObject, is_sure: bool) -> None:
+        key = data.draw(st.sampled_from([key for key in KEYS if self.numbers_of(key)]))
+        version = data.draw(st.sampled_from([*self.numbers_of(key), 99]))
+        over = None if is_sure else data.draw(st.sampled_from(self.numbers_of(key)))
+        self.both(lambda stores: stores.versions.promote(key, version, over=over, rules=stores.rules, now_ms=self.now_ms))
+
+    @precondition(lambda self: any(self.numbers_of(key) for key in KEYS))
+    @rule(data=st.data(), model=st.sampled_from([None, "m-2"]))
+    def regenerate(self, data: st.DataObject, model: str | None) -> None:
+        key = data.draw(st.sampled_from([key for key in KEYS if self.numbers_of(key)]))
+        wanted = Wanted(model=model, from_version=data.draw(st.sampled_from([None, *self.numbers_of(key)])))
+        self.both(lambda stores: stores.versions.regenerate(key, wanted, rules=stores.rules, now_ms=self.now_ms))
+        self.claim(3, "They spoke.", is_quick=False)
+
+    @precondition(lambda self: any(self.compactions_of(key) for key in KEYS))
+    @rule(data=st.data(), is_newest=st.booleans())
+    def restore(self, data: st.DataObject, is_newest: bool) -> None:
+        key = data.draw(st.sampled_from([key for key in KEYS if self.compactions_of(key)]))
+        rows = self.compactions_of(key)
+        ids = [row.compaction_id for row in rows if row.evicted and row.status != "restored"]
+        chosen = ids[-1] if ids and is_newest else data.draw(st.sampled_from([row.compaction_id for row in rows]))
+        self.both(lambda stores: stores.versions.restore(key, chosen, rules=stores.rules, now_ms=self.now_ms))
+
+    def compactions_of(self, key: SessionKey) -> list[Compaction]:
+        assert isinstance(self.memory.versions, MemoryStore)
+        session = self.memory.versions.memory.sessions.get(key)
+        return session.compactions if session else []
+
+    @precondition(lambda self: any(evicts_nothing(one) for one, _ in self.jobs))
     @rule(data=st.data(), ending=st.sampled_from([Ending.REJECTED, Ending.FAILED]))
     def roll_back(self, data: st.DataObject, ending: Ending) -> None:
-        job = data.draw(st.sampled_from([jobs for jobs in self.jobs if jobs[0].planned]))
+        job = data.draw(st.sampled_from([jobs for jobs in self.jobs if evicts_nothing(jobs[0])]))
         self.of_a_job(job, lambda stores, job: stores.jobs.end(job, ending=ending, reason="refused", detail="", now_ms=self.now_ms))
 
     @rule()
@@ -385,6 +442,10 @@ class Walk(RuleBasedStateMachine):
         }
 
 
+def evicts_nothing(job: Job) -> bool:
+    return job.planned is not None or job.writes is not Writes.NEXT
+
+
 class Silence:
     """Nothing ever arrives."""
 
@@ -418,6 +479,10 @@ def comparable(seen: Seen) -> Any:
             ],
             session.events,
             session.gauge,
+            session.speaks_for,
+            session.reigns,
+            session.model_rests,
+            session.held_to_tokens,
         )
         for key, session in sorted(seen.sessions.items())
     ], (seen.ingested, seen.dead_letters)

@@ -35,6 +35,7 @@ def upgrade() -> None:
     for name, kind in (("failures", sa.Integer()), ("cooldown_until_ms", BIG), ("held_to_tokens", BIG)):
         op.add_column("sessions", sa.Column(name, kind, nullable=False, server_default=sa.text("0")))
     op.add_column("sessions", sa.Column("cooldown_reason", sa.Text()))
+    op.add_column("compactions", sa.Column("evicted_at_ms", BIG))
     op.add_column("compactions", sa.Column("restored_at_ms", BIG))
     op.add_column("compactions", sa.Column("wanted", sa.Text()))
     op.create_table(
@@ -66,6 +67,11 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sid", "compaction_id", "first_position", name=op.f("pk_restorations")),
         sqlite_with_rowid=False,
     )
+    # What left with its summary and not before had no digest.
+    op.execute(
+        "UPDATE compactions SET evicted_at_ms = CASE WHEN digest = '' THEN coalesce(finished_at_ms, requested_at_ms) ELSE requested_at_ms END"
+        " WHERE messages_evicted > 0"
+    )
     op.execute(
         "INSERT INTO coverage (sid, version, compaction_id) SELECT sid, version, compaction_id FROM compactions WHERE version IS NOT NULL"
     )
@@ -83,7 +89,7 @@ def downgrade() -> None:
     _replace("compactions_view", COMPACTIONS_BEFORE)
     for name in ("restorations", "reigns", "coverage"):
         op.drop_table(name)
-    for name in ("wanted", "restored_at_ms"):
+    for name in ("wanted", "restored_at_ms", "evicted_at_ms"):
         op.drop_column("compactions", name)
     for name in ("cooldown_reason", "held_to_tokens", "cooldown_until_ms", "failures"):
         op.drop_column("sessions", name)

@@ -24,6 +24,13 @@ class Trigger(StrEnum):
     ROUNDS = "rounds"
     IDLE = "idle"
     REQUEST = "request"
+    REGENERATE = "regenerate"
+    STAND_IN = "stand_in"
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether such a compaction only says again what a version says: it evicts nothing and adds nothing."""
+        return self is Trigger.REGENERATE or self is Trigger.STAND_IN
 
 
 COOLDOWN_MS: Final = 8_000
@@ -142,8 +149,25 @@ class Eviction:
 UNMETERED = Meter()
 
 
+class Hold(NamedTuple):
+    """What was restored stays until the session, which holds `total_tokens`, has grown to `to_tokens`."""
+
+    to_tokens: int = 0
+    total_tokens: int = 0
+
+
+FREE = Hold()
+
+
 def evictions(
-    live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, *, model_window: int, meter: Meter = UNMETERED
+    live: Sequence[Message],
+    new_seqs: Iterable[int],
+    rounds: int,
+    policy: Policy,
+    *,
+    model_window: int,
+    meter: Meter = UNMETERED,
+    hold: Hold = FREE,
 ) -> tuple[Eviction, ...]:
     """What leaves as each new event is stored, one after the other, so that a batch leaves what its events alone would.
 
@@ -165,6 +189,7 @@ def evictions(
             messages += 1
             tokens += message.tokens
     done: list[Eviction] = []
+    total = hold.total_tokens - sum([message.tokens for arrived in arriving.values() for message in arrived])
     for seq, arrived in arriving.items():
         gauge = gauge.told(meter.readings.get(seq), usage_limit)
         is_in_order = not present or not arrived or arrived[0].position > present[-1].position
@@ -176,6 +201,9 @@ def evictions(
                 messages += 1
                 tokens += message.tokens
                 rounds += message.is_request
+        total += sum([message.tokens for message in arrived])
+        if hold.to_tokens and total < hold.to_tokens:
+            continue
         load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
         at_ms = max([message.created_at_ms for message in arrived], default=0)
         for found in fired(load, policy, model_window=model_window):

@@ -33,25 +33,33 @@ Moment = AtVersion | AtMessage | AtTime
 
 @dataclass(frozen=True, slots=True)
 class VersionThen:
-    """A version as far as its time goes. What was `regenerated` takes no force by itself."""
+    """A version as far as its time goes, and the compactions that it speaks for besides those of its base."""
 
     version: int
     base_version: int | None
     created_at_ms: int
     last_position: int
-    is_regenerated: bool = False
+    adds: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """From when on a version was in force, or none."""
+
+    at_ms: int
+    version: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionThen:
-    """A compaction that evicted messages, all between two positions, and when; `version` is the first that speaks for them."""
+    """A compaction that evicted messages, all between two positions; when, and when it was undone."""
 
     compaction_id: int
     first_position: int
     last_position: int
     messages: int
     evicted_at_ms: int
-    version: int | None
+    restored_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class Then:
     """A session at a moment: of all up to the position `until`, what was in no version yet.
 
     Messages of `pending` evictions had left the window, those of `later` ones had not. `covered` counts what the version
-    in force spoke for.
+    in force spoke for. What left then and was `undone` since is found by its place, no longer by its mark.
     """
 
     version: int | None
@@ -67,34 +75,56 @@ class Then:
     covered: int
     pending: tuple[EvictionThen, ...]
     later: tuple[EvictionThen, ...]
+    undone: tuple[EvictionThen, ...] = ()
 
 
-def then(
-    at_ms: int, until: int, versions: Iterable[VersionThen], evictions: Iterable[EvictionThen], *, in_force: int | None = None
-) -> Then:
-    """What was so at a time when all up to a position had come; `in_force` names the version, otherwise the newest of that time was."""
-    known = {one.version: one for one in versions}
+@dataclass(frozen=True, slots=True)
+class Past:
+    """All that was ever so in a session, oldest first."""
+
+    versions: tuple[VersionThen, ...]
+    reigns: tuple[Reign, ...]
+    evictions: tuple[EvictionThen, ...]
+
+
+def then(at_ms: int, until: int, past: Past, *, in_force: int | None = None) -> Then:
+    """What was so at a time when all up to a position had come; `in_force` names the version, otherwise the one of that time was."""
+    known = {one.version: one for one in past.versions}
     if in_force is None:
-        written = [one for one in known.values() if one.created_at_ms <= at_ms and one.last_position <= until and not one.is_regenerated]
-        in_force = max((one.version for one in written), default=None)
+        in_force = _reigning(at_ms, until, past.reigns, known)
     spoken_for = _chain(in_force, known)
     covered = 0
     pending: list[EvictionThen] = []
     later: list[EvictionThen] = []
-    for one in evictions:
-        if one.version in spoken_for:
+    undone: list[EvictionThen] = []
+    for one in past.evictions:
+        was_restored = one.restored_at_ms is not None and one.restored_at_ms <= at_ms
+        if one.compaction_id in spoken_for and not was_restored:
             covered += one.messages
-        elif one.evicted_at_ms <= at_ms and one.last_position <= until:
+        elif one.evicted_at_ms <= at_ms and one.last_position <= until and not was_restored:
             pending.append(one)
-        elif one.first_position <= until:
-            later.append(one)
-    return Then(in_force, until, covered, tuple(pending), tuple(later))
+        else:
+            if one.restored_at_ms is None and one.first_position <= until:
+                later.append(one)
+            continue
+        if one.restored_at_ms is not None:
+            undone.append(one)
+    return Then(in_force, until, covered, tuple(pending), tuple(later), tuple(undone))
 
 
-def _chain(version: int | None, known: Mapping[int, VersionThen]) -> set[int | None]:
-    """A version and those it was written on."""
-    found: set[int | None] = set()
+def _reigning(at_ms: int, until: int, reigns: Iterable[Reign], known: Mapping[int, VersionThen]) -> int | None:
+    """The version in force at a time; one that speaks for what came after the position was not there yet."""
+    found: int | None = None
+    for reign in reigns:
+        if reign.at_ms <= at_ms and (reign.version is None or known[reign.version].last_position <= until):
+            found = reign.version
+    return found
+
+
+def _chain(version: int | None, known: Mapping[int, VersionThen]) -> set[int]:
+    """The compactions that a version speaks for, by itself and by those it was written on."""
+    found: set[int] = set()
     while version is not None and version in known:
-        found.add(version)
+        found |= known[version].adds
         version = known[version].base_version
     return found

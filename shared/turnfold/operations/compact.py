@@ -10,7 +10,7 @@ from turnfold.core.reading import sources_of, text_of_body
 from turnfold.core.sources import Draft, SummaryJob
 from turnfold.core.tokens import Count, Cuts
 from turnfold.errors import LostLease, SummarizerError, Unavailable
-from turnfold.ports import Ending, Job, JobInput, JobStore, Summarizer, Version
+from turnfold.ports import Ending, Job, JobInput, JobStore, Summarizer, Version, Writes
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
 """Reasons that speak of the provider; the others speak of what the model wrote."""
@@ -51,7 +51,7 @@ class GivenBack:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A planned compaction came to nothing, and everything is as before; `reason` is None when there was nothing to evict."""
+    """A compaction that evicted nothing came to nothing, and everything is as before; without `reason` there was nothing to do."""
 
     reason: str | None
 
@@ -68,27 +68,45 @@ async def compact(
     job: Job, *, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count, now_ms: Callable[[], int]
 ) -> Outcome:
     """Write and commit the summary of a claimed job. No transaction is open while the model writes."""
+    model = model_of(job, writing)
     try:
-        given = await store.load(job, now_ms=now_ms())
-        if job.planned and given.leaving is None:
-            await store.end(job, ending=Ending.STALE, reason=None, detail="nothing would leave", now_ms=now_ms())
+        given = await store.load(job, now_ms=now_ms(), by_model=model is not None and job.cooling is None)
+        if nothing := _nothing_to_do(job, given, model):
+            await store.end(job, ending=Ending.STALE, reason=None, detail=nothing, now_ms=now_ms())
             return RolledBack(None)
         async with _renewed(job, store, writing, now_ms):
-            return await _write(job, given, store, summarizer, writing, count, now_ms)
+            return await _write(job, given, model, store, summarizer, writing, count, now_ms)
     except LostLease:
+        await store.discard(job, now_ms=now_ms())
         return Discarded()
 
 
+def model_of(job: Job, writing: Writing) -> str | None:
+    """Who writes this version; None for the extractive summariser."""
+    if not job.policy.uses_model:
+        return None
+    named = job.wanted.model or writing.model
+    return job.model if named == SESSION_MODEL else named
+
+
+def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
+    """Why a job that evicted nothing is not worth anybody's while; None when it is."""
+    if job.writes is Writes.STAND_IN and model is None:
+        return "no model writes here any more"
+    if not given.evicted:
+        return "nothing would leave" if job.planned else "nothing is left to be written"
+    return None
+
+
 async def _write(
-    job: Job, given: JobInput, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count, now_ms: Callable[[], int]
-) -> Outcome:
-    model = job.model if writing.model == SESSION_MODEL else writing.model
-    model = model if job.policy.uses_model else None
+    job: Job, given: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count,
+    now_ms: Callable[[], int],
+) -> Outcome:  # fmt: skip
     asked = SummaryJob(
         sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted),
         previous=given.previous,
         newest_request=text_of_body(given.newest_request),
-        style=str(job.policy.style),
+        style=job.wanted.style or str(job.policy.style),
         max_tokens=job.policy.summary_max_tokens,
         max_words=job.policy.summary_max_words,
         ledger_max_tokens=job.policy.ledger_max_tokens,
@@ -97,16 +115,17 @@ async def _write(
         api_key=writing.api_key,
         timeout_seconds=writing.call_timeout_seconds,
     )
-    reason: str | None = None
+    # While the model rests it is not asked, and what was evicted does not wait for it.
+    reason = job.cooling
     try:
-        draft = await summarizer.summarize(asked)
+        draft = await summarizer.summarize(asked if reason is None else _without_model(asked))
     except SummarizerError as error:
         reason = error.reason
         if error.is_transient and job.attempt < writing.attempts:
             retry_at_ms = now_ms() + int(1000 * _backoff(job.attempt, writing))
             await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms())
             return GivenBack(reason)
-        if job.planned:
+        if job.planned or job.writes is not Writes.NEXT:
             ending = Ending.FAILED if reason in PROVIDER_REASONS else Ending.REJECTED
             await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms())
             return RolledBack(reason)

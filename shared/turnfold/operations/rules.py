@@ -5,7 +5,7 @@ from functools import lru_cache
 from secrets import randbits
 
 from turnfold.core.digest import digest
-from turnfold.core.eviction import Due, Evict, Eviction, Load, Rest, decide, evictions, fired, kept_within
+from turnfold.core.eviction import Due, Evict, Eviction, Hold, Load, Rest, decide, evictions, fired, kept_within
 from turnfold.core.pairing import pair
 from turnfold.core.precedence import Wishes, in_force
 from turnfold.core.presets import Policy
@@ -57,9 +57,9 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
         return fired(load, policy, model_window=window)
 
     def replayed(
-        live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, window: int, meter: Meter
+        live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, window: int, meter: Meter, hold: Hold
     ) -> Sequence[Eviction]:
-        return evictions(live, new_seqs, rounds, policy, model_window=window, meter=meter)
+        return evictions(live, new_seqs, rounds, policy, model_window=window, meter=meter, hold=hold)
 
     def decided(live: Sequence[Message], policy: Policy, found: Due, now_ms: int) -> Evict | Rest:
         return decide(live, kept_within(policy, found), found.trigger, now_ms=now_ms)

@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, literal_column, select, text, update
+from sqlalchemy import Connection, bindparam, func, select, text, update
 
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, decide, kept_within, load_of
+from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Hold, Trigger, decide, kept_within, load_of
 from turnfold.core.presets import Commit, Policy
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
@@ -38,27 +37,19 @@ _LEFT = Prepared(
 )
 _PLANNED = Prepared(
     select(compactions.c.compaction_id).where(
-        compactions.c.sid == bindparam("of_sid"), text("NOT is_covered AND first_position IS NULL AND status IN ('pending', 'running')")
+        compactions.c.sid == bindparam("of_sid"),
+        text("NOT is_covered AND first_position IS NULL AND wanted IS NULL AND status IN ('pending', 'running')"),
     ),
     ("of_sid",),
 )
-_ENDED = Prepared(
-    select(compactions.c.status, compactions.c.finished_at_ms)
-    .where(compactions.c.sid == bindparam("of_sid"))
-    .order_by(compactions.c.ordinal.desc())
-    .limit(literal_column("8")),
-    ("of_sid",),
-)
-"""How the newest compactions of a session ended."""
-
 _CARRIED_OUT = bulk_update(
     compactions,
     where=("compaction_id",),
-    values=("first_position", "last_position", "messages_evicted", "tokens_evicted", "tokens_before"),
+    values=("first_position", "last_position", "messages_evicted", "tokens_evicted", "tokens_before", "evicted_at_ms"),
 )
 _OPENED = (
     "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
-    "tokens_before", "digest", "digest_tokens", "next_attempt_at_ms", "requested_at_ms",
+    "tokens_before", "digest", "digest_tokens", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms",
 )  # fmt: skip
 _OPEN = BulkInsert(compactions, _OPENED)
 
@@ -90,10 +81,13 @@ def evict(
         usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
         if policy.commit is Commit.ON_SUMMARY:
             session.gauge = gauge = meter.after(0, gauge, usage_limit)
+            if session.held_tokens:
+                continue
             found = rules.fired(session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window)
             opening.plan(session, found, here, policy, at_ms=session.last_event_at_ms or 0)
             continue
-        for eviction in rules.evictions(here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter):
+        hold = Hold(session.held_to_tokens, session.tokens_total)
+        for eviction in rules.evictions(here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter, hold):
             opening.open(session, eviction, here)
             gauge, seq = eviction.gauge, eviction.seq
         session.gauge = meter.after(seq, gauge, usage_limit)
@@ -129,7 +123,7 @@ def evict_now(
 ) -> int | None:
     """Evict from one locked session, on request (`reason` None: only if its triggers say so); the compaction that opened."""
     found = (reason,) if reason else _fired(session, rules)
-    if not found:
+    if not found or (session.held_tokens and reason is not REQUESTED):
         return None
     policy = rules.policy(session.agent_wishes, session.wishes)
     live = _live(connection, [session])[session.sid]
@@ -156,7 +150,7 @@ def planned(connection: Connection, sid: int, due: Due, policy: Policy, *, now_m
     return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
 
 
-def leave(connection: Connection, session: SessionRow, compaction_id: int, eviction: Eviction, records: Records) -> None:
+def leave(connection: Connection, session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, now_ms: int) -> None:
     """Carry out an eviction that was planned: its messages leave in the transaction that commits their summary.
 
     Raises:
@@ -170,7 +164,7 @@ def leave(connection: Connection, session: SessionRow, compaction_id: int, evict
     if left != len(evicted):
         raise LostLease(CompactionId(str(compaction_id)))
     tokens = sum([one.tokens for one in evicted])
-    _CARRIED_OUT.run(connection, [(evicted[0].position, evicted[-1].position, len(evicted), tokens, before, compaction_id)])
+    _CARRIED_OUT.run(connection, [(evicted[0].position, evicted[-1].position, len(evicted), tokens, before, now_ms, compaction_id)])
 
 
 def _fired(session: SessionRow, rules: Rules) -> Sequence[Due]:
@@ -279,7 +273,7 @@ class _Opening:
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
                 evicted[-1].position, len(evicted), all_tokens, before, digest, digest_tokens, eviction.at_ms + SUMMARY_DELAY_MS,
-                eviction.at_ms,
+                eviction.at_ms, eviction.at_ms,
             )
         )  # fmt: skip
         return compaction_id
@@ -287,7 +281,7 @@ class _Opening:
     def plan(self, session: SessionRow, found: Sequence[Due], live: Sequence[Message], policy: Policy, *, at_ms: int) -> int | None:
         """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is.
 
-        None when nothing would leave. After failures the session is left alone for a while, unless somebody asks.
+        None when nothing would leave. While the session's model rests it is left alone, unless somebody asks.
         """
         already = _PLANNED.rows(self._connection, session.sid) if found else ()
         if already:
@@ -304,19 +298,14 @@ class _Opening:
         )  # fmt: skip
         begins_ms = at_ms + SUMMARY_DELAY_MS
         if due.trigger is not Trigger.REQUEST:
-            begins_ms = max(begins_ms, self._left_alone_until(session.sid))
+            begins_ms = max(begins_ms, session.cooldown_until_ms)
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
-                "", 0, begins_ms, at_ms,
+                "", 0, begins_ms, at_ms, None,
             )
         )  # fmt: skip
         return compaction_id
-
-    def _left_alone_until(self, sid: int) -> int:
-        ended = _ENDED.rows(self._connection, sid)
-        failures = list(takewhile(lambda row: row[0] in ("rejected", "failed"), ended))
-        return failures[0][1] + cooldown_ms(len(failures)) if failures else 0
 
     def _texts_of(self, sid: int) -> Callable[[Sequence[Message]], Mapping[int, str]]:
         """What reads the JSON texts of some of a session's messages, by position."""

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from secrets import randbits
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, text, update
@@ -12,14 +14,15 @@ from turnfold.core.presets import Policy
 from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId
-from turnfold.ports import Ending, Evicted, Job, JobInput, Version
+from turnfold.ports import Ending, Evicted, Job, JobInput, Version, Writes
 from turnfold.store.bulk import Prepared, PreparedIn
+from turnfold.store.coverage import ADD, Retold, begin_reign, covered_by, retold, uncovered
 from turnfold.store.engine import Database
 from turnfold.store.evict import leave, planned
+from turnfold.store.rewriting import end_rewriting, open_stand_in, wanted_of
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import compactions, messages, summaries
 from turnfold.store.sessions import Records, SessionRow, lock_by_sid, write_back
-from turnfold.store.usage import Learning
 
 # Written out and not as parameters, or no planner sees that the index of open rows answers it.
 _is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
@@ -53,13 +56,16 @@ _TO_WRITE = Prepared(
     select(
         *(
             compactions.c[name]
-            for name in ("compaction_id", "status", "fence", "attempts", "lease_until_ms", "first_position", "trigger", "budget_tokens")
+            for name in (
+                "compaction_id", "status", "fence", "attempts", "lease_until_ms", "next_attempt_at_ms", "first_position", "trigger",
+                "budget_tokens", "wanted",
+            )
         )
     )
     .where(*_to_write)
     .order_by(compactions.c.ordinal),
     ("of_sid",),
-)
+)  # fmt: skip
 _is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
 _RANGES = PreparedIn(
     select(*(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))).where(_is_chosen), "chosen"
@@ -103,29 +109,32 @@ _AT_OR_BEFORE = Prepared(
 )
 _BASE = Prepared(
     select(
-        *(summaries.c[name] for name in ("text", "sections", "ledger", "first_position", "last_position", "messages_covered", "depth"))
+        *(
+            summaries.c[name]
+            for name in ("text", "sections", "ledger", "first_position", "last_position", "messages_covered", "depth", "kind")
+        )
     ).where(summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")),
     ("of_sid", "number"),
 )
 _is_covered = (_of_session, text("is_covered"))
 _COVERED_TOKENS = Prepared(select(func.sum(compactions.c.tokens_evicted)).where(*_is_covered), ("of_sid",))
-_COVERED = Prepared(
-    select(*FACTS, messages.c.is_error, messages.c.body)
-    .where(
-        _of_messages,
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-        messages.c.compaction_id.in_(select(compactions.c.compaction_id).where(*_is_covered)),
-    )
-    .order_by(messages.c.position),
-    ("of_sid", "first", "last"),
+_EVICTING = PreparedIn(
+    select(compactions.c.compaction_id)
+    .where(_is_chosen, compactions.c.messages_evicted > literal_column("0"))
+    .order_by(compactions.c.ordinal),
+    "chosen",
+)
+_RESTORED = PreparedIn(
+    select(compactions.c.compaction_id).where(_is_chosen, compactions.c.status == literal_column("'restored'")), "chosen"
 )
 
 
 class SqlJobs:
     """The jobs in a database; see `turnfold.ports.JobStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, new_id: Callable[[], int] = lambda: randbits(62)) -> None:
         self._database = database
+        self._new_id = new_id
 
     async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
@@ -145,19 +154,24 @@ class SqlJobs:
 
         return await self._database.write(claim)
 
-    async def load(self, job: Job, *, now_ms: int) -> JobInput:
-        """Read what a claimed job summarises."""
+    async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput:
+        """Read what a claimed job summarises. A model does not build on what was only extracted: it reads the originals of that."""
 
         def load(connection: Connection) -> JobInput:
-            leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms) if job.planned else None
-            evicted = _leaving(connection, job, leaving) if leaving else _evicted(connection, job)
-            request, base = _request(connection, job.sid), _base(connection, job)
-            if base is None:
-                return JobInput(tuple(evicted), None, request, leaving)
-            if _is_to_be_rebuilt(connection, job, base.depth):
-                originals = sorted([*_covered(connection, job, base), *evicted], key=lambda one: one.message.position)
-                return JobInput(tuple(originals), None, request, leaving)
-            return JobInput(tuple(evicted), base.previous, request, leaving, base.depth + 1)
+            request = _request(connection, job.sid)
+            match job.writes:
+                case Writes.REGENERATED:
+                    return _given(connection, job, _adds(connection, job), job.wanted.from_version, request)
+                case Writes.STAND_IN:
+                    again = _retold(connection, job)
+                    return _given(connection, job, again.compaction_ids, again.base_version, request)
+                case Writes.NEXT:
+                    leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms) if job.planned else None
+                    given = _next(connection, job, request, by_model=by_model)
+                    if leaving is None:
+                        return given
+                    evicted = sorted([*given.evicted, *_leaving(connection, job, leaving)], key=lambda one: one.message.position)
+                    return replace(given, evicted=tuple(evicted), leaving=leaving)
 
         return await self._database.snapshot(load)
 
@@ -166,16 +180,16 @@ class SqlJobs:
         await self._database.write(lambda connection: _change_mine(connection, job, lease_until_ms=now_ms + lease_ms))
 
     async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int:
-        """Put a new version in force over its base, and let go what was planned to leave with it; the number it got.
+        """Store a new version; in force over its base unless it was regenerated. What was planned leaves with it. The number it got.
 
         Raises:
             LostLease: another worker has the job, or another version took force: nothing was changed.
         """
-        return await self._database.write(lambda connection: _commit(connection, job, version, leaving, reason, now_ms))
+        return await self._database.write(lambda connection: _commit(connection, job, version, leaving, reason, now_ms, self._new_id))
 
     async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
-        """End a planned compaction that comes to nothing: everything is as it was before; `LostLease` when it was not ours any more."""
-        await self._database.write(lambda connection: _end(connection, job, ending, reason, detail, now_ms))
+        """End a compaction that evicted nothing and comes to nothing: all is as before; `LostLease` when it was not ours any more."""
+        await self._database.write(lambda connection: _end(connection, job, ending, reason, detail, now_ms, self._new_id))
 
     async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
         """Return a job whose attempt failed, to be tried again; `LostLease` when it was not ours any more."""
@@ -197,6 +211,26 @@ class SqlJobs:
 
         await self._database.write(give_back)
 
+    async def discard(self, job: Job, *, now_ms: int) -> None:
+        """Record that what was written came too late; rows that are still ours are due again."""
+
+        def discard(connection: Connection) -> None:
+            session = lock_by_sid(connection, [job.sid]).get(job.sid)
+            if session is None:
+                return
+            connection.execute(
+                update(compactions).where(_is_mine(job)).values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
+            )
+            records = Records()
+            records.seal(
+                session, "stale", at_ms=now_ms, compaction_id=int(job.compaction_ids[-1]), attempt=job.attempt, fence=job.fence,
+                base_version=job.base_version, detail="written too late",
+            )  # fmt: skip
+            records.write(connection)
+            write_back(connection, [session])
+
+        await self._database.write(discard)
+
     async def end_leases(self) -> None:
         """End every lease: for the one who knows that nobody else works, such as a new holder of the writer lock."""
         await self._database.write(lambda connection: connection.execute(update(compactions).where(_is_running).values(lease_until_ms=0)))
@@ -207,115 +241,86 @@ class SqlJobs:
         return None if due_ms is None else int(due_ms)
 
 
-def _change_mine(connection: Connection, job: Job, **values: Any) -> None:
-    """Change the rows of a job while they are ours.
-
-    Raises:
-        LostLease: they are somebody else's.
-    """
-    ids = _ids(job)
-    mine = compactions.c.compaction_id.in_(ids) & (compactions.c.status == "running") & (compactions.c.fence == job.fence)
-    if connection.execute(update(compactions).where(mine).values(**values)).rowcount != len(ids):
-        raise LostLease(job.compaction_ids[-1])
+# --- claiming
 
 
-def _commit(connection: Connection, job: Job, version: Version, leaving: Eviction | None, reason: str | None, now_ms: int) -> int:
-    session = lock_by_sid(connection, [job.sid]).get(job.sid)
-    if session is None or session.version != job.base_version:
-        raise LostLease(job.compaction_ids[-1])
-    session.versions += 1
-    number, draft, records = session.versions, version.draft, Records()
-    if leaving is not None:
-        leave(connection, session, int(job.compaction_ids[-1]), leaving, records)
-    _change_mine(
-        connection, job, status="committed", is_covered=True, lease_until_ms=None, version=number, reason=reason, finished_at_ms=now_ms,
-        tokens_after=session.live_tokens + version.tokens,
-    )  # fmt: skip
-    connection.execute(summaries.insert(), _summary_row(job, version, number, _covers(connection, job), now_ms))
-    before = _tokens_before(connection, job)
-    session.version, session.summary_tokens = number, version.tokens
-    session.factor = Learning(connection).factor(session.key.agent_id, session.model)
-    session.revision += 1
-    records.seal(
-        session,
-        "summary_done",
-        at_ms=now_ms,
-        compaction_id=int(job.compaction_ids[-1]),
-        reason=reason,
-        tokens_before=before,
-        tokens_after=session.window_tokens,
-        version=number,
-        base_version=job.base_version,
-        kind=draft.kind,
-        model=draft.model,
-        style=version.style,
-        prompt_version=version.prompt_version,
-        compactions=len(job.compaction_ids),
-        attempts=job.attempt,
-        prompt_tokens=draft.prompt_tokens,
-        completion_tokens=draft.completion_tokens,
-        cost=draft.cost,
-    )
-    records.tell(session, "summary.updated", version=number, kind=draft.kind, tokens_before=before, tokens_after=session.window_tokens)
-    records.write(connection)
-    write_back(connection, [session])
-    return number
+class _Open(NamedTuple):
+    """An open compaction, as far as a claim looks at it."""
+
+    compaction_id: int
+    status: str
+    fence: int
+    attempts: int
+    lease_until_ms: int | None
+    next_attempt_at_ms: int
+    first_position: int | None
+    trigger: str
+    budget_tokens: int
+    wanted: str | None
+
+    @property
+    def writes(self) -> Writes:
+        return _WRITES.get(self.trigger, Writes.NEXT)
+
+    @property
+    def is_plan(self) -> bool:
+        return self.writes is Writes.NEXT and self.first_position is None
+
+    def is_due(self, now_ms: int) -> bool:
+        return self.status == "running" or self.next_attempt_at_ms <= now_ms
 
 
-_ENDED_AS = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}
-"""The phase of the audit that tells of an ending."""
-
-
-def _end(connection: Connection, job: Job, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
-    session = lock_by_sid(connection, [job.sid]).get(job.sid)
-    _change_mine(connection, job, status=str(ending), lease_until_ms=None, reason=reason, finished_at_ms=now_ms)
-    if session is None:
-        raise LostLease(job.compaction_ids[-1])
-    records, newest = Records(), int(job.compaction_ids[-1])
-    records.seal(session, _ENDED_AS[ending], at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, detail=detail[:300])
-    if ending is not Ending.STALE:
-        records.tell(session, "compaction.failed", compaction_id=str(newest), reason=reason, attempts=job.attempt, next_attempt_at=None)
-    records.write(connection)
-    write_back(connection, [session])
+_WRITES = {str(Trigger.STAND_IN): Writes.STAND_IN, str(Trigger.REGENERATE): Writes.REGENERATED}
 
 
 def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms: int, now_ms: int, records: Records) -> Job | None:
-    rows = _TO_WRITE.rows(connection, session.sid)
-    if not rows or any(status == "running" and lease_until_ms > now_ms for _, status, _, _, lease_until_ms, *_ in rows):
+    rows = [_Open(*row) for row in _TO_WRITE.rows(connection, session.sid)]
+    if any(row.status == "running" and (row.lease_until_ms or 0) > now_ms for row in rows):
         return None
-    # What has left already comes first; what is only planned is summarised by itself.
-    rows = [row for row in rows if row[5] is not None] or rows
-    ids, _, fences, attempts, _, positions, triggers, budgets = zip(*rows, strict=True)
-    fence, attempt = max(fences) + 1, max(attempts) + 1
+    chosen = _first_due(rows, now_ms)
+    if not chosen:
+        return None
+    newest, ids = chosen[-1], [row.compaction_id for row in chosen]
+    # One job runs in a session: whoever held another one and let the lease run out has lost it now.
+    others = [row.compaction_id for row in rows if row.status == "running" and row.compaction_id not in ids]
+    if others:
+        lost = compactions.c.compaction_id.in_(others)
+        connection.execute(update(compactions).where(lost).values(status="pending", lease_until_ms=None))
+    fence, attempt = max(row.fence for row in chosen) + 1, max(row.attempts for row in chosen) + 1
     values = {"status": "running", "fence": fence, "attempts": attempt, "lease_until_ms": now_ms + lease_ms}
     connection.execute(update(compactions).where(compactions.c.compaction_id.in_(ids)).values(**values))
     records.seal(
         session,
         "summary_start",
         at_ms=now_ms,
-        compaction_id=ids[-1],
+        compaction_id=newest.compaction_id,
         attempt=attempt,
         fence=fence,
         compactions=len(ids),
         model=session.model,
     )
-    named = tuple(CompactionId(str(one)) for one in ids)
-    plan = Due(Trigger(triggers[-1]), budgets[-1]) if positions[-1] is None else None
-    return Job(session.key, session.sid, named, fence, attempt, session.version, policy, session.model, plan)
+    is_cooling = newest.writes is Writes.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
+    return Job(
+        session.key, session.sid, tuple(CompactionId(str(one)) for one in ids), fence, attempt, session.version, policy, session.model,
+        planned=Due(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None,
+        writes=newest.writes,
+        wanted=wanted_of(newest.wanted),
+        cooling=session.cooldown_reason if is_cooling else None,
+    )  # fmt: skip
 
 
-def _evicted(connection: Connection, job: Job) -> list[Evicted]:
-    rows: list[Sequence[Any]] = []
-    for compaction_id, first, last in _RANGES.rows(connection, _ids(job)):
-        rows += _EVICTED.rows(connection, job.sid, first, last, compaction_id)
-    return sorted((Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows), key=lambda one: one.message.position)
+def _first_due(rows: Sequence[_Open], now_ms: int) -> Sequence[_Open]:
+    """The rows of one job: what has left comes first, then what is planned, then what a version says is said again."""
+    left = [row for row in rows if row.writes is Writes.NEXT and not row.is_plan]
+    for group in (left, [row for row in rows if row.is_plan]):
+        if any(row.is_due(now_ms) for row in group):
+            return group
+    again = [row for row in rows if row.writes is not Writes.NEXT and row.is_due(now_ms)]
+    again.sort(key=lambda row: row.writes is Writes.REGENERATED)
+    return again[:1]
 
 
-def _leaving(connection: Connection, job: Job, leaving: Eviction) -> list[Evicted]:
-    """The texts of what is about to leave."""
-    wanted = {message.position for message in leaving.evicted}
-    rows = _STILL_LIVE.rows(connection, job.sid, leaving.evicted[0].position, leaving.evicted[-1].position)
-    return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows if row[1] in wanted]
+# --- what a job reads
 
 
 class _Base(NamedTuple):
@@ -326,13 +331,64 @@ class _Base(NamedTuple):
     last_position: int
     messages_covered: int
     depth: int
+    kind: str
 
 
-def _base(connection: Connection, job: Job) -> _Base | None:
-    if job.base_version is None:
+def _base(connection: Connection, sid: int, version: int | None) -> _Base | None:
+    if version is None:
         return None
-    ((told, sections, ledger, *rest),) = _BASE.rows(connection, job.sid, job.base_version)
+    ((told, sections, ledger, *rest),) = _BASE.rows(connection, sid, version)
     return _Base(Previous(told, json.loads(sections), tuple(json.loads(ledger))), *rest)
+
+
+def _adds(connection: Connection, job: Job) -> list[int]:
+    """The evictions that a job's version speaks for besides those of its base."""
+    match job.writes:
+        case Writes.STAND_IN:
+            return []
+        case Writes.REGENERATED:
+            whole = covered_by(connection, job.sid, job.base_version)
+            return [one for (one,) in _EVICTING.rows(connection, sorted(whole - covered_by(connection, job.sid, job.wanted.from_version)))]
+        case Writes.NEXT:
+            return [*uncovered(connection, job.sid), *(one for (one,) in _EVICTING.rows(connection, _ids(job)))]
+
+
+def _next(connection: Connection, job: Job, request: str | None, *, by_model: bool) -> JobInput:
+    adds, base = _adds(connection, job), _base(connection, job.sid, job.base_version)
+    if base is not None and _is_to_be_rebuilt(connection, job, base.depth):
+        return _given(connection, job, [*covered_by(connection, job.sid, job.base_version), *adds], None, request)
+    if base is not None and base.kind == "extractive" and by_model:
+        again = _retold(connection, job)
+        return _given(connection, job, [*again.compaction_ids, *adds], again.base_version, request)
+    return _given(connection, job, adds, job.base_version, request)
+
+
+def _given(connection: Connection, job: Job, compaction_ids: Sequence[int], base_version: int | None, request: str | None) -> JobInput:
+    """These evictions on top of this version."""
+    base = _base(connection, job.sid, base_version)
+    evicted = tuple(_evicted(connection, job.sid, compaction_ids))
+    return JobInput(evicted, base.previous if base else None, request, depth=base.depth + 1 if base else 1)
+
+
+def _retold(connection: Connection, job: Job) -> Retold:
+    """What only extractive versions say so far; nothing where a model wrote the one in force."""
+    assert job.base_version is not None
+    return retold(connection, job.sid, job.base_version, max_tokens=job.policy.rebuild_max_tokens)
+
+
+def _evicted(connection: Connection, sid: int, compaction_ids: Sequence[int]) -> list[Evicted]:
+    rows: list[Sequence[Any]] = []
+    for compaction_id, first, last in _RANGES.rows(connection, list(compaction_ids)):
+        if first is not None:
+            rows += _EVICTED.rows(connection, sid, first, last, compaction_id)
+    return sorted((Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows), key=lambda one: one.message.position)
+
+
+def _leaving(connection: Connection, job: Job, leaving: Eviction) -> list[Evicted]:
+    """The texts of what is about to leave."""
+    wanted = {message.position for message in leaving.evicted}
+    rows = _STILL_LIVE.rows(connection, job.sid, leaving.evicted[0].position, leaving.evicted[-1].position)
+    return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows if row[1] in wanted]
 
 
 def _is_to_be_rebuilt(connection: Connection, job: Job, depth: int) -> bool:
@@ -344,15 +400,125 @@ def _is_to_be_rebuilt(connection: Connection, job: Job, depth: int) -> bool:
     return int(tokens or 0) <= most
 
 
-def _covered(connection: Connection, job: Job, base: _Base) -> list[Evicted]:
-    """The originals of all that a version speaks for."""
-    rows = _COVERED.rows(connection, job.sid, base.first_position, base.last_position)
-    return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows]
-
-
 def _request(connection: Connection, sid: int) -> str | None:
     """The body of the newest live request."""
     return next((body for (body,) in _REQUEST.rows(connection, sid)), None)
+
+
+# --- how a job ends
+
+
+def _is_mine(job: Job) -> Any:
+    return compactions.c.compaction_id.in_(_ids(job)) & (compactions.c.status == "running") & (compactions.c.fence == job.fence)
+
+
+def _change_mine(connection: Connection, job: Job, **values: Any) -> None:
+    """Change the rows of a job while they are ours.
+
+    Raises:
+        LostLease: they are somebody else's.
+    """
+    if connection.execute(update(compactions).where(_is_mine(job)).values(**values)).rowcount != len(job.compaction_ids):
+        raise LostLease(job.compaction_ids[-1])
+
+
+def _commit(
+    connection: Connection, job: Job, version: Version, leaving: Eviction | None, reason: str | None, now_ms: int, new_id: Callable[[], int]
+) -> int:
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    takes_force = job.writes is not Writes.REGENERATED
+    if session is None or (takes_force and session.version != job.base_version):
+        raise LostLease(job.compaction_ids[-1])
+    session.versions += 1
+    number, draft, records, newest = session.versions, version.draft, Records(), int(job.compaction_ids[-1])
+    if leaving is not None:
+        leave(connection, session, newest, leaving, records, now_ms=now_ms)
+    adds = _adds(connection, job)
+    if _RESTORED.rows(connection, adds):
+        raise LostLease(job.compaction_ids[-1])
+    after = session.live_tokens + (version.tokens if takes_force else session.summary_tokens)
+    _change_mine(
+        connection, job, status="committed", is_covered=(compactions.c.messages_evicted > 0) if takes_force else False,
+        lease_until_ms=None, version=number, reason=reason, finished_at_ms=now_ms, tokens_after=after,
+    )  # fmt: skip
+    if takes_force and adds:
+        connection.execute(update(compactions).where(compactions.c.compaction_id.in_(adds)).values(is_covered=True))
+    base_version = job.base_version if takes_force else job.wanted.from_version
+    connection.execute(
+        summaries.insert(), _summary_row(job, version, number, base_version, _covers(connection, job, base_version, adds), now_ms)
+    )
+    ADD.run(connection, [(job.sid, number, one) for one in adds])
+    before = _tokens_before(connection, job)
+    if takes_force:
+        begin_reign(connection, session, number, version.tokens, at_ms=now_ms)
+    records.seal(
+        session,
+        "summary_done",
+        at_ms=now_ms,
+        compaction_id=newest,
+        reason=reason,
+        tokens_before=before,
+        tokens_after=after,
+        version=number,
+        base_version=base_version,
+        in_force=takes_force,
+        kind=draft.kind,
+        model=draft.model,
+        style=version.style,
+        prompt_version=version.prompt_version,
+        compactions=len(job.compaction_ids),
+        attempts=job.attempt,
+        prompt_tokens=draft.prompt_tokens,
+        completion_tokens=draft.completion_tokens,
+        cost=draft.cost,
+    )
+    if leaving is not None:
+        records.seal(session, "selective_done", at_ms=now_ms, compaction_id=newest, version=number, evicted=len(leaving.evicted))
+    beside = {} if takes_force else {"in_force": False}
+    records.tell(session, "summary.updated", version=number, kind=draft.kind, tokens_before=before, tokens_after=after, **beside)
+    if takes_force:
+        end_rewriting(connection, session, records, now_ms=now_ms)
+        _remember_the_model(connection, session, job, draft.kind, reason, records, now_ms, new_id)
+    records.write(connection)
+    write_back(connection, [session])
+    return number
+
+
+def _remember_the_model(
+    connection: Connection, session: SessionRow, job: Job, kind: str, reason: str | None, records: Records, now_ms: int,
+    new_id: Callable[[], int],
+) -> None:  # fmt: skip
+    """Whether the model answered; where it did not, it rests, and writes the version again when it may be asked."""
+    if kind == "llm":
+        session.succeeded()
+    elif reason is not None:
+        if job.cooling is None:
+            session.failed(reason, at_ms=now_ms)
+        open_stand_in(connection, session, records, new_id(), now_ms=now_ms)
+
+
+_ENDED_AS = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}
+"""The phase of the audit that tells of an ending."""
+
+REFUSED_STAND_INS = 3
+"""A provider that is down is asked until it answers; a model whose answers are refused, so often, and then with the next eviction."""
+
+
+def _end(connection: Connection, job: Job, ending: Ending, reason: str | None, detail: str, now_ms: int, new_id: Callable[[], int]) -> None:
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    _change_mine(connection, job, status=str(ending), lease_until_ms=None, reason=reason, finished_at_ms=now_ms)
+    if session is None:
+        raise LostLease(job.compaction_ids[-1])
+    records, newest = Records(), int(job.compaction_ids[-1])
+    records.seal(session, _ENDED_AS[ending], at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, detail=detail[:300])
+    if ending is not Ending.STALE:
+        records.tell(session, "compaction.failed", compaction_id=str(newest), reason=reason, attempts=job.attempt, next_attempt_at=None)
+        if job.writes is not Writes.REGENERATED:
+            session.failed(reason or str(ending), at_ms=now_ms)
+        if job.writes is Writes.STAND_IN and (ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS):
+            open_stand_in(connection, session, records, new_id(), now_ms=now_ms)
+    records.write(connection)
+    write_back(connection, [session])
 
 
 def _tokens_before(connection: Connection, job: Job) -> int:
@@ -361,18 +527,20 @@ def _tokens_before(connection: Connection, job: Job) -> int:
     return int(tokens)
 
 
-def _covers(connection: Connection, job: Job) -> dict[str, Any]:
-    """What the new version speaks for: what its base did, and the rows it adds."""
-    ((first, last, count),) = _ADDED.rows(connection, _ids(job))
-    base = _base(connection, job)
+def _covers(connection: Connection, job: Job, base_version: int | None, adds: Sequence[int]) -> dict[str, Any]:
+    """What the new version speaks for: what its base did, and the evictions it adds."""
+    added = _ADDED.rows(connection, list(adds))
+    spans = [(int(first), int(last), int(count)) for first, last, count in added if first is not None]
+    base = _base(connection, job.sid, base_version)
     if base is not None:
-        first, last, count = min(first, base.first_position), max(last, base.last_position), count + base.messages_covered
+        spans.append((base.first_position, base.last_position, base.messages_covered))
+    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     return {
         "first_position": first,
         "last_position": last,
         "covers_first": _message_id(*_AT_OR_AFTER.rows(connection, job.sid, first)),
         "covers_last": _message_id(*_AT_OR_BEFORE.rows(connection, job.sid, last)),
-        "messages_covered": int(count),
+        "messages_covered": sum(span[2] for span in spans),
     }
 
 
@@ -385,12 +553,12 @@ def _ids(job: Job) -> list[int]:
     return [int(one) for one in job.compaction_ids]
 
 
-def _summary_row(job: Job, version: Version, number: int, covers: dict[str, Any], now_ms: int) -> dict[str, Any]:
+def _summary_row(job: Job, version: Version, number: int, base_version: int | None, covers: dict[str, Any], now_ms: int) -> dict[str, Any]:
     draft = version.draft
     return {
         "sid": job.sid,
         "version": number,
-        "base_version": job.base_version,
+        "base_version": base_version,
         "compaction_id": int(job.compaction_ids[-1]),
         "kind": draft.kind,
         "style": version.style,

@@ -240,6 +240,8 @@ compactions = Table(
     Column("next_attempt_at_ms", Big, nullable=False),
     Column("requested_at_ms", Big, nullable=False),
     Column("finished_at_ms", Big),
+    # When its messages left the window, and when they came back.
+    Column("evicted_at_ms", Big),
     Column("restored_at_ms", Big),
     # What a regeneration was asked for, as JSON.
     Column("wanted", Text),

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import SEALED_FIELDS, seal
-from turnfold.core.eviction import Load
+from turnfold.core.eviction import Load, cooldown_ms
 from turnfold.core.precedence import Wishes
 from turnfold.core.usage import Gauge
 from turnfold.messages import AgentId, SessionId, SessionKey
@@ -21,7 +21,7 @@ from turnfold.store.schema import agents, audit, outbox, sessions, summaries
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
     "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq", "reported_at_ms",
-    "reported_tokens", "usage_evictions",
+    "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms", "cooldown_reason", "held_to_tokens",
 )  # fmt: skip
 
 
@@ -54,6 +54,10 @@ class SessionRow:
     reported_at_ms: int
     reported_tokens: int
     usage_evictions: int
+    failures: int
+    cooldown_until_ms: int
+    cooldown_reason: str | None
+    held_to_tokens: int
     summary_tokens: int
 
     @property
@@ -65,6 +69,20 @@ class SessionRow:
     def window_tokens(self) -> int:
         """Live messages and the summary in force together."""
         return self.live_tokens + self.summary_tokens
+
+    @property
+    def held_tokens(self) -> int:
+        """How many tokens must still come before triggers may evict what was restored."""
+        return max(0, self.held_to_tokens - self.tokens_total)
+
+    def failed(self, reason: str, *, at_ms: int) -> None:
+        """The model gave nothing, attempts spent: it rests, each time longer."""
+        self.failures += 1
+        self.cooldown_until_ms, self.cooldown_reason = at_ms + cooldown_ms(self.failures), reason
+
+    def succeeded(self) -> None:
+        """The model wrote a version: it is asked again at once."""
+        self.failures, self.cooldown_until_ms, self.cooldown_reason = 0, 0, None
 
     @property
     def gauge(self) -> Gauge:

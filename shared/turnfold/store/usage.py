@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, Integer, bindparam, case, func, literal_column, or_, select
 
+from turnfold.core.eviction import Trigger
 from turnfold.core.usage import COMPACTIONS_LOOKED_AT, NEVER_MS, REPORTS_LOOKED_AT, Difference, learnt_factor
 from turnfold.messages import MESSAGES_PER_EVENT, position_of
 from turnfold.store.bulk import BulkInsert, Prepared, PreparedIn, PreparedPairs
@@ -78,7 +79,7 @@ _REPORTED = Prepared(
     ("agent_id", "model", "most"),
 )
 _COMPACTED = PreparedIn(
-    select(compactions.c.sid, compactions.c.requested_at_ms, compactions.c.finished_at_ms)
+    select(compactions.c.sid, compactions.c.requested_at_ms, compactions.c.finished_at_ms, compactions.c.restored_at_ms)
     .join(sessions, sessions.c.sid == compactions.c.sid)
     .where(
         compactions.c.sid.in_(bindparam("sids", expanding=True)),
@@ -88,17 +89,23 @@ _COMPACTED = PreparedIn(
 )
 _pairs = PreparedPairs.pairs
 _NEWEST_COMPACTION = PreparedPairs(
-    select(compactions.c.sid, compactions.c.status, compactions.c.requested_at_ms, compactions.c.finished_at_ms).where(
-        compactions.c.sid == _pairs.c.a, compactions.c.ordinal == _pairs.c.b
-    ),
+    select(
+        *(compactions.c[name] for name in ("sid", "status", "trigger", "requested_at_ms", "finished_at_ms", "restored_at_ms")),
+    ).where(compactions.c.sid == _pairs.c.a, compactions.c.ordinal == _pairs.c.b),
     (compactions.c.sid.type, compactions.c.ordinal.type),
 )
 
 
 def settled(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, int]:
-    """When the last compaction of each session was done (ms since 1970): far off where it is not, -1 where there was none."""
+    """When the last compaction of each session was done (ms since 1970): far off where it is not, -1 where there was none.
+
+    One that only writes a version again is opened when all others are done, and keeps nothing waiting.
+    """
     rows = _NEWEST_COMPACTION.rows(connection, [(session.sid, session.compactions) for session in some])
-    found = {sid: NEVER_MS if status in ("pending", "running") else max(begun, done or 0) for sid, status, begun, done in rows}
+    found = {
+        sid: NEVER_MS if status in ("pending", "running") and not Trigger(trigger).rewrites else max(begun, done or 0, undone or 0)
+        for sid, status, trigger, begun, done, undone in rows
+    }
     return {session.sid: found.get(session.sid, -1) for session in some}
 
 
@@ -150,5 +157,5 @@ class Learning:
         """Read when the newest compactions of these sessions were."""
         missing = sorted(sids - self._looked_up)
         self._looked_up |= sids
-        for sid, begun, done in _COMPACTED.rows(self._connection, missing):
-            self._compacted[sid] += [begun] if done is None else [begun, done]
+        for sid, *moments in _COMPACTED.rows(self._connection, missing):
+            self._compacted[sid] += [at_ms for at_ms in moments if at_ms is not None]

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Trigger, cooldown_ms, idle_at_ms
+from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Hold, Trigger, idle_at_ms
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Commit, Mode, Policy, preset_named
 from turnfold.core.usage import Meter, Reading, usage_trigger
@@ -84,11 +84,14 @@ class MemoryIntake:
         gauge, seq = meter.gauge, 0
         if policy.commit is Commit.ON_SUMMARY:
             session.gauge = meter.after(0, gauge, usage_limit)
+            if session.held_tokens:
+                return 0
             load = session.live_load._replace(reported_tokens=session.gauge.fresh_tokens)
             before = len(session.compactions)
             _plan(self._memory, session, rules.fired(load, policy, window), rules, session.last_event_at_ms or 0)
             return len(session.compactions) - before
-        done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window, meter)
+        hold = Hold(session.held_to_tokens, session.tokens_total)
+        done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window, meter, hold)
         for eviction in done:
             _open(self._memory, session, eviction, live, rules)
             gauge, seq = eviction.gauge, eviction.seq
@@ -165,6 +168,8 @@ class MemoryChanges:
 
 def _evict_now(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, now_ms: int) -> CompactionId | None:
     live, load = session.live, session.live_load
+    if session.held_tokens and not any(one.trigger is Trigger.REQUEST for one in found):
+        return None
     policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
     if policy.commit is Commit.ON_SUMMARY:
         return _plan(memory, session, found, rules, now_ms)
@@ -195,8 +200,7 @@ def _plan(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, 
     due, _ = _first_to_win(found, session.live, policy, rules, at_ms)
     if due is None:
         return None
-    failures = list(takewhile(lambda row: row.status in ("rejected", "failed"), reversed(session.compactions)))[:8]
-    rests_until = (failures[0].finished_at_ms or 0) + cooldown_ms(len(failures)) if failures and due.trigger is not Trigger.REQUEST else 0
+    rests_until = session.cooldown_until_ms if due.trigger is not Trigger.REQUEST else 0
     row = Compaction(
         CompactionId(str(rules.new_id())), len(session.compactions) + 1, str(due.trigger), frozenset(), 0, session.window_tokens, "", 0,
         at_ms, max(at_ms + SUMMARY_DELAY_MS, rests_until), budget_tokens=due.budget_tokens, is_plan=True,
@@ -222,6 +226,7 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
         digest_tokens,
         eviction.at_ms,
         eviction.at_ms + SUMMARY_DELAY_MS,
+        evicted_at_ms=eviction.at_ms,
     )
     session.compactions.append(row)
     tell_eviction(memory, session, row, eviction)

@@ -1,7 +1,7 @@
 """Compaction rows as jobs in memory: leases, fences, and commits that compare before they swap."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from turnfold.core.eviction import Due, Evict, Eviction, Trigger, decide, kept_within, load_of
@@ -9,10 +9,13 @@ from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
-from turnfold.ports import Ending, Evicted, Job, JobInput, StoredSummary, Version
+from turnfold.messages import CompactionId
+from turnfold.ports import Ending, Evicted, Job, JobInput, StoredSummary, Version, Wanted, Writes
 from turnfold.testing.intake import tell_eviction
 from turnfold.testing.kept import Compaction, Memory, Session
 from turnfold.testing.usage import Learning
+
+REFUSED_STAND_INS = 3
 
 
 class MemoryJobs:
@@ -27,8 +30,10 @@ class MemoryJobs:
         return [self._take(session, lease_ms, now_ms, policy) for _, session in waiting[:limit]]
 
     def _take(self, session: Session, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Job:
-        rows = [row for row in session.compactions if row.is_open]
-        rows = [row for row in rows if not row.is_plan] or rows
+        rows = _first_due(session, now_ms)
+        for row in session.compactions:
+            if row.status == "running" and row not in rows:
+                row.status, row.lease_until_ms = "pending", None
         fence, attempt = 1 + max(row.fence for row in rows), 1 + max(row.attempts for row in rows)
         for row in rows:
             row.status, row.fence, row.attempts, row.lease_until_ms = "running", fence, attempt, now_ms + lease_ms
@@ -37,36 +42,37 @@ class MemoryJobs:
         in_force = policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         newest = rows[-1]
         plan = Due(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None
-        return Job(session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model, plan)
+        is_cooling = _writes(newest) is Writes.NEXT and not plan and now_ms < session.cooldown_until_ms
+        return Job(
+            session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model, plan, _writes(newest),
+            newest.wanted or Wanted(), session.cooldown_reason if is_cooling else None,
+        )  # fmt: skip
 
-    async def load(self, job: Job, *, now_ms: int) -> JobInput:
+    async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput:
         """Read what a claimed job summarises."""
         session = self._memory.sessions[job.key]
         leaving = _planned(session, job, job.planned, now_ms) if job.planned else None
+        rows, base = _adds(session, job), session.version_of(job.base_version)
+        match job.writes:
+            case Writes.REGENERATED:
+                base = session.version_of(job.wanted.from_version)
+            case Writes.STAND_IN:
+                again, base = _retold(session, job)
+                rows = again
+            case Writes.NEXT if base is not None and _is_to_be_rebuilt(session, job, base):
+                rows, base = rows | session.speaks_for[job.base_version], None
+            case Writes.NEXT if base is not None and base.kind == "extractive" and by_model:
+                again, base = _retold(session, job)
+                rows = rows | again
         chosen = {one.position for one in leaving.evicted} if leaving else set[int]()
-        evicted = [
+        evicted = tuple(
             Evicted(one.message, one.is_error, one.body)
             for one in session.kept
-            if one.message.position in chosen or one.message.compaction_id in job.compaction_ids
-        ]
-        base = next((one for one in session.summaries if one.version == job.base_version), None)
+            if one.message.position in chosen or one.message.compaction_id in rows
+        )
         previous = Previous(base.text, json.loads(base.sections), tuple(json.loads(base.ledger))) if base else None
         requests = [one.body for one in session.live if one.message.is_request]
-        request = requests[-1] if requests else None
-        if base is None:
-            return JobInput(tuple(evicted), None, request, leaving)
-        policy, depth = job.policy, session.depths[base.version]
-        covered = [row for row in session.compactions if row.is_covered]
-        is_due = policy.rebuild_every_versions and depth >= policy.rebuild_every_versions
-        if is_due and sum(row.tokens_evicted for row in covered) <= policy.rebuild_max_tokens:
-            again = {row.compaction_id for row in covered} | set(job.compaction_ids)
-            evicted = [
-                Evicted(one.message, one.is_error, one.body)
-                for one in session.kept
-                if one.message.position in chosen or one.message.compaction_id in again
-            ]
-            return JobInput(tuple(evicted), None, request, leaving)
-        return JobInput(tuple(evicted), previous, request, leaving, depth + 1)
+        return JobInput(evicted, previous, requests[-1] if requests else None, leaving, session.depths[base.version] + 1 if base else 1)
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None:
         """Keep the lease."""
@@ -74,50 +80,79 @@ class MemoryJobs:
             row.lease_until_ms = now_ms + lease_ms
 
     async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int:
-        """Put a new version in force over its base; the number it got."""
+        """Store a new version, in force over its base unless it was regenerated; the number it got."""
         session, rows = self._memory.sessions[job.key], self._rows(job)
-        if session.version != job.base_version:
+        takes_force = job.writes is not Writes.REGENERATED
+        if takes_force and session.version != job.base_version:
+            raise LostLease(job.compaction_ids[-1])
+        adds = _adds(session, job) | ({rows[-1].compaction_id} if leaving else set())
+        if any(row.status == "restored" for row in session.compactions if row.compaction_id in adds):
             raise LostLease(job.compaction_ids[-1])
         if leaving is not None:
-            self._leave(session, rows[-1], leaving)
+            self._leave(session, rows[-1], leaving, now_ms)
         before, number = rows[0].tokens_before, len(session.summaries) + 1
+        after = session.live_load.tokens + (version.tokens if takes_force else session.summary.tokens if session.summary else 0)
         for row in rows:
-            row.status, row.is_covered, row.version, row.reason = "committed", True, number, reason
-            row.lease_until_ms, row.finished_at_ms = None, now_ms
-            row.tokens_after = session.live_load.tokens + version.tokens
-        session.summaries.append(_stored(session, job, version, number, now_ms))
-        session.version = number
+            row.status, row.version, row.reason = "committed", number, reason
+            row.lease_until_ms, row.finished_at_ms, row.tokens_after = None, now_ms, after
+        base = job.base_version if takes_force else job.wanted.from_version
+        session.speaks_for[number] = session.speaks_for[base] | adds
+        session.summaries.append(_stored(session, job, version, base, now_ms))
         session.depths[number] = version.depth
-        session.gauge = session.gauge._replace(factor=Learning(self._memory).factor(session))
-        session.revision += 1
-        newest, after = job.compaction_ids[-1], session.window_tokens
-        told = {"tokens_before": before, "tokens_after": after}
+        if takes_force:
+            session.reign(number, at_ms=now_ms)
+            session.gauge = session.gauge._replace(factor=Learning(self._memory).factor(session))
+            session.revision += 1
+        newest, told = job.compaction_ids[-1], {"tokens_before": before, "tokens_after": after}
         self._memory.seal(
             session, "summary_done", at_ms=now_ms, compaction_id=newest, reason=reason, tokens_before=before, tokens_after=after
         )
-        self._memory.tell(session, "summary.updated", version=number, kind=version.draft.kind, **told)
+        if leaving is not None:
+            self._memory.seal(session, "selective_done", at_ms=now_ms, compaction_id=newest)
+        beside = {} if takes_force else {"in_force": False}
+        self._memory.tell(session, "summary.updated", version=number, kind=version.draft.kind, **told, **beside)
+        if takes_force:
+            end_rewriting(self._memory, session, now_ms)
+            self._remember_the_model(session, job, version, reason, now_ms)
         return number
 
-    def _leave(self, session: Session, row: Compaction, leaving: Eviction) -> None:
+    def _remember_the_model(self, session: Session, job: Job, version: Version, reason: str | None, now_ms: int) -> None:
+        if version.draft.kind == "llm":
+            session.failures, session.cooldown_until_ms, session.cooldown_reason = 0, 0, None
+        elif reason is not None:
+            if job.cooling is None:
+                session.failed(reason, at_ms=now_ms)
+            self._stand_in(session, now_ms)
+
+    def _stand_in(self, session: Session, now_ms: int) -> None:
+        begins_ms = max(session.cooldown_until_ms, now_ms)
+        open_work(self._memory, session, Trigger.STAND_IN, begins_ms, now_ms, wanted=Wanted())
+
+    def _leave(self, session: Session, row: Compaction, leaving: Eviction, now_ms: int) -> None:
         ids = {message.message_id for message in leaving.evicted}
         if not ids <= {one.message.message_id for one in session.live}:
             raise LostLease(row.compaction_id)
         leaving = replace(leaving, load=session.live_load)
         row.tokens_before, row.tokens_evicted = session.window_tokens, sum(message.tokens for message in leaving.evicted)
-        row.evicted, row.is_plan = frozenset(ids), False
+        row.evicted, row.is_plan, row.evicted_at_ms = frozenset(ids), False, now_ms
         session.gauge = session.gauge.evicted(by_report=leaving.due.trigger is Trigger.USAGE, factor=session.gauge.factor)
         tell_eviction(self._memory, session, row, leaving)
 
     async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
-        """End a planned compaction that comes to nothing."""
+        """End a compaction that evicted nothing and comes to nothing."""
         session, newest = self._memory.sessions[job.key], job.compaction_ids[-1]
         for row in self._rows(job):
             row.status, row.lease_until_ms, row.reason, row.finished_at_ms = str(ending), None, reason, now_ms
         phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[ending]
         self._memory.seal(session, phase, at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
-        if ending is not Ending.STALE:
-            told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": None}
-            self._memory.tell(session, "compaction.failed", **told)
+        if ending is Ending.STALE:
+            return
+        told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": None}
+        self._memory.tell(session, "compaction.failed", **told)
+        if job.writes is not Writes.REGENERATED:
+            session.failed(reason or str(ending), at_ms=now_ms)
+        if job.writes is Writes.STAND_IN and (ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS):
+            self._stand_in(session, now_ms)
 
     async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
         """Return a job whose attempt failed, to be tried again."""
@@ -127,6 +162,16 @@ class MemoryJobs:
         self._memory.seal(session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
         told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": retry_at_ms}
         self._memory.tell(session, "compaction.failed", **told)
+
+    async def discard(self, job: Job, *, now_ms: int) -> None:
+        """Record that what was written came too late; rows that are still ours are due again."""
+        session = self._memory.sessions.get(job.key)
+        if session is None:
+            return
+        for row in session.compactions:
+            if row.compaction_id in job.compaction_ids and row.status == "running" and row.fence == job.fence:
+                row.status, row.lease_until_ms, row.next_attempt_at_ms = "pending", None, now_ms
+        self._memory.seal(session, "stale", at_ms=now_ms, compaction_id=job.compaction_ids[-1], attempt=job.attempt)
 
     async def next_due_ms(self) -> int | None:
         """When the next job is due; None when there is none."""
@@ -140,6 +185,79 @@ class MemoryJobs:
         return rows
 
 
+def open_work(
+    memory: Memory, session: Session, trigger: Trigger, begins_ms: int, now_ms: int, *, wanted: Wanted | None = None
+) -> CompactionId:
+    """Open a compaction that evicts nothing; the same regeneration is not opened twice."""
+    for known in session.compactions:
+        if known.is_open and trigger is Trigger.REGENERATE and known.trigger == trigger and known.wanted == wanted:
+            return known.compaction_id
+    row = Compaction(
+        CompactionId(str(memory.new_id())), len(session.compactions) + 1, str(trigger), frozenset(), 0, session.window_tokens, "", 0, now_ms,
+        begins_ms, wanted=wanted,
+    )  # fmt: skip
+    session.compactions.append(row)
+    memory.seal(session, "opened", at_ms=now_ms, compaction_id=row.compaction_id, tokens_before=row.tokens_before)
+    return row.compaction_id
+
+
+def end_rewriting(memory: Memory, session: Session, now_ms: int) -> None:
+    """Another version took force: stand-ins and folds on the one before come to nothing."""
+    for row in session.compactions:
+        if row.is_open and not row.evicted and not row.is_plan and row.trigger != Trigger.REGENERATE:
+            row.status, row.lease_until_ms, row.finished_at_ms = "stale", None, now_ms
+            memory.seal(session, "stale", at_ms=now_ms, compaction_id=row.compaction_id)
+
+
+def _writes(row: Compaction) -> Writes:
+    return {"stand_in": Writes.STAND_IN, "regenerate": Writes.REGENERATED}.get(row.trigger, Writes.NEXT)
+
+
+def _first_due(session: Session, now_ms: int) -> list[Compaction]:
+    """The rows of one job."""
+    rows = [row for row in session.compactions if row.is_open]
+    left = [row for row in rows if _writes(row) is Writes.NEXT and not row.is_plan]
+    plans = [row for row in rows if row.is_plan]
+    again = [[row] for kind in (Writes.STAND_IN, Writes.REGENERATED) for row in rows if _writes(row) is kind]
+    return next(group for group in (left, plans, *again) if any(_is_due(row, now_ms) for row in group))
+
+
+def _is_due(row: Compaction, now_ms: int) -> bool:
+    return row.status == "running" or row.next_attempt_at_ms <= now_ms
+
+
+def _adds(session: Session, job: Job) -> frozenset[CompactionId]:
+    """The evictions that a job's version speaks for besides those of its base."""
+    if job.writes is Writes.STAND_IN:
+        return frozenset()
+    if job.writes is Writes.REGENERATED:
+        return session.speaks_for[job.base_version] - session.speaks_for[job.wanted.from_version]
+    lost = {row.compaction_id for row in session.pending if row.status == "committed"}
+    return frozenset(lost | {row.compaction_id for row in session.compactions if row.compaction_id in job.compaction_ids and row.evicted})
+
+
+def _retold(session: Session, job: Job) -> tuple[frozenset[CompactionId], StoredSummary | None]:
+    """The evictions that only extractive versions speak for, down to so many tokens, and the version below."""
+    tokens = {row.compaction_id: row.tokens_evicted for row in session.compactions}
+    found: frozenset[CompactionId] = frozenset()
+    version = session.version_of(job.base_version)
+    total = 0
+    while version is not None and version.kind == "extractive":
+        added = session.speaks_for[version.version] - session.speaks_for[version.base_version]
+        total += sum(tokens[one] for one in added)
+        if found and total > job.policy.rebuild_max_tokens:
+            break
+        found |= added
+        version = session.version_of(version.base_version)
+    return found, version
+
+
+def _is_to_be_rebuilt(session: Session, job: Job, base: StoredSummary) -> bool:
+    every, most = job.policy.rebuild_every_versions, job.policy.rebuild_max_tokens
+    covered = [row for row in session.compactions if row.is_covered]
+    return bool(every) and session.depths[base.version] >= every and sum(row.tokens_evicted for row in covered) <= most
+
+
 def _planned(session: Session, job: Job, due: Due, now_ms: int) -> Eviction | None:
     live = [one.message for one in session.live]
     decision = decide(live, kept_within(job.policy, due), due.trigger, now_ms=now_ms)
@@ -150,7 +268,7 @@ def _due_since(session: Session, now_ms: int) -> int | None:
     """Since when a session's job waits for a worker, None when none may take it."""
     if any(row.is_leased(now_ms) for row in session.compactions):
         return None
-    ready = (row for row in session.compactions if row.status == "running" or (row.is_open and row.next_attempt_at_ms <= now_ms))
+    ready = (row for row in session.compactions if row.is_open and _is_due(row, now_ms))
     return min((row.next_attempt_at_ms for row in ready), default=None)
 
 
@@ -159,11 +277,17 @@ def _due_at(session: Session) -> int | None:
     return min(leases or [row.next_attempt_at_ms for row in session.compactions if row.is_open], default=None)
 
 
-def _stored(session: Session, job: Job, version: Version, number: int, now_ms: int) -> StoredSummary:
-    draft = version.draft
-    covered = [one for one in session.kept if (row := session.evicted_by.get(one.message.message_id)) is not None and row.is_covered]
+def _stored(session: Session, job: Job, version: Version, base: int | None, now_ms: int) -> StoredSummary:
+    draft, number = version.draft, len(session.summaries) + 1
+    covered = list(_spoken_for(session, number))
     return StoredSummary(
-        number, job.base_version, draft.kind, version.style, draft.model, draft.text, json.dumps(draft.sections), json.dumps(draft.ledger),
-        version.tokens, version.text_tokens, version.cuts, covered[0].message.message_id, covered[-1].message.message_id, len(covered),
-        job.compaction_ids[-1], now_ms,
+        number, base, draft.kind, version.style, draft.model, draft.text, json.dumps(draft.sections), json.dumps(draft.ledger),
+        version.tokens, version.text_tokens, version.cuts, covered[0], covered[-1], len(covered), job.compaction_ids[-1], now_ms,
     )  # fmt: skip
+
+
+def _spoken_for(session: Session, version: int) -> Iterable[str]:
+    by = {message_id: row.compaction_id for row in session.compactions if row.status != "restored" for message_id in row.evicted}
+    for one in session.kept:
+        if by.get(one.message.message_id) in session.speaks_for[version]:
+            yield one.message.message_id

@@ -1,21 +1,22 @@
 """What a store keeps, in dictionaries: events as they came, who evicted what, versions, and the audit. All else is derived."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from secrets import randbits
 from typing import Any, NamedTuple
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import row_hash
-from turnfold.core.eviction import Load
-from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Then, VersionThen, then
+from turnfold.core.eviction import Load, cooldown_ms
+from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Past, Reign, Then, VersionThen, then
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
 from turnfold.core.precedence import Wishes
 from turnfold.core.states import state_of
 from turnfold.core.usage import Gauge
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, EventId, Message, MessageId, Priority, Role, SessionKey, State, position_of
-from turnfold.ports import Arrival, AuditRow, DeadLetterRow, Notice, Original, SessionCounts, SessionFacts, StoredSummary
+from turnfold.ports import Arrival, AuditRow, DeadLetterRow, Notice, Original, SessionCounts, SessionFacts, StoredSummary, Wanted
 
 Range = tuple[int, int]
 
@@ -45,11 +46,9 @@ class Compaction:
     finished_at_ms: int | None = None
     budget_tokens: int = 0
     is_plan: bool = False
-
-    @property
-    def evicted_at_ms(self) -> int:
-        """When its messages left; what left with its summary and not before has no digest."""
-        return self.requested_at_ms if self.digest or self.finished_at_ms is None else self.finished_at_ms
+    evicted_at_ms: int = 0
+    restored_at_ms: int | None = None
+    wanted: Wanted | None = None
 
     @property
     def messages_evicted(self) -> int:
@@ -93,6 +92,12 @@ class Session:
     rounds: int = 0
     idle_at_ms: int | None = None
     gauge: Gauge = field(default_factory=Gauge)
+    speaks_for: dict[int | None, frozenset[CompactionId]] = field(default_factory=lambda: {None: frozenset()})
+    reigns: list[Reign] = field(default_factory=list)
+    failures: int = 0
+    cooldown_until_ms: int = 0
+    cooldown_reason: str | None = None
+    held_to_tokens: int = 0
 
     @property
     def in_stream_order(self) -> list[Arrival]:
@@ -107,7 +112,7 @@ class Session:
     @property
     def evicted_by(self) -> dict[MessageId, Compaction]:
         """The compaction that took each message that is not live."""
-        return {message_id: row for row in self.compactions for message_id in row.evicted}
+        return {message_id: row for row in self.compactions if row.status != "restored" for message_id in row.evicted}
 
     @property
     def kept(self) -> list[Kept]:
@@ -135,6 +140,10 @@ class Session:
         """The version in force."""
         return next((one for one in self.summaries if one.version == self.version), None)
 
+    def version_of(self, number: int | None) -> StoredSummary | None:
+        """A version by its number."""
+        return next((one for one in self.summaries if one.version == number), None)
+
     @property
     def live_load(self) -> Load:
         """What the triggers look at."""
@@ -149,46 +158,75 @@ class Session:
     @property
     def pending(self) -> list[Compaction]:
         """Evictions that no summary speaks for yet."""
-        return [row for row in self.compactions if not row.is_covered and not row.is_plan]
+        return [row for row in self.compactions if row.evicted and not row.is_covered and row.status != "restored"]
+
+    @property
+    def tokens_total(self) -> int:
+        """What all its messages count."""
+        return sum(one.message.tokens for one in self.kept)
+
+    @property
+    def held_tokens(self) -> int:
+        """How many tokens must still come before triggers may evict what was restored."""
+        return max(0, self.held_to_tokens - self.tokens_total)
+
+    def reign(self, version: int | None, *, at_ms: int) -> None:
+        """Put a version in force: what it speaks for is covered, and nothing else."""
+        self.version = version
+        self.reigns.append(Reign(at_ms, version))
+        for row in self.compactions:
+            row.is_covered = row.compaction_id in self.speaks_for[version] and row.status == "committed"
+
+    def failed(self, reason: str, *, at_ms: int) -> None:
+        """The model gave nothing: it rests."""
+        self.failures += 1
+        self.cooldown_until_ms, self.cooldown_reason = at_ms + cooldown_ms(self.failures), reason
 
     def then(self, moment: Moment) -> Then:
         """Where its messages were at a moment."""
         kept = {one.message.message_id: one.message for one in self.kept}
         evictions = [
-            EvictionThen(int(row.compaction_id), min(places), max(places), len(places), row.evicted_at_ms, row.version)
+            EvictionThen(int(row.compaction_id), min(places), max(places), len(places), row.evicted_at_ms, row.restored_at_ms)
             for row in self.compactions
             if (places := [kept[message_id].position for message_id in row.evicted])
         ]
-        versions: list[VersionThen] = []
+        versions = []
         for one in self.summaries:
-            added = [row.last_position for row in evictions if row.version == one.version]
-            based = [row.last_position for row in versions if row.version == one.base_version]
-            versions.append(VersionThen(one.version, one.base_version, one.created_at_ms, max(added + based)))
+            spoken = {int(row) for row in self.speaks_for[one.version]}
+            added = spoken - {int(row) for row in self.speaks_for[one.base_version]}
+            last = max(row.last_position for row in evictions if row.compaction_id in spoken)
+            versions.append(VersionThen(one.version, one.base_version, one.created_at_ms, last, frozenset(added)))
+        past = Past(tuple(versions), tuple(self.reigns), tuple(evictions))
         match moment:
             case AtVersion(version=number):
                 named = next((one for one in versions if one.version == number), None)
                 if named is None:
                     raise BadRequest(f"as_of: there is no version {number} in this session")
                 until = max(self._newest_by(named.created_at_ms), named.last_position)
-                return then(named.created_at_ms, until, versions, evictions, in_force=number)
+                return then(named.created_at_ms, until, past, in_force=number)
             case AtMessage(event_id=event_id, index=index):
                 message = kept.get(MessageId(f"{event_id}#{index}"))
                 if message is None:
                     raise BadRequest("as_of: this session has no message of that id")
-                return then(message.created_at_ms, message.position, versions, evictions)
+                return then(message.created_at_ms, message.position, past)
             case AtTime(at_ms=at_ms):
-                return then(at_ms, self._newest_by(at_ms), versions, evictions)
+                return then(at_ms, self._newest_by(at_ms), past)
 
     def kept_then(self, state: Then) -> list[Kept]:
         """The messages that were live or pending then, paired as they were."""
-        pending = {CompactionId(str(one.compaction_id)) for one in state.pending}
-        later = {CompactionId(str(one.compaction_id)) for one in state.later} | {None}
+        rows = {int(row.compaction_id): row for row in self.compactions}
+        pending = {
+            message_id: rows[one.compaction_id].compaction_id for one in state.pending for message_id in rows[one.compaction_id].evicted
+        }
+        was_there = {message_id for one in state.later for message_id in rows[one.compaction_id].evicted}
+        was_there |= {one.message.message_id for one in self.live}
+        was_there -= {message_id for one in state.undone for message_id in rows[one.compaction_id].evicted}
         found = []
         for one in self.kept:
             message = one.message
-            if message.position <= state.until and message.compaction_id in pending | later:
+            if message.position <= state.until and (message.message_id in was_there or message.message_id in pending):
                 answers = message.answers if message.answers and message.answers.position <= state.until else None
-                row = message.compaction_id if message.compaction_id in pending else None
+                row = pending.get(message.message_id)
                 found.append(one._replace(message=replace(message, answers=answers, compaction_id=row)))
         return found
 
@@ -232,6 +270,7 @@ class Memory:
     ingested: list[Range] = field(default_factory=list)
     outbox: list[Notice] = field(default_factory=list)
     told: int = 0
+    new_id: Callable[[], int] = lambda: randbits(62)
 
     def session(self, key: SessionKey) -> Session:
         """The session of a key, made if need be."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from secrets import randbits
 
 from turnfold.core.moments import AtTime, Moment
 from turnfold.errors import BadRequest, UnknownSession
@@ -21,6 +22,7 @@ from turnfold.ports import (
 from turnfold.testing.intake import MemoryChanges, MemoryIdle, MemoryIntake
 from turnfold.testing.jobs import MemoryJobs
 from turnfold.testing.kept import Compaction, Memory, Session
+from turnfold.testing.versions import MemoryVersions
 
 
 class MemoryWindows:
@@ -156,11 +158,11 @@ class MemoryOutbox:
         self._memory.outbox = [notice for notice in self._memory.outbox if notice.outbox_id not in gone]
 
 
-class MemoryStore(MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryOutbox, MemoryIdle):
+class MemoryStore(MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryVersions, MemoryOutbox, MemoryIdle):
     """All ports over one memory. Each method runs without interruption, so each is one transaction."""
 
-    def __init__(self) -> None:
-        self._memory = Memory()
+    def __init__(self, *, new_id: Callable[[], int] = lambda: randbits(62)) -> None:
+        self._memory = Memory(new_id=new_id)
 
     @property
     def memory(self) -> Memory:

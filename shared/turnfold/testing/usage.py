@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
+from turnfold.core.eviction import Trigger
 from turnfold.core.usage import COMPACTIONS_LOOKED_AT, NEVER_MS, REPORTS_LOOKED_AT, Difference, learnt_factor
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role, position_of
 from turnfold.testing.kept import Compaction, Memory, Session
@@ -13,7 +14,7 @@ def settled_ms(session: Session) -> int:
     if not session.compactions:
         return -1
     newest = session.compactions[-1]
-    return NEVER_MS if newest.is_open else max(_moments([newest]))
+    return NEVER_MS if newest.is_open and not Trigger(newest.trigger).rewrites else max(_moments([newest]))
 
 
 class Learning:
@@ -45,7 +46,7 @@ class Learning:
 
 
 def _moments(rows: Iterable[Compaction]) -> list[int]:
-    return [moment for row in rows for moment in (row.requested_at_ms, row.finished_at_ms) if moment is not None]
+    return [moment for row in rows for moment in (row.requested_at_ms, row.finished_at_ms, row.restored_at_ms) if moment is not None]
 
 
 def _reports(session: Session, model: str | None) -> Iterable[tuple[int, Difference | None]]:
