@@ -38,7 +38,7 @@ _DUE = Prepared(
         compactions.c.sid.not_in(_busy),
     )
     .group_by(compactions.c.sid)
-    .order_by(func.min(compactions.c.next_attempt_at_ms))
+    .order_by(func.min(compactions.c.next_attempt_at_ms), compactions.c.sid)
     .limit(bindparam("most", type_=Integer)),
     ("now_ms", "most"),
 )
