@@ -36,6 +36,7 @@ from turnfold_query.metrics import Metrics
 from turnfold_query.pages import reference_page
 
 ENVELOPE_BYTES = 64 * 1024
+REQUEST_BYTES = 256 * 1024
 WRITE_SECONDS = 10.0
 PUBLISH_SECONDS = 5.0
 NOT_ON_WIRE = "type"
@@ -79,7 +80,8 @@ def make_http(
     )
     _errors(app)
     _reads(app, questions)
-    _writes(app, client, limits)
+    _publishes(app, client, limits)
+    _writes(app, client)
     _listings(app, histories)
     _pages(app, histories, metrics, is_ready, asyncapi)
     return EncodedPaths(app)
@@ -179,17 +181,8 @@ def _reads(app: FastAPI, questions: Questions) -> None:
 # --- writing
 
 
-def _writes(app: FastAPI, client: Client, limits: Limits) -> None:
+def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
     most = limits.bytes + ENVELOPE_BYTES
-
-    async def passed_on(subject: str, http: Request) -> Response:
-        """Ask a worker, which alone writes."""
-        try:
-            reply = await client.request(subject, await _body(http, most), timeout=WRITE_SECONDS)
-        except (nats.errors.Error, TimeoutError):
-            raise Unavailable("no worker answers; try again when one runs") from None
-        code = json.loads(reply.data).get("error", {}).get("code")
-        return _body_of(reply.data, _STATUS.get(code, 400) if code else 200)
 
     @app.post(SESSION + "/events", summary="Publish an event", response_model=None)
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
@@ -210,6 +203,18 @@ def _writes(app: FastAPI, client: Client, limits: Limits) -> None:
             raise Unavailable(f"the stream did not take the event ({type(error).__name__}); publish it again") from None
         return _json({"seq": done.seq})
 
+
+def _writes(app: FastAPI, client: Client) -> None:
+    async def passed_on(subject: str, http: Request, **named: Any) -> Response:
+        """Ask a worker, which alone writes; what the path names stands in the request."""
+        body = await _body(http, REQUEST_BYTES)
+        try:
+            reply = await client.request(subject, _with(body, named), timeout=WRITE_SECONDS)
+        except (nats.errors.Error, TimeoutError):
+            raise Unavailable("no worker answers; try again when one runs") from None
+        code = json.loads(reply.data).get("error", {}).get("code")
+        return _body_of(reply.data, _STATUS.get(code, 400) if code else 200)
+
     @app.patch(SESSION + "/policy", summary="Set what a session wants", response_model=None)
     async def patch_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await passed_on(session_subject("session.policy", _key(agent_id, session_id)), http)
@@ -221,6 +226,19 @@ def _writes(app: FastAPI, client: Client, limits: Limits) -> None:
     @app.post(SESSION + "/compactions", summary="Compact now", response_model=None)
     async def post_compaction(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await passed_on(session_subject("compaction.request", _key(agent_id, session_id)), http)
+
+    @app.post(SESSION + "/summaries", summary="Have the summary written anew, beside the old", response_model=None)
+    async def post_summary(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await passed_on(session_subject("summary.regenerate", _key(agent_id, session_id)), http)
+
+    @app.post(SESSION + "/summaries/{version}/promote", summary="Put a version in force", response_model=None)
+    async def post_promotion(agent_id: AgentPath, session_id: SessionPath, version: str, http: Request) -> Response:
+        asked = read_query(SummaryRequest, {"version": version})
+        return await passed_on(session_subject("summary.promote", _key(agent_id, session_id)), http, version=asked.version)
+
+    @app.post(SESSION + "/compactions/{compaction_id}/restore", summary="Undo a compaction", response_model=None)
+    async def post_restoration(agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request) -> Response:
+        return await passed_on(session_subject("compaction.restore", _key(agent_id, session_id)), http, compaction_id=compaction_id)
 
 
 _STATUS = {error.code: error.status for error in RequestError.__subclasses__()} | {RequestError.code: RequestError.status}
@@ -236,6 +254,19 @@ async def _body(http: Request, most: int) -> bytes:
             raise TooLarge(f"more than {most} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _with(body: bytes, named: dict[str, Any]) -> bytes:
+    """A request's JSON with what its path names."""
+    if not named:
+        return body
+    try:
+        found = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        raise BadRequest("the body is no JSON") from None
+    if not isinstance(found, dict):
+        raise BadRequest("the body is no JSON object")
+    return json.dumps(found | named).encode()
 
 
 def _kind_of(body: bytes) -> str:

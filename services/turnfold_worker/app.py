@@ -29,14 +29,17 @@ from turnfold.settings import Settings
 from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
+from turnfold.store.history import SqlHistory
 from turnfold.store.idle import SqlIdle
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
 from turnfold.store.outbox import SqlOutbox
+from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
 from turnfold_worker.background import Compactor, Idler, Keeper, Relay, Sweeper
 from turnfold_worker.handlers import BATCH, Intake, make_request_router
+from turnfold_worker.versions import make_versions_router
 from turnfold_worker.weighers import Weighers
 
 log = structlog.get_logger()
@@ -149,11 +152,20 @@ async def _work(
             loop.call_later(SUMMARY_DELAY_MS / 1000, relay.wake)
             loop.call_later(SUMMARY_DELAY_MS / 1000, compactor.wake)
 
+    def on_versions_changed() -> None:
+        relay.wake()
+        compactor.wake()
+
     intake.on_stored = on_stored
     compactor.on_done = relay.wake
     broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
     changes = SqlChanges(database)
     broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
+    broker.include_router(
+        make_versions_router(
+            store=SqlVersions(database), histories=SqlHistory(database), rules=rules, now_ms=now_ms, on_change=on_versions_changed
+        )
+    )
     await broker.start()
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, idler, keeper)]

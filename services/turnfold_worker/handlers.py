@@ -107,13 +107,6 @@ def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], 
     """Requests that write: answered here, where the writing is done."""
     router = NatsRouter()
 
-    def answers(name: str, levels: int, handle: Callable[[str, bytes], Awaitable[Mapping[str, Any]]]) -> None:
-        @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=as_it_came, title=name)
-        async def on_request(message: NatsMessage) -> bytes:
-            raw = message.raw_message
-            assert isinstance(raw, Msg)
-            return json.dumps(await answered(name, handle(raw.subject, raw.data))).encode()
-
     async def on_policy(subject: str, body: bytes) -> Mapping[str, Any]:
         key = key_of_subject("session.policy", subject)
         policy = await changes.set_policy(key, read_request(PolicyRequest, body), rules=rules, now_ms=now_ms())
@@ -134,10 +127,20 @@ def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], 
         on_change()
         return {"compaction_id": opened}
 
-    answers("session.policy", 2, on_policy)
-    answers("agent.policy", 1, on_agent_policy)
-    answers("compaction.request", 2, on_compaction)
+    answer_on(router, "session.policy", 2, on_policy)
+    answer_on(router, "agent.policy", 1, on_agent_policy)
+    answer_on(router, "compaction.request", 2, on_compaction)
     return router
+
+
+def answer_on(router: NatsRouter, name: str, levels: int, handle: Callable[[str, bytes], Awaitable[Mapping[str, Any]]]) -> None:
+    """Answer a request whose subject names so many ids, in one queue group with every other worker."""
+
+    @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=as_it_came, title=name)
+    async def on_request(message: NatsMessage) -> bytes:
+        raw = message.raw_message
+        assert isinstance(raw, Msg)
+        return json.dumps(await answered(name, handle(raw.subject, raw.data))).encode()
 
 
 async def answered(name: str, answer: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:

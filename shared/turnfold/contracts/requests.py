@@ -65,6 +65,32 @@ class SummaryRequest(Request):
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
+class PromoteRequest(Request):
+    """Put a version in force."""
+
+    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    over: Annotated[
+        int | None, Field(ge=1, le=2**31 - 1, description="Only in the place of this version; `conflict` where another is in force.")
+    ] = None
+
+
+class RegenerateRequest(Request):
+    """Write a version anew beside the one in force, of the originals; what is not named is as the policy says."""
+
+    model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
+    style: Literal["narrative", "structured"] | None = None
+    prompt: Annotated[
+        str | None, Field(min_length=1, max_length=20_000, description="The task in other words; the data stay as they are.")
+    ] = None
+    from_version: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Write on this version, and read what came after.")] = None
+
+
+class RestoreRequest(Request):
+    """Undo a compaction."""
+
+    compaction_id: Annotated[str, Field(min_length=1, max_length=40)] | int
+
+
 class SessionRequest(Request):
     """The session itself."""
 
