@@ -22,6 +22,7 @@ from turnfold.operations.rules import PolicyOf, make_rules, policy_rule
 from turnfold.operations.weighing import Delivery, weigh
 from turnfold.ports import (
     Arrival,
+    Campaigns,
     Changes,
     HistoryStore,
     IdleStore,
@@ -35,6 +36,7 @@ from turnfold.ports import (
     WindowFacts,
     WindowStore,
 )
+from turnfold.store.campaigns import SqlCampaigns
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
@@ -76,6 +78,7 @@ class Stores:
     history: HistoryStore
     changes: Changes
     versions: Versions
+    campaigns: Campaigns
     outbox: Outbox
     idle: IdleStore
     rules: Rules
@@ -117,7 +120,7 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
     async def seen() -> Seen:
         return seen_in_memory(store.memory)
 
-    return Stores("memory", store, store, store, store, store, store, store, store, rules, policy_of, seen)
+    return Stores("memory", store, store, store, store, store, store, store, store, store, rules, policy_of, seen)
 
 
 @asynccontextmanager
@@ -134,6 +137,7 @@ async def sql_stores(url: str, policy: Policy = SMALL) -> AsyncGenerator[Stores]
             SqlHistory(database),
             SqlChanges(database),
             SqlVersions(database),
+            SqlCampaigns(database),
             SqlOutbox(database),
             SqlIdle(database),
             rules,

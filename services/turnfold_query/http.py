@@ -231,6 +231,18 @@ def _writes(app: FastAPI, client: Client) -> None:
     async def post_summary(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await passed_on(session_subject("summary.regenerate", _key(agent_id, session_id)), http)
 
+    @app.post(AGENT + "/summaries", summary="Have all summaries of an agent written anew", response_model=None)
+    async def post_agent_summaries(agent_id: AgentPath, http: Request) -> Response:
+        return await passed_on(f"agent.regenerate.{token_of(_decoded(agent_id))}", http)
+
+    @app.post("/v1/summaries", summary="Have all summaries written anew", response_model=None)
+    async def post_all_summaries(http: Request) -> Response:
+        return await passed_on("installation.regenerate", http)
+
+    @app.get("/v1/campaigns/{campaign_id}", summary="How far a regeneration of many is", response_model=None)
+    async def get_campaign(campaign_id: str, http: Request) -> Response:
+        return await passed_on("campaign.get", http, campaign_id=campaign_id)
+
     @app.post(SESSION + "/summaries/{version}/promote", summary="Put a version in force", response_model=None)
     async def post_promotion(agent_id: AgentPath, session_id: SessionPath, version: str, http: Request) -> Response:
         asked = read_query(SummaryRequest, {"version": version})

@@ -27,6 +27,7 @@ from turnfold.operations.rules import make_rules, policy_rule
 from turnfold.ports import Ingested
 from turnfold.settings import Settings
 from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
+from turnfold.store.campaigns import SqlCampaigns
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
@@ -37,7 +38,7 @@ from turnfold.store.outbox import SqlOutbox
 from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_worker.background import Compactor, Idler, Keeper, Relay, Sweeper
+from turnfold_worker.background import Campaigner, Compactor, Idler, Keeper, Relay, Sweeper
 from turnfold_worker.handlers import BATCH, Intake, make_request_router
 from turnfold_worker.versions import make_versions_router
 from turnfold_worker.weighers import Weighers
@@ -152,23 +153,32 @@ async def _work(
             loop.call_later(SUMMARY_DELAY_MS / 1000, relay.wake)
             loop.call_later(SUMMARY_DELAY_MS / 1000, compactor.wake)
 
-    def on_versions_changed() -> None:
-        relay.wake()
-        compactor.wake()
+    campaigner = Campaigner(store=SqlCampaigns(database), rules=rules, now_ms=now_ms, on_opened=compactor.wake)
+
+    def look_again() -> None:
+        for part in (relay, campaigner, compactor):
+            part.wake()
 
     intake.on_stored = on_stored
-    compactor.on_done = relay.wake
+    compactor.on_done = look_again
     broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
     changes = SqlChanges(database)
     broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
     broker.include_router(
         make_versions_router(
-            store=SqlVersions(database), histories=SqlHistory(database), rules=rules, now_ms=now_ms, on_change=on_versions_changed
+            store=SqlVersions(database),
+            campaigns=SqlCampaigns(database),
+            histories=SqlHistory(database),
+            rules=rules,
+            now_ms=now_ms,
+            on_change=look_again,
         )
     )
     await broker.start()
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
-    loops = [asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, idler, keeper)]
+    loops = [
+        asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, idler, campaigner, keeper)
+    ]
     if settings.summary_model is not None:
         # Events are stored already; whoever waits for the ready line may count on summaries too.
         await _unless(stop, summarizer.loaded())

@@ -17,7 +17,7 @@ from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
 from turnfold.operations.compact import Committed, GivenBack, RolledBack, Writing, compact
 from turnfold.operations.rules import PolicyOf
-from turnfold.ports import IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer
+from turnfold.ports import Campaigns, IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer
 
 log = structlog.get_logger()
 
@@ -174,6 +174,23 @@ class Idler(_Waker):
         if at_ms is None:
             return self.poll_seconds
         return min(self.poll_seconds, max(0.05, (at_ms - self._now_ms()) / 1000))
+
+
+class Campaigner(_Waker):
+    """Opens the next sessions of regenerations that go through many."""
+
+    def __init__(self, *, store: Campaigns, rules: Rules, now_ms: Callable[[], int], on_opened: Callable[[], object]) -> None:
+        super().__init__()
+        self._store = store
+        self._rules = rules
+        self._now_ms = now_ms
+        self._on_opened = on_opened
+
+    async def work(self) -> float:
+        """Open as many as there is room for."""
+        if await self._store.advance(rules=self._rules, now_ms=self._now_ms()):
+            self._on_opened()
+        return self.poll_seconds
 
 
 class Relay(_Waker):

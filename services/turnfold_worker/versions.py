@@ -5,19 +5,29 @@ from typing import Any
 
 from faststream.nats import NatsRouter
 
-from turnfold.contracts.requests import PromoteRequest, RegenerateRequest, RestoreRequest, SummaryRequest, read_request
+from turnfold.contracts.requests import (
+    CampaignRequest,
+    ProgressRequest,
+    PromoteRequest,
+    RegenerateRequest,
+    RestoreRequest,
+    SummaryRequest,
+    read_request,
+)
 from turnfold.contracts.subjects import key_of_subject
 from turnfold.messages import SessionKey
 from turnfold.operations import history, versions
-from turnfold.ports import HistoryStore, Rules, Versions
+from turnfold.ports import Campaigns, HistoryStore, Rules, Versions
 from turnfold_worker.handlers import answer_on
 
 PROMOTE, RESTORE, REGENERATE = "summary.promote", "compaction.restore", "summary.regenerate"
+AGENT_REGENERATE, ALL_REGENERATE, PROGRESS = "agent.regenerate", "installation.regenerate", "campaign.get"
 
 
 def make_versions_router(
     *,
     store: Versions,
+    campaigns: Campaigns,
     histories: HistoryStore,
     rules: Rules,
     now_ms: Callable[[], int],
@@ -52,6 +62,22 @@ def make_versions_router(
         request = read_request(RegenerateRequest, body)
         return await versions.regenerate(key_of(REGENERATE, subject), request, store=store, rules=rules, now_ms=now_ms())
 
+    async def on_agent_regenerate(subject: str, body: bytes) -> Mapping[str, Any]:
+        agent_id = key_of_subject(AGENT_REGENERATE, subject)
+        assert not isinstance(agent_id, SessionKey)
+        request = read_request(CampaignRequest, body)
+        return await versions.begin_campaign(agent_id, request, store=campaigns, rules=rules, now_ms=now_ms())
+
+    async def on_all_regenerate(_: str, body: bytes) -> Mapping[str, Any]:
+        request = read_request(CampaignRequest, body)
+        return await versions.begin_campaign(None, request, store=campaigns, rules=rules, now_ms=now_ms())
+
+    async def on_progress(_: str, body: bytes) -> Mapping[str, Any]:
+        return await versions.progress(read_request(ProgressRequest, body), store=campaigns)
+
+    answer_on(router, AGENT_REGENERATE, 1, changed(on_agent_regenerate))
+    answer_on(router, ALL_REGENERATE, 0, changed(on_all_regenerate))
+    answer_on(router, PROGRESS, 0, on_progress)
     for name, answer in ((PROMOTE, on_promote), (RESTORE, on_restore), (REGENERATE, on_regenerate)):
         answer_on(router, name, 2, changed(answer))
     return router

@@ -503,6 +503,39 @@ class Versions(Protocol):
         ...
 
 
+# --- many sessions at once
+
+
+class Progress(NamedTuple):
+    """How far a campaign is: sessions it began with, opened so far, and of those written, failed and open. Times are ms since 1970."""
+
+    campaign_id: str
+    agent_id: str | None
+    sessions: int
+    opened: int
+    written: int
+    failed: int
+    open: int
+    requested_at_ms: int
+    finished_at_ms: int | None
+
+
+class Campaigns(Protocol):
+    """Regenerations of many sessions."""
+
+    async def begin(self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int) -> Progress:
+        """Begin one for an agent or for all; the one that is under way where the same was asked before."""
+        ...
+
+    async def advance(self, *, rules: Rules, now_ms: int) -> int:
+        """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
+        ...
+
+    async def progress(self, campaign_id: str) -> Progress | None:
+        """How far one is; None where there is none of that id."""
+        ...
+
+
 # --- the outbox
 
 

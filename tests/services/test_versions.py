@@ -3,6 +3,8 @@
 import asyncio
 import http.client
 import json
+import os
+import signal
 import sqlite3
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 import turnfold
 from tests.services.test_inspection import command, eventually, running_system
 from turnfold.client import Session
-from turnfold.errors import BadRequest, Conflict
+from turnfold.errors import BadRequest, Conflict, Unavailable
 
 AGENT, SESSION = "support", "user.42 / 語"
 PATH = f"/v1/agents/{AGENT}/sessions/{quote(SESSION, safe='')}"
@@ -122,6 +124,15 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         assert reigned[-1][2] is None
 
 
+async def finished(client: turnfold.Client, campaign_id: str) -> dict[str, Any] | None:
+    """How a campaign ended, once it has; whether a worker is there or not."""
+    try:
+        told = await client.ask("campaign.get", {"campaign_id": campaign_id})
+    except Unavailable:
+        return None
+    return told if told["finished_at"] else None
+
+
 async def at_least(session: Session, number: int) -> list[turnfold.Summary] | None:
     found = await session.summaries()
     return found if len(found) >= number else None
@@ -130,3 +141,30 @@ async def at_least(session: Session, number: int) -> list[turnfold.Summary] | No
 def rows(ready: dict[str, Any], statement: str, *values: Any) -> list[tuple[Any, ...]]:
     with sqlite3.connect(f"file:{urlsplit(ready['database_url']).path[1:]}?mode=ro", uri=True) as connection:
         return connection.execute(statement, values).fetchall()
+
+
+@pytest.mark.proves("A4", "O3", "C49")
+async def test_all_sessions_of_an_agent_are_written_again_also_when_the_worker_dies_meanwhile(tmp_path: Path) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        sessions = [client.session(AGENT, f"s-{number}") for number in range(6)]
+        for one in sessions:
+            await one.policy(overrides={"keep_tokens": 0, "min_gain_messages": 1, "max_live_messages": 12, "keep_messages": 4})
+            await grown(one, 0, 8)
+        for one in sessions:
+            await settled(one)
+
+        status, out, err = await command(tmp_path, "summaries", "regenerate", AGENT, "--style", "narrative", "--no-wait", "--json")
+        assert (status, err) == (0, "")
+        begun = json.loads(out)
+        os.kill(ready["pids"]["worker"], signal.SIGKILL)
+        done = await eventually(lambda: finished(client, begun["campaign_id"]), 60)
+
+        assert (done["sessions"], done["written"], done["failed"]) == (6, 6, 0)
+        for one in sessions:
+            versions = await one.summaries()
+            assert [version.style for version in versions] == ["structured", "narrative"]
+            assert versions[0].in_force
+        status, out, err = await command(tmp_path, "summaries", "regenerate", "--all", "--json")
+        assert (status, err, json.loads(out)["written"]) == (0, "", 6)
+        status, _, err = await command(tmp_path, "summaries", "regenerate")
+        assert (status, "--all" in err) == (2, True)

@@ -1,6 +1,7 @@
 """`turnfold summaries diff|promote|regenerate` and `turnfold restore`: versions that change places."""
 
 import asyncio
+import contextlib
 import shlex
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -18,13 +19,16 @@ from turnfold.cli.differing import Line, Mark, differences
 from turnfold.cli.groups import group
 from turnfold.cli.listing import Agent, AsJson, SessionName
 from turnfold.cli.reaching import reached
-from turnfold.cli.showing import clipped, console, show_json
+from turnfold.cli.replay import progress
+from turnfold.cli.showing import clipped, console, show_json, show_rows
 from turnfold.client import Session, Summary
-from turnfold.errors import BadRequest, Conflict
+from turnfold.contracts.subjects import token_of
+from turnfold.errors import BadRequest, Conflict, Unavailable
 
 Version = Annotated[int, typer.Argument(min=1, help="The number of a version.")]
 COLOURS = {Mark.GONE: "red", Mark.NEW: "green", Mark.SAME: "dim"}
 LINE = 400
+CAMPAIGN_COLUMNS = ("campaign_id", "agent_id", "sessions", "opened", "written", "failed", "open", "requested_at", "finished_at")
 POLL_SECONDS = 0.2
 ENDED_BADLY = {"rejected": "the gate refused what was written", "rollback": "the model failed", "stale": "another version took its place"}
 
@@ -113,19 +117,29 @@ def promote(
         console().print(summary_panel(Summary.of(told)))
 
 
-def regenerate(
-    agent: Agent,
-    session: SessionName,
+def regenerate(  # noqa: PLR0917  # a parameter for each option
+    agent: Annotated[str | None, typer.Argument(help="The agent's id; without it, say --all.")] = None,
+    session: Annotated[str | None, typer.Argument(help="The session's id; without it, all of the agent.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every session of every agent.")] = False,
     model: Annotated[str | None, typer.Option(help="Another model than the policy's.")] = None,
     style: Annotated[str | None, typer.Option(help="narrative or structured.")] = None,
     prompt: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file that tells the task in other words.")] = None,
     from_version: Annotated[int | None, typer.Option(min=1, help="Write on this version, and read what came after it.")] = None,
-    wait: Annotated[bool, typer.Option(help="Wait until it is written.")] = True,
+    at_once: Annotated[int, typer.Option(min=1, max=100, help="Sessions in work at the same time, where there are many.")] = 2,
+    wait: Annotated[bool, typer.Option(help="Wait until it is written; it goes on without you as well.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Have the summary written again from the originals, in the background; the version in force stays until you promote another."""
-    wanted = {"model": model, "style": style, "prompt": prompt.read_text() if prompt else None, "from_version": from_version}
-    told = asyncio.run(_regenerated(agent, session, wanted, wait=wait, is_quiet=as_json))
+    """Have summaries written again from the originals, in the background; the versions in force stay until you promote others."""
+    if everything == bool(agent):
+        raise typer.BadParameter("give an agent, an agent and a session, or --all")
+    wanted: dict[str, Any] = {"model": model, "style": style, "prompt": prompt.read_text() if prompt else None}
+    if agent is None or session is None:
+        if from_version is not None:
+            raise typer.BadParameter("--from-version names a version of one session: give the session")
+        told = asyncio.run(_campaign(agent, wanted | {"at_once": at_once}, wait=wait, is_quiet=as_json))
+        show_rows("campaign", CAMPAIGN_COLUMNS, [told], as_json=as_json, empty="")
+        return
+    told = asyncio.run(_regenerated(agent, session, wanted | {"from_version": from_version}, wait=wait, is_quiet=as_json))
     if as_json:
         show_json(told)
     elif "version" in told:
@@ -135,6 +149,23 @@ def regenerate(
         typer.echo(f"put in force:  turnfold summaries promote {names}")
     else:
         typer.echo(f"It is being written (compaction {told['compaction_id']}); see `turnfold summaries list`.")
+
+
+async def _campaign(agent: str | None, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:
+    """Many sessions, and how far that is: whoever asks for the same again looks on."""
+    subject = f"agent.regenerate.{token_of(agent)}" if agent is not None else "installation.regenerate"
+    async with reached() as client:
+        told = await client.ask(subject, {name: value for name, value in wanted.items() if value is not None})
+        err = Console(stderr=True)
+        with progress(err, disabled=is_quiet or not err.is_terminal) as bar:
+            task = bar.add_task("sessions written again", total=told["sessions"])
+            while wait and told["finished_at"] is None:
+                await asyncio.sleep(POLL_SECONDS)
+                # The work is stored: a worker that is away for a moment stops nothing.
+                with contextlib.suppress(Unavailable):
+                    told = await client.ask("campaign.get", {"campaign_id": told["campaign_id"]})
+                bar.update(task, completed=told["written"] + told["failed"])
+    return told
 
 
 async def _regenerated(agent: str, session: str, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:

@@ -85,6 +85,21 @@ class RegenerateRequest(Request):
     from_version: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Write on this version, and read what came after.")] = None
 
 
+class CampaignRequest(Request):
+    """Write the summaries of many sessions anew, a few at a time."""
+
+    model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
+    style: Literal["narrative", "structured"] | None = None
+    prompt: Annotated[str | None, Field(min_length=1, max_length=20_000)] = None
+    at_once: Annotated[int, Field(ge=1, le=100, description="Sessions in work at the same time.")] = 2
+
+
+class ProgressRequest(Request):
+    """How far is a campaign?"""
+
+    campaign_id: Annotated[str, Field(min_length=1, max_length=40)]
+
+
 class RestoreRequest(Request):
     """Undo a compaction."""
 

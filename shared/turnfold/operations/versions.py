@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from turnfold.contracts.requests import PromoteRequest, RegenerateRequest, RestoreRequest
-from turnfold.messages import CompactionId, SessionKey
-from turnfold.ports import Rules, Versions, Wanted
+from turnfold.contracts.requests import CampaignRequest, ProgressRequest, PromoteRequest, RegenerateRequest, RestoreRequest
+from turnfold.errors import BadRequest
+from turnfold.messages import AgentId, CompactionId, SessionKey
+from turnfold.operations.query import rfc3339
+from turnfold.ports import Campaigns, Progress, Rules, Versions, Wanted
 
 
 async def promote(key: SessionKey, request: PromoteRequest, *, store: Versions, rules: Rules, now_ms: int) -> None:
@@ -23,3 +25,25 @@ async def regenerate(key: SessionKey, request: RegenerateRequest, *, store: Vers
     """Have a version written beside the one in force; `compaction_id` is the work, whose row tells how it goes."""
     wanted = Wanted(model=request.model, style=request.style, prompt=request.prompt, from_version=request.from_version)
     return {"compaction_id": await store.regenerate(key, wanted, rules=rules, now_ms=now_ms)}
+
+
+async def begin_campaign(
+    agent_id: AgentId | None, request: CampaignRequest, *, store: Campaigns, rules: Rules, now_ms: int
+) -> dict[str, Any]:
+    """Have the summaries of an agent, or of all, written anew; asked again while it is under way, it tells how far that is."""
+    wanted = Wanted(model=request.model, style=request.style, prompt=request.prompt)
+    return _progress_json(await store.begin(agent_id, wanted, at_once=request.at_once, rules=rules, now_ms=now_ms))
+
+
+async def progress(request: ProgressRequest, *, store: Campaigns) -> dict[str, Any]:
+    """How far a campaign is."""
+    found = await store.progress(request.campaign_id)
+    if found is None:
+        raise BadRequest("campaign_id: there is no campaign of that id")
+    return _progress_json(found)
+
+
+def _progress_json(found: Progress) -> dict[str, Any]:
+    told = found._asdict()
+    requested, finished = told.pop("requested_at_ms"), told.pop("finished_at_ms")
+    return told | {"requested_at": rfc3339(requested), "finished_at": rfc3339(finished) if finished is not None else None}

@@ -68,13 +68,22 @@ def open_stand_in(connection: Connection, session: SessionRow, records: Records,
     _open(connection, session, records, _Work(compaction_id, Trigger.STAND_IN, begins_ms, Wanted()), now_ms=now_ms)
 
 
-def open_regeneration(connection: Connection, session: SessionRow, records: Records, wanted: Wanted, rules: Rules, *, now_ms: int) -> int:
+def open_regeneration(
+    connection: Connection,
+    session: SessionRow,
+    records: Records,
+    wanted: Wanted,
+    rules: Rules,
+    *,
+    now_ms: int,
+    campaign_id: int | None = None,
+) -> int:
     """Have a version written beside the one in force; the same work that is open already is not opened twice."""
     for known, stored in _REGENERATIONS.rows(connection, session.sid):
         if wanted_of(stored) == wanted:
             return int(known)
     compaction_id = rules.new_id()
-    _open(connection, session, records, _Work(compaction_id, Trigger.REGENERATE, now_ms, wanted), now_ms=now_ms)
+    _open(connection, session, records, _Work(compaction_id, Trigger.REGENERATE, now_ms, wanted, campaign_id=campaign_id), now_ms=now_ms)
     return compaction_id
 
 
@@ -112,6 +121,7 @@ class _Work(NamedTuple):
     begins_ms: int
     wanted: Wanted | None = None
     span: tuple[int | None, int | None] = (None, None)
+    campaign_id: int | None = None
 
 
 def _open(connection: Connection, session: SessionRow, records: Records, work: _Work, *, now_ms: int) -> None:
@@ -122,6 +132,7 @@ def _open(connection: Connection, session: SessionRow, records: Records, work: _
         "status": "pending", "first_position": work.span[0], "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
         "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0, "next_attempt_at_ms": work.begins_ms,
         "requested_at_ms": now_ms, "wanted": json.dumps(asked) if work.wanted else None,
+        "campaign_id": work.campaign_id,
     }  # fmt: skip
     connection.execute(compactions.insert(), row)
     records.seal(

@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0005"
+REVISION = "0006"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -243,8 +243,9 @@ compactions = Table(
     # When its messages left the window, and when they came back.
     Column("evicted_at_ms", Big),
     Column("restored_at_ms", Big),
-    # What a regeneration was asked for, as JSON.
+    # What a regeneration was asked for, as JSON, and the campaign that asked.
     Column("wanted", Text),
+    Column("campaign_id", Big),
     UniqueConstraint("sid", "ordinal"),
     CheckConstraint("status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')", name="status"),
     CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name="lease"),
@@ -257,8 +258,38 @@ compactions = Table(
         postgresql_where=text("status IN ('pending', 'running')"),
     ),
     # The window: evictions that no summary speaks for yet.
+    Index(
+        "ix_compactions_campaign",
+        "campaign_id",
+        sqlite_where=text("campaign_id IS NOT NULL"),
+        postgresql_where=text("campaign_id IS NOT NULL"),
+    ),
     Index("ix_compactions_pending", "sid", sqlite_where=text("NOT is_covered"), postgresql_where=text("NOT is_covered")),
 )
+
+campaigns = Table(
+    "campaigns",
+    metadata,
+    Column("campaign_id", Big, primary_key=True, autoincrement=False),
+    # Null: of every agent.
+    Column("agent_id", Text),
+    Column("wanted", Text, nullable=False),
+    Column("at_once", Integer, nullable=False),
+    # It goes through the sessions by their numbers: the last that was opened, and the last that there was when it began.
+    Column("last_sid", Big, nullable=False, server_default=text("0")),
+    Column("until_sid", Big, nullable=False),
+    Column("sessions", Integer, nullable=False),
+    Column("opened", Integer, nullable=False, server_default=text("0")),
+    Column("requested_at_ms", Big, nullable=False),
+    Column("finished_at_ms", Big),
+    Index(
+        "ix_campaigns_unfinished",
+        "requested_at_ms",
+        sqlite_where=text("finished_at_ms IS NULL"),
+        postgresql_where=text("finished_at_ms IS NULL"),
+    ),
+)
+"""Regenerations of many sessions, a few at a time."""
 
 summaries = Table(
     "summaries",

@@ -19,6 +19,7 @@ from turnfold.ports import (
     StoredSummary,
     WindowFacts,
 )
+from turnfold.testing.campaigns import MemoryCampaigns
 from turnfold.testing.intake import MemoryChanges, MemoryIdle, MemoryIntake
 from turnfold.testing.jobs import MemoryJobs
 from turnfold.testing.kept import Compaction, Memory, Session
@@ -158,11 +159,14 @@ class MemoryOutbox:
         self._memory.outbox = [notice for notice in self._memory.outbox if notice.outbox_id not in gone]
 
 
-class MemoryStore(MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryVersions, MemoryOutbox, MemoryIdle):
+class MemoryStore(
+    MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryVersions, MemoryCampaigns, MemoryOutbox, MemoryIdle
+):
     """All ports over one memory. Each method runs without interruption, so each is one transaction."""
 
     def __init__(self, *, new_id: Callable[[], int] = lambda: randbits(62)) -> None:
         self._memory = Memory(new_id=new_id)
+        self._campaigns = []
 
     @property
     def memory(self) -> Memory:
