@@ -32,6 +32,8 @@ VIEW_COLUMNS = {
     "audit_view": "audit_id at agent_id session_id compaction_id phase reason tokens_before tokens_after details prev_hash hash",
     "dead_letters_view": "dead_letter_id at subject stream_seq reason size_bytes replayed_at",
     "reigns_view": "agent_id session_id version from_at until_at",
+    "moves_view": "agent_id session_id message_id position compaction_id left_at back_at",
+    "costs_view": "agent_id session_id at version compaction_id model prompt_tokens completion_tokens cost",
     "coverage_view": "agent_id session_id version base_version compaction_id",
 }
 """The contract's views and those for auditors, with their columns."""

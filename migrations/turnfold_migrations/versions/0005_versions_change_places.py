@@ -1,5 +1,7 @@
 """Versions can be promoted and compactions undone: what each version speaks for, which was in force when, and what was restored."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -9,6 +11,7 @@ branch_labels = None
 depends_on = None
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+COSTS: dict[str, sa.types.TypeEngine[Any]] = {"prompt_tokens": BIG, "completion_tokens": BIG, "cost": sa.Float()}
 COMPACTIONS = """
         SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id, c.trigger, c.status, c.messages_evicted,
                c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at,
@@ -27,6 +30,19 @@ NEW_VIEWS = {
         SELECT s.agent_id, s.session_id, v.version, v.base_version, CAST(c.compaction_id AS TEXT) AS compaction_id
           FROM summaries v JOIN sessions s ON s.sid = v.sid
                LEFT JOIN coverage c ON c.sid = v.sid AND c.version = v.version""",
+    "moves_view": """
+        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id, m.position,
+               CAST(c.compaction_id AS TEXT) AS compaction_id, c.evicted_at_ms AS left_at, c.restored_at_ms AS back_at
+          FROM compactions c JOIN sessions s ON s.sid = c.sid
+               JOIN messages m ON m.sid = c.sid AND m.position BETWEEN c.first_position AND c.last_position
+         WHERE m.compaction_id = c.compaction_id
+            OR EXISTS (SELECT 1 FROM restorations r WHERE r.sid = c.sid AND r.compaction_id = c.compaction_id
+                                                      AND m.position BETWEEN r.first_position AND r.last_position)""",
+    "costs_view": """
+        SELECT s.agent_id, s.session_id, v.created_at_ms AS at, v.version, CAST(v.compaction_id AS TEXT) AS compaction_id, v.model,
+               v.prompt_tokens, v.completion_tokens, v.cost
+          FROM summaries v JOIN sessions s ON s.sid = v.sid
+         WHERE v.kind = 'llm'""",
 }
 
 
@@ -38,6 +54,8 @@ def upgrade() -> None:
     op.add_column("compactions", sa.Column("evicted_at_ms", BIG))
     op.add_column("compactions", sa.Column("restored_at_ms", BIG))
     op.add_column("compactions", sa.Column("wanted", sa.Text()))
+    for name, costs in COSTS.items():
+        op.add_column("summaries", sa.Column(name, costs))
     op.create_table(
         "coverage",
         sa.Column("sid", BIG, nullable=False),
@@ -89,6 +107,8 @@ def downgrade() -> None:
     _replace("compactions_view", COMPACTIONS_BEFORE)
     for name in ("restorations", "reigns", "coverage"):
         op.drop_table(name)
+    for name in COSTS:
+        op.drop_column("summaries", name)
     for name in ("wanted", "restored_at_ms", "evicted_at_ms"):
         op.drop_column("compactions", name)
     for name in ("cooldown_reason", "held_to_tokens", "cooldown_until_ms", "failures"):

@@ -571,6 +571,9 @@ def _summary_row(job: Job, version: Version, number: int, base_version: int | No
         "text_tokens": version.text_tokens,
         "cuts": version.cuts or None,
         "depth": version.depth,
+        "prompt_tokens": draft.prompt_tokens,
+        "completion_tokens": draft.completion_tokens,
+        "cost": draft.cost,
         "created_at_ms": now_ms,
         **covers,
     }

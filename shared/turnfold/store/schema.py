@@ -315,6 +315,10 @@ summaries = Table(
     Column("messages_covered", Big, nullable=False),
     # How many versions ago one was written from the originals; that one is 1.
     Column("depth", Integer, nullable=False, server_default=text("1")),
+    # What the provider counted, and what it costs in US dollars; null where nobody said.
+    Column("prompt_tokens", Big),
+    Column("completion_tokens", Big),
+    Column("cost", Float),
     Column("created_at_ms", Big, nullable=False),
     CheckConstraint("kind IN ('llm', 'extractive')", name="kind"),
     CheckConstraint("version > 0 AND (base_version IS NULL OR base_version < version)", name="version"),
@@ -437,6 +441,19 @@ VIEWS = {
         SELECT s.agent_id, s.session_id, v.version, v.base_version, CAST(c.compaction_id AS TEXT) AS compaction_id
           FROM summaries v JOIN sessions s ON s.sid = v.sid
                LEFT JOIN coverage c ON c.sid = v.sid AND c.version = v.version""",
+    "moves_view": """
+        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id, m.position,
+               CAST(c.compaction_id AS TEXT) AS compaction_id, c.evicted_at_ms AS left_at, c.restored_at_ms AS back_at
+          FROM compactions c JOIN sessions s ON s.sid = c.sid
+               JOIN messages m ON m.sid = c.sid AND m.position BETWEEN c.first_position AND c.last_position
+         WHERE m.compaction_id = c.compaction_id
+            OR EXISTS (SELECT 1 FROM restorations r WHERE r.sid = c.sid AND r.compaction_id = c.compaction_id
+                                                      AND m.position BETWEEN r.first_position AND r.last_position)""",
+    "costs_view": """
+        SELECT s.agent_id, s.session_id, v.created_at_ms AS at, v.version, CAST(v.compaction_id AS TEXT) AS compaction_id, v.model,
+               v.prompt_tokens, v.completion_tokens, v.cost
+          FROM summaries v JOIN sessions s ON s.sid = v.sid
+         WHERE v.kind = 'llm'""",
     "audit_view": """
         SELECT audit_id, at_ms AS at, agent_id, session_id, CAST(compaction_id AS TEXT) AS compaction_id, phase, reason,
                tokens_before, tokens_after, details, prev_hash, hash
