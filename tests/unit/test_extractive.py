@@ -195,7 +195,7 @@ def test_what_the_user_named_outranks_what_a_tool_printed() -> None:
     draft = drafted(user("The config is /srv/app/config.toml."), tool(noise, 1), ledger_max_tokens=120)
 
     assert draft.ledger[0] == "path /srv/app/config.toml"
-    assert draft.sections["provenance"][0][0] == "e0#0"
+    assert draft.sections["provenance"][0][0] == ["e0#0"]
 
 
 @pytest.mark.proves("S10")

@@ -37,6 +37,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _QUIET = frozenset(
     "ls cat head tail grep rg find cd pwd echo wc sed awk tree which stat file less sort true sleep ps env date mkdir test [ diff".split()
 )
+_KEYWORDS = frozenset("for while until do done if then else elif fi case esac in".split())
 _QUIET_GIT = frozenset("status log diff show branch stash".split())
 _PATCHED = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.MULTILINE)
 _REDIRECT = re.compile(r"(?<![0-9&>=-])>{1,2}\s*([A-Za-z0-9_./~-]+)")
@@ -144,6 +145,16 @@ def actions(sources: Iterable[Source], *, max_characters: int = 120) -> tuple[Ac
     return tuple(found.values())
 
 
+def commands_of(name: str, arguments: str, *, max_characters: int = 120) -> Iterator[str]:
+    """The steps of a shell call that do more than look around, to the letter; the first characters of a long one."""
+    if not is_shell(name.rsplit("__", 1)[-1], given := _parsed(arguments)):
+        return
+    for step in _STEP.findall(str(given.get("command") or given.get("cmd") or "")[:2_000].partition("<<")[0]):
+        words = step.split()
+        if len(words) > 1 and _is_telling(words):
+            yield step.strip()[:max_characters].rstrip()
+
+
 def argument_texts(arguments: str) -> Iterator[tuple[str, str]]:
     """Each (key, text) among the arguments of a call that is not bulk such as file content."""
     stack: list[tuple[str, Any]] = [("", _parsed(arguments))]
@@ -206,17 +217,19 @@ def _telling_command(command: str, max_characters: int) -> str:
     """The steps of a command line that do more than look around; empty when there are none."""
     telling = []
     for words in _steps(command):
-        program = words[0].rsplit("/", 1)[-1]
-        is_quiet = (
-            program in _QUIET
-            or (program == "git" and len(words) > 1 and words[1] in _QUIET_GIT)
-            or program.startswith(("#", "'", '"', "(", "-", "}", "{"))
-        )
-        if not is_quiet and program[0].isalnum():
+        if _is_telling(words):
             telling.append(" ".join(words))
         if len(telling) == 3:
             break
     return clip("; ".join(telling), max_characters)
+
+
+def _is_telling(words: Sequence[str]) -> bool:
+    """Whether a step does more than look around."""
+    program = words[0].rsplit("/", 1)[-1]
+    if program in _QUIET or program in _KEYWORDS or (program == "git" and len(words) > 1 and words[1] in _QUIET_GIT):
+        return False
+    return program[:1].isalnum()
 
 
 def _touched_by_shell(command: str) -> Iterator[tuple[str, str]]:
@@ -226,7 +239,7 @@ def _touched_by_shell(command: str) -> Iterator[tuple[str, str]]:
     for words in _steps(command):
         program = words[0].rsplit("/", 1)[-1]
         paths = [word.strip("'\"") for word in words[1:] if not word.startswith("-")]
-        paths = [path for path in paths if len(path) < 300 and _PLAIN_PATH.fullmatch(path)]
+        paths = [path for path in paths if len(path) < 300 and _PLAIN_PATH.fullmatch(path) and not path.startswith("s/")]
         if program in ("rm", "mv", "cp", "touch", "tee") or (program == "sed" and any(word.startswith("-i") for word in words)):
             for path in paths[-1:] if program == "cp" else paths:
                 yield path, "modified"

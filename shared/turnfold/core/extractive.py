@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from turnfold.core.actions import FileChange, actions, file_changes
+from turnfold.core.ledger import Ledger, build_ledger
 from turnfold.core.redaction import redact
 from turnfold.core.sentences import Sense, is_lasting, language, line_of, says_name, senses, sentences
 from turnfold.core.sources import Draft, Previous, Source, SummaryJob, clip, printable, words
-from turnfold.core.values import Ledger, build_ledger
+from turnfold.core.values import Value
 
 LISTS = ("tasks", "constraints", "decisions", "facts", "actions", "commands", "errors", "open_questions")
 _MAX_LINES: Mapping[str, int] = {
@@ -42,6 +43,8 @@ _ERROR_LINE = re.compile(
     re.MULTILINE,
 )
 _SHELL_ERRORS = ("command not found", "No such file or directory", "Permission denied", "Connection refused", "timed out")
+_LEDGER_KINDS: Mapping[str, str] = {"decisions": "decision", "constraints": "constraint", "errors": "error"}
+_TO_THE_LETTER_CHARACTERS = 140
 _FIRST_REQUEST = 26
 _LASTING = frozenset({"facts", "constraints"})
 _WHOLE = (".", "!", "。", "！", "…", ")", "）", "～", "~")
@@ -74,13 +77,30 @@ def extract(job: SummaryJob, *, count: Callable[[str], int]) -> Draft:
     message holds anything and nothing was carried.
     """
     sources = readable(job.sources)
-    found = evidence(job, sources, count=count)
-    lines = _deduplicated([*_carried_lines(job.previous), *_picked_lines(sources)])
+    picked = list(_picked_lines(sources))
+    found = evidence(job, sources, picked, count=count)
+    lines = _deduplicated([*_carried_lines(job.previous), *picked])
     if not lines:
         lines = list(_any_line(sources))
     voice = language(" ".join(line.text for line in lines[-40:]))
     sections, text = _bounded(job, sources, lines, found.files, voice, count)
+    sections["sources"] = _sources_of(text, lines, sources, job.previous)
     return with_evidence(Draft(text=text, sections=sections, ledger=(), kind="extractive"), found)
+
+
+def _sources_of(text: str, lines: Iterable["_Line"], sources: Sequence[Source], previous: Previous | None) -> list[list[str]]:
+    """For each line of the text the messages it was taken from; none for headings, and for what nobody wrote down."""
+    origins: dict[str, list[str]] = {}
+    if previous is not None:
+        known: Any = previous.sections.get("sources")
+        kept: list[Any] = known if isinstance(known, list) else []
+        for line, stored in zip(previous.text.split("\n"), kept, strict=False):
+            if isinstance(stored, list) and line:
+                origins[line] = [one for one in stored if isinstance(one, str)]
+    for picked in lines:
+        if picked.order >= 0 and sources:
+            origins.setdefault(f"- {picked.text}", [sources[picked.order].message_id])
+    return [origins.get(line, []) for line in text.split("\n")] if text else []
 
 
 def readable(sources: Iterable[Source]) -> tuple[Source, ...]:
@@ -92,19 +112,33 @@ def readable(sources: Iterable[Source]) -> tuple[Source, ...]:
     )
 
 
-def evidence(job: SummaryJob, sources: Sequence[Source], *, count: Callable[[str], int]) -> Evidence:
+def evidence(
+    job: SummaryJob, sources: Sequence[Source], picked: Sequence["_Line"] | None = None, *, count: Callable[[str], int]
+) -> Evidence:
     """Files and exact values of the messages, merged with those of the version before."""
+    lines = list(_to_the_letter(picked if picked is not None else tuple(_picked_lines(sources)), sources))
     files = file_changes(job.previous.sections.get("file_changes") if job.previous else None, sources)
     request = redact(job.newest_request) if job.newest_request else None
-    ledger = build_ledger(job.previous, sources, files, newest_request=request, max_tokens=job.ledger_max_tokens, count=count)
+    ledger = build_ledger(job.previous, sources, files, lines=lines, newest_request=request, max_tokens=job.ledger_max_tokens, count=count)
     return Evidence(files, ledger)
+
+
+def _to_the_letter(picked: Iterable["_Line"], sources: Sequence[Source]) -> Iterator[tuple[Value, str]]:
+    """Decisions, constraints and errors that stand in their message as they stand in their line."""
+    for line in picked:
+        kind = _LEDGER_KINDS.get(line.section)
+        if kind is not None:
+            source, text = sources[line.order], clip(line.text, _TO_THE_LETTER_CHARACTERS).rstrip("…")
+            if text and text in source.text:
+                yield Value(kind, text), source.message_id
 
 
 def with_evidence(draft: Draft, found: Evidence) -> Draft:
     """The draft with files and ledger as code knows them."""
     sections = draft.sections | {
         "file_changes": [change.as_json() for change in found.files] or draft.sections.get("file_changes", []),
-        "provenance": [[message_id, rank] for message_id, rank in found.ledger.provenance],
+        "provenance": found.ledger.provenance,
+        "left_out": dict(found.ledger.left_out),
     }
     return Draft(
         text=draft.text, sections=sections, ledger=found.ledger.entries, kind=draft.kind, model=draft.model,

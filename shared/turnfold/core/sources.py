@@ -63,8 +63,9 @@ class SummaryJob:
 class Draft:
     """A summary that passed its gate and stands nowhere yet.
 
-    `sections["provenance"]` runs parallel to `ledger`: `[message id, rank]` of each entry. Token counts are those the
-    provider reported and `cost` is in US dollars; each is None where nobody said.
+    `sections["provenance"]` runs parallel to `ledger` (`turnfold.core.ledger.entry_values` reads it), and where code wrote the
+    text, `sections["sources"]` to its lines: the message ids of each. Token counts are those the provider reported and `cost`
+    is in US dollars; each is None where nobody said.
     """
 
     text: str

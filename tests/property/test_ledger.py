@@ -1,0 +1,165 @@
+"""Whatever is said, the ledger holds it to the letter, names where it stands, keeps to its cap and is the same every time."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.histories import counter
+from turnfold.core.actions import argument_texts
+from turnfold.core.extractive import extract, readable
+from turnfold.core.ledger import entry_values
+from turnfold.core.sources import Draft, Previous, Source, SummaryJob
+
+VALUES = st.one_of(
+    st.sampled_from(
+        [
+            "/srv/app/config.toml", "config.toml", "app/config.toml", "src/a.py", "https://example.org/a?b=1&c=2", "10.0.0.5:5433", "OPS-1234",
+            "8851afb5cabae5df91a979048f765601", "3f2a8c1e-9b7d-4e55-8a10-6c2f0d9e7b31", "350 ms", "80%", "$2,544", "预算100-150元", "3月14日", "v2.3.1-rc1",
+            "mia@example.com", "May 27, 2024", "2.5MB", "#4ade80", "x|y", "C:\\Users\\mia", "5\nms", "\x1b[32m17 s\x1b[39m", "</td>12 kg<br/>",
+        ]
+    ),
+    st.integers(10, 99_999).map(lambda number: f"/var/log/part{number % 7}/job-{number}.log"),
+    st.integers(10, 99_999).map(lambda number: f"{number} ms"),
+    st.integers(10, 99_999).map(lambda number: f"KX-{number}"),
+)  # fmt: skip
+WORDS = st.sampled_from(
+    ["Let's go with", "please never touch", "Error:", "必须", "就选", "it is", "is at", "我们的地址是", "\n", "from now on use", "**", ". "]
+)
+TEXTS = st.lists(st.one_of(VALUES, WORDS, st.text(max_size=8)), max_size=25).map(" ".join)
+COMMANDS = st.sampled_from(
+    [
+        "cd /w && npm test",
+        "git commit -m 'x | y'",
+        "cat > /tmp/y.sh <<EOF\nrm -rf /\nEOF",
+        "make  all; make bench 2>&1",
+        "sed -i s/a/b/ src/x.ts",
+    ]
+)
+CALLS = st.one_of(
+    COMMANDS.map(lambda command: ("bash", json.dumps({"command": command}))),
+    VALUES.map(lambda value: ("edit", json.dumps({"path": value, "note": value, "order_id": value}))),
+    st.text(max_size=9).map(lambda text: ("read", text)),
+)
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=12
+)  # fmt: skip
+
+
+@st.composite
+def batches(draw: st.DrawFn, most: int = 3) -> list[tuple[Source, ...]]:
+    """Messages of a few evictions, each message with an id of its own."""
+    found: list[tuple[Source, ...]] = []
+    for number in range(draw(st.integers(1, most))):
+        roles = draw(st.lists(st.sampled_from(["user", "assistant", "tool"]), min_size=1, max_size=5))
+        found.append(
+            tuple(
+                Source(
+                    f"b{number}#{index}", role, draw(TEXTS), tuple(draw(st.lists(CALLS, max_size=2))) if role == "assistant" else (),
+                    is_error=role == "tool" and draw(st.booleans()),
+                )
+                for index, role in enumerate(roles)
+            )
+        )  # fmt: skip
+    return found
+
+
+def chained(given_batches: Sequence[tuple[Source, ...]], *, cap: int, request: str | None = None) -> Draft:
+    """The versions of these evictions, one on the other; the last one, as a store gives it back."""
+    draft: Draft | None = None
+    for sources in given_batches:
+        draft = extract(job(sources, draft, cap=cap, request=request), count=counter())
+    assert draft is not None
+    return draft
+
+
+def job(sources: tuple[Source, ...], before: Draft | None, *, cap: int, request: str | None = None) -> SummaryJob:
+    previous = Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger) if before else None
+    return SummaryJob(sources=sources, previous=previous, newest_request=request, ledger_max_tokens=cap)
+
+
+def texts_of(source: Source) -> list[str]:
+    """All that a message says: its text and what its calls were given."""
+    (read,) = readable([source])
+    given = [json_texts(arguments) for _, arguments in read.calls]
+    return [read.text, *(text for texts in given for text in texts)]
+
+
+def json_texts(arguments: str) -> list[str]:
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return []
+    return (
+        [*(text for _, text in argument_texts(arguments)), *(one for one in found.values() if isinstance(one, str))]
+        if isinstance(found, dict)
+        else []
+    )
+
+
+@pytest.mark.proves("S6", "C41", "F3")
+@given(batches(), st.integers(40, 600))
+def test_every_value_stands_to_the_letter_in_each_of_its_messages(some: list[tuple[Source, ...]], cap: int) -> None:
+    said = {source.message_id: texts_of(source) for sources in some for source in sources}
+
+    draft = chained(some, cap=cap)
+
+    for entry, stored in zip(draft.ledger, json.loads(json.dumps(draft.sections["provenance"])), strict=True):
+        for value, origin in entry_values(entry, stored):
+            assert origin.message_ids, f"{entry!r} does not say where it comes from"
+            for message_id in origin.message_ids:
+                assert any(value.text in text for text in said[message_id]), f"{value} does not stand in {said[message_id]!r}"
+
+
+@pytest.mark.proves("S6", "S10")
+@given(batches(), st.integers(0, 400), st.none() | TEXTS)
+def test_ledger_keeps_to_its_cap(some: list[tuple[Source, ...]], cap: int, request: str | None) -> None:
+    draft = chained(some, cap=cap, request=request)
+
+    never_left_out = [entry for entry in draft.ledger if entry.startswith(("request ", "left_out "))]
+    assert counter()("\n".join(draft.ledger)) <= max(cap, counter()("\n".join(never_left_out)))
+
+
+@pytest.mark.proves("S6")
+@given(batches(), st.integers(30, 400))
+def test_same_messages_folded_in_twice_change_nothing(some: list[tuple[Source, ...]], cap: int) -> None:
+    once = chained(some, cap=cap)
+
+    twice = extract(job(some[-1], once, cap=cap), count=counter())
+
+    assert twice.ledger == once.ledger
+    assert {name: twice.sections[name] for name in ("provenance", "left_out")} == {
+        name: once.sections[name] for name in ("provenance", "left_out")
+    }
+
+
+@pytest.mark.proves("S6")
+@given(batches(), st.integers(30, 400))
+def test_same_messages_give_the_same_order(some: list[tuple[Source, ...]], cap: int) -> None:
+    assert chained(some, cap=cap) == chained(some, cap=cap)
+
+
+@pytest.mark.proves("S6", "C54")
+@given(
+    batches(most=1),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(("provenance", "left_out", "sources", "file_changes", "tasks", "context"), JSONS)),
+)
+def test_whatever_was_stored_beside_the_ledger_its_values_are_carried(some: list[tuple[Source, ...]], sections: dict[str, Any]) -> None:
+    ledger = ("request now what", "path /srv/old.py", "measure 350 ms|12 s", "uuid", "nothing known", "left_out many", "id KX-1 KX-2")
+    previous = Previous("They spoke.", sections, ledger)
+
+    draft = extract(SummaryJob(sources=some[0], previous=previous), count=counter())
+
+    whole = "\n".join(draft.ledger)
+    assert [value for value in ("/srv/old.py", "350 ms", "12 s", "KX-1", "KX-2") if value not in whole] == []
+
+
+@pytest.mark.proves("S6", "C54")
+@pytest.mark.parametrize("provenance", [["e1#0", 112], [["e1#0"], 112], [["e1#0", "e7#0"], 112, 3]])
+def test_every_shape_a_version_was_ever_stored_in_names_its_message(provenance: list[Any]) -> None:
+    ((value, origin),) = entry_values("path /srv/app.py", provenance)
+
+    assert (value.text, origin.message_ids[0], origin.rank) == ("/srv/app.py", "e1#0", 112)
