@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import context, counting, hanging, intake, start, window
+from tests.benchmarks import context, counting, hanging, intake, start, survival, window
 from tests.benchmarks.figures import Figure, as_json, show
 
 BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "start": start.measure,
     "counting": counting.measure,
     "window": window.measure,
+    "survival": survival.measure,
 }
 
 
