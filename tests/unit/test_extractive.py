@@ -107,6 +107,7 @@ def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
         ("Bash", '{"command": "cat > /tmp/y.sh <<EOF\\ncat /etc/passwd\\nEOF"}', [("/tmp/y.sh", "modified")]),
         ("bash", '{"command": "cd /w && sed -i s/a/b/ src/x.ts"}', [("src/x.ts", "modified")]),
         ("bash", '{"command": "head -5 README.md"}', [("README.md", "read")]),
+        ("bash", '{"command": "sed -i s/main-new/main/g x.ts"}', [("x.ts", "modified")]),
         ("apply_patch", '{"input": "*** Update File: src/q.py\\n@@"}', [("src/q.py", "modified")]),
         ("search_direct_flight", '{"origin": "JFK"}', []),
         ("read", "not json", []),
@@ -164,7 +165,9 @@ def test_exact_value_is_found_as_it_stands(text: str, value: Value) -> None:
     assert value in values_in(text)
 
 
-@pytest.mark.parametrize("text", ["utf8 and x2 took 17ms", "</status> and <b>", "see e.g. this and/or that", "in 2024"])
+@pytest.mark.parametrize(
+    "text", ["utf8 and x2 took 17ms", "\x1b[31mred\x1b[39m and [2mpale[22m", "</status> and <b>", "see e.g. this and/or that", "in 2024"]
+)
 def test_ordinary_words_are_no_values(text: str) -> None:
     assert [value for value in values_in(text) if value.kind != "measure"] == []
 
@@ -187,6 +190,51 @@ def test_ledger_stays_within_its_cap_and_counts_what_it_left_out() -> None:
     assert sum(count(entry) for entry in draft.ledger) <= 400 + len(draft.ledger)
     assert draft.ledger[-1] == f"left_out {300 - len(draft.ledger) + 1} more values, which search finds"
     assert len(draft.sections["provenance"]) == len(draft.ledger)
+
+
+@pytest.mark.proves("S6")
+def test_decisions_constraints_commands_and_error_lines_stand_in_the_ledger_to_the_letter() -> None:
+    draft = drafted(
+        user("Let's go with exponential backoff. You must never touch the billing tables.", 1),
+        assistant("", 2, ("bash", '{"command": "cd /w && npm run check -- --fix && ls"}')),
+        tool("Traceback (most recent call last):\nValueError: port 99999 is out of range", 3, is_error=True),
+        user("就选这家。预算不能超过500元。", 4),
+    )
+
+    assert {
+        "decision Let's go with exponential backoff.",
+        "constraint You must never touch the billing tables.",
+        "command npm run check -- --fix",
+        "error ValueError: port 99999 is out of range",
+        "decision 就选这家。",
+        "constraint 预算不能超过500元。",
+    } <= set(draft.ledger)
+
+
+@pytest.mark.proves("S6")
+def test_decisions_beyond_the_newest_few_are_left_out_and_counted() -> None:
+    draft = drafted(
+        *(user(f"Let's go with the {color} one.", number) for number, color in enumerate("red blue green black white grey".split()))
+    )
+
+    assert [entry for entry in draft.ledger if entry.startswith("decision ")] == [
+        f"decision Let's go with the {color} one." for color in ("grey", "white", "black", "green")
+    ]
+    assert draft.ledger[-1] == "left_out 2 more values, which search finds"
+
+
+@pytest.mark.proves("S6", "F3")
+def test_value_names_the_first_and_the_newest_message_that_hold_it() -> None:
+    draft = drafted(user("It is in /srv/a.toml.", 1), user("Look at /srv/a.toml.", 2), user("And /srv/a.toml again.", 3))
+
+    assert draft.sections["provenance"][draft.ledger.index("path /srv/a.toml")][0] == ["e1#0", "e3#0"]
+
+
+@pytest.mark.proves("S6")
+def test_path_inside_another_one_is_not_told_again() -> None:
+    draft = drafted(tool("src/core/setup.ts\nsetup.ts\ncore/setup.ts", 1))
+
+    assert [entry for entry in draft.ledger if "setup.ts" in entry] == ["path src/core/setup.ts"]
 
 
 @pytest.mark.proves("S6")

@@ -7,7 +7,7 @@ lines and decisions have an entry each; other values share entries with those of
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -85,6 +85,10 @@ class _Standing:
         return worth / self.price
 
 
+_Entry = tuple[str, list[_Standing]]
+"""The text of an entry, and the values in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """Exact values, best first, as far as the cap allows.
@@ -132,22 +136,22 @@ def build_ledger(
         for order, source in enumerate(sources, start=1):
             for value, rank in _named(source):
                 _note(standings, memory, value, rank, source.message_id, order)
+        orders = {source.message_id: order for order, source in enumerate(sources, start=1)}
         for value, message_id in lines:
             rank = _BY_ERROR if value.kind == "error" else _BY_USER
-            _note(standings, memory, value, rank + _WEIGHTS[value.kind], message_id, 0)
+            _note(standings, memory, value, rank + _WEIGHTS[value.kind], message_id, orders.get(message_id, 0))
         _note_files(standings, files)
     ranked = _ranked(standings.values())
     request = printable(newest_request or "").strip()[:REQUEST_CHARACTERS]
     head = [f"request {request}"] if request else []
     room = max(0, max_tokens - sum(count(entry) + 1 for entry in (*head, _LEFT_OUT.format(999_999))))
-    kept = _fitting(ranked, room, count)
+    fitting = _fitting(ranked, room, count)
+    kept = [one for _, group in fitting for one in group]
     _inherit(ranked, kept)
-    memory.settle(ranked, kept)
-    entries = [*head]
+    memory.settle(standings.values(), kept)
+    entries = [*head, *(entry for entry, _ in fitting)]
     origins: list[tuple[Origin, ...]] = [() for _ in head]
-    for entry, group in _grouped(kept):
-        entries.append(entry)
-        origins.append(tuple(Origin(one.message_ids, one.rank, one.times) for one in group))
+    origins += [tuple([Origin(one.message_ids, one.rank, one.times) for one in group]) for _, group in fitting]
     if memory.values:
         entries.append(_LEFT_OUT.format(memory.values))
         origins.append(())
@@ -193,20 +197,22 @@ def _without_shorter(standings: list[_Standing]) -> list[_Standing]:
     return found
 
 
-def _fitting(ranked: Sequence[_Standing], room: int, count: Callable[[str], int]) -> list[_Standing]:
-    """As many of the best as fit, priced together by the tokenizer."""
+def _fitting(ranked: Sequence[_Standing], room: int, count: Callable[[str], int]) -> list[_Entry]:
+    """The entries of as many of the best as fit, priced together by the tokenizer."""
     priced = sum([one.price for one in ranked])
     allowed = priced if priced < room * (1 + 4 * _SPARE) else room * (1 - _SPARE)
-    best: list[_Standing] = []
+    best: list[_Entry] = []
+    most = 0
     for _ in range(_FITTINGS):
         kept, priced, is_all = _within(ranked, allowed)
-        spare = room - (count("\n".join(entry for entry, _ in _grouped(kept))) if kept else 0)
-        if spare >= 0 and len(kept) >= len(best):
-            best = kept
+        entries = list(_grouped(kept))
+        spare = room - (count("\n".join([entry for entry, _ in entries])) if kept else 0)
+        if spare >= 0 and len(kept) >= most:
+            best, most = entries, len(kept)
         if spare >= 0 and (is_all or spare <= 2 * room * _SPARE):
             break
         # What the prices were wrong by this time they will be wrong by again.
-        allowed = priced + (spare - room * _SPARE if spare >= 0 else 1.05 * spare - 4)
+        allowed = priced + (spare - room * _SPARE if spare >= 0 else 1.05 * spare - room * _SPARE - 2)
     return best
 
 
@@ -252,7 +258,7 @@ def _parts(value: Value) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def _grouped(kept: Sequence[_Standing]) -> Iterator[tuple[str, list[_Standing]]]:
+def _grouped(kept: Sequence[_Standing]) -> Iterator[_Entry]:
     """The entries: what stands alone first, by rank; then the rest by kind."""
     groups: dict[str, list[_Standing]] = {}
     for one in kept:
@@ -329,13 +335,13 @@ class _Memory:
         found = (int.from_bytes(packed[at : at + _MARK_BYTES], "big") for at in range(0, len(packed), _MARK_BYTES))
         return cls(dict.fromkeys(found), max(0, forgotten), until if isinstance(until, str) else "")
 
-    def settle(self, ranked: Sequence[_Standing], kept: Sequence[_Standing]) -> None:
+    def settle(self, known: Collection[_Standing], kept: Sequence[_Standing]) -> None:
         """Mark what has no place now, and take the marks from what has."""
-        if not self.marks and len(kept) == len(ranked):
+        if not self.marks and len(kept) == len(known):
             self.values = self.forgotten
             return
         texts = {one.value.text for one in kept}
-        for one in reversed(ranked):
+        for one in known:
             if one.value.text in texts:
                 self.marks.pop(_mark(one.value.text), None)
             else:

@@ -13,6 +13,7 @@ _YEAR = re.compile(r"(?:19|20)\d\d")
 _DIGIT = re.compile(r"\d")
 _TAG = re.compile(r"</?[A-Za-z][\w-]{0,40}\s?/?>")
 _STYLING = re.compile(r"\x1b?\[(?:\d{1,3};?){1,6}m|\x1b\[[0-9;?]*[A-Za-z]")
+_TELLING = re.compile(r"[0-9./\\@:#]")
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
 _TOKEN = re.compile(r"[A-Za-z0-9_./\\:@#~%+*$-]{2,}")
 _KNOWN_ENDINGS = (
@@ -87,9 +88,11 @@ def _tokens_in(text: str) -> dict[Value, None]:
     """The words of a text that are values by their shape."""
     found: dict[Value, None] = {}
     for token in dict.fromkeys(_TOKEN.findall(text)):
-        if token.isalpha() or len(token) > 300:
+        if token.isalpha() or len(token) > 300 or not _TELLING.search(token):
             continue
-        bare = token.strip("*").rstrip(".,:;+$%~").lstrip("@$%+")
+        bare = token
+        if not (token[0].isalnum() and token[-1].isalnum()):
+            bare = token.strip("*").rstrip(".,:;+$%~").lstrip("@$%+")
         if len(bare) < 2 or bare.isalpha() or (bare.isdigit() and len(bare) < 4):
             continue
         shape = _SHAPES.fullmatch(bare)
