@@ -35,6 +35,7 @@ from tests.histories import History, Json, counter, data_directory, history
 from turnfold.core.blocks import newest_request
 from turnfold.core.eviction import evictions
 from turnfold.core.extractive import extract
+from turnfold.core.ledger import entry_values
 from turnfold.core.presets import Policy, preset_named
 from turnfold.core.reading import sources_of, text_of_body
 from turnfold.core.sources import Draft, Previous, SummaryJob
@@ -129,6 +130,9 @@ def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterato
     policy = preset_named(preset)
     again: list[float] = []
     best: list[float] = []
+    covered: list[float] = []
+    alone: list[float] = []
+    again_alone: list[float] = []
     known: list[float] = []
     seconds: list[float] = []
     for session in found:
@@ -143,6 +147,9 @@ def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterato
         yield Figure(benchmark=NAME, what=what, value=100 * kept.kept / max(most, 1), unit="%")
         yield Figure(benchmark=NAME, what=f"{of}: ledger after {len(done.seconds)} versions", value=done.ledgers[-1], unit="tokens")
         yield Figure(benchmark=NAME, what=f"{of}: of all values, in the ledger", value=100 * kept.share, unit="%")
+        covered.append(100 * kept.kept / max(best_cover(all_values, policy.ledger_max_tokens), 1))
+        alone.append(100 * kept_alone(done.draft, all_values).kept / max(most, 1))
+        again_alone.append(100 * kept_alone(done.draft, back).share)
         again.append(100 * kept_back.share)
         best.append(100 * kept.kept / max(most, 1))
         known.append(100 * found_by_values_in(session, done).share)
@@ -153,6 +160,10 @@ def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterato
     yield Figure(benchmark=NAME, what=f"{of}: of the best possible number, mean", value=mean(best), unit="%", at_least=goals[1])
     for name, shares in (("named again and in the ledger", again), ("of the best possible number", best)):
         yield Figure(benchmark=NAME, what=f"{of}: {name}, least", value=min(shares), unit="%")
+    yield Figure(benchmark=NAME, what=f"{of}: named again and a value of an entry by itself, mean", value=mean(again_alone), unit="%")
+    yield Figure(benchmark=NAME, what=f"{of}: values of an entry by themselves, of the best possible, mean", value=mean(alone), unit="%")
+    what = f"{of}: of the best possible where paths inside others count there too, mean"
+    yield Figure(benchmark=NAME, what=what, value=mean(covered), unit="%")
     yield Figure(benchmark=NAME, what=f"{of}: values that values_in finds, mean", value=mean(known), unit="%")
     yield Figure(benchmark=NAME, what=f"{of}: a version, median", value=1000 * middle(seconds), unit="ms")
 
@@ -282,6 +293,37 @@ def best_number(values: frozenset[Named], max_tokens: int) -> int:
         total += cost
         number += total <= max_tokens
     return number
+
+
+def best_cover(values: frozenset[Named], max_tokens: int) -> int:
+    """About how many of these could stand in so many tokens, some inside others: what adds most for its price comes first."""
+    texts = {value.text for value in values}
+    holds = {text: {text} | {part for part in parts_of(text) if part in texts} for text in texts}
+    costs = {text: counter()(f" {text}") for text in texts}
+    there: set[str] = set()
+    total = 0
+    while texts:
+        best = min(texts, key=lambda text: (costs[text] / max(1, len(holds[text] - there)), text))
+        total += costs[best]
+        if total > max_tokens or not holds[best] - there:
+            break
+        there |= holds[best]
+        texts = {text for text in texts if text not in there}
+    return len(there)
+
+
+def parts_of(path: str) -> Iterator[str]:
+    """What begins or ends at a slash of a path."""
+    for at in (match.start() for match in re.finditer("/", path)):
+        yield from (path[:at], path[at + 1 :], path[at:])
+
+
+def kept_alone(draft: Draft | None, values: frozenset[Named]) -> Kept:
+    """How many of these are values of an entry by themselves, not inside others."""
+    stored = draft.sections["provenance"] if draft else []
+    own = {value.text for entry, one in zip(draft.ledger if draft else (), stored, strict=True) for value, _ in entry_values(entry, one)}
+    texts = {value.text for value in values}
+    return Kept(len(texts & own), len(texts))
 
 
 def kept_in(entries: Sequence[str], values: frozenset[Named]) -> Kept:
