@@ -72,6 +72,12 @@ class _Standing:
         return self.inner
 
     @property
+    def origin(self) -> Origin:
+        """Where it comes from; what matters less names one message, since every answer carries them."""
+        few = self.message_ids if self.is_stated or self.times > 1 else self.message_ids[:1]
+        return Origin(few, self.rank, self.times)
+
+    @property
     def is_stated(self) -> bool:
         """Whether it goes before all that is weighed by its price."""
         return self.rank >= _BY_USER
@@ -151,7 +157,7 @@ def build_ledger(
     memory.settle(standings.values(), kept)
     entries = [*head, *(entry for entry, _ in fitting)]
     origins: list[tuple[Origin, ...]] = [() for _ in head]
-    origins += [tuple([Origin(one.message_ids, one.rank, one.times) for one in group]) for _, group in fitting]
+    origins += [tuple([one.origin for one in group]) for _, group in fitting]
     if memory.values:
         entries.append(_LEFT_OUT.format(memory.values))
         origins.append(())
