@@ -186,7 +186,7 @@ def _restore(connection: Connection, session: SessionRow, compaction_id: Compact
     session.revision += 1
     policy = rules.policy(session.agent_wishes, session.wishes)
     session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
-    if is_covered:
+    if is_covered and version is not None:
         _, base_version, _ = _version(connection, session, version)
         take_force(connection, session, base_version, at_ms=now_ms)
     after = session.window_tokens

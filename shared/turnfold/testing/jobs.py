@@ -64,6 +64,8 @@ class MemoryJobs:
             case Writes.NEXT if base is not None and base.kind == "extractive" and by_model:
                 again, base = _retold(session, job)
                 rows = rows | again
+            case Writes.NEXT:
+                pass
         chosen = {one.position for one in leaving.evicted} if leaving else set[int]()
         evicted = tuple(
             Evicted(one.message, one.is_error, one.body)
