@@ -228,7 +228,9 @@ class _Told:
 def _told(summary: StoredSummary) -> _Told:
     ledger = tuple(json.loads(summary.ledger))
     facts = summary_facts(summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts)
-    return _Told(facts, ledger, json.dumps(summary_json(summary)))
+    told = summary_json(summary)
+    told["sections"] = {name: value for name, value in told["sections"].items() if name not in BOOKKEEPING}
+    return _Told(facts, ledger, json.dumps(told))
 
 
 def _as_json(done: _Planned, shape: Shaped | None, rendered: Rendered) -> bytes:
@@ -273,8 +275,12 @@ def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
     return json.dumps(summary_json(summary) | shown)
 
 
+BOOKKEEPING = frozenset({"provenance", "left_out", "sources"})
+"""Parts of a version that say where it has what it says from: as long as the rest, and no use to a model. `summary.get` tells them."""
+
+
 def summary_json(summary: StoredSummary) -> dict[str, Any]:
-    """A version in the words of the contract."""
+    """A version in the words of the contract, whole."""
     return {
         "version": summary.version,
         "kind": summary.kind,
