@@ -241,8 +241,10 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
         if row.ordinal != number or row.prev_hash != before or row.hash != row_hash(before, sealed):
             yield f"the audit chain breaks at row {number}"
         before = row.hash
-    evicted = [row.phase for row in session.audit].count("evicted")
-    done = [row.phase for row in session.audit].count("summary_done")
+    phases = [row.phase for row in session.audit]
+    # What was erased is told of still, and is there no more.
+    phases = phases[len(phases) - phases[::-1].index("erased") :] if "erased" in phases else phases
+    evicted, done = phases.count("evicted"), phases.count("summary_done")
     if evicted != sum(row.messages_evicted > 0 for row in session.rows) or done != len(session.versions):
         yield f"the audit knows of {evicted} evictions and {done} versions"
 

@@ -24,6 +24,7 @@ from turnfold.ports import (
     Arrival,
     Campaigns,
     Changes,
+    ErasureStore,
     HistoryStore,
     IdleStore,
     IntakeStore,
@@ -39,6 +40,7 @@ from turnfold.ports import (
 from turnfold.store.campaigns import SqlCampaigns
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
+from turnfold.store.erase import SqlErasures
 from turnfold.store.history import SqlHistory
 from turnfold.store.idle import SqlIdle
 from turnfold.store.ingest import SqlIntake
@@ -81,6 +83,7 @@ class Stores:
     campaigns: Campaigns
     outbox: Outbox
     idle: IdleStore
+    erasures: ErasureStore
     rules: Rules
     policy: PolicyOf
     seen: Callable[[], Coroutine[Any, Any, Seen]]
@@ -120,7 +123,7 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
     async def seen() -> Seen:
         return seen_in_memory(store.memory)
 
-    return Stores("memory", store, store, store, store, store, store, store, store, store, rules, policy_of, seen)
+    return Stores("memory", store, store, store, store, store, store, store, store, store, store, rules, policy_of, seen)
 
 
 @asynccontextmanager
@@ -140,6 +143,7 @@ async def sql_stores(url: str, policy: Policy = SMALL) -> AsyncGenerator[Stores]
             SqlCampaigns(database),
             SqlOutbox(database),
             SqlIdle(database),
+            SqlErasures(database),
             rules,
             policy_of,
             lambda: seen_in_database(database),

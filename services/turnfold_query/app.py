@@ -14,10 +14,11 @@ import uvloop
 from faststream import FastStream
 from faststream.nats import NatsBroker
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
-from turnfold.contracts.subjects import INGESTED
+from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.embedded.ready import announce
 from turnfold.errors import StartError, Unavailable
 from turnfold.model_windows import ModelWindows
@@ -92,7 +93,8 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         model_window=lambda model, policy: windows(model, override=policy.context_window),
     )
     word, metrics, histories = Word(), Metrics(), SqlHistory(database)
-    questions = Questions(windows=SqlWindows(database), histories=histories, answering=answering, arrivals=word, metrics=metrics)
+    stored = SqlWindows(database)
+    questions = Questions(windows=stored, histories=histories, answering=answering, arrivals=word, metrics=metrics)
     desk = Desk(questions, metrics)
 
     def broker_of(names: Iterable[str]) -> NatsBroker:
@@ -110,6 +112,12 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
             missing.append("the database cannot be read")
         return missing
 
+    async def on_word(message: Msg) -> None:
+        if message.data == ERASED:
+            stored.forget()
+            answering.forget()
+        await word.tell()
+
     app = make_http(
         questions=questions,
         histories=histories,
@@ -122,7 +130,7 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
     server = _Server(uvicorn.Config(app, host=http_host, port=http_port, log_config=None, access_log=False, lifespan="off"))
     serving = asyncio.create_task(server.serve(), name="http")
     try:
-        await client.subscribe(INGESTED, cb=word.tell)
+        await client.subscribe(INGESTED, cb=on_word)
         await desk.listen(client, CONTEXT)
         await broker.start()
         # One flush may overtake the subscriptions it should follow; a second cannot.

@@ -252,6 +252,18 @@ def _writes(app: FastAPI, client: Client) -> None:
     async def post_restoration(agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request) -> Response:
         return await passed_on(session_subject("compaction.restore", _key(agent_id, session_id)), http, compaction_id=compaction_id)
 
+    _erasures(app, passed_on)
+
+
+def _erasures(app: FastAPI, passed_on: Callable[[str, Request], Awaitable[Response]]) -> None:
+    @app.delete(SESSION, summary="Erase a session for good", response_model=None)
+    async def delete_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await passed_on(session_subject("session.erase", _key(agent_id, session_id)), http)
+
+    @app.delete(AGENT, summary="Erase all of an agent for good", response_model=None)
+    async def delete_agent(agent_id: AgentPath, http: Request) -> Response:
+        return await passed_on(f"agent.erase.{token_of(_decoded(agent_id))}", http)
+
 
 _STATUS = {error.code: error.status for error in RequestError.__subclasses__()} | {RequestError.code: RequestError.status}
 

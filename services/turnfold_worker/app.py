@@ -16,7 +16,7 @@ from nats.aio.client import Client
 
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.pull import Pull
-from turnfold.bus.streams import wait_for_streams
+from turnfold.bus.streams import last_sequence, wait_for_streams
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.tokens import Count
@@ -30,6 +30,7 @@ from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_ado
 from turnfold.store.campaigns import SqlCampaigns
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
+from turnfold.store.erase import SqlErasures
 from turnfold.store.history import SqlHistory
 from turnfold.store.idle import SqlIdle
 from turnfold.store.ingest import SqlIntake
@@ -38,7 +39,7 @@ from turnfold.store.outbox import SqlOutbox
 from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_worker.background import Campaigner, Compactor, Idler, Keeper, Relay, Sweeper
+from turnfold_worker.background import Campaigner, Compactor, Eraser, Idler, Keeper, Relay, Sweeper
 from turnfold_worker.handlers import BATCH, Intake, make_request_router
 from turnfold_worker.versions import make_versions_router
 from turnfold_worker.weighers import Weighers
@@ -144,6 +145,7 @@ async def _work(
     relay = Relay(store=SqlOutbox(database), client=client)
     sweeper = Sweeper(store=intake_store, client=client)
     idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
+    eraser = Eraser(store=SqlErasures(database), client=client, rules=rules, now_ms=now_ms)
 
     loop = asyncio.get_running_loop()
 
@@ -163,7 +165,12 @@ async def _work(
     compactor.on_done = look_again
     broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
     changes = SqlChanges(database)
-    broker.include_router(make_request_router(changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake))
+    broker.include_router(
+        make_request_router(
+            changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake,
+            last_seq=lambda: last_sequence(client), on_erased=eraser.erased,
+        )
+    )  # fmt: skip
     broker.include_router(
         make_versions_router(
             store=SqlVersions(database),
@@ -177,7 +184,8 @@ async def _work(
     await broker.start()
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [
-        asyncio.create_task(part.run(), name=type(part).__name__) for part in (intake, compactor, relay, sweeper, idler, campaigner, keeper)
+        asyncio.create_task(part.run(), name=type(part).__name__)
+        for part in (intake, compactor, relay, sweeper, idler, campaigner, eraser, keeper)
     ]
     if settings.summary_model is not None:
         # Events are stored already; whoever waits for the ready line may count on summaries too.

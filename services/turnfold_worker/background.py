@@ -1,7 +1,9 @@
 """What a worker does on its own: compact what is pending, send what is to be told, close gaps the stream has."""
 
 import asyncio
+import contextlib
 import json
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,16 +14,18 @@ import structlog
 from nats.aio.client import Client
 from nats.js.errors import Error as JetStreamError
 
-from turnfold.contracts.subjects import EVENTS_STREAM, NOTICES_STREAM
+from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
 from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
 from turnfold.operations.compact import Committed, GivenBack, RolledBack, Writing, compact
 from turnfold.operations.rules import PolicyOf
-from turnfold.ports import Campaigns, IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer
+from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer
 
 log = structlog.get_logger()
 
 RETRY_SECONDS = 1.0
+GONE_ALREADY = (10_037, 10_043)
+"""Error codes of JetStream: no such message (to read), no such message (to delete)."""
 YIELD_SECONDS = 5.0
 
 
@@ -191,6 +195,60 @@ class Campaigner(_Waker):
         if await self._store.advance(rules=self._rules, now_ms=self._now_ms()):
             self._on_opened()
         return self.poll_seconds
+
+
+class Eraser(_Waker):
+    """Has the stream forget what was erased, and erases sessions whose time is over."""
+
+    poll_seconds = 30.0
+    at_once = 100
+    look_at_once = 500
+    look_seconds = 600.0
+
+    def __init__(self, *, store: ErasureStore, client: Client, rules: Rules, now_ms: Callable[[], int]) -> None:
+        super().__init__()
+        self._store = store
+        self._client = client
+        self._rules = rules
+        self._now_ms = now_ms
+        self._looked_at = -math.inf
+        # A worker that died may have left something in the log, and told nobody.
+        self._is_untidy = True
+
+    def erased(self) -> None:
+        """Something was erased just now."""
+        self._is_untidy = True
+        self.wake()
+
+    async def work(self) -> float:
+        """Erase what is due, then see that no copy is left."""
+        if time.monotonic() - self._looked_at >= self.look_seconds:
+            await self._expire()
+            self._looked_at = time.monotonic()
+        while sequences := await self._store.to_purge(self.at_once):
+            await asyncio.gather(*(self._forgotten(seq) for seq in sequences))
+            await self._store.purged(sequences)
+            self._is_untidy = True
+        if self._is_untidy:
+            with contextlib.suppress(nats.errors.Error):
+                await self._client.publish(INGESTED, ERASED)
+            self._is_untidy = not await self._store.tidy()
+        return RETRY_SECONDS if self._is_untidy else self.poll_seconds
+
+    async def _expire(self) -> None:
+        after: int | None = 0
+        while after is not None:
+            after = await self._store.erase_expired(after=after, limit=self.look_at_once, rules=self._rules, now_ms=self._now_ms())
+
+    async def _forgotten(self, seq: int) -> None:
+        """Delete a message of the stream and overwrite it; one that is gone already is as good."""
+        try:
+            reply = await self._client.request(f"$JS.API.STREAM.MSG.DELETE.{EVENTS_STREAM}", json.dumps({"seq": seq}).encode(), timeout=10)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
+        failure = json.loads(reply.data).get("error")
+        if failure and failure.get("err_code") not in GONE_ALREADY:
+            raise Unavailable(f"the stream keeps a message that was erased: {failure.get('description')}")
 
 
 class Relay(_Waker):

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turnfold.bus.pull import Pull
-from turnfold.contracts.requests import CompactionRequest, PolicyRequest, read_request
+from turnfold.contracts.requests import CompactionRequest, PolicyRequest, SessionRequest, read_request
 from turnfold.contracts.subjects import INGESTED, key_of_subject
 from turnfold.errors import RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
@@ -103,7 +103,15 @@ async def as_it_came(message: NatsMessage) -> NatsMessage:
     return message
 
 
-def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], int], on_change: Callable[[], object]) -> NatsRouter:
+def make_request_router(
+    *,
+    changes: Changes,
+    rules: Rules,
+    now_ms: Callable[[], int],
+    on_change: Callable[[], object],
+    last_seq: Callable[[], Awaitable[int]],
+    on_erased: Callable[[], object],
+) -> NatsRouter:
     """Requests that write: answered here, where the writing is done."""
     router = NatsRouter()
 
@@ -127,6 +135,25 @@ def make_request_router(*, changes: Changes, rules: Rules, now_ms: Callable[[], 
         on_change()
         return {"compaction_id": opened}
 
+    async def on_erase(subject: str, body: bytes) -> Mapping[str, Any]:
+        key = key_of_subject("session.erase", subject)
+        read_request(SessionRequest, body)
+        assert isinstance(key, SessionKey)
+        # What is in the stream by now is erased, also where no worker has seen it yet.
+        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms())
+        on_erased()
+        return {**key._asdict(), **done._asdict()}
+
+    async def on_agent_erase(subject: str, body: bytes) -> Mapping[str, Any]:
+        key = key_of_subject("agent.erase", subject)
+        read_request(SessionRequest, body)
+        assert not isinstance(key, SessionKey)
+        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms())
+        on_erased()
+        return {"agent_id": key, **done._asdict()}
+
+    answer_on(router, "session.erase", 2, on_erase)
+    answer_on(router, "agent.erase", 1, on_agent_erase)
     answer_on(router, "session.policy", 2, on_policy)
     answer_on(router, "agent.policy", 1, on_agent_policy)
     answer_on(router, "compaction.request", 2, on_compaction)

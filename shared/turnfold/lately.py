@@ -36,6 +36,12 @@ class Lately(Generic[Key, Value]):
             while self._weight > self._most:
                 self._taken(next(iter(self._kept)))
 
+    def clear(self) -> None:
+        """Forget all of it."""
+        with self._lock:
+            self._kept.clear()
+            self._weight = 0
+
     def _taken(self, key: Key) -> Value | None:
         value, weight = self._kept.pop(key, (None, 0))
         self._weight -= weight

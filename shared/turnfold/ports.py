@@ -71,7 +71,7 @@ PAYLOAD_KEPT_BYTES = 64 * 1024
 
 
 class DeadLetter(NamedTuple):
-    """An event that never can be; `payload` is what of it is kept."""
+    """An event that never can be; `payload` is what of it is kept, `key` the session it speaks of, where that can be told."""
 
     stream_seq: int
     at_ms: int
@@ -80,6 +80,7 @@ class DeadLetter(NamedTuple):
     detail: str
     size_bytes: int
     payload: bytes
+    key: SessionKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +457,13 @@ class HistoryStore(Protocol):
 # --- requests that change something
 
 
+class Erased(NamedTuple):
+    """What an erasure took away."""
+
+    sessions: int = 0
+    messages: int = 0
+
+
 class Changes(Protocol):
     """Where requests that write are done."""
 
@@ -465,6 +473,33 @@ class Changes(Protocol):
 
     async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing."""
+        ...
+
+    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int) -> Erased:
+        """Erase a session or all of an agent: nothing at or below this sequence, and no event that was stored, comes back."""
+        ...
+
+
+class ErasureStore(Protocol):
+    """What is left to do after an erasure, and whose time is over."""
+
+    async def erase_expired(self, *, after: int, limit: int, rules: Rules, now_ms: int) -> int | None:
+        """Look at some sessions behind this one by number, and erase those that their policy retains no longer.
+
+        The last one looked at; None when there was none.
+        """
+        ...
+
+    async def to_purge(self, limit: int) -> Sequence[int]:
+        """The lowest sequences that the stream has still to forget."""
+        ...
+
+    async def purged(self, sequences: Sequence[int]) -> None:
+        """The stream holds these no more."""
+        ...
+
+    async def tidy(self) -> bool:
+        """Leave nothing of what was erased in files beside the database; False when somebody who reads keeps it from that now."""
         ...
 
 

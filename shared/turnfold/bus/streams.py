@@ -14,7 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy,
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, EVENTS_SUBJECTS, NOTICES_STREAM, NOTICES_SUBJECTS
-from turnfold.errors import StartError
+from turnfold.errors import StartError, Unavailable
 
 log = structlog.get_logger()
 
@@ -120,6 +120,18 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> Opened:
 async def stream_created(client: Client) -> str:
     """When the stream of events was created (RFC 3339): what tells it from one made anew."""
     return _created(await client.jetstream().stream_info(EVENTS_STREAM))
+
+
+async def last_sequence(client: Client) -> int:
+    """The sequence of the newest event that the stream ever took.
+
+    Raises:
+        Unavailable: the stream does not answer.
+    """
+    try:
+        return (await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq
+    except (APIError, nats.errors.Error, TimeoutError) as error:
+        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
 
 
 async def differences(client: Client) -> list[str]:

@@ -188,6 +188,25 @@ def id_fault(value: object) -> str | None:
     return "holds a control character" if _CONTROL.search(value) else None
 
 
+def claimed_key(payload: bytes) -> SessionKey | None:
+    """The session that a payload seems to speak of, be it an event or not; None where it names none."""
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError):
+        fields = {name: _written(payload, name) for name in SessionKey._fields}
+    found = [fields.get(name) for name in SessionKey._fields] if isinstance(fields, dict) else [None]
+    return None if any(id_fault(one) for one in found) else SessionKey(AgentId(str(found[0])), SessionId(str(found[1])))
+
+
+def _written(payload: bytes, name: str) -> str | None:
+    """The first text that stands behind this name in something that is no JSON."""
+    found = re.search(rb'"%s"\s*:\s*("(?:[^"\\]|\\.){1,2000}")' % name.encode(), payload)
+    try:
+        return str(json.loads(found[1])) if found else None
+    except ValueError:
+        return None
+
+
 def _optional(fields: dict[str, Any], name: str, kind: type) -> Any:
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):

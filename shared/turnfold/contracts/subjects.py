@@ -18,6 +18,8 @@ EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT)
 
 INGESTED = "turnfold.ingested"
 """Best-effort word that new sequences are stored; whoever waits for one looks again."""
+ERASED = b"erased"
+"""What such a word says besides where something was erased: whoever remembers texts forgets them."""
 
 _PLAIN = re.compile(rb"[^A-Za-z0-9_-]")
 _TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+")
@@ -47,6 +49,18 @@ def session_subject(name: str, key: SessionKey) -> str:
 def message_header(agent_id: str, event_id: str) -> str:
     """The `Nats-Msg-Id` of an event."""
     return f"{token_of(agent_id)}.{token_of(event_id)}"
+
+
+def key_of_event_subject(subject: str) -> SessionKey | None:
+    """The session that the subject of an event names; None where it names none."""
+    for kind in EVENT_TYPES:
+        ids = [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")] if subject.startswith(f"{kind}.") else []
+        match ids:
+            case [str(agent_id), str(session_id)]:
+                return SessionKey(AgentId(agent_id), SessionId(session_id))
+            case _:
+                continue
+    return None
 
 
 def key_of_subject(name: str, subject: str) -> SessionKey | AgentId:

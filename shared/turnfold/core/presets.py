@@ -57,6 +57,7 @@ class Policy:
     reserve_tokens: int = 16_384
     every_rounds: int = 0
     idle_seconds: int = 0
+    retain_days: int = 0
 
     keep_messages: int = 10
     keep_tokens: int = 20_000

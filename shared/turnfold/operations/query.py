@@ -46,7 +46,12 @@ class Answering:
 
     policy: PolicyOf
     model_window: Callable[[str | None, Policy], int]
-    grown: Lately[tuple[SessionKey, Asked], Growth] = field(default_factory=lambda: Lately(GROWN_BYTES))
+    grown: Lately[tuple[int, Asked], Growth] = field(default_factory=lambda: Lately(GROWN_BYTES))
+
+    def forget(self) -> None:
+        """Keep no text in memory: something was erased."""
+        self.grown.clear()
+        _told.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,10 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
                     spread = next_spread(spread, characters, seen.max_chars)
                     continue
                 answer = seen.answer(rendered)
-                if moment is None and not seen.asked.is_emergency:
-                    answering.grown.keep((key, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken))
+                if moment is None and not seen.asked.is_emergency and seen.facts.session is not None:
+                    answering.grown.keep(
+                        (seen.facts.session.sid, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken)
+                    )
                 return answer
 
 
@@ -177,7 +184,9 @@ class _Reading:
             aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
         )
-        window = grown(stored, asked, policy, self._answering.grown.take((self._key, asked)) if request.as_of is None else None)
+        # By its number: a session that begins afresh after it was erased has another.
+        earlier = self._answering.grown.take((session.sid, asked)) if session is not None and request.as_of is None else None
+        window = grown(stored, asked, policy, earlier)
         found = planned(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
         etag = self._etag(session, policy, model_window)

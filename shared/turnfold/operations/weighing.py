@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from turnfold.contracts.events import LIMITS, Event, Limits, read_event
+from turnfold.contracts.events import LIMITS, Event, Limits, claimed_key, read_event
+from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.priority import classify
 from turnfold.core.tokens import IMAGE_TOKENS, Count, measure
 from turnfold.core.usage import read_report
@@ -120,4 +121,5 @@ def bury(delivery: Delivery, error: BadEvent) -> DeadLetter:
         json.dumps(detail)[1:-1],
         len(payload),
         payload[:PAYLOAD_KEPT_BYTES],
+        key_of_event_subject(delivery.subject) or claimed_key(payload),
     )

@@ -10,8 +10,9 @@ from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports import Rules
+from turnfold.ports import Erased, Rules
 from turnfold.store.engine import Database, insert_for
+from turnfold.store.erase import erase, keep_apart
 from turnfold.store.evict import REQUESTED, evict_now
 from turnfold.store.schema import agents, sessions
 from turnfold.store.sessions import Records, lock_by_key, write_back
@@ -37,8 +38,13 @@ class SqlChanges:
         """
         return await self._database.write(lambda connection: _compact(connection, key, rules, now_ms))
 
+    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int) -> Erased:
+        """Erase a session or all of an agent; nothing at or below this sequence comes back."""
+        return await self._database.write(lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms))
+
 
 def _set_for_session(connection: Connection, key: SessionKey, request: PolicyRequest, rules: Rules, now_ms: int) -> Mapping[str, Any]:
+    keep_apart(connection)
     session = lock_by_key(connection, [key], create=True)[key]
     session.wishes = _wished(session.wishes, request)
     _check(rules, session.agent_wishes, session.wishes)

@@ -1,6 +1,7 @@
 """Connections to the database: one that writes, several that read from a snapshot."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from turnfold.errors import StartError, Unavailable
 from turnfold.store.near import Bare, Near, NotAtHand
 
 BUSY_SECONDS = 30
+LOG_WAIT_MS = 200
 READERS = 4
 
 Found = TypeVar("Found")
@@ -53,6 +55,13 @@ class Database:
         if self._writer is None:
             raise StartError("this process was opened for reading only")
         return await self._writer.run(work)
+
+    async def empty_log(self) -> bool:
+        """On SQLite: bring what was written into the file itself, and empty the log beside it, where deleted text may still be.
+
+        False when somebody who reads was in the way.
+        """
+        return not isinstance(self._writer, _InThreads) or await self._writer.apart(_emptied)
 
     async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
         """Do some reading in one snapshot; on SQLite in one thread, as `write` does.
@@ -132,6 +141,14 @@ class _InThreads:
         with _Translated(), self._engine.begin() as connection:
             return work(connection)
 
+    async def apart(self, work: Callable[[Any], Found]) -> Found:
+        """Do something outside of any transaction, with the driver's own connection."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._apart, work)
+
+    def _apart(self, work: Callable[[Any], Found]) -> Found:
+        with _Translated(), contextlib.closing(self._engine.raw_connection()) as connection:
+            return work(connection.driver_connection)
+
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)
         self._engine.dispose()
@@ -150,6 +167,16 @@ class _Awaited:
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+def _emptied(connection: Any) -> bool:
+    """A short wait for readers: whoever wants to write waits behind this."""
+    connection.execute(f"PRAGMA busy_timeout={LOG_WAIT_MS}")
+    try:
+        ((is_busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+    return not is_busy
 
 
 def insert_for(connection: Connection) -> Any:
@@ -191,7 +218,7 @@ def _quoted(path: str) -> str:
 
 def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
     settings = (
-        ["journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "wal_autocheckpoint=4000"]
+        ["journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "wal_autocheckpoint=4000", "secure_delete=ON"]
         if writes
         else ["query_only=ON", "cache_size=-4096"]
     )

@@ -17,6 +17,7 @@ from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Ru
 from turnfold.store import ranges
 from turnfold.store.bulk import BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.engine import Database, insert_for
+from turnfold.store.erase import erased_before, keep_apart, note_copies
 from turnfold.store.evict import evict
 from turnfold.store.pairing import Touched, pair_again
 from turnfold.store.rows import STORED, message_rows, storable
@@ -92,9 +93,16 @@ class _Batch:
         self._dead: list[DeadLetter] = []
         self._new: list[Arrival] = []
         self._moved: set[SessionKey] = set()
+        self._copies: set[tuple[int, int]] = set()
         self._duplicates = 0
 
     def store(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
+        keep_apart(self._connection)
+        if erased := erased_before(self._connection, arrivals, dead):
+            self._duplicates += len(erased)
+            arrivals = [arrival for arrival in arrivals if arrival.stream_seq not in erased]
+            dead = [letter for letter in dead if letter.stream_seq not in erased]
         self._dead.extend(dead)
         evictions = 0
         if arrivals:
@@ -119,7 +127,7 @@ class _Batch:
             write_back(self._connection, changed)
         self._records.write(self._connection)
         self._bury()
-        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
+        note_copies(self._connection, self._copies)
         ranges.add(self._connection, runs(sequences))
         messages_new = sum(len(arrival.messages) for arrival in self._new)
         return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
@@ -163,6 +171,8 @@ class _Batch:
             self._refuse(arrival)
             return
         self._duplicates += 1
+        if arrival.stream_seq != row.stream_seq:
+            self._copies.add((sid, max(arrival.stream_seq, row.stream_seq)))
         if arrival.stream_seq < row.stream_seq:
             self._move(arrival, span)
 
@@ -200,7 +210,8 @@ class _Batch:
     def _refuse(self, arrival: Arrival) -> None:
         payload = "\n".join(message.body for message in arrival.messages).encode()[:PAYLOAD_KEPT_BYTES]
         detail = "this event id stands for other content or another session of the agent"
-        self._dead.append(DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload))
+        told = (arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload)
+        self._dead.append(DeadLetter(*told, key=arrival.key))
 
     def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:
         event_rows: list[tuple[Any, ...]] = []
@@ -257,7 +268,7 @@ class _Batch:
 
     def _bury(self) -> None:
         if self._dead:
-            rows = [letter._asdict() for letter in self._dead]
+            rows = [_letter_row(letter) for letter in self._dead]
             self._connection.execute(insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows)
 
 
@@ -267,6 +278,12 @@ _first_two = itemgetter(0, 1)
 def runs(sequences: Sequence[int]) -> list[ranges.Range]:
     """The sequences as ranges."""
     return ranges.joined((seq, seq) for seq in sequences)
+
+
+def _letter_row(letter: DeadLetter) -> dict[str, Any]:
+    row = letter._asdict()
+    agent_id, session_id = row.pop("key") or (None, None)
+    return {**row, "agent_id": agent_id, "session_id": session_id}
 
 
 def _first_of_each(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:

@@ -21,7 +21,7 @@ from turnfold.store.engine import Database
 from turnfold.store.evict import leave, planned
 from turnfold.store.rewriting import end_rewriting, open_stand_in, wanted_of
 from turnfold.store.rows import FACTS, message_of
-from turnfold.store.schema import compactions, messages, summaries
+from turnfold.store.schema import compactions, messages, sessions, summaries
 from turnfold.store.sessions import Records, SessionRow, lock_by_sid, write_back
 
 # Written out and not as parameters, or no planner sees that the index of open rows answers it.
@@ -155,9 +155,15 @@ class SqlJobs:
         return await self._database.write(claim)
 
     async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput:
-        """Read what a claimed job summarises. A model does not build on what was only extracted: it reads the originals of that."""
+        """Read what a claimed job summarises. A model does not build on what was only extracted: it reads the originals of that.
+
+        Raises:
+            LostLease: its session was erased meanwhile.
+        """
 
         def load(connection: Connection) -> JobInput:
+            if connection.execute(select(sessions.c.sid).where(sessions.c.sid == job.sid)).first() is None:
+                raise LostLease(job.compaction_ids[-1])
             request = _request(connection, job.sid)
             match job.writes:
                 case Writes.REGENERATED:

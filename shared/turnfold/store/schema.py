@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0006"
+REVISION = "0007"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -131,6 +131,8 @@ events = Table(
     Column("digest", LargeBinary, nullable=False),
     # What the event said besides its messages, as JSON; null where it said nothing.
     Column("envelope", Text),
+    # Erasing a session.
+    Index("ix_events_sid", "sid"),
     sqlite_with_rowid=False,
 )
 """One row an event, whichever way and however often it came."""
@@ -358,6 +360,46 @@ restorations = Table(
 )
 """The messages that a restored compaction had taken, as ranges: the past is told from them, since the messages are live again."""
 
+copies = Table(
+    "copies",
+    metadata,
+    _session_key(primary=True),
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""Further sequences at which the stream holds events of a session: erasing it takes them out of the stream too."""
+
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    # Empty where all of an agent was erased; no session is called so.
+    Column("session_id", Text, primary_key=True),
+    # Nothing at or below this sequence comes back.
+    Column("last_seq", Big, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    # Where the audit of the session goes on.
+    Column("audit_rows", Integer, nullable=False, server_default=text("0")),
+    Column("audit_hash", Text, nullable=False, server_default=text("''")),
+    sqlite_with_rowid=False,
+)
+"""What was erased; see `turnfold.store.erase`."""
+
+erased_events = Table(
+    "erased_events",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    sqlite_with_rowid=False,
+)
+"""The events that were erased, as digests of their agent and id."""
+
+purges = Table(
+    "purges",
+    metadata,
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+)
+"""Sequences that the stream has still to forget."""
+
 audit = Table(
     "audit",
     metadata,
@@ -401,6 +443,9 @@ dead_letters = Table(
     Column("size_bytes", Big, nullable=False),
     Column("payload", LargeBinary, nullable=False),
     Column("replayed_at_ms", Big),
+    # The session it speaks of, as far as that can be told.
+    Column("agent_id", Text),
+    Column("session_id", Text),
     sqlite_autoincrement=True,
 )
 

@@ -16,7 +16,7 @@ from turnfold.core.usage import Gauge
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.bulk import BulkInsert, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.engine import insert_for
-from turnfold.store.schema import agents, audit, outbox, sessions, summaries
+from turnfold.store.schema import agents, audit, erasures, outbox, sessions, summaries
 
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
@@ -117,6 +117,13 @@ _LOCKED = (
 _pairs = PreparedPairs.pairs
 _is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
 _BY_KEY = PreparedPairs(_LOCKED.where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type))
+_AUDIT_ENDS = PreparedPairs(
+    select(erasures.c.agent_id, erasures.c.session_id, erasures.c.audit_rows, erasures.c.audit_hash).where(
+        erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b
+    ),
+    (erasures.c.agent_id.type, erasures.c.session_id.type),
+)
+_MADE = ("agent_id", "session_id", "audit_rows", "audit_hash")
 _BY_SID = PreparedIn(_LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True))), "sids")
 _WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
 _stored_values = attrgetter(*COUNTERS, "sid")
@@ -130,7 +137,9 @@ def lock_by_key(connection: Connection, keys: Iterable[SessionKey], *, create: b
     found = _by_key(_BY_KEY.rows(connection, wanted))
     missing = [key for key in wanted if key not in found]
     if missing and create:
-        rows = [{"agent_id": key.agent_id, "session_id": key.session_id} for key in missing]
+        # The audit of a session that was erased goes on.
+        ends = {row[:2]: row[2:] for row in map(tuple, _AUDIT_ENDS.rows(connection, missing))}
+        rows: list[dict[str, Any]] = [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in missing]
         connection.execute(insert_for(connection)(sessions).on_conflict_do_nothing(), rows)
         found |= _by_key(_BY_KEY.rows(connection, missing))
     return found

@@ -134,6 +134,10 @@ class SqlWindows:
         self._database = database
         self._known: Lately[SessionKey, Known] = Lately(KNOWN)
 
+    def forget(self) -> None:
+        """Remember no message: some were erased."""
+        self._known.clear()
+
     async def window(
         self,
         key: SessionKey,

@@ -12,7 +12,8 @@ from turnfold.core.presets import Commit, Mode, Policy, preset_named
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey
-from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Ingested, Rules
+from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Erased, Ingested, Rules
+from turnfold.testing.erasures import erased, turned_away
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
 from turnfold.testing.usage import Learning, settled_ms
 
@@ -24,9 +25,13 @@ class MemoryIntake:
 
     async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
         """Keep a batch: each event once, at the lowest sequence it came with."""
+        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
+        given = len(arrivals) + len(dead)
+        arrivals = [one for one in arrivals if not turned_away(self._memory, one.key, one.stream_seq, one.event_id)]
+        dead = [one for one in dead if not turned_away(self._memory, one.key, one.stream_seq)]
         letters = list(dead)
         new: list[Arrival] = []
-        duplicates = 0
+        duplicates = given - len(arrivals) - len(dead)
         changed: dict[SessionKey, Session] = {}
         new_seqs: dict[SessionKey, list[int]] = {}
         readings: dict[SessionKey, dict[int, Reading]] = {}
@@ -49,6 +54,8 @@ class MemoryIntake:
                 continue
             else:
                 duplicates += 1
+                if arrival.stream_seq != known.stream_seq:
+                    self._memory.copies.setdefault(session.key, set()).add(max(arrival.stream_seq, known.stream_seq))
                 if arrival.stream_seq > known.stream_seq:
                     continue
                 session.gauge = session.gauge.moved(known.stream_seq, arrival.stream_seq, arrival.at_ms)
@@ -62,7 +69,6 @@ class MemoryIntake:
                 session.gauge = session.gauge._replace(factor=learning.factor(session, min(naming) - 1))
             evictions += self._evict(session, new_seqs.get(session.key, []), readings.get(session.key, {}), rules, learning)
         self._bury(letters)
-        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
         self._memory.add_ingested((seq, seq) for seq in sequences)
         return Ingested(len(new), sum(len(arrival.messages) for arrival in new), duplicates, len(letters), evictions)
 
@@ -108,8 +114,12 @@ class MemoryIntake:
         for one in letters:
             if one.stream_seq not in buried:
                 buried.add(one.stream_seq)
+                self._memory.letters += 1
+                self._memory.letter_keys[one.stream_seq] = one.key
                 rows.append(
-                    DeadLetterRow(len(rows) + 1, one.at_ms, one.subject, one.stream_seq, one.reason, one.detail, one.size_bytes, None)
+                    DeadLetterRow(
+                        self._memory.letters, one.at_ms, one.subject, one.stream_seq, one.reason, one.detail, one.size_bytes, None
+                    )
                 )
 
 
@@ -164,6 +174,10 @@ class MemoryChanges:
         if rules.policy(self._memory.wishes_of(key.agent_id), session.wishes).mode is Mode.OFF:
             raise Conflict("the session's mode is off")
         return _evict_now(self._memory, session, (Due(Trigger.REQUEST, 0),), rules, now_ms)
+
+    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int) -> Erased:
+        """Erase a session or all of an agent; nothing at or below this sequence comes back."""
+        return erased(self._memory, key, last_seq, now_ms)
 
 
 def _evict_now(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, now_ms: int) -> CompactionId | None:
@@ -270,7 +284,7 @@ def _parsed(arrival: Arrival) -> list[Any]:
 def _refused(arrival: Arrival) -> DeadLetter:
     payload = "\n".join(message.body for message in arrival.messages).encode()
     detail = "this event id stands for other content or another session of the agent"
-    return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, "event_id_reused", detail, len(payload), payload)
+    return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, "event_id_reused", detail, len(payload), payload, arrival.key)
 
 
 def _wished(wishes: Wishes, request: PolicyRequest) -> Wishes:

@@ -50,6 +50,7 @@ class MemoryJobs:
 
     async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput:
         """Read what a claimed job summarises."""
+        self._rows(job)
         session = self._memory.sessions[job.key]
         leaving = _planned(session, job, job.planned, now_ms) if job.planned else None
         rows, base = _adds(session, job), session.version_of(job.base_version)
@@ -83,7 +84,7 @@ class MemoryJobs:
 
     async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int:
         """Store a new version, in force over its base unless it was regenerated; the number it got."""
-        session, rows = self._memory.sessions[job.key], self._rows(job)
+        rows, session = self._rows(job), self._memory.sessions[job.key]
         takes_force = job.writes is not Writes.REGENERATED
         if takes_force and session.version != job.base_version:
             raise LostLease(job.compaction_ids[-1])
@@ -142,8 +143,8 @@ class MemoryJobs:
 
     async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
         """End a compaction that evicted nothing and comes to nothing."""
-        session, newest = self._memory.sessions[job.key], job.compaction_ids[-1]
-        for row in self._rows(job):
+        rows, session, newest = self._rows(job), self._memory.sessions[job.key], job.compaction_ids[-1]
+        for row in rows:
             row.status, row.lease_until_ms, row.reason, row.finished_at_ms = str(ending), None, reason, now_ms
         phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[ending]
         self._memory.seal(session, phase, at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
@@ -158,8 +159,8 @@ class MemoryJobs:
 
     async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
         """Return a job whose attempt failed, to be tried again."""
-        session, newest = self._memory.sessions[job.key], job.compaction_ids[-1]
-        for row in self._rows(job):
+        rows, session, newest = self._rows(job), self._memory.sessions[job.key], job.compaction_ids[-1]
+        for row in rows:
             row.status, row.lease_until_ms, row.reason, row.next_attempt_at_ms = "pending", None, reason, retry_at_ms
         self._memory.seal(session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
         told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": retry_at_ms}
@@ -181,8 +182,9 @@ class MemoryJobs:
 
     def _rows(self, job: Job) -> list[Compaction]:
         """The rows of a job that is still this worker's."""
-        rows = [row for row in self._memory.sessions[job.key].compactions if row.compaction_id in job.compaction_ids]
-        if any(row.status != "running" or row.fence != job.fence for row in rows):
+        session = self._memory.sessions.get(job.key)
+        rows = [row for row in session.compactions if row.compaction_id in job.compaction_ids] if session else []
+        if not rows or any(row.status != "running" or row.fence != job.fence for row in rows):
             raise LostLease(job.compaction_ids[-1])
         return rows
 

@@ -260,9 +260,16 @@ class Session:
         )  # fmt: skip
 
 
+class Erasure(NamedTuple):
+    """A tombstone: nothing at or below the sequence comes back, and the audit goes on behind these rows."""
+
+    last_seq: int
+    audit: tuple[AuditRow, ...] = ()
+
+
 @dataclass(slots=True)
 class Memory:
-    """Everything a store keeps."""
+    """Everything a store keeps. `letter_keys` says whose a dead letter is, by its sequence; `copies`, where else an event came."""
 
     agents: dict[AgentId, Wishes] = field(default_factory=dict)
     sessions: dict[SessionKey, Session] = field(default_factory=dict)
@@ -271,10 +278,20 @@ class Memory:
     outbox: list[Notice] = field(default_factory=list)
     told: int = 0
     new_id: Callable[[], int] = lambda: randbits(62)
+    made: int = 0
+    letters: int = 0
+    erasures: dict[SessionKey | AgentId, Erasure] = field(default_factory=dict)
+    erased_events: set[tuple[AgentId, EventId]] = field(default_factory=set)
+    purges: set[int] = field(default_factory=set)
+    copies: dict[SessionKey, set[int]] = field(default_factory=dict)
+    letter_keys: dict[int, SessionKey | None] = field(default_factory=dict)
 
     def session(self, key: SessionKey) -> Session:
-        """The session of a key, made if need be."""
-        return self.sessions.setdefault(key, Session(len(self.sessions) + 1, key))
+        """The session of a key, made if need be; the audit of one that was erased goes on."""
+        if key not in self.sessions:
+            self.made += 1
+            self.sessions[key] = Session(self.made, key, audit=list(self.erasures.get(key, Erasure(0)).audit))
+        return self.sessions[key]
 
     def wishes_of(self, agent_id: AgentId) -> Wishes:
         """What an agent wants for all its sessions."""
@@ -296,7 +313,7 @@ class Memory:
         phase: str,
         *,
         at_ms: int,
-        compaction_id: CompactionId,
+        compaction_id: CompactionId | None = None,
         reason: str | None = None,
         tokens_before: int | None = None,
         tokens_after: int | None = None,
@@ -307,7 +324,7 @@ class Memory:
             "ordinal": len(session.audit) + 1,
             "at_ms": at_ms,
             **session.key._asdict(),
-            "compaction_id": int(compaction_id),
+            "compaction_id": None if compaction_id is None else int(compaction_id),
             "phase": phase,
             "reason": reason,
             "tokens_before": tokens_before,

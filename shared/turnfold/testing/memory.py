@@ -20,9 +20,10 @@ from turnfold.ports import (
     WindowFacts,
 )
 from turnfold.testing.campaigns import MemoryCampaigns
+from turnfold.testing.erasures import MemoryErasures
 from turnfold.testing.intake import MemoryChanges, MemoryIdle, MemoryIntake
 from turnfold.testing.jobs import MemoryJobs
-from turnfold.testing.kept import Compaction, Memory, Session
+from turnfold.testing.kept import Compaction, Erasure, Memory, Session
 from turnfold.testing.versions import MemoryVersions
 
 
@@ -128,7 +129,8 @@ class MemoryHistory:
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
         """Audit rows behind an ordinal."""
         session = self._memory.sessions.get(key)
-        return session.audit[after : after + limit] if session else []
+        rows = session.audit if session else self._memory.erasures.get(key, Erasure(0)).audit
+        return list(rows[after : after + limit])
 
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
         """Dead letters behind an id, oldest first."""
@@ -160,7 +162,16 @@ class MemoryOutbox:
 
 
 class MemoryStore(
-    MemoryIntake, MemoryJobs, MemoryWindows, MemoryHistory, MemoryChanges, MemoryVersions, MemoryCampaigns, MemoryOutbox, MemoryIdle
+    MemoryIntake,
+    MemoryJobs,
+    MemoryWindows,
+    MemoryHistory,
+    MemoryChanges,
+    MemoryVersions,
+    MemoryCampaigns,
+    MemoryOutbox,
+    MemoryIdle,
+    MemoryErasures,
 ):
     """All ports over one memory. Each method runs without interruption, so each is one transaction."""
 

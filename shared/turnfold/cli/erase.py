@@ -1,0 +1,39 @@
+"""`turnfold erase`: a session, or all of an agent, for good."""
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from turnfold.cli.reaching import reached
+from turnfold.cli.showing import show_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("erase")(erase)
+
+
+def erase(
+    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    session: Annotated[str | None, typer.Argument(help="The session's id; without it, all sessions of the agent.")] = None,
+    is_confirmed: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Erase a session, or an agent with all its sessions and its policy. Nothing brings it back."""
+    what = f"the session {session} of {agent}" if session is not None else f"the agent {agent} with all its sessions"
+    if not is_confirmed:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter(f"this would erase {what} for good; say so with --yes")
+        typer.confirm(f"Erase {what} for good?", abort=True, err=True)
+    told = asyncio.run(_erased(agent, session))
+    if as_json:
+        show_json(told)
+        return
+    typer.echo(f"Erased {what}: {told['sessions']:,} sessions, {told['messages']:,} messages.")
+
+
+async def _erased(agent: str, session: str | None) -> dict[str, Any]:
+    async with reached() as client:
+        return await (client.erase_agent(agent) if session is None else client.session(agent, session).erase())
