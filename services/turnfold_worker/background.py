@@ -6,7 +6,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import nats.errors
@@ -284,7 +284,7 @@ class Sweeper(_Waker):
     """Finds sequences that the stream does not hold any more, so that nobody waits for them."""
 
     poll_seconds = 2.0
-    look_at_most = 1_000
+    ask_at_most = 200
 
     def __init__(self, *, store: IntakeStore, client: Client) -> None:
         super().__init__()
@@ -301,19 +301,36 @@ class Sweeper(_Waker):
             state = (await jetstream.stream_info(EVENTS_STREAM)).state
             gone = [(first, min(last, state.first_seq - 1)) for first, last in gaps if first < state.first_seq]
             if state.num_deleted:
-                deleted = await self._deleted()
-                missing = (seq for first, last in gaps[: self.look_at_most] for seq in range(max(first, state.first_seq), last + 1))
-                gone += [(seq, seq) for seq in missing if seq in deleted]
+                gone += await self._deleted([(max(first, state.first_seq), last) for first, last in gaps if last >= state.first_seq])
         except (nats.errors.Error, JetStreamError, TimeoutError) as error:
             raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
         if gone:
             await self._store.mark_ingested(gone)
         return self.poll_seconds
 
-    async def _deleted(self) -> frozenset[int]:
-        """The sequences that were taken out of the middle of the stream."""
-        answer = await self._client.request(f"$JS.API.STREAM.INFO.{EVENTS_STREAM}", b'{"deleted_details": true}', timeout=10)
-        return frozenset(json.loads(answer.data).get("state", {}).get("deleted") or ())
+    async def _deleted(self, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What of these was taken out of the middle of the stream; a list of all that ever was would grow with every erasure."""
+        found: list[tuple[int, int]] = []
+        asked = 0
+        for first, last in gaps:
+            at = first
+            while at <= last and asked < self.ask_at_most:
+                asked += 1
+                held = await self._held_from(at)
+                if held is None or held > at:
+                    found.append((at, last if held is None else min(last, held - 1)))
+                at = last + 1 if held is None else held + 1
+        return found
+
+    async def _held_from(self, seq: int) -> int | None:
+        """The first sequence from here on that the stream holds; None when there is none."""
+        asked = json.dumps({"seq": seq, "next_by_subj": ">"}).encode()
+        told = json.loads((await self._client.request(f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", asked, timeout=10)).data)
+        if failure := told.get("error"):
+            if failure.get("err_code") in GONE_ALREADY:
+                return None
+            raise Unavailable(f"the stream does not say what it holds: {failure.get('description')}")
+        return int(told["message"]["seq"])
 
 
 class Child(Protocol):

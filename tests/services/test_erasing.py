@@ -1,12 +1,15 @@
 """Erasing with real parts: bus, worker, query, files on the disk."""
 
 import asyncio
+import contextlib
 import http.client
 import json
+import sqlite3
 from pathlib import Path
 from signal import SIGKILL
 from urllib.parse import urlsplit
 
+import nats
 import pytest
 
 from tests.model_server import running_model_server
@@ -179,3 +182,38 @@ async def deleted(url: str) -> tuple[int, object]:
             connection.close()
 
     return await asyncio.to_thread(send)
+
+
+@pytest.mark.proves("A6")
+async def test_a_worker_erases_the_sessions_whose_time_is_over(tmp_path: Path) -> None:
+    environ = ENVIRON | {"TURNFOLD_POLICY__RETAIN_DAYS": "30"}
+    async with running_parts(tmp_path, environ=environ) as parts, connect(parts.server.url, environ={}) as client:
+        async with parts.running("worker"):
+            await publish(client, TWIN, 0, 2, "somebody else's")
+            await is_stored(parts, await publish(client, KEY, 0, 2))
+        with contextlib.closing(sqlite3.connect(parts.database)) as connection, connection:
+            past = "UPDATE sessions SET last_event_at_ms = last_event_at_ms - 31 * 86400000 WHERE agent_id = ?"
+            connection.execute(past, (KEY.agent_id,))
+
+        async with parts.running("worker"):
+            await wait_until(lambda: len(rows(parts.database, "SELECT 1 FROM sessions_view")) == 1, told=parts.words)
+            await is_forgotten(parts)
+
+            told = rows(parts.database, "SELECT agent_id, phase, reason FROM audit_view")
+            assert [tuple(row) for row in told] == [(KEY.agent_id, "erased", "retention")]
+            assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {"bystander"}
+
+
+@pytest.mark.proves("A6", "W5")
+async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(tmp_path: Path) -> None:
+    async with running_parts(tmp_path, environ=ENVIRON) as parts, connect(parts.server.url, environ={}) as client:
+        await publish(client, KEY, 0, 300)
+        bus = await nats.connect(parts.server.url)
+        for seq in [*range(5, 250), 252, 254]:
+            await bus.jetstream().delete_msg("TURNFOLD_EVENTS", seq)
+        await bus.close()
+
+        async with parts.running("worker"):
+            await is_stored(parts, 300)
+
+        assert len(rows(parts.database, "SELECT 1 FROM events")) == 300 - 247

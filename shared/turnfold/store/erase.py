@@ -138,6 +138,7 @@ def _erase_sessions(connection: Connection, locked: Sequence[SessionRow], last_s
         counts: dict[int, int] = {row[0]: row[1] for row in connection.execute(counted)}
         _insert(connection, erased_events, sorted({digest_of(agent_id, event_id) for agent_id, event_id, _ in stored}))
         _forget_in_stream(connection, chain((row.stream_seq for row in stored), further))
+        # What keeps words of messages outside of these tables, such as an index, has to forget them here.
         for table in HANGING:
             connection.execute(delete(table).where(table.c.sid.in_(sids)))
         connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
