@@ -6,8 +6,8 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import nats.errors
 import structlog
@@ -242,13 +242,23 @@ class Eraser(_Waker):
 
     async def _forgotten(self, seq: int) -> None:
         """Delete a message of the stream and overwrite it; one that is gone already is as good."""
+        failure = await self._failure_of("DELETE", seq)
+        # Of a block of the stream that is gone altogether it only says that deleting failed.
+        if failure is None or failure.get("err_code") in GONE_ALREADY:
+            return
+        found = await self._failure_of("GET", seq)
+        if found is None or found.get("err_code") not in GONE_ALREADY:
+            raise Unavailable(f"the stream keeps a message that was erased: {failure.get('description')}")
+
+    async def _failure_of(self, verb: str, seq: int) -> Mapping[str, Any] | None:
+        """What the stream has against doing this with a message."""
+        subject = f"$JS.API.STREAM.MSG.{verb}.{EVENTS_STREAM}"
         try:
-            reply = await self._client.request(f"$JS.API.STREAM.MSG.DELETE.{EVENTS_STREAM}", json.dumps({"seq": seq}).encode(), timeout=10)
+            reply = await self._client.request(subject, json.dumps({"seq": seq}).encode(), timeout=10)
         except (nats.errors.Error, TimeoutError) as error:
             raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
-        failure = json.loads(reply.data).get("error")
-        if failure and failure.get("err_code") not in GONE_ALREADY:
-            raise Unavailable(f"the stream keeps a message that was erased: {failure.get('description')}")
+        failure: Mapping[str, Any] | None = json.loads(reply.data).get("error")
+        return failure
 
 
 class Relay(_Waker):

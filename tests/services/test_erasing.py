@@ -217,3 +217,22 @@ async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(tm
             await is_stored(parts, 300)
 
         assert len(rows(parts.database, "SELECT 1 FROM events")) == 300 - 247
+
+
+@pytest.mark.proves("A6")
+async def test_what_the_stream_has_forgotten_already_is_no_trouble(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        parts.running("worker"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        await is_stored(parts, await publish(client, KEY, 0, 5))
+        bus = await nats.connect(parts.server.url)
+        for seq in range(1, 6):
+            await bus.jetstream().delete_msg("TURNFOLD_EVENTS", seq)
+        await bus.close()
+
+        await client.session(*KEY).erase()
+
+        await is_forgotten(parts)
+        assert "work.delayed" not in parts.words()
