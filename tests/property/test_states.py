@@ -238,6 +238,16 @@ class Walk(RuleBasedStateMachine):
         target = key.agent_id if is_agent else key
         self.both(lambda stores: stores.changes.set_policy(target, request, rules=stores.rules, now_ms=self.now_ms))
 
+    @precondition(lambda self: self.steps > 8)
+    @rule(key=keys, is_agent=st.sampled_from([False, False, True]), is_behind=st.booleans())
+    def erase(self, key: SessionKey, is_agent: bool, is_behind: bool) -> None:
+        """What the stream holds by now never comes back; sometimes not all of it has been delivered yet."""
+        if not is_behind:
+            self.deliver_what_is_new()
+        target = key.agent_id if is_agent else key
+        last_seq = len(self.stream)
+        self.both(lambda stores: stores.changes.erase(target, last_seq=last_seq, now_ms=self.now_ms))
+
     # --- what workers do
 
     @rule(ms=st.sampled_from([1_000, LEASE_MS // 2, LEASE_MS, 3_600_000]))
