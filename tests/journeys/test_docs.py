@@ -55,6 +55,10 @@ STATUSES = {"kept", "partly", "not yet"}
 PROVED = re.compile(r"\.proves\(([^)]*)\)")
 
 
+ARROW = re.compile(r"^\| (?P<letter>[a-z]) \|.*\| `(?P<file>[^`]+)::(?P<test>[^`]+)` \|$", re.MULTILINE)
+DRAWN = re.compile(r"^    \S+ --> \S+: (?P<letter>[a-z])$", re.MULTILINE)
+
+
 class Example(NamedTuple):
     """A block of code in a page, and what has to be among what it prints."""
 
@@ -218,3 +222,13 @@ async def test_the_worked_example_of_a_window_is_what_its_program_prints() -> No
 
     assert program.returncode == 0
     assert printed.decode() == told + "\n"
+
+
+@pytest.mark.proves("L10", "A1")
+def test_each_arrow_of_a_compaction_has_a_letter_and_a_test() -> None:
+    page = (ROOT / "docs" / "states.md").read_text(encoding="utf-8")
+    named = {match["letter"]: (match["file"], match["test"]) for match in ARROW.finditer(page)}
+
+    assert set(named) == {match["letter"] for match in DRAWN.finditer(page)} == set("abcdefgh")
+    for file, test in named.values():
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {test}"
