@@ -169,7 +169,7 @@ class MemoryJobs:
     async def discard(self, job: Job, *, now_ms: int) -> None:
         """Record that what was written came too late; rows that are still ours are due again."""
         session = self._memory.sessions.get(job.key)
-        if session is None:
+        if session is None or session.sid != job.sid:
             return
         for row in session.compactions:
             if row.compaction_id in job.compaction_ids and row.status == "running" and row.fence == job.fence:
