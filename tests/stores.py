@@ -32,10 +32,12 @@ from turnfold.ports import (
     JobStore,
     Outbox,
     Rules,
+    SearchStore,
     Version,
     Versions,
     WindowFacts,
     WindowStore,
+    WordIndex,
 )
 from turnfold.store.campaigns import SqlCampaigns
 from turnfold.store.changes import SqlChanges
@@ -43,9 +45,11 @@ from turnfold.store.engine import Database
 from turnfold.store.erase import SqlErasures
 from turnfold.store.history import SqlHistory
 from turnfold.store.idle import SqlIdle
+from turnfold.store.indexing import SqlIndex
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
 from turnfold.store.outbox import SqlOutbox
+from turnfold.store.search import SqlSearch
 from turnfold.store.versions import SqlVersions
 from turnfold.store.window import SqlWindows
 from turnfold.testing.memory import MemoryStore
@@ -84,6 +88,8 @@ class Stores:
     outbox: Outbox
     idle: IdleStore
     erasures: ErasureStore
+    search: SearchStore
+    index: WordIndex
     rules: Rules
     policy: PolicyOf
     seen: Callable[[], Coroutine[Any, Any, Seen]]
@@ -123,7 +129,7 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
     async def seen() -> Seen:
         return seen_in_memory(store.memory)
 
-    return Stores("memory", store, store, store, store, store, store, store, store, store, store, rules, policy_of, seen)
+    return Stores("memory", store, store, store, store, store, store, store, store, store, store, store, store, rules, policy_of, seen)
 
 
 @asynccontextmanager
@@ -144,6 +150,8 @@ async def sql_stores(url: str, policy: Policy = SMALL) -> AsyncGenerator[Stores]
             SqlOutbox(database),
             SqlIdle(database),
             SqlErasures(database),
+            SqlSearch(database),
+            SqlIndex(database),
             rules,
             policy_of,
             lambda: seen_in_database(database),

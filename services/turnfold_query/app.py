@@ -28,6 +28,7 @@ from turnfold.settings import Settings
 from turnfold.store.belonging import next_seq, wait_for_schema
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
+from turnfold.store.search import SqlSearch
 from turnfold.store.window import SqlWindows
 from turnfold_query.handlers import CONTEXT, Desk, Questions, make_router
 from turnfold_query.http import make_http
@@ -94,7 +95,14 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
     )
     word, metrics, histories = Word(), Metrics(), SqlHistory(database)
     stored = SqlWindows(database)
-    questions = Questions(windows=stored, histories=histories, answering=answering, arrivals=word, metrics=metrics)
+    questions = Questions(
+        windows=stored,
+        histories=histories,
+        searching=SqlSearch(database),
+        answering=answering,
+        arrivals=word,
+        metrics=metrics,
+    )
     desk = Desk(questions, metrics)
 
     def broker_of(names: Iterable[str]) -> NatsBroker:

@@ -27,8 +27,8 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import key_of_subject
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import SessionKey
-from turnfold.operations import history, query
-from turnfold.ports import HistoryStore, WindowStore
+from turnfold.operations import history, query, search
+from turnfold.ports import HistoryStore, SearchStore, WindowStore
 from turnfold_query.metrics import Metrics
 
 log = structlog.get_logger()
@@ -51,12 +51,14 @@ class Questions:
         *,
         windows: WindowStore,
         histories: HistoryStore,
+        searching: SearchStore,
         answering: query.Answering,
         arrivals: query.Arrivals,
         metrics: Metrics,
     ) -> None:
         self._windows = windows
         self._histories = histories
+        self._searching = searching
         self._answering = answering
         self._arrivals = arrivals
         self._metrics = metrics
@@ -89,7 +91,7 @@ class Questions:
             case HistoryRequest():
                 return await history.history(key, request, store=self._histories)
             case SearchRequest():
-                return await history.search(key, request, store=self._histories)
+                return await search.search(key, request, store=self._searching)
             case SummaryRequest():
                 return json.dumps(await history.summary(key, request, store=self._histories))
             case AuditRequest():

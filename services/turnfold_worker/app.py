@@ -33,13 +33,14 @@ from turnfold.store.engine import Database
 from turnfold.store.erase import SqlErasures
 from turnfold.store.history import SqlHistory
 from turnfold.store.idle import SqlIdle
+from turnfold.store.indexing import SqlIndex
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
 from turnfold.store.outbox import SqlOutbox
 from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_worker.background import Campaigner, Compactor, Eraser, Idler, Keeper, Relay, Sweeper
+from turnfold_worker.background import Campaigner, Compactor, Eraser, Idler, Indexer, Keeper, Relay, Sweeper
 from turnfold_worker.handlers import BATCH, Intake, make_request_router
 from turnfold_worker.versions import make_versions_router
 from turnfold_worker.weighers import Weighers
@@ -146,6 +147,7 @@ async def _work(
     sweeper = Sweeper(store=intake_store, client=client)
     idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
     eraser = Eraser(store=SqlErasures(database), client=client, rules=rules, now_ms=now_ms)
+    indexer = Indexer(store=SqlIndex(database), is_busy=lambda: intake.is_busy)
 
     loop = asyncio.get_running_loop()
 
@@ -185,7 +187,7 @@ async def _work(
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [
         asyncio.create_task(part.run(), name=type(part).__name__)
-        for part in (intake, compactor, relay, sweeper, idler, campaigner, eraser, keeper)
+        for part in (intake, compactor, relay, sweeper, idler, campaigner, eraser, indexer, keeper)
     ]
     if settings.summary_model is not None:
         # Events are stored already; whoever waits for the ready line may count on summaries too.

@@ -19,7 +19,7 @@ from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
 from turnfold.operations.compact import Committed, GivenBack, RolledBack, Writing, compact
 from turnfold.operations.rules import PolicyOf
-from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer
+from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer, WordIndex
 
 log = structlog.get_logger()
 
@@ -259,6 +259,26 @@ class Eraser(_Waker):
             raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
         failure: Mapping[str, Any] | None = json.loads(reply.data).get("error")
         return failure
+
+
+class Indexer(_Waker):
+    """Has messages indexed for search, a few at a time, while no full batch of events is in hand."""
+
+    longest_pause_seconds = 10.0
+
+    def __init__(self, *, store: WordIndex, is_busy: Callable[[], bool]) -> None:
+        super().__init__()
+        self._store = store
+        self._is_busy = is_busy
+        self._since = time.monotonic()
+
+    async def work(self) -> float:
+        """Index what waits. What is not indexed yet is found all the same, so events go first; but no backlog stops it for good."""
+        while not self._is_busy() or time.monotonic() - self._since > self.longest_pause_seconds:
+            self._since = time.monotonic()
+            if not await self._store.index_some():
+                break
+        return self.poll_seconds
 
 
 class Relay(_Waker):

@@ -10,6 +10,7 @@ from turnfold.core.moments import Moment
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
+from turnfold.core.search import Lookup
 from turnfold.core.sources import Draft, Previous, SummaryJob
 from turnfold.core.usage import Meter, Report
 from turnfold.messages import AgentId, Call, CompactionId, EventId, Message, SessionKey, State
@@ -452,6 +453,42 @@ class HistoryStore(Protocol):
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]: ...
 
     async def dead_letter_counts(self) -> Mapping[str, int]: ...
+
+
+# --- search
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which messages of a session are searched; None is no condition."""
+
+    state: State | None = None
+    role: str | None = None
+    after_position: int | None = None
+    before_position: int | None = None
+
+
+class SearchStore(Protocol):
+    """Where messages are found by what they say. Each method may raise UnknownSession or Unavailable."""
+
+    async def unindexed(self, key: SessionKey, *, scope: Scope, after_position: int) -> Sequence[Original]:
+        """A page of the messages that the index may not have yet, in order; at the end none.
+
+        Who reads these first and the index afterwards misses nothing, whatever is indexed meanwhile.
+        """
+        ...
+
+    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Sequence[Original]:
+        """Messages that the index has under all terms of a lookup, bounded: of very many the newest and the oldest."""
+        ...
+
+
+class WordIndex(Protocol):
+    """What has to be done so that messages are found fast."""
+
+    async def index_some(self) -> int:
+        """Index some of the messages that wait for it, in one short transaction; how many."""
+        ...
 
 
 # --- requests that change something

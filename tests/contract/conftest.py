@@ -10,7 +10,7 @@ import pytest
 from tests.invariants import faults
 from tests.postgres import Postgres
 from tests.stores import Stores, memory_stores, new_sqlite, sql_stores
-from turnfold.store.schema import metadata
+from turnfold.store.schema import metadata, word_index
 from turnfold_migrations import upgrade
 
 MEMORY = ""
@@ -39,7 +39,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def _emptied(url: str) -> None:
     connection = await asyncpg.connect(url.replace("+asyncpg", ""))
     try:
-        tables = ", ".join(f'"{name}"' for name in metadata.tables)
+        tables = ", ".join(f'"{name}"' for name in (*metadata.tables, word_index.name))
         # As a replica the server fires no triggers, not even the one that keeps the audit.
         await connection.execute(f"SET session_replication_role = replica; TRUNCATE {tables} RESTART IDENTITY")
     finally:

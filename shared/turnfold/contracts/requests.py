@@ -46,10 +46,14 @@ class HistoryRequest(Request):
 
 
 class SearchRequest(Request):
-    """Words to be found in all messages of a session."""
+    """Words to be found in all messages of a session, or in those of a state, a role or a stretch of it."""
 
     q: Annotated[str, Field(min_length=1, max_length=1_000)]
     limit: Annotated[int, Field(ge=1, le=100)] = 20
+    state: Literal["live", "pending", "covered"] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
+    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    before_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
 
 
 class AuditRequest(Request):

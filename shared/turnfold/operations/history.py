@@ -1,20 +1,15 @@
-"""Questions about the past: originals, words, versions, the audit, and what an installation holds."""
+"""Questions about the past: originals, versions, the audit, and what an installation holds."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from turnfold.contracts.requests import AuditRequest, HistoryRequest, SearchRequest, SessionRequest, SummaryRequest
-from turnfold.core.tokens import text_of
+from turnfold.contracts.requests import AuditRequest, HistoryRequest, SessionRequest, SummaryRequest
 from turnfold.core.usage import usage_state
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query import rfc3339, summary_json
 from turnfold.ports import HistoryStore, Original, SessionCounts
-
-NEWEST = 2**62
-SEARCH_PAGE = 500
 
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
@@ -27,46 +22,17 @@ async def history(key: SessionKey, request: HistoryRequest, *, store: HistorySto
 
 
 def _page(originals: Sequence[Original], next_position: int | None) -> str:
-    messages = ", ".join(_original_json(one) for one in originals)
+    messages = ", ".join(original_json(one) for one in originals)
     return f'{{"messages": [{messages}], "next_position": {json.dumps(next_position)}}}'
 
 
-def _original_json(original: Original, score: float | None = None) -> str:
+def original_json(original: Original, score: float | None = None) -> str:
+    """A stored message as it travels, its text spliced in as it was stored."""
     fields: dict[str, Any] = {"message_id": original.message_id, "position": original.position, "state": str(original.state)}
     if score is not None:
         fields["score"] = score
     content = f', "original_content": {original.original_content}' if original.original_content is not None else ""
     return f'{json.dumps(fields)[:-1]}, "message": {original.body}{content}}}'
-
-
-async def search(key: SessionKey, request: SearchRequest, *, store: HistoryStore) -> str:
-    """Messages that hold every word of the query, whatever their state, the newest first.
-
-    A plain scan of the session's texts, case folded, so that two Chinese characters are found like any word.
-    """
-    words = request.q.casefold().split()
-    if not words:
-        raise BadRequest("q: there is no word in it")
-    hits: list[str] = []
-    before = NEWEST
-    while len(hits) < request.limit:
-        page = await store.page(key, after_position=before, limit=SEARCH_PAGE, newest_first=True)
-        if not page:
-            break
-        before = page[-1].position
-        hits += await asyncio.to_thread(_hits, page, words)
-    return f'{{"hits": [{", ".join(hits[: request.limit])}]}}'
-
-
-def _hits(page: Sequence[Original], words: Sequence[str]) -> list[str]:
-    found = []
-    for original in page:
-        body = json.loads(original.body)
-        text = f"{text_of(body)}\n{json.dumps(body.get('tool_calls') or '', ensure_ascii=False)}".casefold()
-        if all(word in text for word in words):
-            occurrences = sum(text.count(word) for word in words)
-            found.append(_original_json(original, round(occurrences / (1 + len(text) / 200), 4)))
-    return found
 
 
 async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports import Arrival, DeadLetter, Erased, Rules
 from turnfold.store.bulk import Bulk, Prepared, PreparedIn, PreparedPairs
 from turnfold.store.engine import Database, insert_for
+from turnfold.store.indexing import forget
 from turnfold.store.schema import (
     agents,
     copies,
@@ -138,7 +139,9 @@ def _erase_sessions(connection: Connection, locked: Sequence[SessionRow], last_s
         counts: dict[int, int] = {row[0]: row[1] for row in connection.execute(counted)}
         _insert(connection, erased_events, sorted({digest_of(agent_id, event_id) for agent_id, event_id, _ in stored}))
         _forget_in_stream(connection, chain((row.stream_seq for row in stored), further))
-        # What keeps words of messages outside of these tables, such as an index, has to forget them here.
+        # What keeps words of messages outside of these tables has to forget them here.
+        for sid in sids:
+            forget(connection, sid)
         for table in HANGING:
             connection.execute(delete(table).where(table.c.sid.in_(sids)))
         connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))

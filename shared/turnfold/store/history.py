@@ -18,7 +18,7 @@ from turnfold.store.window import SUMMARY_COLUMNS, summary_of
 PAGE_CHARACTERS = 2_000_000
 """A page of originals ends early rather than outgrow what the bus carries."""
 
-_ORIGINALS = select(
+ORIGINALS = select(
     messages.c.position, messages.c.event_id, messages.c.compaction_id, compactions.c.is_covered, messages.c.body, messages.c.original
 ).outerjoin(compactions, compactions.c.compaction_id == messages.c.compaction_id)
 
@@ -47,7 +47,7 @@ class SqlHistory:
             if last is None:
                 return []
             until = messages.c.position >= last if newest_first else messages.c.position <= last
-            return await _originals(connection, _ORIGINALS.where(messages.c.sid == sid, behind, until).order_by(order))
+            return await _originals(connection, ORIGINALS.where(messages.c.sid == sid, behind, until).order_by(order))
 
     async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]:
         """The originals of these ids, in order of position; ids that name nothing are left out."""
@@ -58,7 +58,7 @@ class SqlHistory:
             rows = await connection.execute(select(events.c.event_id, events.c.stream_seq).where(of_agent))
             seqs: dict[str, int] = {row.event_id: row.stream_seq for row in rows}
             places = [position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs and index < MESSAGES_PER_EVENT]
-            chosen = _ORIGINALS.where(messages.c.sid == sid, messages.c.position.in_(places)).order_by(messages.c.position)
+            chosen = ORIGINALS.where(messages.c.sid == sid, messages.c.position.in_(places)).order_by(messages.c.position)
             return await _originals(connection, chosen)
 
     async def counts(self, key: SessionKey) -> SessionCounts:
@@ -111,16 +111,14 @@ class SqlHistory:
 
 
 async def _originals(connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]) -> list[Original]:
-    return [
-        Original(
-            f"{event_id}#{position % MESSAGES_PER_EVENT}",
-            position,
-            state_of(is_evicted=compaction_id is not None, is_covered=bool(is_covered)),
-            body,
-            original,
-        )
-        for position, event_id, compaction_id, is_covered, body, original in map(tuple[Any, ...], await connection.execute(chosen))
-    ]
+    return [original_of(row) for row in await connection.execute(chosen)]
+
+
+def original_of(row: Sequence[Any]) -> Original:
+    """A message from a row of `ORIGINALS`."""
+    position, event_id, compaction_id, is_covered, body, original = row
+    state = state_of(is_evicted=compaction_id is not None, is_covered=bool(is_covered))
+    return Original(f"{event_id}#{position % MESSAGES_PER_EVENT}", position, state, body, original)
 
 
 async def _counts(connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]) -> list[SessionCounts]:

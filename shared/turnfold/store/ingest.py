@@ -19,6 +19,7 @@ from turnfold.store.bulk import BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.engine import Database, insert_for
 from turnfold.store.erase import erased_before, keep_apart, note_copies
 from turnfold.store.evict import evict
+from turnfold.store.indexing import forget
 from turnfold.store.pairing import Touched, pair_again
 from turnfold.store.rows import STORED, message_rows, storable
 from turnfold.store.schema import compactions, dead_letters, events, messages, tool_calls, usage_reports
@@ -189,6 +190,7 @@ class _Batch:
         mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
         rows = select(messages.c.position, messages.c.compaction_id).where(mine, messages.c.compaction_id.is_not(None))
         evicted = [(row, sid, first + position - span["first"]) for position, row in connection.execute(rows)]
+        forget(connection, sid, first=span["first"], last=span["last"])
         connection.execute(delete(messages).where(mine))
         calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(span["first"], span["last"])
         connection.execute(delete(tool_calls).where(calls))
@@ -204,6 +206,7 @@ class _Batch:
         session = self._sessions[arrival.key]
         session.revision += 1
         session.evicted_changes += bool(evicted)
+        session.unindexed_from = first if session.unindexed_from is None else min(first, session.unindexed_from)
         session.gauge = session.gauge.moved(span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms)
         self._moved.add(arrival.key)
 
@@ -262,6 +265,8 @@ class _Batch:
             session.live_messages += live
             session.live_tokens += live_tokens
             session.rounds += rounds
+            first = position_of(min([arrival.stream_seq for arrival in arrivals]), 0)
+            session.unindexed_from = first if session.unindexed_from is None else min(first, session.unindexed_from)
             session.last_event_at_ms = max(session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals])
             session.idle_at_ms = idle_at_ms(session.last_event_at_ms, self._rules.policy(session.agent_wishes, session.wishes))
         return [session for key, session in self._sessions.items() if key in by_session or key in self._moved]

@@ -19,11 +19,13 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    column,
     false,
+    table,
     text,
 )
 
-REVISION = "0007"
+REVISION = "0008"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -114,10 +116,19 @@ sessions = Table(
     Column("cooldown_reason", Text),
     # What was restored stays until the session has grown to so many tokens, or somebody asks.
     Column("held_to_tokens", Big, nullable=False, server_default=text("0")),
+    # The first message that the search index may not have; null when it has all.
+    Column("unindexed_from", Big),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     # The sessions that fall idle next.
     Index("ix_sessions_idle", "idle_at_ms", sqlite_where=text("idle_at_ms IS NOT NULL"), postgresql_where=text("idle_at_ms IS NOT NULL")),
+    # The sessions with messages to index, the one that waited longest first.
+    Index(
+        "ix_sessions_unindexed",
+        "unindexed_from",
+        sqlite_where=text("unindexed_from IS NOT NULL"),
+        postgresql_where=text("unindexed_from IS NOT NULL"),
+    ),
     sqlite_autoincrement=True,
 )
 
@@ -448,6 +459,9 @@ dead_letters = Table(
     Column("session_id", Text),
     sqlite_autoincrement=True,
 )
+
+word_index = table("word_index", column("rowid", Big), column("position", Big), column("sid", Big), column("terms", Text))
+"""The search index, one row a message; each database has its own kind, which the migrations make (`turnfold.store.indexing`)."""
 
 VIEWS = {
     "sessions_view": """

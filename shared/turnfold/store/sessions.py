@@ -21,7 +21,7 @@ from turnfold.store.schema import agents, audit, erasures, outbox, sessions, sum
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
     "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq", "reported_at_ms",
-    "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms", "cooldown_reason", "held_to_tokens",
+    "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms", "cooldown_reason", "held_to_tokens", "unindexed_from",
 )  # fmt: skip
 
 
@@ -58,6 +58,7 @@ class SessionRow:
     cooldown_until_ms: int
     cooldown_reason: str | None
     held_to_tokens: int
+    unindexed_from: int | None
     summary_tokens: int
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import replace
 from secrets import randbits
 
 from turnfold.core.moments import AtTime, Moment
+from turnfold.core.search import Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.ports import (
@@ -15,6 +16,7 @@ from turnfold.ports import (
     Notice,
     Original,
     PendingEviction,
+    Scope,
     SessionCounts,
     StoredSummary,
     WindowFacts,
@@ -146,6 +148,32 @@ class MemoryHistory:
         return self._memory.sessions[key]
 
 
+class MemorySearch:
+    """See `turnfold.ports.SearchStore` and `WordIndex`: without an index every message is one that waits for it."""
+
+    _memory: Memory
+
+    async def unindexed(self, key: SessionKey, *, scope: Scope, after_position: int) -> Sequence[Original]:
+        """Every message of the session that is in scope, a hundred at a time."""
+        if key not in self._memory.sessions:
+            raise UnknownSession("nothing was published in this session yet")
+        session = self._memory.sessions[key]
+        behind = [one for one in session.kept if one.message.position > after_position and scope.role in (None, str(one.message.role))]
+        first = -1 if scope.after_position is None else scope.after_position
+        found = [original for original in map(session.original, behind) if original.position > first]
+        found = [one for one in found if scope.before_position is None or one.position < scope.before_position]
+        return [one for one in found if scope.state in (None, one.state)][:100]
+
+    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Sequence[Original]:
+        """None beside those."""
+        del key, lookups, scope
+        return []
+
+    async def index_some(self) -> int:
+        """Nothing is to be done."""
+        return 0
+
+
 class MemoryOutbox:
     """See `turnfold.ports.Outbox`."""
 
@@ -166,6 +194,7 @@ class MemoryStore(
     MemoryJobs,
     MemoryWindows,
     MemoryHistory,
+    MemorySearch,
     MemoryChanges,
     MemoryVersions,
     MemoryCampaigns,

@@ -1,0 +1,217 @@
+"""What a query asks for, whether a message answers it, and which answer stands first: the same with an index and without."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import log
+from typing import Any, Final, NamedTuple
+
+from turnfold.core.tokens import text_of
+from turnfold.core.words import EAST, LETTER, WORD_CHARACTERS, exact_terms, folded, is_east, mark, runs, word_term
+
+MOST_WORDS: Final = 100
+"""Words of a query beyond so many are not asked for one by one."""
+MOST_TERMS: Final = 24
+"""Terms that one lookup in an index names; texts are read to check the rest."""
+PREFIX_CHARACTERS: Final = 3
+"""Words of at least so many characters are also found by their beginning."""
+
+_LEFT_OF_VALUE = rf"(?:(?<![\w./\\:@#~%+$-])|(?<=[{EAST}]))"
+_RIGHT_OF_VALUE = rf"(?:(?![\w/\\@#~%+$-]|[.:,][\w/])|(?=[{EAST}]))"
+_LEFT_OF_WORD = rf"(?:(?<!{LETTER})|(?<=\\[ntr]))"
+_RIGHT_OF_WORD = rf"(?!{LETTER})"
+_LONG_ENOUGH = 1_000.0
+
+WHOLE, VERBATIM, WORDS, BEGINNINGS = 3, 2, 1, 0
+"""How well a message answers: it holds the query as a value of its own, as a part of something, all its words, or words that begin so."""
+
+
+class Term(NamedTuple):
+    """A term that a text has, or with `is_prefix` one that begins so."""
+
+    text: str
+    is_prefix: bool = False
+
+
+Lookup = tuple[Term, ...]
+"""The terms that a text must all have to be worth reading."""
+
+
+class Grade(NamedTuple):
+    """How well one message answers, the better the higher; `relevance` is below one."""
+
+    tier: int
+    relevance: float
+
+
+@dataclass(frozen=True)
+class Question:
+    """A query, taken apart. It has at least one word, or it asks for nothing."""
+
+    text: str
+    words: tuple[str, ...]
+
+    @staticmethod
+    def of(query: str) -> "Question":
+        """The question in the words of a query, which are never more than text."""
+        text = " ".join(folded(query).split())
+        return Question(text, tuple(dict.fromkeys(runs(text)))[:MOST_WORDS])
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it looks like something exact - a path, an id, a figure - that one message named first."""
+        return len(self.text) <= 500 and any(not character.isalpha() and character != " " for character in self.text)
+
+    def lookups(self) -> tuple[Lookup, ...]:
+        """What texts are to be read, those of the first lookup before the others: as one value, then by all words."""
+        words = [term for word in self.words for term in _terms(word)]
+        exact = [Term(term) for term in exact_terms(self.text)]
+        return (_lookup([*exact, *words]), _lookup(words)) if exact else (_lookup(words),)
+
+    def beginnings(self) -> tuple[Lookup, ...]:
+        """What texts are to be read for words that begin like those of the query; none when no word can be found so."""
+        found = [term for word in self.words for term in _beginning(word)]
+        return (_lookup(found),) if found != [term for word in self.words for term in _terms(word)] else ()
+
+    def any_word(self) -> tuple[Lookup, ...]:
+        """What texts are to be read that hold some of the words: a lookup each."""
+        longest = sorted(self.words, key=lambda word: (-len(word), word))[:MOST_TERMS]
+        return tuple(_lookup(_terms(word)) for word in longest)
+
+    def grade(self, text: str) -> Grade | None:
+        """How well a folded text answers; None when a word is missing."""
+        if not all(seen.search(text) for seen in self._begun):
+            return None
+        relevance = sum(_share(text.count(word), len(text)) for word in self.words) / max(1, len(self.words))
+        if not all(seen.search(text) for seen in self._exact):
+            return Grade(BEGINNINGS, relevance)
+        if self._whole.search(text):
+            return Grade(WHOLE, relevance)
+        return Grade(VERBATIM if self._verbatim.search(text) else WORDS, relevance)
+
+    def holds(self, text: str) -> frozenset[int]:
+        """Which words of the query, by their places, a folded text holds."""
+        return frozenset(place for place, seen in enumerate(self._exact) if seen.search(text))
+
+    @cached_property
+    def _exact(self) -> list[re.Pattern[str]]:
+        return [_seen(word, ends=True) for word in self.words]
+
+    @cached_property
+    def _begun(self) -> list[re.Pattern[str]]:
+        return [_seen(word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words]
+
+    @cached_property
+    def _verbatim(self) -> re.Pattern[str]:
+        return re.compile(r"\s+".join(re.escape(part) for part in self.text.split(" ")))
+
+    @cached_property
+    def _whole(self) -> re.Pattern[str]:
+        left = "" if is_east(self.text[:1]) else _LEFT_OF_VALUE
+        right = "" if is_east(self.text[-1:]) else _RIGHT_OF_VALUE
+        return re.compile(f"{left}{self._verbatim.pattern}{right}")
+
+
+def searchable(body: Mapping[str, Any]) -> str:
+    """The folded text in which a message is searched: what it says, and the names and arguments of its calls."""
+    return folded("\n".join([text_of(body), *_called(body)]))
+
+
+def _called(body: Mapping[str, Any]) -> Iterator[str]:
+    calls = body.get("tool_calls")
+    old = body.get("function_call")
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    for function in [*functions, old]:
+        if not isinstance(function, Mapping):
+            continue
+        if isinstance(function.get("name"), str):
+            yield function["name"]
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                yield str(arguments)
+                continue
+        yield from _leaves(arguments)
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """Every text, figure and key of a JSON value, in order."""
+    waiting: list[object] = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            for key, inner in reversed(list(one.items())):
+                waiting += [inner, str(key)]
+        elif isinstance(one, list):
+            waiting += reversed(one)
+        elif one is not None:
+            yield one if isinstance(one, str) else json.dumps(one)
+
+
+class Found(NamedTuple):
+    """A message that answers; the score is the higher the better."""
+
+    position: int
+    score: float
+
+
+def ranked(question: Question, graded: Mapping[int, Grade]) -> list[Found]:
+    """The positions of messages that answer, best first: the value itself, all words, relevance, and the newest of equals.
+
+    Who asks for a value wants the message that named it: the first to hold it stands before the others, and so does the
+    first that holds it as part of something larger.
+    """
+    scores = {position: round(grade.tier + 0.9 * grade.relevance, 4) for position, grade in graded.items()}
+    if question.is_value:
+        for tier, score in ((VERBATIM, 4.0), (WHOLE, 4.5)):
+            holders = [position for position, grade in graded.items() if grade.tier >= tier]
+            if holders:
+                scores[min(holders)] = score
+    return sorted((Found(position, score) for position, score in scores.items()), key=lambda one: (-one.score, -one.position))
+
+
+def ranked_by_any(question: Question, texts: Mapping[int, str]) -> list[Found]:
+    """The positions of messages that hold some of the words, those with the rarest words first."""
+    held = {position: question.holds(text) for position, text in texts.items()}
+    holders = [sum(place in words for words in held.values()) for place in range(len(question.words))]
+    weights = [log(1 + len(held) / (1 + number)) for number in holders]
+    whole = sum(weights) or 1.0
+    found = []
+    for position, words in held.items():
+        if words:
+            shares = sum(weights[place] * (0.7 + 0.3 * _share(1, len(texts[position]))) for place in words)
+            found.append(Found(position, round(shares / whole, 4)))
+    return sorted(found, key=lambda one: (-one.score, -one.position))
+
+
+def _share(times: int, length: int) -> float:
+    """Nearer to one the oftener something occurs, and the shorter the text."""
+    return times / (times + 0.5 + length / _LONG_ENOUGH)
+
+
+def _lookup(asked: Iterable[Term]) -> Lookup:
+    """The most telling of these terms: what is exact first, then what is long."""
+    return tuple(sorted(set(asked), key=lambda term: (term.text[0] != "y", -len(term.text), term))[:MOST_TERMS])
+
+
+def _terms(word: str) -> list[Term]:
+    """The terms that a text with this word has; several where it is a row of eastern characters."""
+    if is_east(word[0]):
+        return [Term(f"x{word}", is_prefix=True)] if len(word) == 1 else [Term(f"x{word[at : at + 2]}") for at in range(len(word) - 1)]
+    return [Term(word_term(word)), Term(mark(word))] if len(word) > WORD_CHARACTERS else [Term(word_term(word))]
+
+
+def _beginning(word: str) -> list[Term]:
+    if is_east(word[0]) or len(word) < PREFIX_CHARACTERS:
+        return _terms(word)
+    return [Term(word_term(word), is_prefix=len(word) < WORD_CHARACTERS)]
+
+
+def _seen(word: str, *, ends: bool) -> re.Pattern[str]:
+    if is_east(word[0]):
+        return re.compile(re.escape(word))
+    return re.compile(_LEFT_OF_WORD + re.escape(word) + (_RIGHT_OF_WORD if ends else ""))

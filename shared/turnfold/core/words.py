@@ -1,0 +1,136 @@
+"""What a text is found by: its words, its Chinese, Japanese and Korean characters, and its exact values whole and in part."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from hashlib import blake2b
+
+EAST = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+"""The characters of languages that put no spaces between words, as a regular expression's class has them."""
+
+LETTER = rf"[^\W_{EAST}]"
+WORD_CHARACTERS = 64
+"""A longer word is known by so many of its first characters, and by a mark of the whole."""
+MOST_BYTES = 600_000
+"""Beyond so many bytes of different terms a text is not taken apart: PostgreSQL holds no more for a row."""
+
+_RUNS = re.compile(rf"[{EAST}]+|{LETTER}+")
+_IS_EAST = re.compile(rf"[{EAST}]")
+_VALUES = re.compile(r"[a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,}")
+_VALUE_PARTS = re.compile(r"[=,;?&:#@*$\\]+")
+_EDGES = "_./\\:@#~%+*$€£¥=?&,;-"
+_INNER = re.compile(r"[./\\:@#~%+*$€£¥=?&,;_-]")
+_ENDS = ".,:;?*=&"
+_MOST_FOLDERS = 8
+_DIGITS = frozenset("0123456789")
+_ESCAPE = re.compile(rf"\\[ntr]({LETTER}+)")
+
+
+def folded(text: str) -> str:
+    """The text as it is compared: whatever its case, and full or half its characters' width."""
+    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+
+
+def is_east(character: str) -> bool:
+    """Whether a character belongs to a language without spaces between its words."""
+    return _IS_EAST.match(character) is not None
+
+
+def runs(text: str) -> list[str]:
+    """The words of a folded text in order; a row of eastern characters is one."""
+    return _RUNS.findall(text)
+
+
+def terms(text: str) -> frozenset[str] | None:
+    """All that a folded text is found by; None when it is more than an index takes. Linear in the text.
+
+    A term that begins with `x` is a word and can be found by its beginning; `y` stands before the mark of something exact.
+    """
+    found: set[str] = set()
+    before, end = "", -2
+    for match in _RUNS.finditer(text):
+        word, start = match[0], match.start()
+        is_near = start - end <= 1 and (start == end or text[end] == " ")
+        if is_near and (before[-1] in _DIGITS or word[0] in _DIGITS):
+            found.add(_pair(before, word))
+        if word[0] > "\u2fff" and is_east(word[0]):
+            found.update(_of_east(word))
+        else:
+            found.add(word_term(word))
+            if len(word) > WORD_CHARACTERS:
+                found.add(mark(word))
+        before, end = word, match.end()
+    if "\\" in text:
+        found.update(word_term(word) for word in _ESCAPE.findall(text))
+    for value in set(_VALUES.findall(text)):
+        if not value.isalnum():
+            found.update(_of_value(value))
+    return None if sum(len(term.encode()) + 12 for term in found) > MOST_BYTES else frozenset(found)
+
+
+def exact_terms(text: str) -> frozenset[str]:
+    """What a text is found by, besides its words, that holds this folded query as one whole value."""
+    found: set[str] = set()
+    before, end = "", -2
+    for match in _RUNS.finditer(text):
+        word, start = match[0], match.start()
+        if start - end <= 1 and (start == end or text[end] == " ") and (before[-1] in _DIGITS or word[0] in _DIGITS):
+            found.add(_pair(before, word))
+        before, end = word, match.end()
+    found.update(mark(whole) for value in _VALUES.findall(text) if not value.isalnum() and (whole := _whole(value)))
+    return frozenset(found)
+
+
+def word_term(word: str) -> str:
+    """The term of one word."""
+    return f"x{word[:WORD_CHARACTERS]}"
+
+
+def mark(value: str) -> str:
+    """The term of something exact, however long it is."""
+    return f"y{blake2b(value.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+
+
+def _of_east(row: str) -> Iterator[str]:
+    """Each two neighbours, and the last character alone, so that every single one begins a term."""
+    for at in range(len(row) - 1):
+        yield f"x{row[at : at + 2]}"
+    yield f"x{row[-1]}"
+
+
+def _pair(before: str, after: str) -> str:
+    """The mark of a figure and what stands beside it: a unit, a month, a day."""
+    first = before[-1] if is_east(before[-1]) else before
+    second = after[0] if is_east(after[0]) else after
+    return mark(f"{first} {second}")
+
+
+def _whole(value: str) -> str | None:
+    """A value as one thing, without what merely surrounds it; None when that is but a word."""
+    core = value.strip(_EDGES)
+    if not core or core == value:
+        return value if core and _INNER.search(core) else None
+    if _INNER.search(core):
+        return core
+    edged = value.rstrip(_ENDS).lstrip("*,;")
+    return edged if edged != core else None
+
+
+def _of_value(value: str) -> Iterator[str]:
+    """A path, an address, an identifier: whole, and by its parts as far as these are more than words."""
+    whole = _whole(value)
+    if whole is None:
+        return
+    yield mark(whole)
+    for part in _VALUE_PARTS.split(value):
+        core = part.strip(_EDGES)
+        if core != whole and _INNER.search(core):
+            yield mark(core)
+        at = core.find("/")
+        for _ in range(_MOST_FOLDERS):
+            if at < 0:
+                break
+            rest = core[at + 1 :].strip(_EDGES)
+            if _INNER.search(rest):
+                yield mark(rest)
+            at = core.find("/", at + 1)

@@ -1,0 +1,107 @@
+"""Words, characters and exact values, found in all messages of a session."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from turnfold.contracts.requests import SearchRequest
+from turnfold.core.search import BEGINNINGS, Found, Grade, Lookup, Question, ranked, ranked_by_any, searchable
+from turnfold.errors import BadRequest
+from turnfold.messages import SessionKey, State
+from turnfold.operations.history import original_json
+from turnfold.ports import Original, Scope, SearchStore
+
+
+async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
+    """The hits of a query, as the JSON text that travels."""
+    hits = await found(key, question_of(request.q), scope=scope_of(request), limit=request.limit, store=store)
+    return f'{{"hits": [{", ".join(original_json(original, score) for original, score in hits)}]}}'
+
+
+async def found(key: SessionKey, question: Question, *, scope: Scope, limit: int, store: SearchStore) -> list[tuple[Original, float]]:
+    """The messages that answer a question, best first, with their scores.
+
+    Those that hold all its words, else those with words that begin so, else those that hold some. What is not indexed
+    yet is read whole, so that nothing is missed for being new.
+    """
+    search = _Search(key, question, scope, store)
+    await search.read_unindexed()
+    await search.look(question.lookups())
+    if search.whole_words < limit:
+        await search.look(question.beginnings())
+    best: Sequence[Found] = ranked(question, search.graded)
+    if not best and len(question.words) > 1:
+        await search.look(question.any_word())
+        best = await asyncio.to_thread(ranked_by_any, question, search.texts)
+    return [(search.originals[one.position], one.score) for one in best[:limit]]
+
+
+def scope_of(request: SearchRequest) -> Scope:
+    """Which messages a request is about."""
+    return Scope(
+        state=None if request.state is None else State(request.state),
+        role=request.role,
+        after_position=request.after_position,
+        before_position=request.before_position,
+    )
+
+
+def question_of(q: str) -> Question:
+    """The question of a query.
+
+    Raises:
+        BadRequest: there is no word in it.
+    """
+    question = Question.of(q)
+    if not question.words:
+        raise BadRequest("q: there is no word in it; a word, a path, an id or a number can be found")
+    return question
+
+
+class _Search:
+    """What one search has read so far."""
+
+    def __init__(self, key: SessionKey, question: Question, scope: Scope, store: SearchStore) -> None:
+        self._key = key
+        self._question = question
+        self._scope = scope
+        self._store = store
+        self.originals: dict[int, Original] = {}
+        self.texts: dict[int, str] = {}
+        self.graded: dict[int, Grade] = {}
+
+    @property
+    def whole_words(self) -> int:
+        """How many messages hold all words as they are."""
+        return sum(grade.tier > BEGINNINGS for grade in self.graded.values())
+
+    async def read_unindexed(self) -> None:
+        """Read what the index may not have; of that only messages with a word of the question are kept."""
+        after_position = -1
+        while page := await self._store.unindexed(self._key, scope=self._scope, after_position=after_position):
+            await self._take(page)
+            after_position = page[-1].position
+
+    async def look(self, lookups: Sequence[Lookup]) -> None:
+        """Read what the index has."""
+        if not lookups:
+            return
+        await self._take(await self._store.candidates(self._key, lookups, scope=self._scope))
+
+    async def _take(self, page: Sequence[Original]) -> None:
+        new = [one for one in page if one.position not in self.originals]
+        for original, text, grade in await asyncio.to_thread(_graded, self._question, new):
+            self.originals[original.position] = original
+            self.texts[original.position] = text
+            if grade is not None:
+                self.graded[original.position] = grade
+
+
+def _graded(question: Question, originals: Sequence[Original]) -> list[tuple[Original, str, Grade | None]]:
+    graded = []
+    for original in originals:
+        text = searchable(json.loads(original.body))
+        grade = question.grade(text)
+        if grade is not None or question.holds(text):
+            graded.append((original, text, grade))
+    return graded

@@ -1,0 +1,155 @@
+"""The index of words: filled behind the intake, one short transaction after the other.
+
+Each term begins with the number of its session, so a look at it reads what that session holds and nothing else. SQLite
+keeps the terms in FTS5, without the texts and without places in them; PostgreSQL keeps them as a tsvector under GIN.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Connection, Select, Text, bindparam, cast, delete, exists, func, select, text, update
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.elements import ColumnElement
+
+from turnfold.core.search import searchable
+from turnfold.core.words import terms
+from turnfold.store.engine import Database
+from turnfold.store.schema import messages, sessions, word_index
+
+SESSIONS_AT_ONCE = 50
+MESSAGES_AT_ONCE = 200
+CHARACTERS_AT_ONCE = 400_000
+UNDIVIDED = "z"
+"""The term of a text with too many terms: it is read whenever its session is searched."""
+
+
+class Waiting(NamedTuple):
+    """A message that is not in the index yet."""
+
+    sid: int
+    position: int
+    body: str
+
+
+def of_session(sid: int, term: str) -> str:
+    """A term as the index has it; the number ends where the first letter stands."""
+    return f"{sid}{term}"
+
+
+class SqlIndex:
+    """The index of a database; see `turnfold.ports.WordIndex`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def index_some(self) -> int:
+        """Index some messages of the sessions that wait longest; how many."""
+        found = await self._database.snapshot(_waiting)
+        sids = {sid for sid, _ in found}
+        if not sids:
+            return 0
+        # Taken apart before the transaction begins, and while none is open: on SQLite there is one writer.
+        made = await asyncio.to_thread(_taken_apart, [row for _, rows in found for row in rows])
+        await self._database.write(lambda connection: _store(connection, sorted(sids), made))
+        return max(1, len(made))
+
+
+def _waiting(connection: Connection) -> list[tuple[int, list[Waiting]]]:
+    """Sessions with something to index, each with what of it is next."""
+    due = select(sessions.c.sid, sessions.c.unindexed_from).where(sessions.c.unindexed_from.is_not(None))
+    found: list[tuple[int, list[Waiting]]] = []
+    room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
+    for sid, first in connection.execute(due.order_by(sessions.c.unindexed_from).limit(SESSIONS_AT_ONCE)).all():
+        places = _unindexed(connection, sid, first).add_columns(messages.c.characters + 4 * messages.c.tokens)
+        chosen: list[int] = []
+        for position, size in connection.execute(places.limit(room)):
+            if chosen and size > characters:
+                break
+            chosen.append(position)
+            characters -= size
+        bodies = select(messages.c.position, messages.c.body).where(messages.c.sid == sid, messages.c.position.in_(chosen))
+        rows = [Waiting(sid, position, body) for position, body in connection.execute(bodies)] if chosen else []
+        found.append((sid, rows))
+        room -= len(chosen)
+        if room <= 0 or characters <= 0:
+            break
+    return found
+
+
+def _taken_apart(rows: Iterable[Waiting]) -> dict[tuple[int, int], list[str]]:
+    return {(row.sid, row.position): terms_of_body(row.sid, row.body) for row in rows}
+
+
+def terms_of_body(sid: int, body: str) -> list[str]:
+    """The terms under which the index has a message of this session."""
+    found = terms(searchable(json.loads(body)))
+    return [of_session(sid, term) for term in ((UNDIVIDED,) if found is None else sorted(found))]
+
+
+def _store(connection: Connection, sids: Sequence[int], made: Mapping[tuple[int, int], list[str]]) -> None:
+    """Add what is not there yet, and say from where on these sessions wait now: stragglers may have come meanwhile."""
+    locked = select(sessions.c.sid, sessions.c.unindexed_from).where(sessions.c.sid.in_(sids)).order_by(sessions.c.sid)
+    for sid, first in connection.execute(locked.with_for_update()).all():
+        if first is None:
+            continue
+        mine = [position for of_sid, position in made if of_sid == sid]
+        if mine:
+            absent = _unindexed(connection, sid, min(mine)).where(messages.c.position.in_(mine))
+            _insert(connection, sid, {position: made[sid, position] for position in connection.execute(absent).scalars()})
+        rest = connection.execute(_unindexed(connection, sid, first).limit(1)).scalar()
+        connection.execute(update(sessions).where(sessions.c.sid == sid).values(unindexed_from=rest))
+
+
+def forget(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
+    """Take the messages of a session between two positions, or all, out of the index.
+
+    To be called in the transaction that deletes them, and before it does: an index without texts has to be told what it held.
+    """
+    if connection.dialect.name != "sqlite":
+        mine = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
+        connection.execute(delete(word_index).where(mine))
+        return
+    while True:
+        indexed = exists().where(_key(connection) == messages.c.position)
+        some = select(messages.c.position, messages.c.body).where(messages.c.sid == sid, messages.c.position.between(first, last), indexed)
+        rows = connection.execute(some.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)).all()
+        if not rows:
+            return
+        gone = [{"position": position, "terms": " ".join(terms_of_body(sid, body))} for position, body in rows]
+        connection.execute(text("INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)"), gone)
+        first = rows[-1].position + 1
+
+
+def _unindexed(connection: Connection, sid: int, first: int) -> Select[Any]:
+    indexed = exists().where(_key(connection) == messages.c.position)
+    mine = (messages.c.sid == sid) & (messages.c.position >= first)
+    return select(messages.c.position).where(mine, ~indexed).order_by(messages.c.position)
+
+
+def _key(connection: Connection) -> ColumnElement[int]:
+    """What the index knows a message's position as."""
+    return word_index.c.rowid if connection.dialect.name == "sqlite" else word_index.c.position
+
+
+def _insert(connection: Connection, sid: int, made: Mapping[int, list[str]]) -> None:
+    if not made:
+        return
+    if connection.dialect.name == "sqlite":
+        rows = [{"position": position, "terms": " ".join(found)} for position, found in made.items()]
+        connection.execute(text("INSERT INTO word_index (rowid, terms) VALUES (:position, :terms)"), rows)
+        return
+    listed = [{"at": position, "of_sid": sid, "found": found} for position, found in made.items()]
+    connection.execute(_INSERT_POSTGRESQL, listed)
+
+
+_INSERT_POSTGRESQL = (
+    postgresql.insert(word_index)
+    .values(
+        position=bindparam("at", type_=BigInteger),
+        sid=bindparam("of_sid", type_=BigInteger),
+        terms=func.array_to_tsvector(cast(bindparam("found"), postgresql.ARRAY(Text))),
+    )
+    .on_conflict_do_nothing()
+)

@@ -1,0 +1,115 @@
+"""Searching with an index finds what reading every message finds, in the same order with the same scores."""
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.stores import KEY, SMALL, Stores, memory_stores, new_sqlite, sql_stores, tightened, turn, user
+from turnfold.core.search import Question, searchable
+from turnfold.core.words import folded, terms
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.search import found
+from turnfold.ports import Arrival, Scope
+
+PIECES = (
+    "amber", "Amber", "ambers", "pendant", "dé", "straße", "STRASSE", "ﬁnd", "a", "7", "17.5 kg", "3 days", "5月3日", "$5", "#118", "50%", "v2.4.1",
+    "琥珀色的吊坠", "吊坠", "珀", "蜃気楼を見ました", "カタカナ", "ｶﾀｶﾅ", "서울에서", "서울", "𠮷野家", "в доме",
+    "/srv/zephyr-7719/config.toml", "zephyr", "config.toml:12", "src\\new\\file.py", "a\\nb", "https://example.org/a/b?c=d&e=f#g", "example.org",
+    "8b8a5eb0c4d2", "8b8a5", "user_id", "TF-118", "x" * 70, "x" * 64, "\0", "\ud800", "\u200b", "\n", ",", "(", '"', "'", "*", "AND", "NEAR(", ":",
+)  # fmt: skip
+KEYS = (KEY, SessionKey(AgentId("bob"), SessionId("s-1")))
+TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=6).flatmap(
+    lambda pieces: st.sampled_from([" ".join(pieces), "".join(pieces), "\n".join(pieces)])
+)
+
+
+class Step(NamedTuple):
+    """Something that happens: events come (at these sequences), or some messages are indexed, or the store is opened anew."""
+
+    arrivals: tuple[Arrival, ...] = ()
+    slices: int = 0
+    is_killed: bool = False
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Step]:
+    """Events of two sessions in an order other than that of the stream, some twice, with indexing between."""
+    seqs = draw(st.permutations(range(20, draw(st.integers(20, 31)) + 1)))
+    steps: list[Step] = []
+    for seq in seqs:
+        messages = [user(text) for text in draw(st.lists(TEXTS, min_size=1, max_size=3))]
+        event = turn(seq, *messages, key=draw(st.sampled_from(KEYS)))
+        steps.append(Step((event,)))
+        if draw(st.integers(0, 5)) == 0:
+            # It comes again: as it was, later in the stream, or earlier, where it stands from now on.
+            steps.append(Step((event._replace(stream_seq=seq + draw(st.sampled_from((0, 20, -19)))),)))
+        if draw(st.integers(0, 2)) == 0:
+            steps.append(Step(slices=draw(st.integers(1, 3)), is_killed=draw(st.booleans())))
+    return steps
+
+
+async def answers(stores: Stores, query: str, limit: int) -> list[tuple[str, float]]:
+    """What one store finds in one session, with the scores."""
+    hits = await found(KEY, Question.of(query), scope=Scope(), limit=limit, store=stores.search)
+    return [(original.message_id, score) for original, score in hits]
+
+
+async def live(steps: list[Step], queries: list[str]) -> None:
+    """Let the same happen to the double, which reads everything, and to a database, and compare what they find."""
+    policy = tightened(SMALL, max_live_messages=1_000)
+    memory = memory_stores(policy)
+    with tempfile.TemporaryDirectory() as folder:
+        url = new_sqlite(Path(folder))
+        pending = [Step((turn(100, user("the last word")),)), *steps]
+        while pending:
+            async with sql_stores(url, policy) as sqlite:
+                while pending:
+                    step = pending.pop(0)
+                    for _ in range(step.slices):
+                        await sqlite.index.index_some()
+                    if step.arrivals:
+                        await sqlite.ingest(*step.arrivals)
+                        await memory.ingest(*step.arrivals)
+                    if step.is_killed:
+                        break
+                for query in [query for query in queries if Question.of(query).words]:
+                    for limit in (2, 20):
+                        assert await answers(sqlite, query, limit) == await answers(memory, query, limit), query
+
+
+@pytest.mark.proves("F1", "L2", "L3")
+@settings(max_examples=60)
+@given(histories(), st.lists(TEXTS, min_size=1, max_size=4))
+def test_an_index_finds_what_reading_everything_finds(steps: list[Step], queries: list[str]) -> None:
+    asyncio.run(live(steps, queries))
+
+
+@pytest.mark.proves("F1")
+@given(TEXTS, st.data())
+def test_what_answers_has_the_terms_that_are_looked_up(text: str, data: st.DataObject) -> None:
+    said = folded(text)
+    query = data.draw(TEXTS | st.just(text))
+    question = Question.of(query)
+    held = terms(said) or frozenset()
+    grade = question.grade(said) if question.words else None
+
+    if grade is not None:
+        lookups = question.lookups()[-1] if grade.tier else (question.beginnings() or question.lookups())[-1]
+        for term in lookups:
+            assert any(one == term.text or (term.is_prefix and one.startswith(term.text)) for one in held), (term, query)
+
+
+@pytest.mark.proves("F1")
+@given(st.recursive(st.none() | st.integers() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=5))
+def test_a_message_of_any_shape_can_be_searched(content: object) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(content)}}
+
+    said = searchable({"role": "assistant", "content": content, "tool_calls": [call, content], "function_call": content})
+
+    assert all(term[0] in "xy" and not set(term) & set("\"'\\*&|!<:() \0") for term in terms(said) or ())
