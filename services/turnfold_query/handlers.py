@@ -17,6 +17,7 @@ from nats.aio.subscription import Subscription
 from turnfold.contracts.requests import (
     AuditRequest,
     ContextRequest,
+    ExpandRequest,
     HistoryRequest,
     Request,
     SearchRequest,
@@ -27,7 +28,7 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import key_of_subject
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import SessionKey
-from turnfold.operations import history, query, search
+from turnfold.operations import expand, history, query, search
 from turnfold.ports import HistoryStore, SearchStore, WindowStore
 from turnfold_query.metrics import Metrics
 
@@ -68,6 +69,7 @@ class Questions:
             "history.search": SearchRequest,
             "summary.list": SessionRequest,
             "summary.get": SummaryRequest,
+            "summary.expand": ExpandRequest,
             "session.get": SessionRequest,
             "audit.list": AuditRequest,
         }
@@ -92,6 +94,8 @@ class Questions:
                 return await history.history(key, request, store=self._histories)
             case SearchRequest():
                 return await search.search(key, request, store=self._searching)
+            case ExpandRequest():
+                return await expand.expand(key, request, histories=self._histories, searching=self._searching)
             case SummaryRequest():
                 return json.dumps(await history.summary(key, request, store=self._histories))
             case AuditRequest():

@@ -20,6 +20,7 @@ from turnfold.contracts.events import Limits, id_fault, read_payload
 from turnfold.contracts.requests import (
     AuditRequest,
     ContextRequest,
+    ExpandRequest,
     HistoryRequest,
     SearchRequest,
     SessionRequest,
@@ -168,6 +169,14 @@ def _reads(app: FastAPI, questions: Questions) -> None:
     async def get_summary(agent_id: AgentPath, session_id: SessionPath, version: str) -> Response:
         asked = read_query(SummaryRequest, {"version": version})
         return _body_of(await questions.answer("summary.get", _key(agent_id, session_id), asked))
+
+    @app.get(SESSION + "/summaries/{version}/sources", summary="The messages that an entry or a line came from", response_model=None)
+    async def get_sources(
+        agent_id: AgentPath, session_id: SessionPath, version: str, entry: str | None = None, line: str | None = None
+    ) -> Response:
+        given = {"version": version, "entry": entry, "line": line}
+        asked = read_query(ExpandRequest, {name: value for name, value in given.items() if value is not None})
+        return _body_of(await questions.answer("summary.expand", _key(agent_id, session_id), asked))
 
     @app.get(SESSION + "/audit", summary="What happened to a session", response_model=None)
     async def get_audit(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[AuditRequest, Query()]) -> Response:

@@ -460,12 +460,13 @@ class HistoryStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which messages of a session are searched; None is no condition."""
+    """Which messages of a session are searched; None is no condition. `version`: those that this version speaks for."""
 
     state: State | None = None
     role: str | None = None
     after_position: int | None = None
     before_position: int | None = None
+    version: int | None = None
 
 
 class SearchStore(Protocol):

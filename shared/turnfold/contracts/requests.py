@@ -110,6 +110,14 @@ class RestoreRequest(Request):
     compaction_id: Annotated[str, Field(min_length=1, max_length=40)] | int
 
 
+class ExpandRequest(Request):
+    """The messages that one entry of a version's ledger, or one line of its text, came from; both count from 0."""
+
+    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    entry: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    line: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+
+
 class SessionRequest(Request):
     """The session itself."""
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import CTE, ColumnElement, Connection, bindparam, literal_column, select, text, update
+from sqlalchemy import CTE, ColumnElement, Connection, Select, bindparam, literal_column, select, text, update
 
 from turnfold.store.bulk import BulkInsert, Prepared
 from turnfold.store.schema import compactions, coverage, reigns, summaries
@@ -51,6 +51,11 @@ _SUMMARY_TOKENS = Prepared(
 def covered_by(connection: Connection, sid: int, version: int | None) -> frozenset[int]:
     """The evictions that a version speaks for, those that were restored since included."""
     return frozenset() if version is None else frozenset(one for (one,) in _COVERED_BY.rows(connection, sid, version))
+
+
+def speaks_for(sid: int, version: int) -> Select[tuple[int]]:
+    """The same as a part of another statement."""
+    return _spoken_for.params(of_sid=sid, number=version)
 
 
 def uncovered(connection: Connection, sid: int) -> list[int]:

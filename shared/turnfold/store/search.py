@@ -10,6 +10,7 @@ from turnfold.core.search import Lookup, Term
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
 from turnfold.ports import Original, Scope
+from turnfold.store.coverage import speaks_for
 from turnfold.store.engine import Database
 from turnfold.store.history import ORIGINALS, original_of
 from turnfold.store.indexing import UNDIVIDED, of_session
@@ -40,7 +41,7 @@ class SqlSearch:
             size = messages.c.characters + 4 * messages.c.tokens
             behind = (messages.c.sid == sid) & (messages.c.position >= first) & (messages.c.position > after_position)
             places = select(messages.c.position, size).where(behind).order_by(messages.c.position).limit(PAGE_MESSAGES)
-            return _read(connection, sid, _within(dict(_pairs(connection, _scoped(places, scope))), PAGE_CHARACTERS))
+            return _read(connection, sid, _within(dict(_pairs(connection, _scoped(places, sid, scope))), PAGE_CHARACTERS))
 
         return await self._database.snapshot(read)
 
@@ -53,7 +54,7 @@ class SqlSearch:
             sizes: Sized = {}
             for lookup in lookups:
                 if lookup:
-                    sizes |= _ends(connection, matching(sid, lookup), scope)
+                    sizes |= _ends(connection, matching(sid, lookup), sid, scope)
             return _read(connection, sid, _within(sizes, CHARACTERS_READ))
 
         return await self._database.snapshot(read)
@@ -71,10 +72,10 @@ Places = Select[*tuple[Any, ...]]
 Matching = Callable[[int, Lookup], tuple[Places, ColumnElement[int]]]
 
 
-def _ends(connection: Connection, matching: tuple[Places, ColumnElement[int]], scope: Scope) -> Sized:
+def _ends(connection: Connection, matching: tuple[Places, ColumnElement[int]], sid: int, scope: Scope) -> Sized:
     """The newest messages that match, and where that is not all of them, the oldest."""
     places, position = matching
-    chosen = _scoped(places, scope)
+    chosen = _scoped(places, sid, scope)
     newest = dict(_pairs(connection, chosen.order_by(position.desc()).limit(NEWEST)))
     if len(newest) < NEWEST:
         return newest
@@ -105,13 +106,15 @@ def _matching_tsvector(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[
     return select(messages.c.position, size).select_from(joined), messages.c.position
 
 
-def _scoped(places: Places, scope: Scope) -> Places:
+def _scoped(places: Places, sid: int, scope: Scope) -> Places:
     if scope.role is not None:
         places = places.where(messages.c.role == scope.role)
     if scope.after_position is not None:
         places = places.where(messages.c.position > scope.after_position)
     if scope.before_position is not None:
         places = places.where(messages.c.position < scope.before_position)
+    if scope.version is not None:
+        places = places.where(messages.c.compaction_id.in_(speaks_for(sid, scope.version)))
     match scope.state:
         case None:
             return places

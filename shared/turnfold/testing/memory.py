@@ -159,6 +159,9 @@ class MemorySearch:
             raise UnknownSession("nothing was published in this session yet")
         session = self._memory.sessions[key]
         behind = [one for one in session.kept if one.message.position > after_position and scope.role in (None, str(one.message.role))]
+        if scope.version is not None:
+            spoken_for = session.speaks_for.get(scope.version, frozenset())
+            behind = [one for one in behind if one.message.compaction_id in spoken_for]
         first = -1 if scope.after_position is None else scope.after_position
         found = [original for original in map(session.original, behind) if original.position > first]
         found = [one for one in found if scope.before_position is None or one.position < scope.before_position]
