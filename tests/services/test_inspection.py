@@ -91,7 +91,7 @@ async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(
         assert await session.context(known=window, placement="user") is window
 
 
-@pytest.mark.proves("O3", "L2", "A1")
+@pytest.mark.proves("O3", "L2", "A1", "F1", "F3")
 async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
     examples = [str(EXAMPLES / f"{name}.jsonl") for name in ("support-chat", "zh-travel")]
     async with running_system(tmp_path):
@@ -112,6 +112,12 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
         trail = (await command(tmp_path, "audit", "support", "support-chat", "--json"))[1].splitlines()
         verified = await command(tmp_path, "audit", "verify")
         dead = await command(tmp_path, "deadletters", "list", "--json")
+        searched = await command(tmp_path, "search", "travel-planner", "zh-travel", "爸妈", "--json")
+        piped = await command(tmp_path, "search", "support", "support-chat", "order", "--limit", "3", "--state", "covered")
+        nobody = await command(tmp_path, "search", "support", "never", "order")
+        wordless = await command(tmp_path, "search", "support", "support-chat", "?!")
+        async with turnfold.connect(json.loads((tmp_path / "turnfold.json").read_text())["nats_url"]) as client:
+            sources = await client.session("support", "support-chat").expand(1, entry=1)
 
         assert listed == {"support-chat", "zh-travel"}
         assert window["account"]["total"] == 178
@@ -124,6 +130,11 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
         assert verified[0] == 0, verified
         assert verified[1].count("intact") == 2
         assert (dead[0], dead[1]) == (0, "")
+        assert all("爸妈" in row["message"]["content"] for row in map(json.loads, searched[1].splitlines()))
+        assert [line.split("\t")[2] for line in piped[1].splitlines()] == ["state", "covered", "covered", "covered"]
+        assert nobody[2].startswith("turnfold: nothing was published")
+        assert (wordless[0], "no word in it" in wordless[2]) == (1, True)
+        assert (sources["how"], len(sources["messages"])) == ("recorded", 1)
 
 
 @pytest.mark.proves("O1")

@@ -175,6 +175,10 @@ class Session:
         """One version of the summary."""
         return Summary.of(await self.ask("summary.get", {"version": version}))
 
+    async def expand(self, version: int, *, entry: int | None = None, line: int | None = None) -> dict[str, Any]:
+        """The messages that an entry of a version's ledger, or a line of its text, came from; both count from 0."""
+        return await self.ask("summary.expand", {"version": version, "entry": entry, "line": line})
+
     async def audit(self, *, after: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
         """Audit rows in the order in which they were written, from behind the row `after`."""
         rows: list[dict[str, Any]] = (await self.ask("audit.list", {"after": after, "limit": limit}))["audit"]

@@ -115,8 +115,13 @@ class Question:
 
 
 def searchable(body: Mapping[str, Any]) -> str:
-    """The folded text in which a message is searched: what it says, and the names and arguments of its calls."""
-    return folded("\n".join([text_of(body), *_called(body)]))
+    """The text in which a message is searched, as it is compared."""
+    return folded(searched_text(body))
+
+
+def searched_text(body: Mapping[str, Any]) -> str:
+    """What of a message is searched: what it says, and the names and arguments of its calls."""
+    return "\n".join([text_of(body), *_called(body)])
 
 
 def _called(body: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,109 @@
+"""`turnfold search`: words and exact values in everything a session ever held."""
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from turnfold.cli.context import ROLE_COLOURS
+from turnfold.cli.reaching import reached
+from turnfold.cli.showing import console, show_json
+from turnfold.core.search import searched_text
+from turnfold.messages import State
+
+COLUMNS = ("position", "message_id", "state", "role", "score", "snippet")
+STATE_COLOURS = {"live": "green", "pending": "yellow", "covered": "blue"}
+HIT_STYLE = "bold reverse"
+BEFORE, AROUND = 60, 200
+MOST_HITS = 100
+
+Hit = dict[str, Any]
+
+
+class Speaker(StrEnum):
+    """Whose messages."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("search")(search)
+
+
+def search(
+    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    query: Annotated[list[str], typer.Argument(help="Words, a path, an id, a number; several words are one query.")],
+    limit: Annotated[int, typer.Option(min=1, max=MOST_HITS, help="The best so many.")] = 20,
+    state: Annotated[State | None, typer.Option(help="Only messages in this state.")] = None,
+    role: Annotated[Speaker | None, typer.Option(help="Only messages of this role.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Find messages of a session, those included that have left the window, the best first."""
+    q = " ".join(query)
+    hits = asyncio.run(_hits(agent, session, q, limit=limit, state=state, role=role))
+    if as_json:
+        for hit in hits:
+            show_json(hit)
+    elif not sys.stdout.isatty():
+        typer.echo("\t".join(COLUMNS))
+        for hit in hits:
+            snippet, _ = snippet_of(searched_text(hit["message"]), q)
+            typer.echo("\t".join(str(one) for one in (*_facts(hit), snippet)))
+    elif hits:
+        console().print(_table(hits, q))
+    else:
+        typer.echo("Nothing found: try fewer words, or the beginning of one.")
+
+
+async def _hits(agent: str, session: str, q: str, **wanted: Any) -> list[Hit]:
+    fields = {"q": q} | {name: value for name, value in wanted.items() if value is not None}
+    async with reached() as client:
+        hits: list[Hit] = (await client.session(agent, session).ask("history.search", fields))["hits"]
+        return hits
+
+
+def _facts(hit: Hit) -> tuple[int, str, str, str, float]:
+    return hit["position"], hit["message_id"], hit["state"], str(hit["message"].get("role")), hit["score"]
+
+
+def _table(hits: Sequence[Hit], q: str) -> Table:
+    table = Table(title=f"{len(hits)} found", title_justify="left", header_style="bold")
+    table.add_column("position", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("role", no_wrap=True)
+    table.add_column("snippet", overflow="fold")
+    for hit in hits:
+        position, _, state, role, _ = _facts(hit)
+        snippet, places = snippet_of(searched_text(hit["message"]), q)
+        shown = Text(snippet)
+        for start, end in places:
+            shown.stylize(HIT_STYLE, start, end)
+        table.add_row(
+            str(position), Text(state, style=STATE_COLOURS.get(state, "")), Text(role, style=ROLE_COLOURS.get(role, "white")), shown
+        )
+    return table
+
+
+def snippet_of(text: str, q: str) -> tuple[str, list[tuple[int, int]]]:
+    """What of a text to show on one line, and where in that the query, or else its words, stand."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    whole = re.compile(re.escape(" ".join(q.split())), re.IGNORECASE)
+    words = re.compile("|".join(re.escape(word) for word in sorted(q.split(), key=len, reverse=True)) or "(?!)", re.IGNORECASE)
+    seen = whole if whole.search(line) else words
+    first = seen.search(line)
+    start = max(0, first.start() - BEFORE) if first else 0
+    head, tail = ("…" if start else ""), ("…" if start + AROUND < len(line) else "")
+    shown = f"{head}{line[start : start + AROUND]}{tail}"
+    return shown, [match.span() for match in seen.finditer(shown)]
