@@ -9,7 +9,7 @@ from math import log
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.tokens import text_of
-from turnfold.core.words import EAST, LETTER, WORD_CHARACTERS, exact_terms, folded, is_east, mark, runs, word_term
+from turnfold.core.words import WORD_CHARACTERS, exact_terms, folded, is_east, mark, runs, word_term
 
 MOST_WORDS: Final = 100
 """Words of a query beyond so many are not asked for one by one."""
@@ -18,10 +18,6 @@ MOST_TERMS: Final = 24
 PREFIX_CHARACTERS: Final = 3
 """Words of at least so many characters are also found by their beginning."""
 
-_LEFT_OF_VALUE = rf"(?:(?<![\w./\\:@#~%+$-])|(?<=[{EAST}]))"
-_RIGHT_OF_VALUE = rf"(?:(?![\w/\\@#~%+$-]|[.:,][\w/])|(?=[{EAST}]))"
-_LEFT_OF_WORD = rf"(?:(?<!{LETTER})|(?<=\\[ntr]))"
-_RIGHT_OF_WORD = rf"(?!{LETTER})"
 _LONG_ENOUGH = 1_000.0
 
 WHOLE, VERBATIM, WORDS, BEGINNINGS = 3, 2, 1, 0
@@ -82,36 +78,39 @@ class Question:
 
     def grade(self, text: str) -> Grade | None:
         """How well a folded text answers; None when a word is missing."""
-        if not all(seen.search(text) for seen in self._begun):
+        if not all(word in text for word in self.words):
+            return None
+        is_exact = all(_holds(text, word, ends=True) for word in self.words)
+        if not is_exact and not all(_holds(text, word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words):
             return None
         relevance = sum(_share(text.count(word), len(text)) for word in self.words) / max(1, len(self.words))
-        if not all(seen.search(text) for seen in self._exact):
-            return Grade(BEGINNINGS, relevance)
-        if self._whole.search(text):
-            return Grade(WHOLE, relevance)
-        return Grade(VERBATIM if self._verbatim.search(text) else WORDS, relevance)
+        tier = BEGINNINGS
+        if is_exact:
+            tier = WORDS
+            for start, end in self._places(text):
+                tier = VERBATIM
+                if _begins_value(text, start) and _ends_value(text, end):
+                    tier = WHOLE
+                    break
+        return Grade(tier, relevance)
 
     def holds(self, text: str) -> frozenset[int]:
         """Which words of the query, by their places, a folded text holds."""
-        return frozenset(place for place, seen in enumerate(self._exact) if seen.search(text))
+        return frozenset(place for place, word in enumerate(self.words) if _holds(text, word, ends=True))
+
+    def _places(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where a folded text holds the whole query, whatever white space stands in it."""
+        if " " in self.text:
+            yield from (match.span() for match in self._spaced.finditer(text))
+            return
+        at = text.find(self.text)
+        while at >= 0:
+            yield at, at + len(self.text)
+            at = text.find(self.text, at + 1)
 
     @cached_property
-    def _exact(self) -> list[re.Pattern[str]]:
-        return [_seen(word, ends=True) for word in self.words]
-
-    @cached_property
-    def _begun(self) -> list[re.Pattern[str]]:
-        return [_seen(word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words]
-
-    @cached_property
-    def _verbatim(self) -> re.Pattern[str]:
+    def _spaced(self) -> re.Pattern[str]:
         return re.compile(r"\s+".join(re.escape(part) for part in self.text.split(" ")))
-
-    @cached_property
-    def _whole(self) -> re.Pattern[str]:
-        left = "" if is_east(self.text[:1]) else _LEFT_OF_VALUE
-        right = "" if is_east(self.text[-1:]) else _RIGHT_OF_VALUE
-        return re.compile(f"{left}{self._verbatim.pattern}{right}")
 
 
 def searchable(body: Mapping[str, Any]) -> str:
@@ -216,7 +215,41 @@ def _beginning(word: str) -> list[Term]:
     return [Term(word_term(word), is_prefix=len(word) < WORD_CHARACTERS)]
 
 
-def _seen(word: str, *, ends: bool) -> re.Pattern[str]:
+def _holds(text: str, word: str, *, ends: bool) -> bool:
+    """Whether a word stands in a folded text, or with `ends` false the beginning of one; eastern characters stand anywhere."""
     if is_east(word[0]):
-        return re.compile(re.escape(word))
-    return re.compile(_LEFT_OF_WORD + re.escape(word) + (_RIGHT_OF_WORD if ends else ""))
+        return word in text
+    at = text.find(word)
+    while at >= 0:
+        end = at + len(word)
+        if _begins_word(text, at) and not (ends and end < len(text) and _is_letter(text[end])):
+            return True
+        at = text.find(word, at + 1)
+    return False
+
+
+def _begins_word(text: str, at: int) -> bool:
+    """Not inside another word; what follows an escaped line end or tab begins one."""
+    return at == 0 or not _is_letter(text[at - 1]) or (at > 1 and text[at - 1] in "ntr" and text[at - 2] == "\\")
+
+
+def _begins_value(text: str, at: int) -> bool:
+    before = text[at - 1 : at]
+    return not (before.isalnum() or before in _JOINING_BEFORE) or not before or is_east(before) or is_east(text[at])
+
+
+def _ends_value(text: str, end: int) -> bool:
+    after, next_one = text[end : end + 1], text[end + 1 : end + 2]
+    if not after or is_east(after) or is_east(text[end - 1]):
+        return True
+    if after in ".:,":
+        return not (next_one.isalnum() or next_one in ("_", "/"))
+    return not (after.isalnum() or after in _JOINING_AFTER)
+
+
+def _is_letter(character: str) -> bool:
+    return character.isalnum() and not is_east(character)
+
+
+_JOINING_BEFORE = "_./\\:@#~%+$-"
+_JOINING_AFTER = "_/\\@#~%+$-"

@@ -22,6 +22,7 @@ _EDGES = "_./\\:@#~%+*$€£¥=?&,;-"
 _INNER = re.compile(r"[./\\:@#~%+*$€£¥=?&,;_-]")
 _ENDS = ".,:;?*=&"
 _MOST_FOLDERS = 8
+_DIGIT = re.compile(r"[0-9]")
 _DIGITS = frozenset("0123456789")
 _ESCAPE = re.compile(rf"\\[ntr]({LETTER}+)")
 
@@ -33,7 +34,7 @@ def folded(text: str) -> str:
 
 def is_east(character: str) -> bool:
     """Whether a character belongs to a language without spaces between its words."""
-    return _IS_EAST.match(character) is not None
+    return character > "\u2fff" and _IS_EAST.match(character) is not None
 
 
 def runs(text: str) -> list[str]:
@@ -47,38 +48,27 @@ def terms(text: str) -> frozenset[str] | None:
     A term that begins with `x` is a word and can be found by its beginning; `y` stands before the mark of something exact.
     """
     found: set[str] = set()
-    before, end = "", -2
-    for match in _RUNS.finditer(text):
-        word, start = match[0], match.start()
-        is_near = start - end <= 1 and (start == end or text[end] == " ")
-        if is_near and (before[-1] in _DIGITS or word[0] in _DIGITS):
-            found.add(_pair(before, word))
-        if word[0] > "\u2fff" and is_east(word[0]):
+    for word in set(_RUNS.findall(text)):
+        if is_east(word[0]):
             found.update(_of_east(word))
+        elif len(word) <= WORD_CHARACTERS:
+            found.add(f"x{word}")
         else:
-            found.add(word_term(word))
-            if len(word) > WORD_CHARACTERS:
-                found.add(mark(word))
-        before, end = word, match.end()
+            found.update((word_term(word), mark(word)))
+    found.update(_pairs(text))
     if "\\" in text:
         found.update(word_term(word) for word in _ESCAPE.findall(text))
     for value in set(_VALUES.findall(text)):
         if not value.isalnum():
             found.update(_of_value(value))
-    return None if sum(len(term.encode()) + 12 for term in found) > MOST_BYTES else frozenset(found)
+    is_many = len(found) > 2_000 and sum(len(term.encode()) + 12 for term in found) > MOST_BYTES
+    return None if is_many else frozenset(found)
 
 
 def exact_terms(text: str) -> frozenset[str]:
     """What a text is found by, besides its words, that holds this folded query as one whole value."""
-    found: set[str] = set()
-    before, end = "", -2
-    for match in _RUNS.finditer(text):
-        word, start = match[0], match.start()
-        if start - end <= 1 and (start == end or text[end] == " ") and (before[-1] in _DIGITS or word[0] in _DIGITS):
-            found.add(_pair(before, word))
-        before, end = word, match.end()
-    found.update(mark(whole) for value in _VALUES.findall(text) if not value.isalnum() and (whole := _whole(value)))
-    return frozenset(found)
+    wholes = [_whole(value) for value in _VALUES.findall(text) if not value.isalnum()]
+    return frozenset([*_pairs(text), *(mark(whole) for whole in wholes if whole)])
 
 
 def word_term(word: str) -> str:
@@ -98,11 +88,18 @@ def _of_east(row: str) -> Iterator[str]:
     yield f"x{row[-1]}"
 
 
-def _pair(before: str, after: str) -> str:
-    """The mark of a figure and what stands beside it: a unit, a month, a day."""
-    first = before[-1] if is_east(before[-1]) else before
-    second = after[0] if is_east(after[0]) else after
-    return mark(f"{first} {second}")
+def _pairs(text: str) -> Iterator[str]:
+    """The marks of each figure and what stands beside it: a unit, a month, a day."""
+    if not _DIGIT.search(text):
+        return
+    before, end = "", -2
+    for match in _RUNS.finditer(text):
+        word, start = match[0], match.start()
+        if start - end <= 1 and (start == end or text[end] == " ") and (before[-1] in _DIGITS or word[0] in _DIGITS):
+            first = before[-1] if is_east(before[-1]) else before
+            second = word[0] if is_east(word[0]) else word
+            yield mark(f"{first} {second}")
+        before, end = word, match.end()
 
 
 def _whole(value: str) -> str | None:
