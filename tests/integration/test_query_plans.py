@@ -12,7 +12,9 @@ from sqlalchemy import Engine, event
 
 from tests.stores import KEY, NOON, Stores, assistant, new_sqlite, result, sql_stores, summary, turn, turns, user
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
-from turnfold.messages import AgentId, EventId, SessionId, SessionKey
+from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
+from turnfold.operations.search import found, question_of
+from turnfold.ports import Scope
 
 GROWING = ("messages", "events", "tool_calls", "sessions", "compactions", "summaries", "audit", "outbox", "dead_letters", "usage_reports")
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
@@ -215,6 +217,34 @@ async def test_histories_versions_and_the_audit_are_read_by_key(watched: Watched
     await history.counts(KEY)
 
     assert watched.scans() == []
+
+
+@pytest.mark.proves("F1", "L8", "C58")
+async def test_a_search_reads_the_index_and_the_messages_it_names(watched: Watched) -> None:
+    while await watched.stores.index.index_some():
+        pass
+    watched.begin()
+
+    scope = Scope(state=State.COVERED, version=1)
+    hits = await found(KEY, question_of("q 17"), scope=scope, limit=5, store=watched.stores.search)
+
+    assert hits
+    assert watched.scans() == []
+    steps = watched.steps()
+    assert "SCAN word_index VIRTUAL TABLE" in steps
+    assert "SEARCH messages USING PRIMARY KEY (sid=? AND position=?)" in steps
+    assert "TEMP B-TREE FOR ORDER BY" not in steps
+
+
+@pytest.mark.proves("F1", "L8")
+async def test_what_waits_to_be_indexed_is_found_by_an_index_of_its_own(watched: Watched) -> None:
+    await watched.stores.index.index_some()
+
+    assert watched.scans() == []
+    steps = watched.steps()
+    assert "ix_sessions_unindexed (unindexed_from>?)" in steps
+    assert "SEARCH messages USING PRIMARY KEY (sid=? AND position>?)" in steps
+    assert not re.search(r"SCAN word_index VIRTUAL TABLE INDEX \d+:(?!=)", steps)
 
 
 @pytest.mark.proves("A3", "L8")
