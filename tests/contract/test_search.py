@@ -187,6 +187,20 @@ async def test_an_event_that_moves_to_an_earlier_place_is_found_there_and_only_t
     assert [original.position for original, _ in new] == [original.position for original, _ in old] == [position_of(4, 0)]
 
 
+@pytest.mark.proves("F1", "A6")
+async def test_what_was_erased_is_not_found_and_what_comes_after_it_is(stores: Stores) -> None:
+    await stores.ingest(turn(1, user("the amber pendant")), turn(2, user("an amber lamp"), key=OTHER))
+    await indexed(stores)
+
+    await stores.changes.erase(KEY, last_seq=2, now_ms=NOON)
+    await stores.ingest(turn(5, user("another amber pendant"), event_id="new"))
+    new = await ids(stores, "amber")
+    await indexed(stores)
+
+    assert new == await ids(stores, "amber") == ["new#0"]
+    assert await ids(stores, "amber", key=OTHER) == ["e2#0"]
+
+
 @pytest.mark.proves("F1")
 async def test_texts_with_very_many_terms_and_very_long_words_are_found_too(stores: Stores) -> None:
     many = " ".join(f"{number:x}{'q' * (number % 60)}" for number in range(100_000, 128_000))
