@@ -36,6 +36,13 @@ def upgrade() -> None:
         sqlite_where=sa.text("unindexed_from IS NOT NULL"),
         postgresql_where=sa.text("unindexed_from IS NOT NULL"),
     )
+    op.create_table(
+        "leftovers",
+        sa.Column("position", BIG, autoincrement=False, nullable=False),
+        sa.Column("sid", BIG, nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("position", name=op.f("pk_leftovers")),
+    )
     for statement in WORD_INDEX[op.get_bind().dialect.name]:
         op.execute(statement)
 
@@ -43,5 +50,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop it."""
     op.execute("DROP TABLE word_index")
+    op.drop_table("leftovers")
     op.drop_index("ix_sessions_unindexed", "sessions")
     op.drop_column("sessions", "unindexed_from")

@@ -15,7 +15,7 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports import Arrival, DeadLetter, Erased, Rules
 from turnfold.store.bulk import Bulk, Prepared, PreparedIn, PreparedPairs
 from turnfold.store.engine import Database, insert_for
-from turnfold.store.indexing import forget
+from turnfold.store.indexing import clear_away, leave_behind
 from turnfold.store.schema import (
     agents,
     copies,
@@ -96,7 +96,8 @@ class SqlErasures:
         await self._database.write(lambda connection: _PURGED.run(connection, [(seq,) for seq in sequences]))
 
     async def tidy(self) -> bool:
-        """Empty the log beside a SQLite file, which may hold what was erased."""
+        """Remove words of what was erased from SQLite's index, and empty the log beside its file, which may hold it, too."""
+        await clear_away(self._database)
         return await self._database.empty_log()
 
 
@@ -140,8 +141,7 @@ def _erase_sessions(connection: Connection, locked: Sequence[SessionRow], last_s
         _insert(connection, erased_events, sorted({digest_of(agent_id, event_id) for agent_id, event_id, _ in stored}))
         _forget_in_stream(connection, chain((row.stream_seq for row in stored), further))
         # What keeps words of messages outside of these tables has to forget them here.
-        for sid in sids:
-            forget(connection, sid)
+        leave_behind(connection, sids)
         for table in HANGING:
             connection.execute(delete(table).where(table.c.sid.in_(sids)))
         connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))

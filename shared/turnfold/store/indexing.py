@@ -7,20 +7,22 @@ keeps the terms in FTS5, without the texts and without places in them; PostgreSQ
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Select, Text, bindparam, cast, delete, exists, func, select, text, update
+from sqlalchemy import BigInteger, Connection, Select, Text, bindparam, cast, delete, exists, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
 
 from turnfold.core.search import searchable
 from turnfold.core.words import terms
 from turnfold.store.engine import Database
-from turnfold.store.schema import messages, sessions, word_index
+from turnfold.store.schema import leftovers, messages, sessions, word_index
 
 SESSIONS_AT_ONCE = 50
 MESSAGES_AT_ONCE = 200
 CHARACTERS_AT_ONCE = 400_000
+MERGED_PAGES = 200
 UNDIVIDED = "z"
 """The term of a text with too many terms: it is read whenever its session is searched."""
 
@@ -117,9 +119,62 @@ def forget(connection: Connection, sid: int, *, first: int = 0, last: int = 2**6
         rows = connection.execute(some.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)).all()
         if not rows:
             return
-        gone = [{"position": position, "terms": " ".join(terms_of_body(sid, body))} for position, body in rows]
-        connection.execute(text("INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)"), gone)
+        connection.execute(_DELETE_SQLITE, [_told(sid, position, body) for position, body in rows])
         first = rows[-1].position + 1
+
+
+def _told(sid: int, position: int, body: str) -> dict[str, Any]:
+    return {"position": position, "terms": " ".join(terms_of_body(sid, body))}
+
+
+_DELETE_SQLITE = text("INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)")
+
+
+def leave_behind(connection: Connection, sids: Sequence[int]) -> None:
+    """Take whole sessions out of the index, which are about to be deleted.
+
+    Nobody looks for their numbers any more. What it takes to remove their words from SQLite's index would hold up all who
+    write, so the texts are put aside for `clear_away`.
+    """
+    if connection.dialect.name != "sqlite":
+        connection.execute(delete(word_index).where(word_index.c.sid.in_(sids)))
+        return
+    indexed = exists().where(_key(connection) == messages.c.position)
+    aside = select(messages.c.position, messages.c.sid, messages.c.body).where(messages.c.sid.in_(sids), indexed)
+    connection.execute(insert(leftovers).from_select(["position", "sid", "body"], aside))
+
+
+async def clear_away(database: Database) -> None:
+    """Remove the words of what was erased from the index and from the file, one short transaction after the other."""
+    if not database.is_sqlite:
+        return
+    waiting = select(leftovers.c.sid, leftovers.c.position, leftovers.c.body).where(leftovers.c.body != "").limit(MESSAGES_AT_ONCE)
+    while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
+        gone = await asyncio.to_thread(_told_of, [Waiting(*row) for row in aside])
+        await database.write(partial(_clear, gone=gone))
+    # A word goes from the file when the part of the index that names it is written anew.
+    if await database.snapshot(lambda connection: connection.execute(select(leftovers.c.position).limit(1)).first()):
+        pages = -MERGED_PAGES
+        while await database.write(partial(_merged, pages=pages)):
+            pages = MERGED_PAGES
+        await database.write(lambda connection: connection.execute(delete(leftovers).where(leftovers.c.body == "")))
+
+
+def _told_of(rows: Iterable[Waiting]) -> list[dict[str, Any]]:
+    return [_told(row.sid, row.position, row.body) for row in rows]
+
+
+def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
+    """Take words out of the index once; that the rest has still to be done stays written down."""
+    connection.execute(_DELETE_SQLITE, gone)
+    connection.execute(update(leftovers).where(leftovers.c.position.in_([one["position"] for one in gone])).values(body=""))
+
+
+def _merged(connection: Connection, *, pages: int) -> bool:
+    """Write so many pages of the index anew; whether there are more (a negative number begins it)."""
+    before = connection.execute(text("SELECT total_changes()")).scalar_one()
+    connection.execute(text("INSERT INTO word_index (word_index, rank) VALUES ('merge', :pages)"), {"pages": pages})
+    return int(connection.execute(text("SELECT total_changes()")).scalar_one()) - int(before) >= 2
 
 
 def _unindexed(connection: Connection, sid: int, first: int) -> Select[Any]:

@@ -460,6 +460,16 @@ dead_letters = Table(
     sqlite_autoincrement=True,
 )
 
+leftovers = Table(
+    "leftovers",
+    metadata,
+    Column("position", Big, primary_key=True, autoincrement=False),
+    # No key of a session: that is gone.
+    Column("sid", Big, nullable=False),
+    Column("body", Text, nullable=False),
+)
+"""Erased messages whose words SQLite's index still has: it holds no texts, so it has to be told what it held. Gone within seconds."""
+
 word_index = table("word_index", column("rowid", Big), column("position", Big), column("sid", Big), column("terms", Text))
 """The search index, one row a message; each database has its own kind, which the migrations make (`turnfold.store.indexing`)."""
 
