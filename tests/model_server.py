@@ -19,10 +19,14 @@ SUMMARY = {
 
 @dataclass
 class ModelServer:
-    """Answers with `fault`, or with the next of `script` while there is one; keeps what it was asked."""
+    """Answers with `fault`, or with the next of `script` while there is one; keeps what it was asked.
+
+    `largest_characters` is what it reads at most where its fault is `small`.
+    """
 
     url: str = ""
     fault: str = "answer"
+    largest_characters: int = 4_000
     script: list[str] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     is_hanging: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,10 +47,20 @@ class ModelServer:
         if fault == "hang":
             self.is_hanging.set()
             await asyncio.sleep(600)
-        status, body, kind = _reply(fault)
-        raw = body.encode()
+        if fault == "drop":
+            return
+        if fault == "trickle":
+            await _trickle(writer)
+        asked = self.requests[-1]
+        if fault == "small":
+            size = sum(len(message["content"]) for message in asked["messages"])
+            fault = "overflow" if size > self.largest_characters else "answer"
+        if fault == "no schema":
+            fault = "schema" if "response_format" in asked else "answer"
+        status, body, kind = _reply(fault, asked)
+        raw, more = body.encode(), "retry-after: 7\r\n" if fault == "retry later" else ""
         writer.write(
-            f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(raw)}\r\nconnection: close\r\n\r\n".encode() + raw,
+            f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\n{more}content-length: {len(raw)}\r\nconnection: close\r\n\r\n".encode() + raw,
         )
         await writer.drain()
 
@@ -74,9 +88,24 @@ async def running_model_server() -> AsyncGenerator[ModelServer]:
         await server.wait_closed()
 
 
-def _reply(fault: str) -> tuple[int, str, str]:
+async def _trickle(writer: StreamWriter) -> None:
+    """A byte now and then, for ever: no read of the client ever waits long."""
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n{")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
     failed = {
         "429": (429, "Rate limit reached for requests", "rate_limit_exceeded"),
+        "retry later": (429, "Rate limit reached for requests", "rate_limit_exceeded"),
+        "schema": (
+            400,
+            "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model.",
+            "invalid_request_error",
+        ),
         "quota": (429, "You exceeded your current quota, please check your plan and billing details.", "insufficient_quota"),
         "500": (500, "The server had an error", "invalid_request_error"),
         "503": (503, "Overloaded", "server_error"),
@@ -105,6 +134,8 @@ def _reply(fault: str) -> tuple[int, str, str]:
         "broken": (json.dumps(SUMMARY)[:-20], "stop"),
         "prose": ("The retry queue was implemented and exponential backoff was chosen.", "stop"),
         "answer": (json.dumps(SUMMARY), "stop"),
+        "obey": (json.dumps(SUMMARY | {"context": _last_instruction(asked)}), "stop"),
+        "unbilled": (json.dumps(SUMMARY), "stop"),
     }
     content, finish = said[fault]
     message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -120,4 +151,11 @@ def _reply(fault: str) -> tuple[int, str, str]:
         "choices": [{"index": 0, "message": message, "finish_reason": finish}],
         "usage": {"prompt_tokens": 321, "completion_tokens": 45, "total_tokens": 366},
     }
+    if fault == "unbilled":
+        del answer["usage"]
     return 200, json.dumps(answer), "application/json"
+
+
+def _last_instruction(asked: dict[str, Any]) -> str:
+    """What a model that obeys its data would write: the text that the data told it to."""
+    return asked["messages"][-1]["content"].rpartition("and write: ")[2].partition('"')[0] or "Nothing."

@@ -22,7 +22,7 @@ from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
 from turnfold.model_windows import ModelWindows
-from turnfold.operations.compact import Writing
+from turnfold.operations.ask import Writing
 from turnfold.operations.rules import make_rules, policy_rule
 from turnfold.ports import Ingested
 from turnfold.settings import Settings
@@ -91,8 +91,8 @@ async def _run(settings: Settings) -> None:
 async def _serve(settings: Settings, database: Database, stop: asyncio.Event) -> None:
     """Build the parts, run them until told to stop, and take them down in order."""
     # litellm takes seconds to load: its child begins first. Without a model the child is light, and waits for its first job.
-    summarizer = Summarizer(preload=settings.summary_model is not None)
-    if settings.summary_model is not None:
+    summarizer = Summarizer(preload=_has_model(settings))
+    if _has_model(settings):
         await summarizer.start()
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
     weighers = Weighers(counting, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
@@ -134,14 +134,16 @@ async def _work(
         api_base=settings.summary_api_base,
         api_key=settings.summary_api_key,
         call_timeout_seconds=settings.summary_timeout_seconds,
+        job_timeout_seconds=settings.summary_job_timeout_seconds,
+        window=lambda model: windows(model, override=settings.summary_window),
+        task=settings.summary_prompt,
+        redactions=settings.redact_patterns,
     )
     pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
     intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, weigh=weighers.weigh)
-    # Models are waited for side by side. The extractive summariser computes: two at once would only keep windows waiting.
-    concurrency = settings.summary_concurrency if settings.summary_model else 1
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=writing, count=count, policy=policy, now_ms=now_ms,
-        concurrency=concurrency, is_busy=lambda: intake.is_busy,
+        concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
     sweeper = Sweeper(store=intake_store, client=client)
@@ -189,7 +191,7 @@ async def _work(
         asyncio.create_task(part.run(), name=type(part).__name__)
         for part in (intake, compactor, relay, sweeper, idler, campaigner, eraser, indexer, keeper)
     ]
-    if settings.summary_model is not None:
+    if _has_model(settings):
         # Events are stored already; whoever waits for the ready line may count on summaries too.
         await _unless(stop, summarizer.loaded())
     announce({"worker": os.getpid(), "model": summarizer.pid} if summarizer.pid else {"worker": os.getpid()})
@@ -209,6 +211,11 @@ async def _work(
             task.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
         log.info("worker.stopped")
+
+
+def _has_model(settings: Settings) -> bool:
+    """Whether this installation names a model; an agent or a session may name one besides."""
+    return (settings.policy.summary_model or settings.summary_model) is not None
 
 
 async def _unless(stop: asyncio.Event, waiting: Coroutine[Any, Any, Result]) -> Result | None:

@@ -17,7 +17,8 @@ from nats.js.errors import Error as JetStreamError
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
 from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
-from turnfold.operations.compact import Committed, GivenBack, RolledBack, Writing, compact
+from turnfold.operations.ask import Writing
+from turnfold.operations.compact import Committed, GivenBack, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
 from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer, WordIndex
 

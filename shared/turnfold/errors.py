@@ -15,6 +15,7 @@ TurnfoldError
 ├── UnstorableBatch         the database refuses a value in a batch: try its events one by one
 ├── LostLease               another worker has the job; stop
 ├── SummarizerError         a model gave no usable summary; `reason` says why, `is_transient` whether to ask again
+│   └── BudgetSpent             the tokens of an agent's day are spent: ask no sooner than `until_ms`
 └── StartError              the process cannot start; the text says what to do
 """
 
@@ -134,12 +135,33 @@ class LostLease(TurnfoldError):
 
 
 class SummarizerError(TurnfoldError):
-    """No usable summary came back."""
+    """No usable summary came back.
 
-    def __init__(self, reason: str, detail: str = "", *, is_transient: bool = True) -> None:
+    `unpaid_tokens` were used by calls that nobody was told of yet; `retry_after_seconds` is what a provider asked for.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        detail: str = "",
+        *,
+        is_transient: bool = True,
+        unpaid_tokens: int = 0,
+        retry_after_seconds: float | None = None,
+    ) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.is_transient = is_transient
+        self.unpaid_tokens = unpaid_tokens
+        self.retry_after_seconds = retry_after_seconds
+
+
+class BudgetSpent(SummarizerError):
+    """What an agent's summaries may take in a day is spent; no model was asked."""
+
+    def __init__(self, reason: str, *, until_ms: int) -> None:
+        super().__init__(reason, "the agent's tokens of the day are spent", is_transient=False)
+        self.until_ms = until_ms
 
 
 class StartError(TurnfoldError):

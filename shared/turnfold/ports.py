@@ -1,6 +1,6 @@
 """What the operations need from outside, as Protocols, and the values that cross."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -11,7 +11,7 @@ from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.search import Lookup
-from turnfold.core.sources import Draft, Previous, SummaryJob
+from turnfold.core.sources import Draft, Part, Previous, SummaryJob
 from turnfold.core.usage import Meter, Report
 from turnfold.messages import AgentId, Call, CompactionId, EventId, Message, SessionKey, State
 
@@ -218,7 +218,26 @@ class Ending(StrEnum):
     STALE = "stale"
 
 
-class JobStore(Protocol):
+class Begun(NamedTuple):
+    """What came of a job before: answers by a digest of what was asked, and why the last attempt gave no version."""
+
+    parts: Mapping[str, str]
+    last_reason: str | None
+
+
+class Calls(Protocol):
+    """What calls of models left behind: answers on the way to a version, and tokens by agent and UTC day (since 1970)."""
+
+    async def begun(self, job: Job) -> Begun: ...
+
+    async def keep(self, job: Job, part: Part, *, now_ms: int) -> None: ...
+
+    async def spent(self, agent_id: AgentId, day: int) -> int: ...
+
+    async def spend(self, agent_id: AgentId, day: int, tokens: int) -> int: ...
+
+
+class JobStore(Calls, Protocol):
     """The compaction rows as durable jobs."""
 
     async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]: ...
@@ -253,8 +272,8 @@ class IdleStore(Protocol):
 class Summarizer(Protocol):
     """Who writes summaries."""
 
-    async def summarize(self, job: SummaryJob) -> Draft:
-        """Write one version.
+    async def summarize(self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = ...) -> Draft:
+        """Write one version; `keep` is told of each part of it.
 
         Raises:
             SummarizerError: none that may be used; the error says why.

@@ -6,12 +6,16 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from turnfold.contracts.events import LIMITS, Limits
 from turnfold.core.presets import DEFAULT_PRESET, FIELD_TYPES, Mode, Policy, adjusted, preset_named
+from turnfold.core.prompt import checked_task
+from turnfold.core.redaction import checked_patterns
 from turnfold.errors import StartError
+
+Checked = TypeVar("Checked")
 
 PREFIX = "TURNFOLD_"
 POLICY_PREFIX = "TURNFOLD_POLICY__"
@@ -67,6 +71,10 @@ class Settings:
     summary_api_base: str | None = field(default=None, repr=False)
     summary_api_key: str | None = field(default=None, repr=False)
     summary_timeout_seconds: float = 120.0
+    summary_job_timeout_seconds: float = 600.0
+    summary_window: int | None = None
+    summary_prompt: str | None = field(default=None, repr=False)
+    redact_patterns: tuple[str, ...] = field(default=(), repr=False)
     summary_concurrency: int = 4
 
     max_event_bytes: int = LIMITS.bytes
@@ -240,6 +248,25 @@ def _path(raw: Any) -> Path:
     return raw.expanduser() if isinstance(raw, Path) else Path(_text(raw)).expanduser()
 
 
+def _file_read_by(check: Callable[[str], Checked]) -> Callable[[Any], Checked]:
+    """A setting that names a file of which only what it holds matters."""
+
+    def read(raw: Any) -> Checked:
+        path = _path(raw)
+        try:
+            held = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8") from error
+        try:
+            return check(held)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    return read
+
+
 def _whole(least: int, most: int | None = None) -> Callable[[Any], int]:
     def read(raw: Any) -> int:
         try:
@@ -310,6 +337,10 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "summary_api_base": _text,
     "summary_api_key": _text,
     "summary_timeout_seconds": _seconds,
+    "summary_job_timeout_seconds": _seconds,
+    "summary_window": _whole(1_000),
+    "summary_prompt": _file_read_by(checked_task),
+    "redact_patterns": _file_read_by(checked_patterns),
     "summary_concurrency": _whole(1),
     "max_event_bytes": _whole(1),
     "max_event_messages": _whole(1, 1_000),

@@ -135,8 +135,6 @@ async def test_narrative_answer_is_prose(summarizer: Summarizer, model: ModelSer
         ("html", "provider_error", True),
         ("401", "provider_error", False),
         ("404", "provider_error", False),
-        ("overflow", "context_overflow", False),
-        ("413", "context_overflow", False),
     ],
 )
 @pytest.mark.proves("S5", "S7", "C36", "C38")
@@ -151,6 +149,18 @@ async def test_fault_gets_its_reason_after_exactly_one_request(
     assert (str(caught.value.reason), caught.value.is_transient) == (reason, is_transient)
     assert len(model.requests) == 1
     assert "retry queue" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["overflow", "413"])
+@pytest.mark.proves("S5", "S7")
+async def test_input_that_is_too_large_is_halved_until_that_makes_no_sense(summarizer: Summarizer, model: ModelServer, fault: str) -> None:
+    model.fault = fault
+
+    with pytest.raises(SummarizerError) as caught:
+        await summarizer.summarize(job(model))
+
+    assert (str(caught.value.reason), caught.value.is_transient) == ("context_overflow", False)
+    assert 2 <= len(model.requests) <= 4
 
 
 @pytest.mark.proves("C37")

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from turnfold.core.prompt import build_prompt, chunks, fitted, parse_answer, shortened
+from turnfold.core.chunks import chunks
+from turnfold.core.prompt import build_prompt, fitted, message_data, parse_answer, shortened
 from turnfold.core.sources import Previous, Source, SummaryJob, words
 from turnfold.errors import SummarizerError
 
@@ -19,6 +20,14 @@ def asked(*sources: Source, previous: Previous | None = None, style: str = "stru
     system, data = build_prompt(SummaryJob(sources=sources, previous=previous, style=style, model="openai/x"), boundary=BOUNDARY)
     assert (system["role"], data["role"]) == ("system", "user")
     return system["content"], data["content"]
+
+
+def size(source: Source) -> int:
+    return count(message_data(source))
+
+
+def pieces_of(sources: list[Source], max_tokens: int) -> list[tuple[Source, ...]]:
+    return chunks(sources, [size(source) for source in sources], max_tokens=max_tokens, size=size)
 
 
 def message(text: str, number: int = 0, role: str = "user") -> Source:
@@ -202,7 +211,7 @@ def test_chunks_are_chronological_and_keep_calls_with_their_results() -> None:
         )
     ]
 
-    pieces = chunks(sources, max_tokens=600, count=count)
+    pieces = pieces_of(sources, 600)
 
     assert [source for piece in pieces for source in piece] == sources
     assert len(pieces) > 3
@@ -213,7 +222,7 @@ def test_chunks_are_chronological_and_keep_calls_with_their_results() -> None:
 def test_oversize_message_is_noted_and_small_ones_are_kept() -> None:
     sources = [message("First ask."), Source("e1#0", "tool", "x" * 100_000), message("Second ask.", 2)]
 
-    pieces = chunks(sources, max_tokens=400, count=count)
+    pieces = pieces_of(sources, 400)
 
     told = [source for piece in pieces for source in piece]
     assert [told[0].text, told[2].text] == ["First ask.", "Second ask."]

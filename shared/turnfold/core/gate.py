@@ -1,6 +1,7 @@
 """What an answer of a model must be before it may become a version."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -62,8 +63,8 @@ def spoken(content: str | None) -> str:
 def check(answer: Answer, *, input_tokens: int, output_tokens: int) -> Reason | None:
     """Say why this answer cannot become a version, or None when it may.
 
-    `input_tokens` counts what was summarised, `output_tokens` the text that would be stored. That every exact value is in
-    the artifact needs no check: code puts it there.
+    `input_tokens` counts what was summarised, `output_tokens` the text that would be stored. Whether the exact values are in
+    the artifact is for `missing_facts` to say.
     """
     text = spoken(answer.content)
     if answer.calls_tools:
@@ -80,6 +81,17 @@ def check(answer: Answer, *, input_tokens: int, output_tokens: int) -> Reason | 
     if len(text) <= _LONGEST_REFUSAL and _REFUSALS.search(text[:300]):
         return Reason.REFUSED
     return Reason.GREW if output_tokens >= input_tokens else None
+
+
+def missing_facts(text: str, ledger: Iterable[str], *, facts: Iterable[str], request: str) -> tuple[str, ...]:
+    """What has to stand in an artifact to the letter and does not, neither in its text nor in its ledger.
+
+    Code puts all of it there, so that something is missing only by a fault; then no such version may take force.
+    """
+    values = {value for _, _, value in (entry.partition(" ") for entry in ledger)}
+    whole = "\n".join(values)
+    wanted = [*facts, *([request] if request else [])]
+    return tuple(fact for fact in wanted if fact not in values and fact not in text and fact not in whole)
 
 
 def _blank(answer: Answer, finish: str) -> Reason:

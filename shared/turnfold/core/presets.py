@@ -1,5 +1,6 @@
 """Every number of a behaviour, and the behaviours by name."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -50,6 +51,7 @@ class Policy:
     style: Style = Style.STRUCTURED
     view: View = View.FULL
     uses_model: bool = True
+    summary_model: str | None = None
 
     max_live_messages: int = 50
     trigger_tokens: int = 0
@@ -93,6 +95,8 @@ class Policy:
     ledger_max_tokens: int = 2_000
     rebuild_every_versions: int = 10
     rebuild_max_tokens: int = 50_000
+    chunk_share: float = 0.4
+    summary_tokens_per_day: int = 0
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -106,7 +110,14 @@ class Policy:
                 raise ValueError(f"{field.name} is {value}; a ratio is at most 1")
         if self.low_water_ratio == 0:
             raise ValueError("low_water_ratio is 0; a window needs some room")
+        if not 0 < self.chunk_share <= 1:
+            raise ValueError(f"chunk_share is {self.chunk_share}; it is a share of the summariser's window, above 0 and at most 1")
+        if self.summary_model is not None and not _MODEL_NAME.fullmatch(self.summary_model):
+            raise ValueError("summary_model is no name of a model: it is a word without spaces, such as openai/gpt-4.1-mini, or session")
 
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:/@+\-\[\]]{0,255}", re.ASCII)
+"""Names are checked for their shape alone: which models there are only their providers know."""
 
 _UNTRIGGERED = Policy(max_live_messages=0, trigger_ratio=0.0, reserve_tokens=0, keep_messages=1, keep_tokens=0, keep_at_most_messages=0)
 
@@ -170,7 +181,7 @@ def _as(target: Any, value: Any) -> Any:
             return value
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         return words[str(value).lower()] if str(value).lower() in words else _refuse(value)
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (target is str and not isinstance(value, str)):
         return _refuse(value)
     if target is int and isinstance(value, float) and not value.is_integer():
         return _refuse(value)

@@ -1,6 +1,12 @@
 """Secrets are taken out of a text before any summariser sees it."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from turnfold.core.sources import Previous, SummaryJob
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END \1PRIVATE KEY-----|\Z)", re.DOTALL)
 _KNOWN = re.compile(
@@ -38,3 +44,68 @@ def redact(text: str) -> str:
     if ("=" in text or ":" in text) and any(name in text for name in _NAMES):
         text = _NAMED.sub(r"\1[REDACTED:secret]", text)
     return text
+
+
+def checked_patterns(text: str) -> tuple[str, ...]:
+    """The regular expressions of an operator, one a line; blank lines and those that begin with # say nothing.
+
+    Raises:
+        ValueError: a line is none, or would take out nothing at all everywhere; the text says which.
+    """
+    found = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
+    patterns = []
+    for number, pattern in found:
+        if not pattern or pattern.startswith("#"):
+            continue
+        try:
+            compiled = re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"line {number} is no regular expression: {error}") from None
+        if compiled.search(""):
+            raise ValueError(f"line {number} matches the empty text, and so everywhere")
+        patterns.append(pattern)
+    return tuple(patterns)
+
+
+def without(text: str, patterns: Sequence[str]) -> str:
+    """The text with what an operator's patterns find replaced."""
+    for pattern in _compiled(tuple(patterns)):
+        text = pattern.sub("[REDACTED:pattern]", text)
+    return text
+
+
+def without_secrets(job: SummaryJob) -> SummaryJob:
+    """The job as a summariser may see it: texts, arguments and all that was carried, with the patterns' finds replaced."""
+    patterns = job.redactions
+    if not patterns:
+        return job
+    sources = tuple(
+        source._replace(
+            text=without(source.text, patterns),
+            calls=tuple((name, without(arguments, patterns)) for name, arguments in source.calls),
+        )
+        for source in job.sources
+    )
+    request = None if job.newest_request is None else without(job.newest_request, patterns)
+    return replace(job, sources=sources, previous=_carried(job.previous, patterns), newest_request=request)
+
+
+def _carried(previous: Previous | None, patterns: tuple[str, ...]) -> Previous | None:
+    """A version may be older than a pattern."""
+    if previous is None:
+        return None
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return without(value, patterns)
+        if isinstance(value, list | tuple):
+            return [cleaned(one) for one in value]
+        return {name: cleaned(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+    ledger = tuple(without(entry, patterns) for entry in previous.ledger)
+    return Previous(without(previous.text, patterns), cleaned(dict(previous.sections)), ledger)
+
+
+@lru_cache(maxsize=8)
+def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern) for pattern in patterns)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["llm", "extractive"]
@@ -40,6 +40,10 @@ class SummaryJob:
     """Everything a summariser needs to write one version.
 
     `newest_request` is the newest open request of the whole session. Without `model` the extractive summariser writes.
+    With one, what is more than `chunk_share` of its `window_tokens` is written in parts; `parts` are the answers that
+    earlier attempts had already, by what was asked ("" where that was too large for the model). `task` stands in place of
+    our own text of what to do, and `last_reason` says why the attempt before gave nothing. `timeout_seconds` is for a call,
+    `job_timeout_seconds` for all of them.
     """
 
     sources: tuple[Source, ...]
@@ -53,6 +57,13 @@ class SummaryJob:
     api_base: str | None = None
     api_key: str | None = None
     timeout_seconds: float = 120.0
+    job_timeout_seconds: float = 600.0
+    window_tokens: int = 128_000
+    chunk_share: float = 0.4
+    task: str | None = None
+    last_reason: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    redactions: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Sizes only: a key or a user's text must not reach a log by way of a traceback."""
@@ -65,7 +76,7 @@ class Draft:
 
     `sections["provenance"]` runs parallel to `ledger` (`turnfold.core.ledger.entry_values` reads it), and where code wrote the
     text, `sections["sources"]` to its lines: the message ids of each. Token counts are those the provider reported and `cost`
-    is in US dollars; each is None where nobody said.
+    is in US dollars; each is None where nobody said. `unpaid_tokens` were used by calls that nobody was told of yet.
     """
 
     text: str
@@ -76,6 +87,19 @@ class Draft:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cost: float | None = None
+    prompt_version: str | None = None
+    unpaid_tokens: int = 0
+
+
+class Part(NamedTuple):
+    """One answer on the way to a version: what was asked (a digest), what came, and the tokens that it took.
+
+    The answer is empty where what was asked was too large for the model.
+    """
+
+    digest: str
+    answer: str
+    tokens: int
 
 
 def printable(text: str) -> str:

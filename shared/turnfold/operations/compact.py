@@ -6,32 +6,14 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from random import uniform
 
-from turnfold.core.reading import sources_of, text_of_body
-from turnfold.core.sources import Draft, SummaryJob
+from turnfold.core.sources import Draft
 from turnfold.core.tokens import Count, Cuts
-from turnfold.errors import LostLease, SummarizerError, Unavailable
+from turnfold.errors import BudgetSpent, LostLease, SummarizerError, Unavailable
+from turnfold.operations.ask import Writing, ask, model_of, summary_job, without_model
 from turnfold.ports import Ending, Job, JobInput, JobStore, Summarizer, Version, Writes
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
 """Reasons that speak of the provider; the others speak of what the model wrote."""
-
-SESSION_MODEL = "session"
-"""The word in the settings that means: the model of the session's latest event."""
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """How summaries are written here. Times are seconds; without a model the extractive summariser writes."""
-
-    model: str | None = None
-    api_base: str | None = None
-    api_key: str | None = None
-    call_timeout_seconds: float = 120.0
-    lease_seconds: float = 60.0
-    renew_seconds: float = 20.0
-    attempts: int = 3
-    backoff_seconds: float = 1.0
-    backoff_max_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +63,6 @@ async def compact(
         return Discarded()
 
 
-def model_of(job: Job, writing: Writing) -> str | None:
-    """Who writes this version; None for the extractive summariser."""
-    if not job.policy.uses_model:
-        return None
-    named = job.wanted.model or writing.model
-    return job.model if named == SESSION_MODEL else named
-
-
 def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
     """Why a job that evicted nothing is not worth anybody's while; None when it is."""
     if job.writes is Writes.STAND_IN and model is None:
@@ -102,51 +76,29 @@ async def _write(
     job: Job, given: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
-    asked = SummaryJob(
-        sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted),
-        previous=given.previous,
-        newest_request=text_of_body(given.newest_request),
-        style=job.wanted.style or str(job.policy.style),
-        max_tokens=job.policy.summary_max_tokens,
-        max_words=job.policy.summary_max_words,
-        ledger_max_tokens=job.policy.ledger_max_tokens,
-        model=model,
-        api_base=writing.api_base,
-        api_key=writing.api_key,
-        timeout_seconds=writing.call_timeout_seconds,
-    )
+    asked = summary_job(job, given, model, writing)
     # While the model rests it is not asked, and what was evicted does not wait for it.
     reason = job.cooling
     try:
-        draft = await summarizer.summarize(asked if reason is None else _without_model(asked))
+        draft = await ask(asked if reason is None else without_model(asked), job, store=store, summarizer=summarizer, now_ms=now_ms)
     except SummarizerError as error:
         reason = error.reason
         if error.is_transient and job.attempt < writing.attempts:
-            retry_at_ms = now_ms() + int(1000 * _backoff(job.attempt, writing))
+            retry_at_ms = now_ms() + int(1000 * _pause(job.attempt, error, writing))
             await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms())
             return GivenBack(reason)
         if job.planned or job.writes is not Writes.NEXT:
+            if isinstance(error, BudgetSpent):
+                await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=error.until_ms, now_ms=now_ms())
+                return GivenBack(reason)
             ending = Ending.FAILED if reason in PROVIDER_REASONS else Ending.REJECTED
             await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms())
             return RolledBack(reason)
-        draft = await summarizer.summarize(_without_model(asked))
+        draft = await summarizer.summarize(without_model(asked))
     version = await store.commit(
         job, _counted(draft, asked.style, given.depth, count), leaving=given.leaving, reason=reason, now_ms=now_ms()
     )
     return Committed(version, reason)
-
-
-def _without_model(asked: SummaryJob) -> SummaryJob:
-    """The same job for the extractive summariser, which cannot fail for want of a model."""
-    return SummaryJob(
-        sources=asked.sources,
-        previous=asked.previous,
-        newest_request=asked.newest_request,
-        style=asked.style,
-        max_tokens=asked.max_tokens,
-        max_words=asked.max_words,
-        ledger_max_tokens=asked.ledger_max_tokens,
-    )
 
 
 def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
@@ -155,7 +107,7 @@ def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
     return Version(
         draft=draft,
         style=style,
-        prompt_version=draft.sections.get("prompt_version"),
+        prompt_version=draft.prompt_version,
         tokens=grid.total + ledger_tokens,
         text_tokens=grid.total,
         cuts=grid.encode(),
@@ -163,10 +115,11 @@ def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
     )
 
 
-def _backoff(attempt: int, writing: Writing) -> float:
-    """Seconds to wait: doubling, with jitter so that many workers do not come back at once."""
+def _pause(attempt: int, error: SummarizerError, writing: Writing) -> float:
+    """Seconds to wait: doubling, with jitter so that many workers do not come back at once; longer where a provider asks for it."""
     longest = min(writing.backoff_seconds * 2 ** (attempt - 1), writing.backoff_max_seconds)
-    return uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
+    asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
+    return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
 
 
 @contextlib.asynccontextmanager

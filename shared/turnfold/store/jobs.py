@@ -16,6 +16,7 @@ from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId
 from turnfold.ports import Ending, Evicted, Job, JobInput, Version, Writes
 from turnfold.store.bulk import Prepared, PreparedIn
+from turnfold.store.chunks import SqlCalls, forget_chunks
 from turnfold.store.coverage import ADD, Retold, begin_reign, covered_by, retold, uncovered
 from turnfold.store.engine import Database
 from turnfold.store.evict import leave, planned
@@ -129,7 +130,7 @@ _RESTORED = PreparedIn(
 )
 
 
-class SqlJobs:
+class SqlJobs(SqlCalls):
     """The jobs in a database; see `turnfold.ports.JobStore`."""
 
     def __init__(self, database: Database, *, new_id: Callable[[], int] = lambda: randbits(62)) -> None:
@@ -485,6 +486,7 @@ def _commit(
     if takes_force:
         end_rewriting(connection, session, records, now_ms=now_ms)
         _remember_the_model(connection, session, job, draft.kind, reason, records, now_ms, new_id)
+    forget_chunks(connection, job.sid)
     records.write(connection)
     write_back(connection, [session])
     return number
@@ -513,6 +515,7 @@ REFUSED_STAND_INS = 3
 def _end(connection: Connection, job: Job, ending: Ending, reason: str | None, detail: str, now_ms: int, new_id: Callable[[], int]) -> None:
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
     _change_mine(connection, job, status=str(ending), lease_until_ms=None, reason=reason, finished_at_ms=now_ms)
+    forget_chunks(connection, job.sid)
     if session is None:
         raise LostLease(job.compaction_ids[-1])
     records, newest = Records(), int(job.compaction_ids[-1])

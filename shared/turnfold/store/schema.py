@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0008"
+REVISION = "0009"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -410,6 +410,32 @@ purges = Table(
     Column("stream_seq", Big, primary_key=True, autoincrement=False),
 )
 """Sequences that the stream has still to forget."""
+
+chunks = Table(
+    "chunks",
+    metadata,
+    # The oldest compaction of the job; what is evicted while it is tried again joins it.
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    Column("digest", Text, primary_key=True),
+    _session_key(),
+    # Empty where what was asked was too large for the model.
+    Column("answer", Text, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    # Erasing: what a session has left here.
+    Index("ix_chunks_session", "sid"),
+    sqlite_with_rowid=False,
+)
+"""A model's answers on the way to a version that takes several, by a digest of what was asked; gone when the job ends."""
+
+spending = Table(
+    "spending",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("tokens", Big, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The tokens that an agent's summaries took, by days since 1970, UTC; those of attempts that failed included."""
 
 audit = Table(
     "audit",

@@ -9,9 +9,11 @@ from typing import Any, BinaryIO
 
 from turnfold.core.extractive import extract
 from turnfold.core.gate import Reason
-from turnfold.core.sources import Draft, SummaryJob
+from turnfold.core.redaction import without_secrets
+from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.errors import StartError, SummarizerError
-from turnfold.summarizer.wire import LOADED, draft_as_json, frame, job_from_json, read_frame
+from turnfold.summarizer.bill import Bill
+from turnfold.summarizer.wire import LOADED, draft_as_json, failure_as_json, frame, job_from_json, read_frame
 
 NICENESS = 10
 
@@ -24,6 +26,9 @@ class Child:
         self._jobs: dict[int, Task[None]] = {}
         self._counter: Task[Callable[[str], int]] = asyncio.create_task(asyncio.to_thread(_load_counter))
         self._litellm: Task[Any] | None = None
+        self._kept: dict[int, asyncio.Event] = {}
+        # Models are waited for side by side; extracting computes, and one at a time is as quick for all.
+        self._extracting = asyncio.Lock()
 
     def preload(self) -> None:
         """Begin to import litellm, so that the first job need not wait for it."""
@@ -34,6 +39,9 @@ class Child:
     def take(self, said: dict[str, Any]) -> None:
         """Begin a job, or cancel one."""
         number = int(said["id"])
+        if said.get("kept"):
+            self._kept[number].set()
+            return
         if said.get("cancel"):
             job = self._jobs.get(number)
             if job is not None:
@@ -44,31 +52,40 @@ class Child:
         self._jobs[number] = asyncio.create_task(self._answer(number, said["job"]))
 
     async def _answer(self, number: int, job: dict[str, Any]) -> None:
+        bill = Bill()
         try:
-            told: dict[str, Any] = {"draft": draft_as_json(await self._write(job_from_json(job)))}
+            told: dict[str, Any] = {"draft": draft_as_json(await self._write(number, bill, without_secrets(job_from_json(job))))}
         except asyncio.CancelledError:
             told = {"cancelled": True}
         except SummarizerError as error:
-            told = _told(error)
+            told = {"error": failure_as_json(error)}
         except StartError as error:
-            told = _told(SummarizerError(Reason.PROVIDER_ERROR, str(error), is_transient=False))
+            told = {"error": failure_as_json(SummarizerError(Reason.PROVIDER_ERROR, str(error), is_transient=False))}
         except Exception as error:  # noqa: BLE001 - one bad job must not end the others; its text may quote a user
-            told = _told(SummarizerError(Reason.PROVIDER_ERROR, type(error).__name__))
+            told = {"error": failure_as_json(SummarizerError(Reason.PROVIDER_ERROR, type(error).__name__))}
         finally:
             self._jobs.pop(number, None)
-        self._writer.write(frame({"id": number, **told}))
+            self._kept.pop(number, None)
+        self._writer.write(frame({"id": number, "unpaid_tokens": bill.paid(), **told}))
         await self._writer.drain()
 
-    async def _write(self, job: SummaryJob) -> Draft:
+    async def _write(self, number: int, bill: Bill, job: SummaryJob) -> Draft:
         count = await asyncio.shield(self._counter)
         if job.model is None:
-            return await asyncio.to_thread(extract, job, count=count)
+            async with self._extracting:
+                return await asyncio.to_thread(extract, job, count=count)
         self.preload()
         assert self._litellm is not None
         litellm = await asyncio.shield(self._litellm)
         from turnfold.summarizer.model import write_with_model  # noqa: PLC0415 - extractive work must not pay for it
 
-        return await write_with_model(job, litellm=litellm, count=count)
+        async def keep(part: Part) -> None:
+            # Only what is kept may be built on, or a death after the next call would cost two.
+            self._kept[number] = asyncio.Event()
+            self._writer.write(frame({"id": number, "part": part}))
+            await self._kept[number].wait()
+
+        return await write_with_model(job, litellm=litellm, count=count, keep=keep, bill=bill)
 
 
 async def serve(*, preload: bool, jobs: BinaryIO, answers: BinaryIO) -> None:
@@ -104,10 +121,6 @@ async def _until_gone(*, preload: bool, jobs: BinaryIO, answers: BinaryIO) -> No
     os._exit(0)  # an import or a call still running must not outlive the parent
 
 
-def _told(error: SummarizerError) -> dict[str, Any]:
-    return {"error": {"reason": str(error.reason), "detail": str(error).partition(": ")[2], "is_transient": error.is_transient}}
-
-
 def _load_counter() -> Callable[[str], int]:
     from turnfold.vocabulary import load_counter  # noqa: PLC0415 - the loop listens while this loads
 
@@ -115,6 +128,6 @@ def _load_counter() -> Callable[[str], int]:
 
 
 def _load_litellm() -> Any:
-    from turnfold.summarizer.model import load_litellm  # noqa: PLC0415 - the loop listens while this loads
+    from turnfold.summarizer.call import load_litellm  # noqa: PLC0415 - the loop listens while this loads
 
     return load_litellm()

@@ -1,94 +1,160 @@
-"""One version from one call of a model."""
+"""One version from as many calls of a model as its input takes."""
 
 import asyncio
-import importlib
-import logging
-import os
+import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Final
 
+from turnfold.core.chunks import chunks
 from turnfold.core.extractive import Evidence, evidence, readable, render, with_evidence
-from turnfold.core.gate import Answer, Reason, check
-from turnfold.core.prompt import build_prompt, fitted, parse_answer, prompt_data
-from turnfold.core.sources import Draft, SummaryJob
+from turnfold.core.gate import Answer, Reason, check, missing_facts
+from turnfold.core.merging import merged
+from turnfold.core.prompt import build_prompt, fitted, message_data, parse_answer, prompt_data, prompt_version
+from turnfold.core.redaction import redact
+from turnfold.core.sources import Draft, Part, Previous, Source, SummaryJob, printable
+from turnfold.core.values import REQUEST_CHARACTERS
 from turnfold.errors import SummarizerError
-from turnfold.summarizer.failures import failure_of
+from turnfold.summarizer.bill import Bill, Used
+from turnfold.summarizer.call import ask
 
-_ROOM_FOR_THOUGHT: Final = 512
+LEAST_PART_TOKENS: Final = 400
+"""Below this no smaller question is tried: the model reads too little to sum anything up."""
 
-
-def load_litellm() -> Any:
-    """Import litellm, quiet and offline; 4 to 6 s, so call it in a thread."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    os.environ.setdefault("LITELLM_LOG", "CRITICAL")
-    litellm = importlib.import_module("litellm")
-    logging.disable(logging.CRITICAL)
-    for name, value in {"telemetry": False, "suppress_debug_info": True, "turn_off_message_logging": True, "drop_params": True}.items():
-        setattr(litellm, name, value)
-    return litellm
+Keep = Callable[[Part], Awaitable[None]]
+Count = Callable[[str], int]
 
 
-async def write_with_model(job: SummaryJob, *, litellm: Any, count: Callable[[str], int]) -> Draft:
-    """Ask once, check what comes, and put files and exact values beside it.
+async def write_with_model(job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: Bill) -> Draft:
+    """Ask, part by part where the input is too large for one call, check what comes, and put files and exact values beside it.
+
+    `keep` is given each answer of several as it comes, and that a question was too large; with these among `job.parts`
+    another attempt goes the same way without asking again.
 
     Raises:
-        SummarizerError: the call failed, or its answer did not pass the gate.
+        SummarizerError: a call failed, or its answer did not pass the gate; what was kept until then is good.
     """
-    boundary = secrets.token_hex(8)
-    response = await _asked(job, litellm, boundary)
-    answer = _answer_of(response)
-    input_tokens = count(prompt_data(job, boundary=boundary))
-    _refuse(check(answer, input_tokens=input_tokens, output_tokens=0))
-    content = answer.content or ""
-    whole, _ = parse_answer(content, job.style)
-    _refuse(check(answer, input_tokens=input_tokens, output_tokens=count(whole)))
-    found = evidence(job, readable(job.sources), count=count)
-    text, sections = _with_known_files(*parse_answer(content, job.style, max_words=job.max_words), found)
-    text, sections = fitted(text, sections, max_tokens=job.max_tokens, count=count)
-    usage = getattr(response, "usage", None)
-    draft = Draft(
-        text=text,
-        sections=sections,
-        ledger=(),
-        kind="llm",
-        model=job.model,
-        prompt_tokens=_number(getattr(usage, "prompt_tokens", None)),
-        completion_tokens=_number(getattr(usage, "completion_tokens", None)),
-        cost=_cost_of(response),
-    )
-    return with_evidence(draft, found)
+    draft = await _Writing(job, litellm, count, keep, bill).written()
+    return replace(draft, **bill.used._asdict())
 
 
-async def _asked(job: SummaryJob, litellm: Any, boundary: str) -> Any:
-    try:
-        async with asyncio.timeout(job.timeout_seconds):
-            return await litellm.acompletion(
-                model=job.model,
-                messages=build_prompt(job, boundary=boundary),
-                max_tokens=job.max_tokens * 2 + _ROOM_FOR_THOUGHT,
-                timeout=job.timeout_seconds,
-                num_retries=0,
-                max_retries=0,
-                **{name: value for name, value in (("api_base", job.api_base), ("api_key", job.api_key)) if value},
-            )
-    except Exception as error:  # noqa: BLE001 - providers raise whatever they like; each becomes one of ours
-        raise failure_of(error) from None
+class _Writing:
+    """The parts of one version, in order."""
+
+    def __init__(self, job: SummaryJob, litellm: Any, count: Count, keep: Keep, bill: Bill) -> None:
+        self._job = job
+        self._litellm = litellm
+        self._count = count
+        self._keep = keep
+        self._bill = bill
+        # A record has to be smaller than all that it speaks for; a part may be a short message beside a long one.
+        self._input_tokens = 0
+
+    async def written(self) -> Draft:
+        """The last record, which speaks for all parts."""
+        job = self._job
+        whole = await asyncio.to_thread(readable, job.sources)
+        sizes = await asyncio.to_thread(lambda: [self._size(source) for source in whole])
+        self._input_tokens = sum(sizes) + self._count(prompt_data(job, boundary="", shown=()))
+        room = self._room(sizes)
+        pieces = [whole] if sum(sizes) <= room else self._pieces(whole, sizes, room)
+        room = min(room, sum(sizes))
+        done, offset, draft, previous = 0, 0, None, job.previous
+        while pieces or draft is None:
+            shown = pieces[0] if pieces else ()
+            part = replace(job, sources=whole[offset : offset + len(shown)], previous=previous)
+            draft = await self._part(part, shown, (done + 1, done + max(1, len(pieces))))
+            if draft is None:
+                room = min(room, sum(sizes[offset : offset + len(shown)])) // 2
+                if room < LEAST_PART_TOKENS:
+                    raise SummarizerError(Reason.CONTEXT_OVERFLOW, "the smallest part is too large for the model", is_transient=False)
+                pieces = self._pieces(whole[offset:], sizes[offset:], room)
+                continue
+            previous = Previous(draft.text, draft.sections, draft.ledger)
+            done, offset, pieces = done + 1, offset + len(shown), pieces[1:]
+        return draft
+
+    async def _part(self, part: SummaryJob, shown: Sequence[Source], place: tuple[int, int]) -> Draft | None:
+        """The record after a part; None when it was too large for the model."""
+        digest = _digest(part, shown)
+        known = part.parts.get(digest)
+        if known is not None:
+            return await asyncio.to_thread(self._draft, part, _restored(known, self._bill)) if known else None
+        found = await asyncio.to_thread(evidence, part, part.sources, count=self._count)
+        boundary = secrets.token_hex(8)
+        prompt = build_prompt(part, boundary=boundary, shown=shown, part=place, values=_values(found))
+        try:
+            answer, used = await ask(part, prompt, litellm=self._litellm, count=self._count, bill=self._bill)
+        except SummarizerError as error:
+            if error.reason != Reason.CONTEXT_OVERFLOW:
+                raise
+            await self._keep(Part(digest, "", self._bill.paid()))
+            return None
+        draft = await asyncio.to_thread(self._draft, part, answer, found)
+        if place[1] > 1:
+            await self._keep(Part(digest, json.dumps([answer.content, answer.finish_reason, *used]), self._bill.paid()))
+        return draft
+
+    def _draft(self, part: SummaryJob, answer: Answer, found: Evidence | None = None) -> Draft:
+        """The version that an answer comes to; what is checked is what would be stored, and the answer as it came."""
+        count = self._count
+        found = evidence(part, part.sources, count=count) if found is None else found
+        input_tokens = self._input_tokens
+        _refuse(check(answer, input_tokens=input_tokens, output_tokens=0))
+        content = answer.content or ""
+        whole, _ = parse_answer(content, part.style)
+        _refuse(check(answer, input_tokens=input_tokens, output_tokens=count(whole)))
+        text, sections = parse_answer(content, part.style, max_words=part.max_words)
+        if part.style != "narrative" and part.previous is not None:
+            sections = merged(part.previous.sections, sections, max_tokens=part.max_tokens, count=count)
+            text = render(sections) if set(sections) != {"context"} else text
+        sections.pop("resolved", None)
+        text, sections = fitted(*_with_known_files(text, sections, found), max_tokens=part.max_tokens, count=count)
+        draft = Draft(text=text, sections=sections, ledger=(), kind="llm", model=part.model)
+        draft = replace(with_evidence(draft, found), prompt_version=prompt_version(part.task))
+        _refuse(check(replace(answer, content=draft.text), input_tokens=input_tokens, output_tokens=count(draft.text)))
+        request = printable(redact(part.newest_request or "")).strip()[:REQUEST_CHARACTERS]
+        if missing := missing_facts(draft.text, draft.ledger, facts=_values(found), request=request):
+            raise SummarizerError(Reason.FACTS_MISSING, f"{len(missing)} exact values are in neither text nor ledger")
+        return draft
+
+    def _room(self, sizes: Sequence[int]) -> int:
+        """How many tokens of messages one call may show: the share of the window less everything else that is sent."""
+        job = self._job
+        empty = build_prompt(job, boundary=secrets.token_hex(8), shown=(), part=(1, 2))
+        around = sum(self._count(message["content"]) for message in empty)
+        free = int(job.window_tokens * job.chunk_share) - around
+        if sum(sizes) > free and job.previous is None:
+            # From the second part on there is a record to send along.
+            free -= job.max_tokens
+        return max(free, LEAST_PART_TOKENS)
+
+    def _pieces(self, sources: Sequence[Source], sizes: Sequence[int], room: int) -> list[tuple[Source, ...]]:
+        return chunks(sources, sizes, max_tokens=room, size=self._size)
+
+    def _size(self, source: Source) -> int:
+        return self._count(message_data(source)) + 1
 
 
-def _answer_of(response: Any) -> Answer:
-    choices = getattr(response, "choices", None)
-    if not choices:
-        raise SummarizerError(Reason.PROVIDER_ERROR, "no choice in the answer")
-    message = choices[0].message
-    content = getattr(message, "content", None)
-    return Answer(
-        content=content if isinstance(content, str) else None,
-        finish_reason=getattr(choices[0], "finish_reason", None),
-        calls_tools=bool(getattr(message, "tool_calls", None) or getattr(message, "function_call", None)),
-        has_reasoning=bool(getattr(message, "reasoning_content", None) or getattr(message, "thinking_blocks", None)),
-        refusal=getattr(message, "refusal", None) or (getattr(message, "provider_specific_fields", None) or {}).get("refusal"),
-    )
+def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
+    """Everything that an answer depends on: model, caps, and the prompt but for what is new in each."""
+    prompt = build_prompt(replace(part, last_reason=None), boundary="", shown=shown)
+    return sha256(json.dumps([part.model, part.api_base, part.max_tokens, prompt]).encode()).hexdigest()
+
+
+def _restored(stored: str, bill: Bill) -> Answer:
+    """An answer that an earlier attempt had; it passed the gate, and passes it again."""
+    content, finish_reason, *used = json.loads(stored)
+    bill.add(Used(*used))
+    return Answer(content=content, finish_reason=finish_reason)
+
+
+def _values(found: Evidence) -> tuple[str, ...]:
+    """The exact values that are within the cap of the ledger."""
+    parted = (entry.partition(" ") for entry in found.ledger.entries)
+    return tuple(value for kind, _, value in parted if kind != "left_out")
 
 
 def _refuse(reason: Reason | None) -> None:
@@ -102,13 +168,3 @@ def _with_known_files(text: str, sections: dict[str, Any], found: Evidence) -> t
         return text, sections
     sections = sections | {"file_changes": [change.as_json() for change in found.files]}
     return render(sections), sections
-
-
-def _cost_of(response: Any) -> float | None:
-    hidden = getattr(response, "_hidden_params", None)
-    cost = hidden.get("response_cost") if isinstance(hidden, dict) else None
-    return float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

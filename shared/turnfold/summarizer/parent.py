@@ -4,21 +4,29 @@ import asyncio
 import contextlib
 import os
 import sys
-from asyncio import Future, Task
+from asyncio import Queue, Task
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from itertools import count as numbers
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from turnfold.core.gate import Reason
-from turnfold.core.sources import Draft, SummaryJob
+from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.errors import SummarizerError
-from turnfold.summarizer.wire import LOADED, draft_from_json, frame, job_as_json, read_frame
+from turnfold.summarizer.wire import LOADED, draft_from_json, failure_as_json, failure_from_json, frame, job_as_json, read_frame
 
 START_SECONDS: Final = 45.0
 CANCEL_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 2.0
 _WITHHELD: Final = ("TURNFOLD_", "NATS_", "PG", "DATABASE_", "POSTGRES_", "SQLALCHEMY_")
+
+Answers: TypeAlias = Queue[dict[str, Any]]
+Keep: TypeAlias = Callable[[Part], Awaitable[None]]
+
+
+async def _forget(_: Part) -> None:
+    """For who wants nothing but the version."""
 
 
 class Summarizer:
@@ -36,7 +44,7 @@ class Summarizer:
         self._environment = dict(os.environ if environment is None else environment)
         self._start_seconds = start_seconds
         self._numbers = numbers(1)
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._waiting: dict[int, Answers] = {}
         self._process: Process | None = None
         self._listening: Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -59,30 +67,39 @@ class Summarizer:
             async with asyncio.timeout(seconds):
                 await self._loaded.wait()
 
-    async def summarize(self, job: SummaryJob) -> Draft:
-        """Write one version.
+    async def summarize(self, job: SummaryJob, *, keep: Keep = _forget) -> Draft:
+        """Write one version; `keep` is told of each part of it, before the next one is begun.
 
         Raises:
             SummarizerError: there is none that may be used; `is_transient` says whether asking again may help.
         """
         process = await self._alive()
         number = next(self._numbers)
-        answer: Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
+        answers: Answers = asyncio.Queue()
+        self._waiting[number] = answers
+        # A model has its deadline for each call in the child; here the child itself has one, and all of its calls together.
+        end = asyncio.get_running_loop().time() + (job.job_timeout_seconds if job.model else job.timeout_seconds + self._start_seconds)
         try:
-            async with asyncio.timeout(job.timeout_seconds + self._start_seconds):
+            async with asyncio.timeout_at(end):
                 await self._say(process, {"id": number, "job": job_as_json(job)})
-                told = await asyncio.shield(answer)
+                while "part" in (told := await self._next(answers, job)):
+                    await keep(Part(*told["part"]))
+                    await self._say(process, {"id": number, "kept": True})
         except TimeoutError:
-            await self._cancelled(process, number, answer)
-            raise SummarizerError(Reason.TIMEOUT, "no answer before the deadline of the job") from None
-        except asyncio.CancelledError:
+            unpaid = await self._cancelled(process, number, answers)
+            raise SummarizerError(Reason.TIMEOUT, "no answer before the deadline of the job", unpaid_tokens=unpaid) from None
+        except BaseException:
             with contextlib.suppress(SummarizerError):
                 self._tell(process, {"id": number, "cancel": True})
             raise
         finally:
             self._waiting.pop(number, None)
         return _draft(told)
+
+    async def _next(self, answers: Answers, job: SummaryJob) -> dict[str, Any]:
+        """What the child says next of a job; a call may take its time, and the child some more to start and to count."""
+        async with asyncio.timeout(job.timeout_seconds + self._start_seconds):
+            return await answers.get()
 
     async def close(self) -> None:
         """End the child. Jobs in flight fail as transient."""
@@ -116,15 +133,13 @@ class Summarizer:
                 if told["id"] == LOADED:
                     self._loaded.set()
                     continue
-                answer = self._waiting.get(int(told["id"]))
-                if answer is not None and not answer.done():
-                    answer.set_result(told)
+                answers = self._waiting.get(int(told["id"]))
+                if answers is not None:
+                    answers.put_nowait(told)
         finally:
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_result(
-                        {"error": {"reason": Reason.PROVIDER_ERROR, "detail": "the summariser process ended", "is_transient": True}}
-                    )
+            ended = {"error": failure_as_json(SummarizerError(Reason.PROVIDER_ERROR, "the summariser process ended"))}
+            for answers in self._waiting.values():
+                answers.put_nowait(ended)
 
     async def _say(self, process: Process, said: dict[str, Any]) -> None:
         self._tell(process, said)
@@ -138,14 +153,20 @@ class Summarizer:
             raise SummarizerError(Reason.PROVIDER_ERROR, "the summariser process ended")
         process.stdin.write(frame(said))
 
-    async def _cancelled(self, process: Process, number: int, answer: Future[dict[str, Any]]) -> None:
-        """Have the child drop a job; end a child that does not answer to that either."""
+    async def _cancelled(self, process: Process, number: int, answers: Answers) -> int:
+        """Have the child drop a job, and end a child that does not answer to that either; the tokens that nobody was told of."""
         with contextlib.suppress(SummarizerError):
             self._tell(process, {"id": number, "cancel": True})
-        done, _ = await asyncio.wait([answer], timeout=CANCEL_SECONDS)
-        if not done and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                while "part" in (told := await answers.get()):
+                    continue
+        except TimeoutError:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            return 0
+        return int(told.get("unpaid_tokens") or 0)
 
     async def _ended(self) -> None:
         process, listening = self._process, self._listening
@@ -173,9 +194,11 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _draft(told: dict[str, Any]) -> Draft:
-    error = told.get("error")
-    if error is not None:
-        raise SummarizerError(error["reason"], error["detail"], is_transient=bool(error["is_transient"]))
+    unpaid_tokens = int(told.get("unpaid_tokens") or 0)
+    if "error" in told:
+        failure = failure_from_json(told["error"])
+        failure.unpaid_tokens = unpaid_tokens
+        raise failure
     if "draft" not in told:
-        raise SummarizerError(Reason.TIMEOUT, "the job was cancelled")
-    return draft_from_json(told["draft"])
+        raise SummarizerError(Reason.TIMEOUT, "the job was cancelled", unpaid_tokens=unpaid_tokens)
+    return replace(draft_from_json(told["draft"]), unpaid_tokens=unpaid_tokens)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from turnfold.core.sources import Draft, Previous, Source, SummaryJob
+from turnfold.errors import SummarizerError
 
 MAX_FRAME_BYTES: Final = 1 << 30
 _LENGTH_BYTES: Final = 4
@@ -52,6 +53,13 @@ def job_as_json(job: SummaryJob) -> dict[str, Any]:
         "api_base": job.api_base,
         "api_key": job.api_key,
         "timeout_seconds": job.timeout_seconds,
+        "job_timeout_seconds": job.job_timeout_seconds,
+        "window_tokens": job.window_tokens,
+        "chunk_share": job.chunk_share,
+        "task": job.task,
+        "last_reason": job.last_reason,
+        "parts": dict(job.parts),
+        "redactions": job.redactions,
     }
 
 
@@ -64,7 +72,8 @@ def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
             for message_id, role, text, calls, tool_name, is_error, is_late in value["sources"]
         ),
         previous=None if previous is None else Previous(previous["text"], previous["sections"], tuple(previous["ledger"])),
-        **{name: given for name, given in value.items() if name not in ("sources", "previous")},
+        redactions=tuple(value["redactions"]),
+        **{name: given for name, given in value.items() if name not in ("sources", "previous", "redactions")},
     )
 
 
@@ -79,6 +88,7 @@ def draft_as_json(draft: Draft) -> dict[str, Any]:
         "prompt_tokens": draft.prompt_tokens,
         "completion_tokens": draft.completion_tokens,
         "cost": draft.cost,
+        "prompt_version": draft.prompt_version,
     }
 
 
@@ -87,3 +97,18 @@ def draft_from_json(value: Mapping[str, Any]) -> Draft:
     given: dict[str, Any] = dict(value)
     ledger: tuple[str, ...] = tuple(given.pop("ledger"))
     return Draft(ledger=ledger, **given)
+
+
+def failure_as_json(error: SummarizerError) -> dict[str, Any]:
+    """A failure as it travels."""
+    return {
+        "reason": str(error.reason),
+        "detail": str(error).partition(": ")[2],
+        "is_transient": error.is_transient,
+        "retry_after_seconds": error.retry_after_seconds,
+    }
+
+
+def failure_from_json(value: Mapping[str, Any]) -> SummarizerError:
+    """The failure that travelled."""
+    return SummarizerError(**value)

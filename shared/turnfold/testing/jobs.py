@@ -11,6 +11,7 @@ from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId
 from turnfold.ports import Ending, Evicted, Job, JobInput, StoredSummary, Version, Wanted, Writes
+from turnfold.testing.calls import MemoryCalls
 from turnfold.testing.intake import tell_eviction
 from turnfold.testing.kept import Compaction, Memory, Session
 from turnfold.testing.usage import Learning
@@ -18,7 +19,7 @@ from turnfold.testing.usage import Learning
 REFUSED_STAND_INS = 3
 
 
-class MemoryJobs:
+class MemoryJobs(MemoryCalls):
     """See `turnfold.ports.JobStore`."""
 
     _memory: Memory
@@ -93,6 +94,7 @@ class MemoryJobs:
             raise LostLease(job.compaction_ids[-1])
         if leaving is not None:
             self._leave(session, rows[-1], leaving, now_ms)
+        self._forget_chunks(job)
         before, number = rows[0].tokens_before, len(session.summaries) + 1
         after = session.live_load.tokens + (version.tokens if takes_force else session.summary.tokens if session.summary else 0)
         for row in rows:
@@ -144,6 +146,7 @@ class MemoryJobs:
     async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
         """End a compaction that evicted nothing and comes to nothing."""
         rows, session, newest = self._rows(job), self._memory.sessions[job.key], job.compaction_ids[-1]
+        self._forget_chunks(job)
         for row in rows:
             row.status, row.lease_until_ms, row.reason, row.finished_at_ms = str(ending), None, reason, now_ms
         phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[ending]

@@ -12,6 +12,7 @@ from turnfold.core.eviction import Load, cooldown_ms
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Past, Reign, Then, VersionThen, then
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
 from turnfold.core.precedence import Wishes
+from turnfold.core.sources import Part
 from turnfold.core.states import state_of
 from turnfold.core.usage import Gauge
 from turnfold.errors import BadRequest
@@ -276,6 +277,8 @@ class Memory:
     dead_letters: list[DeadLetterRow] = field(default_factory=list)
     ingested: list[Range] = field(default_factory=list)
     outbox: list[Notice] = field(default_factory=list)
+    chunks: dict[CompactionId, list[Part]] = field(default_factory=dict)
+    spending: dict[tuple[AgentId, int], int] = field(default_factory=dict)
     told: int = 0
     new_id: Callable[[], int] = lambda: randbits(62)
     made: int = 0

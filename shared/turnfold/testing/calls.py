@@ -1,0 +1,40 @@
+"""What calls of models left behind, in memory."""
+
+from turnfold.core.sources import Part
+from turnfold.errors import LostLease
+from turnfold.messages import AgentId
+from turnfold.ports import Begun, Job
+from turnfold.testing.kept import Memory
+
+
+class MemoryCalls:
+    """See `turnfold.ports.Calls`."""
+
+    _memory: Memory
+
+    async def begun(self, job: Job) -> Begun:
+        """What came of a job before."""
+        parts = {part.digest: part.answer for one in job.compaction_ids for part in self._memory.chunks.get(one, ())}
+        rows = [row for row in self._memory.sessions[job.key].compactions if row.compaction_id in job.compaction_ids and row.reason]
+        return Begun(parts, rows[-1].reason if rows and job.attempt > 1 else None)
+
+    async def keep(self, job: Job, part: Part, *, now_ms: int) -> None:  # noqa: ARG002 - nobody asks when
+        """Keep an answer until the job ends."""
+        oldest = job.compaction_ids[0]
+        rows = [row for row in self._memory.sessions[job.key].compactions if row.compaction_id == oldest]
+        if any(row.status != "running" or row.fence != job.fence for row in rows):
+            raise LostLease(oldest)
+        self._memory.chunks.setdefault(oldest, []).append(part)
+
+    async def spent(self, agent_id: AgentId, day: int) -> int:
+        """The tokens that an agent's summaries took on a day."""
+        return self._memory.spending.get((agent_id, day), 0)
+
+    async def spend(self, agent_id: AgentId, day: int, tokens: int) -> int:
+        """Add to the tokens of a day; their number now."""
+        self._memory.spending[agent_id, day] = tokens + await self.spent(agent_id, day)
+        return self._memory.spending[agent_id, day]
+
+    def _forget_chunks(self, job: Job) -> None:
+        for one in job.compaction_ids:
+            self._memory.chunks.pop(one, None)
