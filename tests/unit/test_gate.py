@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold.core.gate import Answer, Reason, check, spoken
+from turnfold.core.gate import Answer, Reason, check, missing_facts, spoken
 
 SUMMARY = "Mia asked for a refund of order KX-1. It was granted on May 3."
 
@@ -69,3 +69,12 @@ def test_every_reason_of_the_requirements_has_its_name() -> None:
         "rate_limited",
         "context_overflow",
     }
+
+
+@pytest.mark.proves("S5", "C41")
+def test_an_artifact_without_one_of_its_facts_or_the_open_request_is_found_out() -> None:
+    ledger = ("request Roll it back.", "path /srv/app.py", "left_out 3 more values, which search finds")
+
+    assert missing_facts("The port is 8443.", ledger, facts=("/srv/app.py", "8443"), request="Roll it back.") == ()
+    assert missing_facts("The port is 84.", ledger, facts=("/srv/app.py", "8443"), request="Roll back.") == ("8443", "Roll back.")
+    assert missing_facts("", (), facts=(), request="") == ()

@@ -1,11 +1,21 @@
 """What a model is asked, and how its answer is read."""
 
 import json
+import re
 
 import pytest
 
 from turnfold.core.chunks import chunks
-from turnfold.core.prompt import build_prompt, fitted, message_data, parse_answer, shortened
+from turnfold.core.prompt import (
+    PROMPT_VERSION,
+    build_prompt,
+    checked_task,
+    fitted,
+    message_data,
+    parse_answer,
+    prompt_version,
+    shortened,
+)
 from turnfold.core.sources import Previous, Source, SummaryJob, words
 from turnfold.errors import SummarizerError
 
@@ -229,3 +239,77 @@ def test_oversize_message_is_noted_and_small_ones_are_kept() -> None:
     assert told[1].text.startswith("[oversize message]\nxxx")
     assert "characters left out" in told[1].text
     assert count(told[1].text) < 400
+
+
+# --- what is asked besides
+
+
+@pytest.mark.proves("S5")
+def test_after_missing_facts_the_values_are_listed_as_data() -> None:
+    job = SummaryJob(sources=(message("Fix it."),), last_reason="facts_missing", model="openai/x")
+
+    system, data = (one["content"] for one in build_prompt(job, boundary=BOUNDARY, values=("/srv/<app>.py", "8443")))
+
+    assert f"values-{BOUNDARY}" in system
+    assert f'<values-{BOUNDARY}>\n"/srv/\\u003capp\\u003e.py"\n"8443"\n</values-{BOUNDARY}>' in data
+
+
+@pytest.mark.parametrize("reason", ["timeout", "provider_error", "refused", "rate_limited", None])
+@pytest.mark.proves("S5")
+def test_faults_that_say_nothing_about_the_answer_change_no_question(reason: str | None) -> None:
+    plain = build_prompt(SummaryJob(sources=(message("Fix it."),)), boundary=BOUNDARY)
+
+    assert build_prompt(SummaryJob(sources=(message("Fix it."),), last_reason=reason), boundary=BOUNDARY) == plain
+
+
+@pytest.mark.proves("S2", "X3")
+def test_an_operators_task_changes_what_is_asked_and_not_what_data_is() -> None:
+    job = SummaryJob(sources=(message("Fix it."),), task="Write for {style} in {words} words: {{}}.")
+
+    system, data = (one["content"] for one in build_prompt(job, boundary=BOUNDARY))
+
+    assert system.startswith("Write for structured in 200 words: {}.\n\nEverything between the tags ending in " + BOUNDARY)
+    assert data == build_prompt(SummaryJob(sources=(message("Fix it."),)), boundary=BOUNDARY)[1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("", "empty"),
+        ("Sum {this} up.", "{this}"),
+        ("Sum {} up.", "{}"),
+        ("Sum {words.__class__} up.", "{words.__class__}"),
+        ("Sum {words!r} up.", "{words}"),
+        ("Sum { up.", "does not parse"),
+        ("Sum } up.", "does not parse"),
+    ],
+)
+@pytest.mark.proves("O5")
+def test_a_task_that_cannot_be_filled_in_is_refused_with_its_fault(task: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        checked_task(task)
+
+
+@pytest.mark.proves("A1")
+def test_the_version_of_a_prompt_names_an_operators_text_by_its_hash() -> None:
+    assert prompt_version(None) == PROMPT_VERSION
+    assert prompt_version("a") != prompt_version("b")
+    assert prompt_version("a").startswith(f"{PROMPT_VERSION}+")
+
+
+@pytest.mark.proves("S3")
+def test_entries_of_the_record_before_are_shown_with_their_names() -> None:
+    _, data = asked(message("Fix it."), previous=Previous("…", STRUCTURED))
+
+    told = json.loads(data.split("\n")[1])
+    assert told["decisions"] == {"d1": "Postgres was chosen."}
+    assert told["open_questions"] == {"q1": "Which region?"}
+    assert "The store was rebuilt." in told["record"]
+    assert "src/db.py" in told["record"]
+
+
+@pytest.mark.proves("X4")
+def test_secrets_of_an_older_record_do_not_reach_the_model() -> None:
+    _, data = asked(message("Fix it."), previous=Previous("the key is sk-abcdefghijklmnopqrstuvwxyz123456", {}))
+
+    assert "sk-abc" not in data

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from turnfold.core.presets import PRESETS, Mode
+from turnfold.core.presets import PRESETS, Mode, adjusted
 from turnfold.errors import StartError
 from turnfold.logs import configure_logs
 from turnfold.settings import Settings, http_url, read_settings, redacted, short_overrides
@@ -245,3 +245,64 @@ def test_an_error_of_the_system_keeps_its_words(lines: io.StringIO) -> None:
     structlog.get_logger().error("store.failed", exc_info=OSError(28, "No space left on device"))
 
     assert read(lines)[0]["error"] == "OSError: [Errno 28] No space left on device"
+
+
+# --- files that are read at the start
+
+
+@pytest.mark.proves("O5", "X4", "S2")
+def test_a_task_and_patterns_are_read_from_their_files(tmp_path: Path) -> None:
+    (tmp_path / "task.txt").write_text("Sum it up in {words} words.")
+    (tmp_path / "patterns.txt").write_text("# badges\nACME-\\d+\n")
+
+    settings = read_settings(
+        {"TURNFOLD_SUMMARY_PROMPT": str(tmp_path / "task.txt"), "TURNFOLD_REDACT_PATTERNS": str(tmp_path / "patterns.txt")}
+    )
+
+    assert settings.summary_prompt == "Sum it up in {words} words."
+    assert settings.redact_patterns == ("ACME-\\d+",)
+    assert "Sum it up" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("TURNFOLD_SUMMARY_PROMPT", "Sum {it} up.", "there is no placeholder {it}, only {words} and {style}"),
+        ("TURNFOLD_SUMMARY_PROMPT", "Sum { up.", "does not parse"),
+        ("TURNFOLD_SUMMARY_PROMPT", None, "cannot be read (No such file or directory)"),
+        ("TURNFOLD_REDACT_PATTERNS", "fine\n(", "line 2 is no regular expression"),
+        ("TURNFOLD_REDACT_PATTERNS", None, "cannot be read (No such file or directory)"),
+    ],
+)
+@pytest.mark.proves("O5", "X4")
+def test_a_file_that_cannot_be_used_stops_the_start_with_its_fault(tmp_path: Path, name: str, content: str | None, told: str) -> None:
+    path = tmp_path / "file.txt"
+    if content is not None:
+        path.write_text(content)
+
+    with pytest.raises(StartError) as caught:
+        read_settings({name: str(path)})
+
+    assert name in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gpt 4", "", " ", "a\nb", "é", "-x", "x" * 300, 5, True, ["x"]])
+@pytest.mark.proves("S4", "O5")
+def test_what_cannot_be_the_name_of_a_model_is_refused(name: object) -> None:
+    with pytest.raises(ValueError, match="summary_model"):
+        adjusted(PRESETS["balanced"], {"summary_model": name})
+
+
+@pytest.mark.parametrize("name", ["session", "gpt-4.1", "anthropic/claude-opus-4-5", "bedrock/us.anthropic.x-v1:0", "ollama/llama3.1:8b"])
+@pytest.mark.proves("S4")
+def test_a_model_nobody_knows_is_a_name_all_the_same(name: str) -> None:
+    assert adjusted(PRESETS["balanced"], {"summary_model": name}).summary_model == name
+
+
+@pytest.mark.parametrize("share", [0, 1.5, -0.1])
+@pytest.mark.proves("S2", "O5")
+def test_a_share_of_a_window_is_above_nothing_and_at_most_all(share: float) -> None:
+    with pytest.raises(ValueError, match="chunk_share"):
+        adjusted(PRESETS["balanced"], {"chunk_share": share})
