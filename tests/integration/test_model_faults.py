@@ -21,6 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MINUTE_MS = 60_000
 TEN_MINUTES_MS = 10 * MINUTE_MS
+DAY_MS = 24 * 60 * MINUTE_MS
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -99,9 +100,6 @@ async def desk_with(summarizer: Summarizer, model: ModelServer, folder: Path, po
         yield Desk(stores, summarizer, replace(chosen, **writing), Path(url.partition(":///")[2]))
 
 
-TRANSIENT = ("429", "500", "503", "html", "drop", "null", "empty", "thinking", "length", "refuse", "tool_call", "long", "broken")
-
-
 @pytest.mark.parametrize(
     ("fault", "reason", "requests"),
     [
@@ -160,6 +158,23 @@ async def test_a_model_that_is_back_writes_the_next_version(desk: Desk, model: M
     await desk.evict()
     await desk.finish()
 
+    assert (await desk.version()).kind == "llm"
+
+
+@pytest.mark.proves("S4", "S7")
+async def test_a_model_that_is_back_writes_again_what_was_only_extracted_without_a_new_turn(desk: Desk, model: ModelServer) -> None:
+    model.fault = "quota"
+    await desk.evict()
+    assert await desk.finish() == Committed(1, "rate_limited")
+    desk.now_ms += TEN_MINUTES_MS
+    assert type(await desk.attempt()).__name__ == "RolledBack"
+    assert (await desk.version()).kind == "extractive"
+    model.fault = "answer"
+    desk.now_ms += TEN_MINUTES_MS
+
+    assert await desk.finish() == Committed(2, None)
+
+    assert len(model.requests) == 3
     assert (await desk.version()).kind == "llm"
 
 
@@ -401,10 +416,29 @@ async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(summariz
         assert len(model.requests) == 2
         assert desk.outcomes[-1] == Committed(3, "rate_limited")
         assert desk.rows("SELECT agent_id, tokens FROM spending") == [("ada", 732)]
-        desk.now_ms += 24 * 60 * MINUTE_MS
+        desk.now_ms += DAY_MS
         await desk.evict()
         await desk.finish()
         assert (await desk.version()).kind == "llm"
+
+
+@pytest.mark.proves("S4", "S7")
+async def test_what_was_only_extracted_waits_for_the_next_day_when_the_budget_is_spent(
+    summarizer: Summarizer, model: ModelServer, tmp_path: Path
+) -> None:
+    async for desk in desk_with(summarizer, model, tmp_path, replace(SMALL, summary_tokens_per_day=1)):
+        for _ in range(2):
+            await desk.evict()
+            await desk.finish()
+        desk.now_ms += TEN_MINUTES_MS
+        assert await desk.attempt() == GivenBack("rate_limited")
+
+        due_ms = await desk.stores.jobs.next_due_ms()
+
+        assert due_ms is not None
+        assert due_ms % DAY_MS == 0
+        assert 0 < due_ms - desk.now_ms <= DAY_MS
+        assert len(model.requests) == 1
 
 
 @pytest.mark.proves("S7")
