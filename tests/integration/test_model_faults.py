@@ -1,5 +1,6 @@
 """Whatever a model does, from its HTTP to the stored version: real jobs in SQLite, the real child, real litellm."""
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from tests.model_server import ModelServer, running_model_server
 from tests.stores import KEY, NOON, SMALL, Stores, assistant, new_sqlite, sql_stores, tool, turn, turns, user, words
@@ -384,6 +386,24 @@ async def test_a_job_that_takes_too_long_ends_its_attempt_and_keeps_its_parts(de
     assert await desk.finish() == Committed(1, None)
 
 
+@pytest.mark.proves("S1", "S2", "C49")
+async def test_a_worker_that_dies_amid_a_long_job_costs_one_call(desk: Desk, model: ModelServer) -> None:
+    model.script = ["answer", "answer", "hang"]
+    await long_desk(desk)
+    dying = asyncio.create_task(desk.attempt())
+    await asyncio.wait_for(model.is_hanging.wait(), 10)
+    dying.cancel()
+    await asyncio.wait([dying])
+    lost = len(model.requests)
+
+    desk.now_ms += TEN_MINUTES_MS
+    assert await desk.finish() == Committed(1, None)
+
+    numbers = [number.partition(" ")[0] for number in asked_numbers(model)]
+    assert numbers[:lost] == ["1", "2", "3"]
+    assert numbers[lost:] == [str(number) for number in range(3, len(numbers))]
+
+
 @pytest.mark.proves("S1", "C49")
 async def test_a_part_of_a_job_that_somebody_else_has_by_now_is_not_kept(desk: Desk, model: ModelServer) -> None:
     await long_desk(desk)
@@ -407,11 +427,13 @@ async def test_a_part_of_a_job_that_somebody_else_has_by_now_is_not_kept(desk: D
 @pytest.mark.proves("S7")
 async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(summarizer: Summarizer, model: ModelServer, tmp_path: Path) -> None:
     async for desk in desk_with(summarizer, model, tmp_path, replace(SMALL, summary_tokens_per_day=400)):
-        for _ in range(3):
-            await desk.evict()
-            await desk.finish()
-            desk.now_ms += TEN_MINUTES_MS
+        with capture_logs() as logs:
+            for _ in range(3):
+                await desk.evict()
+                await desk.finish()
+                desk.now_ms += TEN_MINUTES_MS
 
+        assert [entry["limit_tokens"] for entry in logs if entry["event"] == "budget.spent"] == [400]
         # 366 tokens were within the budget, the next 366 went over it.
         assert len(model.requests) == 2
         assert desk.outcomes[-1] == Committed(3, "rate_limited")
