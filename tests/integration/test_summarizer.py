@@ -5,13 +5,14 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.model_server import ModelServer, running_model_server
-from turnfold.core.sources import Source, SummaryJob
+from turnfold.core.sources import Part, Source, SummaryJob
 from turnfold.errors import SummarizerError
 from turnfold.summarizer import Summarizer
 
@@ -268,3 +269,23 @@ async def test_child_ends_when_its_parent_closes_it(summarizer: Summarizer) -> N
     assert not is_alive(pid)
     with pytest.raises(SummarizerError):
         await child.summarize(job())
+
+
+@pytest.mark.proves("S2", "C39")
+async def test_each_attempt_cuts_where_the_last_one_did(summarizer: Summarizer, model: ModelServer) -> None:
+    kept: list[Part] = []
+
+    async def keep(part: Part) -> None:
+        kept.append(part)
+
+    many = replace(job(model), sources=SOURCES * 12, window_tokens=5_000)
+    first = await summarizer.summarize(many, keep=keep)
+    asked = len(model.requests)
+    again = replace(many, parts={part.digest: part.answer for part in kept}, last_reason="unparsable", newest_request="Something else.")
+    second = await summarizer.summarize(again, keep=keep)
+
+    assert asked > 12
+    assert len(model.requests) == asked
+    assert sum(part.tokens for part in kept) == 366 * asked
+    assert (second.text, second.prompt_tokens, second.unpaid_tokens) == (first.text, 321 * asked, 0)
+    assert second.ledger[0] == "request Something else."

@@ -123,7 +123,8 @@ class _Writing:
     def _room(self, sizes: Sequence[int]) -> int:
         """How many tokens of messages one call may show: the share of the window less everything else that is sent."""
         job = self._job
-        empty = build_prompt(job, boundary=secrets.token_hex(8), shown=(), part=(1, 2))
+        # A boundary that is always the same, and no word of the attempt before: each attempt cuts where the last one did.
+        empty = build_prompt(replace(job, last_reason=None), boundary="0" * 16, shown=(), part=(1, 2))
         around = sum(self._count(message["content"]) for message in empty)
         free = int(job.window_tokens * job.chunk_share) - around
         if sum(sizes) > free and job.previous is None:
