@@ -112,12 +112,17 @@ class Policy:
             raise ValueError("low_water_ratio is 0; a window needs some room")
         if not 0 < self.chunk_share <= 1:
             raise ValueError(f"chunk_share is {self.chunk_share}; it is a share of the summariser's window, above 0 and at most 1")
-        if self.summary_model is not None and not _MODEL_NAME.fullmatch(self.summary_model):
+        if self.summary_model is not None and not is_model_name(self.summary_model):
             raise ValueError("summary_model is no name of a model: it is a word without spaces, such as openai/gpt-4.1-mini, or session")
 
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:/@+\-\[\]]{0,255}", re.ASCII)
-"""Names are checked for their shape alone: which models there are only their providers know."""
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a text has the shape of a model's name; which models there are only their providers know."""
+    return _MODEL_NAME.fullmatch(name) is not None
+
 
 _UNTRIGGERED = Policy(max_live_messages=0, trigger_ratio=0.0, reserve_tokens=0, keep_messages=1, keep_tokens=0, keep_at_most_messages=0)
 

@@ -3,6 +3,8 @@
 from typing import Any
 
 from turnfold.contracts.requests import CampaignRequest, ProgressRequest, PromoteRequest, RegenerateRequest, RestoreRequest
+from turnfold.core.presets import is_model_name
+from turnfold.core.prompt import checked_task
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.operations.query import rfc3339
@@ -22,7 +24,12 @@ async def restore(key: SessionKey, request: RestoreRequest, *, store: Versions, 
 
 
 async def regenerate(key: SessionKey, request: RegenerateRequest, *, store: Versions, rules: Rules, now_ms: int) -> dict[str, Any]:
-    """Have a version written beside the one in force; `compaction_id` is the work, whose row tells how it goes."""
+    """Have a version written beside the one in force; `compaction_id` is the work, whose row tells how it goes.
+
+    Raises:
+        BadRequest: its prompt cannot be filled in, or its model has no name that could be one.
+    """
+    _check(request.model, request.prompt)
     wanted = Wanted(model=request.model, style=request.style, prompt=request.prompt, from_version=request.from_version)
     return {"compaction_id": await store.regenerate(key, wanted, rules=rules, now_ms=now_ms)}
 
@@ -30,7 +37,12 @@ async def regenerate(key: SessionKey, request: RegenerateRequest, *, store: Vers
 async def begin_campaign(
     agent_id: AgentId | None, request: CampaignRequest, *, store: Campaigns, rules: Rules, now_ms: int
 ) -> dict[str, Any]:
-    """Have the summaries of an agent, or of all, written anew; asked again while it is under way, it tells how far that is."""
+    """Have the summaries of an agent, or of all, written anew; asked again while it is under way, it tells how far that is.
+
+    Raises:
+        BadRequest: see `regenerate`.
+    """
+    _check(request.model, request.prompt)
     wanted = Wanted(model=request.model, style=request.style, prompt=request.prompt)
     return _progress_json(await store.begin(agent_id, wanted, at_once=request.at_once, rules=rules, now_ms=now_ms))
 
@@ -41,6 +53,16 @@ async def progress(request: ProgressRequest, *, store: Campaigns) -> dict[str, A
     if found is None:
         raise BadRequest("campaign_id: there is no campaign of that id")
     return _progress_json(found)
+
+
+def _check(model: str | None, prompt: str | None) -> None:
+    if model is not None and not is_model_name(model):
+        raise BadRequest("model: it is a word without spaces, such as openai/gpt-4.1-mini, or session")
+    try:
+        if prompt is not None:
+            checked_task(prompt)
+    except ValueError as error:
+        raise BadRequest(f"prompt: {error}") from None
 
 
 def _progress_json(found: Progress) -> dict[str, Any]:
