@@ -40,7 +40,8 @@ class Child:
         """Begin a job, or cancel one."""
         number = int(said["id"])
         if said.get("kept"):
-            self._kept[number].set()
+            if (kept := self._kept.get(number)) is not None:
+                kept.set()
             return
         if said.get("cancel"):
             job = self._jobs.get(number)
@@ -54,7 +55,8 @@ class Child:
     async def _answer(self, number: int, job: dict[str, Any]) -> None:
         bill = Bill()
         try:
-            told: dict[str, Any] = {"draft": draft_as_json(await self._write(number, bill, without_secrets(job_from_json(job))))}
+            given = await asyncio.to_thread(without_secrets, job_from_json(job))
+            told: dict[str, Any] = {"draft": draft_as_json(await self._write(number, bill, given))}
         except asyncio.CancelledError:
             told = {"cancelled": True}
         except SummarizerError as error:
