@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.stores import LEASE_MS, NOON, Stores, summary, turns
+from tests.stores import KEY, LEASE_MS, NOON, Stores, summary, turns
 from turnfold.core.sources import Part
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
@@ -74,3 +74,27 @@ async def test_tokens_add_up_for_one_agent_and_one_day(stores: Stores) -> None:
 
     assert await stores.jobs.spent(ada, DAY) == 42
     assert await stores.jobs.spent(bob, DAY) == 7
+
+
+@pytest.mark.proves("A6", "S2")
+async def test_an_erased_session_leaves_no_answers_and_takes_none(stores: Stores) -> None:
+    job = await claimed(stores)
+    await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+
+    await stores.changes.erase(KEY, last_seq=100, now_ms=NOON)
+
+    assert dict((await stores.jobs.begun(job)).parts) == {}
+    with pytest.raises(LostLease):
+        await stores.jobs.keep(job, Part("d2", "Another.", 5), now_ms=NOON)
+
+
+@pytest.mark.proves("A6")
+async def test_an_erased_agent_has_spent_nothing(stores: Stores) -> None:
+    await claimed(stores)
+    await stores.jobs.spend(KEY.agent_id, DAY, 7)
+    await stores.jobs.spend(AgentId("bob"), DAY, 8)
+
+    await stores.changes.erase(KEY.agent_id, last_seq=100, now_ms=NOON)
+
+    assert await stores.jobs.spent(KEY.agent_id, DAY) == 0
+    assert await stores.jobs.spent(AgentId("bob"), DAY) == 8

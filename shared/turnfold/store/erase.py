@@ -28,6 +28,7 @@ from turnfold.store.schema import (
     metadata,
     purges,
     sessions,
+    spending,
 )
 from turnfold.store.sessions import Records, SessionRow, lock_by_key, lock_by_sid
 
@@ -114,6 +115,7 @@ def erase(connection: Connection, key: SessionKey | AgentId, *, last_seq: int, n
         locked = [one for some in _portions(keys) for one in lock_by_key(connection, some, create=False).values()]
         is_known = True
         connection.execute(delete(agents).where(agents.c.agent_id == key))
+        connection.execute(delete(spending).where(spending.c.agent_id == key))
         _remember(connection, SessionKey(key, SessionId(ALL_SESSIONS)), last_seq, now_ms)
     _erase_letters(connection, key)
     found = _erase_sessions(connection, locked, last_seq, now_ms, "request" if isinstance(key, SessionKey) else "agent")

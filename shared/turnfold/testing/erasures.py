@@ -58,6 +58,8 @@ def erased(memory: Memory, key: SessionKey | AgentId, last_seq: int, now_ms: int
         return Erased(1, number) if number else Erased()
     mine = [session for session in memory.sessions.values() if session.key.agent_id == key]
     memory.agents.pop(key, None)
+    for mark in [one for one in memory.spending if one[0] == key]:
+        del memory.spending[mark]
     memory.erasures[key] = Erasure(max(last_seq, memory.erasures.get(key, Erasure(0)).last_seq))
     return Erased(len(mine), sum([_erase_session(memory, session, last_seq, now_ms, "agent") for session in mine]))
 
@@ -71,6 +73,8 @@ def _erase_session(memory: Memory, session: Session, last_seq: int, now_ms: int,
     memory.purges |= {arrival.stream_seq for arrival in session.events.values()} | memory.copies.pop(key, set())
     before = memory.erasures.get(key, Erasure(0))
     memory.erasures[key] = Erasure(max(last_seq, before.last_seq), tuple(session.audit))
+    for row in session.compactions:
+        memory.chunks.pop(row.compaction_id, None)
     del memory.sessions[key]
     return number
 
