@@ -24,14 +24,17 @@ nothing said about what they are or where they come from.
 import gzip
 import json
 import re
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.benchmarks.figures import Figure, middle
 from tests.histories import History, Json, counter, data_directory, history
+from tests.stores import KEY, new_sqlite, sql_stores, turn
 from turnfold.core.blocks import newest_request
 from turnfold.core.eviction import evictions
 from turnfold.core.extractive import extract
@@ -41,7 +44,10 @@ from turnfold.core.reading import sources_of, text_of_body
 from turnfold.core.sources import Draft, Previous, SummaryJob
 from turnfold.core.tokens import text_of
 from turnfold.core.values import values_in
+from turnfold.errors import BadRequest
 from turnfold.messages import Message
+from turnfold.operations.search import found, question_of
+from turnfold.ports import Scope
 
 NAME = "survival"
 PRESETS = ("balanced", "static-buffer")
@@ -68,7 +74,7 @@ SHELL_KEYS = ("command", "cmd")
 COMMAND_CHARACTERS = 120
 SHAPES = {"url": URL, "uuid": UUID, "hash": HASH, "path": PATH, "id": ID, "measure": MEASURE}
 
-Search = Callable[[str], Sequence[str]]
+Search = Callable[[str], Awaitable[Sequence[str]]]
 """What finds messages of one session by a text: their ids, the best first."""
 
 
@@ -112,14 +118,27 @@ class Kept(NamedTuple):
         return self.kept / self.of if self.of else 1.0
 
 
-async def measure(_: Path) -> AsyncIterator[Figure]:
+async def measure(folder: Path) -> AsyncIterator[Figure]:
     """Replay each session under each preset; nothing where there are no recordings."""
     for pattern, has_goal in ((CODING, True), (OTHERS, False)):
-        found = list(sessions(pattern))
-        for preset in PRESETS if found else ():
-            for figure in figures(found, preset, has_goal=has_goal):
+        recorded = list(sessions(pattern))
+        for preset in PRESETS if recorded else ():
+            for figure in figures(recorded, preset, has_goal=has_goal):
                 yield figure
-        for session in found:
+        loose: list[float] = []
+        strict: list[float] = []
+        for session in recorded:
+            async with searching(session, folder) as search:
+                some, first = await found_by(search, session, replayed(session, preset_named(PRESETS[0])))
+            loose.append(100 * some.share)
+            strict.append(100 * first.share)
+        of = "coding" if has_goal else "ops"
+        if recorded:
+            goal = 99.0 if has_goal else None
+            what = f"{of} sessions: a search for a value alone has a message with it among its first 5 hits, mean"
+            yield Figure(benchmark=NAME, what=what, value=mean(loose), unit="%", at_least=goal)
+            yield Figure(benchmark=NAME, what=f"{of} sessions: the same, and it is the first that named it", value=mean(strict), unit="%")
+        for session in recorded:
             for number, kept in enumerate(kept_by_their_agents(session), start=1):
                 what = f"{session.name[:16]}: of all values before compaction {number}, kept by the agent's own summary"
                 yield Figure(benchmark=NAME, what=what, value=100 * kept.share, unit="%")
@@ -365,12 +384,40 @@ def kept_by_their_agents(session: Session) -> Iterator[Kept]:
         yield kept_in([summary], frozenset().union(*session.values[:until]))
 
 
-def found_by(search: Search, session: Session, done: Replay, *, among: int = 5) -> Kept:
-    """For how many values of evicted messages a search for the value alone finds a message that holds it among the first."""
-    homes: dict[str, set[str]] = {}
+async def found_by(search: Search, session: Session, done: Replay, *, among: int = 5) -> tuple[Kept, Kept]:
+    """For how many values of evicted messages a search for the value alone has among the first hits a message that holds it,
+    and for how many the very message that named it first.
+    """
+    homes: dict[str, list[str]] = {}
     messages = session.history.stored.messages
-    for index in done.evicted_at:
+    for index in sorted(done.evicted_at):
         for value in session.values[index]:
-            homes.setdefault(value.text, set()).add(messages[index].message_id)
-    hits = sum(bool(ids.intersection(search(text)[:among])) for text, ids in homes.items())
-    return Kept(hits, len(homes))
+            homes.setdefault(value.text, []).append(messages[index].message_id)
+    loose = strict = 0
+    for text, ids in homes.items():
+        hits = (await search(text))[:among]
+        loose += not set(ids).isdisjoint(hits)
+        strict += ids[0] in hits
+    return Kept(loose, len(homes)), Kept(strict, len(homes))
+
+
+@asynccontextmanager
+async def searching(session: Session, folder: Path) -> AsyncGenerator[Search]:
+    """The product's own search over a session, by its index."""
+    with tempfile.TemporaryDirectory(dir=folder) as here:
+        async with sql_stores(new_sqlite(Path(here))) as stores:
+            said = [turn(seq, message) for seq, message in enumerate(session.messages, start=1)]
+            for begin in range(0, len(said), 200):
+                await stores.ingest(*said[begin : begin + 200])
+            while await stores.index.index_some():
+                continue
+
+            async def search(text: str) -> Sequence[str]:
+                try:
+                    hits = await found(KEY, question_of(text), scope=Scope(), limit=5, store=stores.search)
+                except BadRequest:
+                    # A path of dots holds nothing to look for.
+                    return ()
+                return [original.message_id for original, _ in hits]
+
+            yield search

@@ -94,7 +94,7 @@ class Policy:
     summary_max_words: int = 200
     ledger_max_tokens: int = 2_000
     rebuild_every_versions: int = 10
-    rebuild_max_tokens: int = 50_000
+    rebuild_max_tokens: int = 200_000
     chunk_share: float = 0.4
     summary_tokens_per_day: int = 0
 
