@@ -162,7 +162,7 @@ async def _work(
     campaigner = Campaigner(store=SqlCampaigns(database), rules=rules, now_ms=now_ms, on_opened=compactor.wake)
 
     def look_again() -> None:
-        for part in (relay, campaigner, compactor):
+        for part in (relay, campaigner, idler, compactor):
             part.wake()
 
     intake.on_stored = on_stored
@@ -171,7 +171,7 @@ async def _work(
     changes = SqlChanges(database)
     broker.include_router(
         make_request_router(
-            changes=changes, rules=rules, now_ms=now_ms, on_change=compactor.wake,
+            changes=changes, rules=rules, now_ms=now_ms, on_change=look_again,
             last_seq=lambda: last_sequence(client), on_erased=eraser.erased,
         )
     )  # fmt: skip

@@ -161,7 +161,7 @@ class Compactor(_Waker):
 class Idler(_Waker):
     """Has sessions evicted from that nobody speaks in any more."""
 
-    poll_seconds = 30.0
+    poll_seconds = 5.0
     at_once = 20
 
     def __init__(self, *, store: IdleStore, rules: Rules, now_ms: Callable[[], int], on_evicted: Callable[[], object]) -> None:
