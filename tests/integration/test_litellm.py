@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 AGENT = """
 import asyncio, json, sys
-from turnfold.summarizer.model import load_litellm
+from turnfold.summarizer.call import load_litellm
 from turnfold import ContextOverflow, Recovering
 
 litellm = load_litellm()

@@ -134,7 +134,7 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
         assert [line.split("\t")[2] for line in piped[1].splitlines()] == ["state", "covered", "covered", "covered"]
         assert nobody[2].startswith("turnfold: nothing was published")
         assert (wordless[0], "no word in it" in wordless[2]) == (1, True)
-        assert (sources["how"], len(sources["messages"])) == ("recorded", 1)
+        assert (sources["how"], bool(sources["messages"])) == ("recorded", True)
 
 
 @pytest.mark.proves("O1")
