@@ -199,7 +199,10 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A summary ready to be committed, counted."""
+    """A summary ready to be committed, counted.
+
+    Of the messages it was written from, so many calls and results were shown cut to a model; writing took so many seconds.
+    """
 
     draft: Draft
     style: str
@@ -208,6 +211,9 @@ class Version:
     text_tokens: int
     cuts: str
     depth: int = 1
+    calls_truncated: int = 0
+    results_truncated: int = 0
+    seconds: float | None = None
 
 
 class Ending(StrEnum):

@@ -1,6 +1,8 @@
 """The page for auditors: each of its statements runs on both databases, and tells what the API tells."""
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.stores import KEY, NOON, Stores, sql_stores, summary, turns
+from tests.stores import KEY, NOON, Stores, assistant, result, sql_stores, summary, turn, turns, user
 from turnfold.core.moments import AtTime
 from turnfold.messages import CompactionId
 from turnfold.ports import Ending
@@ -125,6 +127,26 @@ async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str)
             assert (cost["agent_id"], cost["model"], cost["versions"]) == (KEY.agent_id, "test/model", 3)
     finally:
         await engine.dispose()
+
+
+@pytest.mark.proves("A1", "E1")
+async def test_an_eviction_tells_at_what_moment_it_was_due_and_what_it_took(database_url: str) -> None:
+    async with sql_stores(database_url) as stores:
+        await stores.ingest(*turns(1, 7))
+        await stores.ingest(turn(20, user("go on"), assistant(None, *[f"c{number}" for number in range(9)])))
+        for number in range(9):
+            await stores.ingest(result(21 + number, f"c{number}", "found"))
+        for job in await stores.claim():
+            made = replace(summary(), calls_truncated=1, results_truncated=2, seconds=0.5)
+            await stores.jobs.commit(job, made, reason=None, now_ms=NOON + 1_000)
+
+        rows = [(row.phase, json.loads(row.details)) for row in await stores.history.audit(KEY, after=0, limit=100)]
+
+    evicted = [details for phase, details in rows if phase == "evicted"]
+    assert [details["checkpoint"] for details in evicted] == ["check", "precheck"]
+    assert (evicted[0]["blocks_kept"], evicted[0]["blocks_dropped"], evicted[0]["calls"], evicted[0]["results"]) == (4, 10, 0, 0)
+    done = next(details for phase, details in rows if phase == "summary_done")
+    assert (done["calls_truncated"], done["results_truncated"], done["seconds"]) == (1, 2, 0.5)
 
 
 def test_the_page_answers_the_five_questions() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from string import Formatter
 from typing import Any
@@ -214,6 +214,15 @@ def _shown(number: int, source: Source) -> dict[str, Any]:
         half = ARGUMENT_CHARACTERS // 2
         shown["called"] = [{"name": name, "arguments": printable(ends(arguments, half, half))} for name, arguments in source.calls]
     return shown
+
+
+def truncated(sources: Iterable[Source]) -> tuple[int, int]:
+    """How many calls and how many results a model is shown cut to head and tail."""
+    calls = results = 0
+    for source in sources:
+        calls += sum([len(arguments) > ARGUMENT_CHARACTERS for _, arguments in source.calls])
+        results += source.role == "tool" and len(source.text) > HEAD_CHARACTERS + TAIL_CHARACTERS
+    return calls, results
 
 
 def _previous(previous: Previous, style: str) -> Any:

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import uniform
 
+from turnfold.core.prompt import truncated
 from turnfold.core.sources import Draft
 from turnfold.core.tokens import Count, Cuts
 from turnfold.errors import BudgetSpent, LostLease, SummarizerError, Unavailable
@@ -76,7 +77,7 @@ async def _write(
     job: Job, given: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
-    asked = summary_job(job, given, model, writing)
+    asked, began_ms = summary_job(job, given, model, writing), now_ms()
     # While the model rests it is not asked, and what was evicted does not wait for it.
     reason = job.cooling
     try:
@@ -95,9 +96,11 @@ async def _write(
             await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms())
             return RolledBack(reason)
         draft = await summarizer.summarize(without_model(asked))
-    version = await store.commit(
-        job, _counted(draft, asked.style, given.depth, count), leaving=given.leaving, reason=reason, now_ms=now_ms()
-    )
+    made = replace(_counted(draft, asked.style, given.depth, count), seconds=(now_ms() - began_ms) / 1000)
+    if draft.kind == "llm":
+        calls, results = truncated(asked.sources)
+        made = replace(made, calls_truncated=calls, results_truncated=results)
+    version = await store.commit(job, made, leaving=given.leaving, reason=reason, now_ms=now_ms())
     return Committed(version, reason)
 
 

@@ -1,17 +1,18 @@
 """Old messages leave the live window, in the transaction that found them too many."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, text, update
 
+from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Hold, Trigger, decide, kept_within, load_of
 from turnfold.core.presets import Commit, Policy
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
-from turnfold.messages import CompactionId, Message
+from turnfold.messages import CompactionId, Message, Role
 from turnfold.ports import Rules
 from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn, bulk_update
 from turnfold.store.rows import EVICTABLE, evictable_of
@@ -58,19 +59,20 @@ def evict(
     connection: Connection,
     changed: Sequence[SessionRow],
     new: Mapping[int, Mapping[int, Reading | None]],
+    subjects: Mapping[int, str],
     learning: Learning,
     rules: Rules,
     records: Records,
 ) -> int:
     """Evict what became due as these events of each session were stored; how many compactions that opened.
 
-    `new` holds, for each session, the sequences of its new events and what they report.
+    `new` holds, for each session, the sequences of its new events and what they report; `subjects` where each was published.
     """
     readings = {sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()}
     metered = [session for session in changed if _has_to_be_metered(session, readings.get(session.sid, {}), rules)]
     settled_ms = settled(connection, metered)
     due = [session for session in changed if session.sid in settled_ms or _fired(session, rules)]
-    opening = _Opening(connection, rules, records)
+    opening = _Opening(connection, rules, records, subjects)
     live = _live(connection, due)
     for session in due:
         policy = rules.policy(session.agent_wishes, session.wishes)
@@ -84,7 +86,8 @@ def evict(
             if session.held_tokens:
                 continue
             found = rules.fired(session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window)
-            opening.plan(session, found, here, policy, at_ms=session.last_event_at_ms or 0)
+            newest = max(new.get(session.sid, ()), default=0)
+            opening.plan(session, found, here, policy, at_ms=session.last_event_at_ms or 0, seq=newest)
             continue
         hold = Hold(session.held_to_tokens, session.tokens_total)
         for eviction in rules.evictions(here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter, hold):
@@ -157,7 +160,7 @@ def leave(connection: Connection, session: SessionRow, compaction_id: int, evict
         LostLease: one of them is not live any more.
     """
     evicted = eviction.evicted
-    before = _let_go(session, compaction_id, replace(eviction, load=session.load), records)
+    before = _let_go(session, compaction_id, replace(eviction, load=session.load), records, blocks_kept=None, checkpoint=None)
     session.gauge = session.gauge.evicted(by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor)
     _MARK.run(connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted])
     ((left,),) = _LEFT.rows(connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id)
@@ -191,7 +194,13 @@ def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int
     return live
 
 
-def _let_go(session: SessionRow, compaction_id: int, eviction: Eviction, records: Records) -> int:
+CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
+"""What the audit calls the moment in which a trigger was looked at: as a tool returned, or as a turn was over."""
+
+
+def _let_go(
+    session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, blocks_kept: int | None, checkpoint: str | None
+) -> int:
     """Take these messages off the session's counters, and say so; what live messages and summary counted before."""
     evicted, due = eviction.evicted, eviction.due
     before = eviction.load.tokens + session.summary_tokens
@@ -213,6 +222,11 @@ def _let_go(session: SessionRow, compaction_id: int, eviction: Eviction, records
         kept=kept,
         first=evicted[0].message_id,
         last=evicted[-1].message_id,
+        checkpoint=checkpoint,
+        blocks_kept=blocks_kept,
+        blocks_dropped=_blocks(evicted),
+        calls=sum([len(message.calls) for message in evicted]),
+        results=sum([message.role is Role.TOOL for message in evicted]),
         model=session.model,
         **_escalation(eviction),
     )
@@ -227,6 +241,11 @@ def _let_go(session: SessionRow, compaction_id: int, eviction: Eviction, records
         budget_tokens=due.budget_tokens,
     )
     return before
+
+
+def _blocks(messages: Iterable[Message]) -> int:
+    """How many blocks these are: a call with its results is one, and so is any other message but a system one."""
+    return sum([message.role is not Role.TOOL and not message.role.is_system for message in messages])
 
 
 def _escalation(eviction: Eviction) -> dict[str, Any]:
@@ -250,13 +269,17 @@ def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int
     return runs
 
 
+NOWHERE: Mapping[int, str] = {}
+
+
 class _Opening:
     """The compactions that one transaction opens."""
 
-    def __init__(self, connection: Connection, rules: Rules, records: Records) -> None:
+    def __init__(self, connection: Connection, rules: Rules, records: Records, subjects: Mapping[int, str] = NOWHERE) -> None:
         self._connection = connection
         self._rules = rules
         self._records = records
+        self._subjects = subjects
         self._rows: list[tuple[Any, ...]] = []
         self._marks: list[tuple[int, int, int, int]] = []
 
@@ -264,7 +287,9 @@ class _Opening:
         """Take these messages out of the session's live ones, all of which are given; the compaction that stands for it."""
         evicted, due = eviction.evicted, eviction.due
         compaction_id = self._rules.new_id()
-        before = _let_go(session, compaction_id, eviction, self._records)
+        blocks_kept = _blocks(live) - _blocks(evicted)
+        checkpoint = self._checkpoint(eviction.seq)
+        before = _let_go(session, compaction_id, eviction, self._records, blocks_kept=blocks_kept, checkpoint=checkpoint)
         session.compactions += 1
         digest, digest_tokens = self._rules.digest(evicted, self._texts_of(session.sid))
         self._marks += [(compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)]
@@ -278,7 +303,14 @@ class _Opening:
         )  # fmt: skip
         return compaction_id
 
-    def plan(self, session: SessionRow, found: Sequence[Due], live: Sequence[Message], policy: Policy, *, at_ms: int) -> int | None:
+    def _checkpoint(self, seq: int) -> str | None:
+        """What kind of event set it off; None when none did."""
+        subject = self._subjects.get(seq, "")
+        return next((name for kind, name in CHECKPOINTS.items() if subject == kind or subject.startswith(f"{kind}.")), None)
+
+    def plan(
+        self, session: SessionRow, found: Sequence[Due], live: Sequence[Message], policy: Policy, *, at_ms: int, seq: int = 0
+    ) -> int | None:
         """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is.
 
         None when nothing would leave. While the session's model rests it is left alone, unless somebody asks.
@@ -294,7 +326,7 @@ class _Opening:
         before = session.window_tokens
         self._records.seal(
             session, "selective_start", at_ms=at_ms, compaction_id=compaction_id, tokens_before=before, trigger=str(due.trigger),
-            live=len(live), model=session.model,
+            live=len(live), model=session.model, checkpoint=self._checkpoint(seq),
         )  # fmt: skip
         begins_ms = at_ms + SUMMARY_DELAY_MS
         if due.trigger is not Trigger.REQUEST:

@@ -478,6 +478,9 @@ def _commit(
         prompt_tokens=draft.prompt_tokens,
         completion_tokens=draft.completion_tokens,
         cost=draft.cost,
+        calls_truncated=version.calls_truncated,
+        results_truncated=version.results_truncated,
+        seconds=version.seconds,
     )
     if leaving is not None:
         records.seal(session, "selective_done", at_ms=now_ms, compaction_id=newest, version=number, evicted=len(leaving.evicted))
