@@ -423,6 +423,9 @@ class SessionCounts(NamedTuple):
     last_event_at_ms: int | None
     reported_tokens: int = 0
     usage_evictions: int = 0
+    failures: int = 0
+    cooldown_until_ms: int = 0
+    cooldown_reason: str | None = None
 
     @property
     def messages_covered(self) -> int:

@@ -437,6 +437,8 @@ async def test_while_the_model_rests_it_is_not_asked_and_nobody_waits_for_it(sto
     await write(stores, "picked", kind="extractive", reason="timeout")
     await stores.ingest(*turns(20, 7))
 
+    counts = await stores.history.counts(KEY)
+    assert (counts.failures, counts.cooldown_until_ms, counts.cooldown_reason) == (1, NOON + 1_000 + COOLDOWN_MS, "timeout")
     job = await claimed(stores, NOON + 2_000)
 
     assert (job.writes, job.cooling) == (Writes.NEXT, "timeout")

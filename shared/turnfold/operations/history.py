@@ -49,6 +49,8 @@ def session_json(counts: SessionCounts) -> dict[str, Any]:
         "state": usage_state(told.pop("usage_evictions")),
         "reported_tokens": told.pop("reported_tokens"),
     }
+    failures, until_ms, reason = (told.pop(name) for name in ("failures", "cooldown_until_ms", "cooldown_reason"))
+    told["cooldown"] = {"failures": failures, "until": rfc3339(until_ms), "reason": reason} if failures else None
     told["audit"] = {"rows": told.pop("audit_rows"), "hash": told.pop("audit_hash")}
     return told | {"last_event_at": rfc3339(last) if last is not None else None}
 

@@ -153,6 +153,9 @@ _SESSIONS = select(
     sessions.c.last_event_at_ms,
     sessions.c.reported_tokens,
     sessions.c.usage_evictions,
+    sessions.c.failures,
+    sessions.c.cooldown_until_ms,
+    sessions.c.cooldown_reason,
 ).outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
 _AUDIT = [
     audit.c[name]

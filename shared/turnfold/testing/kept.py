@@ -257,7 +257,8 @@ class Session:
             self.key.agent_id, self.key.session_id, facts.model, self.wishes.preset or agent_wishes.preset,
             self.wishes.mode or agent_wishes.mode, facts.messages_total, len(self.live), sum(row.messages_evicted for row in self.pending),
             facts.tokens_total, facts.live_tokens, facts.factor, facts.version, facts.versions, facts.compactions, facts.audit_rows,
-            facts.audit_hash, facts.last_event_at_ms, self.gauge.tokens, self.gauge.evictions,
+            facts.audit_hash, facts.last_event_at_ms, self.gauge.tokens, self.gauge.evictions, self.failures, self.cooldown_until_ms,
+            self.cooldown_reason,
         )  # fmt: skip
 
 
