@@ -144,7 +144,8 @@ class SqlJobs(SqlCalls):
             return []
 
         def claim(connection: Connection) -> list[Job]:
-            locked = list(lock_by_sid(connection, due).values())
+            found = lock_by_sid(connection, due)
+            locked = [found[sid] for sid in due if sid in found]
             records = Records()
             taken = [
                 _take(connection, session, policy(session.agent_wishes, session.wishes), lease_ms, now_ms, records) for session in locked
