@@ -90,6 +90,7 @@ class Walk(RuleBasedStateMachine):
         self.jobs: list[tuple[Job, Job]] = []
         self.shown: dict[tuple[str, SessionKey], tuple[str, int]] = {}
         self.has_moved = False
+        self.erased_to = dict.fromkeys(KEYS, 0)
         fast = Path("/dev/shm")
         self.folder = Path(mkdtemp(prefix="turnfold-walk-", dir=fast if fast.is_dir() else None))
         self.loop = asyncio.new_event_loop()
@@ -247,6 +248,9 @@ class Walk(RuleBasedStateMachine):
         target = key.agent_id if is_agent else key
         last_seq = len(self.stream)
         self.both(lambda stores: stores.changes.erase(target, last_seq=last_seq, now_ms=self.now_ms))
+        for one in KEYS:
+            if target in (one, one.agent_id):
+                self.erased_to[one] = last_seq
 
     # --- what workers do
 
@@ -441,6 +445,7 @@ class Walk(RuleBasedStateMachine):
             arrival
             for arrival in self.stream
             if arrival.stream_seq in self.delivered
+            and arrival.stream_seq > self.erased_to[arrival.key]
             and stored.get(name := (arrival.key.agent_id, arrival.event_id)) == arrival.key
             and bodies(arrival) == bodies(first[name])
         ]
