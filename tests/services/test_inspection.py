@@ -6,16 +6,19 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import turnfold
+from turnfold.core.audit import seal
 from turnfold.embedded.directory import is_alive
 from turnfold.errors import UnknownSession
 
@@ -135,6 +138,49 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
         assert nobody[2].startswith("turnfold: nothing was published")
         assert (wordless[0], "no word in it" in wordless[2]) == (1, True)
         assert (sources["how"], bool(sources["messages"])) == ("recorded", True)
+
+
+TAMPERED = {
+    "was changed": "UPDATE audit SET reason = 'another' WHERE ordinal = 2",
+    "is missing": "DELETE FROM audit WHERE ordinal = 2",
+    "row 3 is missing": """
+        UPDATE audit SET ordinal = ordinal + 1000 WHERE ordinal > 2;
+        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash)
+        SELECT agent_id, session_id, 3, at_ms, compaction_id, phase, reason, details, prev_hash, hash FROM audit WHERE ordinal = 2;
+        UPDATE audit SET ordinal = ordinal - 999 WHERE ordinal > 1000
+    """,
+    "was added": """
+        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash)
+        SELECT agent_id, session_id, ordinal + 1, at_ms, compaction_id, phase, 'forged', '{}', hash,
+               sealed(hash, agent_id, session_id, ordinal + 1, at_ms, compaction_id, phase, 'forged', NULL, NULL, '{}')
+        FROM audit ORDER BY ordinal DESC LIMIT 1
+    """,
+    "the end is cut off": "DELETE FROM audit WHERE ordinal = (SELECT max(ordinal) FROM audit)",
+}
+"""What somebody does who may write to the database, by what the command says of it."""
+
+
+@pytest.mark.proves("A1", "O3")
+async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(tmp_path: Path) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("support", "user.42 / 語")
+        for number in range(30):
+            await session.turn_completed([{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}])
+        await eventually(session.summaries)
+        with contextlib.closing(sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)) as connection:
+            connection.create_function("sealed", -1, lambda before, *values: seal(before, values))
+            # Who may write may also drop what protects the table; only the chain is left to tell.
+            connection.executescript("PRAGMA wal_autocheckpoint = 0; DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete")
+            connection.execute("CREATE TEMP TABLE kept AS SELECT * FROM audit")
+            assert (await command(tmp_path, "audit", "verify"))[0] == 0
+            for told, tampering in TAMPERED.items():
+                connection.executescript(f"BEGIN; {tampering}; COMMIT")
+                status, out, err = await command(tmp_path, "audit", "verify", "--json")
+                connection.executescript("BEGIN; DELETE FROM audit; INSERT INTO audit SELECT * FROM kept; COMMIT")
+                assert status == 1, told
+                assert told in json.loads(out)["verdict"]
+                assert "was changed: compare it with a backup" in err
+            assert (await command(tmp_path, "audit", "verify"))[0] == 0
 
 
 @pytest.mark.proves("O1")

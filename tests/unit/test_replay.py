@@ -182,6 +182,23 @@ def test_a_cut_off_tail_shows() -> None:
 
 
 @pytest.mark.proves("A1")
+def test_a_row_put_between_shows() -> None:
+    first, second, third = chain(3)
+
+    assert chain_fault([first, second | {"reason": "forged"}, second | {"ordinal": 3}, third | {"ordinal": 4}]) == "row 2 was changed"
+    assert chain_fault([first, second, second | {"ordinal": 3}, third | {"ordinal": 4}]) == "row 3 is missing"
+
+
+@pytest.mark.proves("A1")
+def test_a_well_sealed_row_at_the_end_shows_where_the_session_did_not_write_it() -> None:
+    rows = chain(4)
+
+    assert chain_fault(rows, rows_told=3, hash_told=rows[2]["hash"]) is None
+    assert chain_fault(rows, rows_at_most=4) is None
+    assert chain_fault(rows, rows_at_most=3) == "row 4 was added: 3 rows were written, 4 are there"
+
+
+@pytest.mark.proves("A1")
 def test_a_chain_written_anew_shows_against_what_the_session_remembers() -> None:
     remembered = chain(3)[-1]["hash"]
     rows = chain(3)

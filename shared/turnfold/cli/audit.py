@@ -80,18 +80,35 @@ async def _verdicts(session: Sequence[str]) -> list[Verdict]:
 
 
 async def _verdict(client: Client, key: tuple[str, str]) -> Verdict:
-    """The end of the chain is asked for first: what is written meanwhile must not look like a break."""
-    try:
-        end = (await client.session(*key).status()).get("audit") or {}
-    except UnknownSession:
-        end = {}  # an erased session leaves its audit behind
+    """The end of the chain is asked for first: what is written meanwhile must not look like a break.
+
+    Nor may what somebody added pass for written meanwhile: rows beyond that end have to be known by the session afterwards.
+    """
+    end = await _end(client, key)
     rows = await _trail(client, key)
     fault = chain_fault(rows, rows_told=end.get("rows"), hash_told=end.get("hash"))
+    if fault is None and len(rows) > end.get("rows", len(rows)):
+        later = await _end(client, key)
+        fault = chain_fault(rows, rows_at_most=later.get("rows"))
     return Verdict(*key, rows=len(rows), verdict=fault or INTACT)
 
 
-def chain_fault(rows: Sequence[Row], *, rows_told: int | None = None, hash_told: str | None = None) -> str | None:
-    """Where the chain of a session breaks, or None; `rows_told` and `hash_told` are what its session row says of the end."""
+async def _end(client: Client, key: tuple[str, str]) -> Row:
+    """What the session says of the end of its chain; nothing where it was erased, which leaves its audit behind."""
+    try:
+        end: Row = (await client.session(*key).status()).get("audit") or {}
+    except UnknownSession:
+        return {}
+    return end
+
+
+def chain_fault(
+    rows: Sequence[Row], *, rows_told: int | None = None, hash_told: str | None = None, rows_at_most: int | None = None
+) -> str | None:
+    """Where the chain of a session breaks, or None; `rows_told` and `hash_told` are what its session row says of the end.
+
+    `rows_at_most` is what it says after the rows were read: there cannot be more.
+    """
     hashes = [""]
     for ordinal, row in enumerate(rows, start=1):
         if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
@@ -101,6 +118,8 @@ def chain_fault(rows: Sequence[Row], *, rows_told: int | None = None, hash_told:
         hashes.append(row["hash"])
     if rows_told is not None and rows_told > len(rows):
         return f"the end is cut off: {rows_told} rows were written, {len(rows)} are there"
+    if rows_at_most is not None and len(rows) > rows_at_most:
+        return f"row {rows_at_most + 1} was added: {rows_at_most} rows were written, {len(rows)} are there"
     if rows_told is not None and hash_told is not None and hashes[rows_told] != hash_told:
         return f"row {rows_told} is another than the session remembers"
     return None
