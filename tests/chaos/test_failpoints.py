@@ -207,6 +207,28 @@ async def test_no_transaction_is_open_while_the_model_writes_and_what_comes_mean
     assert len(scene.model.requests) == 2
 
 
+@pytest.mark.proves("C50", "C49", "L1", "L10")
+async def test_over_three_compactions_with_a_death_in_each_covered_and_live_are_all_messages(scene: Scene) -> None:
+    covered_before: set[str] = set()
+    for number, (moment, step) in enumerate([("in", "commit"), ("while", "ask"), ("after", "commit")], start=1):
+        await scene.worker.do("ingest", str(7 * number))
+        scene.model.script = ["hang"] if moment == "while" else []
+        scene.model.is_hanging.clear()
+
+        await scene.die("write", moment, step)
+
+        session = await scene.finished()
+        rows = {str(row) for row in session.speaks_for[number]}
+        covered = {str(one.message.message_id) for one in session.messages if one.message.compaction_id in rows}
+        live = [str(one.message.message_id) for one in session.messages if one.message.compaction_id is None]
+        assert sorted([*covered, *live]) == sorted(f"e{seq}#{at}" for seq in range(7, 7 * number + 7) for at in (0, 1))
+        assert covered > covered_before
+        covered_before = covered
+    versions = (await scene.session()).versions
+    assert [(one.version, one.base_version) for one in versions] == [(1, None), (2, 1), (3, 2)]
+    assert len(scene.model.requests) == 5
+
+
 # --- a long input
 
 
