@@ -10,13 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import context, counting, hanging, intake, start, survival, window
+from tests.benchmarks import context, counting, faults, hanging, intake, start, survival, window
 from tests.benchmarks.figures import Figure, as_json, show
 
 BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "intake": intake.measure,
     "context": context.measure,
     "hanging": hanging.measure,
+    "faults": faults.measure,
     "start": start.measure,
     "counting": counting.measure,
     "window": window.measure,

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ import nats
 from nats.aio.client import Client
 
 from tests.benchmarks.figures import RATIO, Figure, Spread
-from tests.benchmarks.model import summary_model
+from tests.benchmarks.model import SummaryModel, summary_model
 from tests.benchmarks.system import System, system, until
 from tests.benchmarks.texts import event, headers, question, subject, turn
 
@@ -32,8 +32,10 @@ class Side:
 
     one: System
     client: Client
+    model: SummaryModel
     published: list[float] = field(default_factory=list)
     asked: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
     async def play(self, session_id: str, event_id: str, messages: list[dict[str, object]]) -> tuple[float, float]:
         """Publish a turn, wait until it is stored, ask for the window: how long the publish and the request took."""
@@ -45,21 +47,45 @@ class Side:
         began = time.perf_counter()
         reply = await self.client.request(question(session_id), b'{"max_tokens": %d, "after": %d}' % (MAX_TOKENS, ack.seq), timeout=10)
         asked = time.perf_counter() - began
+        self.sizes.append(len(reply.data))
         assert json.loads(reply.data).get("fresh") is True, reply.data[:300]
         return published, asked
 
 
 @asynccontextmanager
-async def side(directory: Path, fault: str) -> AsyncGenerator[Side]:
+async def side(directory: Path, fault: str, **settings: str) -> AsyncGenerator[Side]:
     """A running system with a model of this kind."""
     async with (
-        summary_model(fault) as settings,
-        system(directory, **settings) as one,
+        summary_model(fault) as model,
+        system(directory, **model.settings, **settings) as one,
         one.running("worker"),
         one.running("query"),
         await nats.connect(one.url) as client,
     ):
-        yield Side(one, client)
+        yield Side(one, client, model)
+
+
+async def in_turns(sides: tuple[Side, Side], number: int, session_id: str, event_id: str, messages: list[dict[str, object]]) -> None:
+    """The same turn in both systems, now the one first and now the other, and what it took."""
+    for one in sides if number % 2 else sides[::-1]:
+        published, asked = await one.play(session_id, event_id, messages)
+        one.published.append(published)
+        one.asked.append(asked)
+
+
+def compared(benchmark: str, fast: Side, other: Side, name: str) -> Iterator[Figure]:
+    """What both took, as ratios first."""
+    pairs: Sequence[tuple[str, list[float], list[float]]] = (
+        ("publish", fast.published, other.published),
+        ("context.get", fast.asked, other.asked),
+    )
+    for what, usual, slow in pairs:
+        floor, found = Spread.of(usual), Spread.of(slow)
+        yield Figure(benchmark=benchmark, what=f"{what}, p50 {name} to fast", value=found.p50_ms / floor.p50_ms, unit=RATIO, at_most=1.2)
+        yield Figure(benchmark=benchmark, what=f"{what}, p99 {name} to fast", value=found.p99_ms / floor.p99_ms, unit=RATIO, at_most=2.0)
+        for kind, spread in (("fast", floor), (name, found)):
+            yield Figure(benchmark=benchmark, what=f"{what} p50, {kind}", value=spread.p50_ms, unit="ms")
+            yield Figure(benchmark=benchmark, what=f"{what} p99, {kind}", value=spread.p99_ms, unit="ms")
 
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:
@@ -76,23 +102,14 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         began = time.monotonic()
         number = 0
         while time.monotonic() - began < HANG_SECONDS:
-            messages = turn(random, FIRST_TURNS + number)
-            for one in (fast, hanging) if number % 2 else (hanging, fast):
-                published, asked = await one.play(f"s{number % SESSIONS}", f"later-{number}", messages)
-                one.published.append(published)
-                one.asked.append(asked)
+            await in_turns((fast, hanging), number, f"s{number % SESSIONS}", f"later-{number}", turn(random, FIRST_TURNS + number))
             number += 1
         waiting = hanging.one.ask(WAITING)[0] / SESSIONS
         jobs, written, idle = hanging.one.ask(RUNNING)[0], fast.one.ask(WRITTEN)[0], hanging.one.ask(WRITTEN)[0]
     assert jobs, "the model of the hanging system did not hang until the end"
     assert not idle, "the model of the hanging system answered"
-    for what, usual, slow in (("publish", fast.published, hanging.published), ("context.get", fast.asked, hanging.asked)):
-        floor, found = Spread.of(usual), Spread.of(slow)
-        yield Figure(benchmark=NAME, what=f"{what}, p50 hanging to fast", value=found.p50_ms / floor.p50_ms, unit=RATIO, at_most=1.2)
-        yield Figure(benchmark=NAME, what=f"{what}, p99 hanging to fast", value=found.p99_ms / floor.p99_ms, unit=RATIO, at_most=2.0)
-        for kind, spread in (("fast", floor), ("hanging", found)):
-            yield Figure(benchmark=NAME, what=f"{what} p50, {kind}", value=spread.p50_ms, unit="ms")
-            yield Figure(benchmark=NAME, what=f"{what} p99, {kind}", value=spread.p99_ms, unit="ms")
+    for figure in compared(NAME, fast, hanging, "hanging"):
+        yield figure
     yield Figure(benchmark=NAME, what="requests on each side", value=number, unit="requests")
     yield Figure(benchmark=NAME, what="summaries of the fast model meanwhile", value=written, unit="summaries")
     yield Figure(benchmark=NAME, what="pending at the end, a session of the hanging one", value=waiting, unit="messages")

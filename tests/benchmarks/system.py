@@ -68,6 +68,10 @@ class System:
         found: tuple[Any, ...] = self._reader.execute(sql).fetchone()
         return found
 
+    def logged(self) -> int:
+        """How many lines its services have logged."""
+        return self._log.read_bytes().count(b"\n")
+
     def close(self) -> None:
         """Stop reading."""
         if self._reader is not None:
