@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.stores import KEY, LEASE_MS, NOON, Stores, summary, turn, turns, user
+from tests.stores import KEY, LEASE_MS, NOON, Stores, summary, turn, turns, user, words
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction import COOLDOWN_MS
+from turnfold.core.extractive import extract
 from turnfold.core.moments import AtTime, AtVersion
-from turnfold.errors import BadRequest, Conflict, LostLease, UnknownSession
+from turnfold.core.sources import Draft, SummaryJob
+from turnfold.errors import BadRequest, Conflict, LostLease, SummarizerError, UnknownSession
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State
+from turnfold.operations.ask import Writing
+from turnfold.operations.compact import Committed, GivenBack, Outcome, compact
 from turnfold.ports import Ending, InForce, Job, Wanted, Writes
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
@@ -563,3 +567,33 @@ async def test_every_moment_is_seen_as_it_was_whatever_changed_places_since(stor
     newest, _ = await stores.windows.window_then(KEY, AtVersion(2), glance=lambda _: None, choose=lambda facts: (facts, ()))
     assert newest.summary is not None
     assert newest.summary.text == "Version 2."
+
+
+class DiesThrice:
+    """A summariser whose process dies at its first three jobs."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    async def summarize(self, job: SummaryJob, *, keep: Any = None) -> Draft:  # noqa: ARG002  # it never writes in parts
+        self.jobs += 1
+        if self.jobs <= 3:
+            raise SummarizerError("provider_error", "the summariser ended")
+        return extract(job, count=words)
+
+
+@pytest.mark.proves("S4", "S7")
+async def test_where_no_model_writes_nothing_stands_in_for_one(stores: Stores) -> None:
+    await stores.ingest(*turns(10, 7))
+    summarizer = DiesThrice()
+
+    async def attempt() -> Outcome:
+        due_ms = await stores.jobs.next_due_ms() or 0
+        (job,) = await stores.claim(due_ms)
+        return await compact(job, store=stores.jobs, summarizer=summarizer, writing=Writing(), count=words, now_ms=lambda: due_ms)
+
+    outcomes = [await attempt() for _ in range(3)]
+
+    assert outcomes == [GivenBack("provider_error"), GivenBack("provider_error"), Committed(1, None)]
+    assert await stores.jobs.next_due_ms() is None
+    assert (await stores.history.counts(KEY)).failures == 0

@@ -153,7 +153,10 @@ def build_ledger(
     room = max(0, max_tokens - sum(count(entry) + 1 for entry in (*head, _LEFT_OUT.format(999_999))))
     fitting = _fitting(ranked, room, count)
     kept = [one for _, group in fitting for one in group]
-    _inherit(ranked, kept)
+    if _inherit(ranked, kept):
+        # What is worth more now stands where it will stand when it is ranked again.
+        again = list(_grouped(_ordered(kept)))
+        fitting = again if count("\n".join([entry for entry, _ in again])) <= room else fitting
     memory.settle(standings.values(), kept)
     entries = [*head, *(entry for entry, _ in fitting)]
     origins: list[tuple[Origin, ...]] = [() for _ in head]
@@ -174,19 +177,23 @@ def _price(value: Value) -> float:
 
 def _ranked(standings: Iterable[_Standing]) -> list[_Standing]:
     """The best first: what was stated by rank, the rest by utility; equal ones the newest first, then as they stood before."""
-    found = _without_shorter(list(standings))
-    stated = [one for one in found if one.is_stated]
-    stated.sort(key=lambda one: (-one.rank, not one.is_new, -one.order))
-    others = [one for one in found if not one.is_stated]
-    others.sort(key=lambda one: (-one.utility, not one.is_new, -one.order))
     number: dict[str, int] = {}
     chosen: list[_Standing] = []
-    for one in (*stated, *others):
+    for one in _ordered(_without_shorter(list(standings))):
         kind = one.value.kind
         number[kind] = number.get(kind, 0) + 1
         if number[kind] <= _MOST.get(kind, 1_000_000):
             chosen.append(one)
     return chosen
+
+
+def _ordered(found: Iterable[_Standing]) -> list[_Standing]:
+    found = list(found)
+    stated = [one for one in found if one.is_stated]
+    stated.sort(key=lambda one: (-one.rank, not one.is_new, -one.order))
+    others = [one for one in found if not one.is_stated]
+    others.sort(key=lambda one: (-one.utility, not one.is_new, -one.order))
+    return [*stated, *others]
 
 
 def _without_shorter(standings: list[_Standing]) -> list[_Standing]:
@@ -245,13 +252,16 @@ def _within(ranked: Sequence[_Standing], allowed: float) -> tuple[list[_Standing
     return list(kept.values()), total, True
 
 
-def _inherit(ranked: Sequence[_Standing], kept: Sequence[_Standing]) -> None:
-    """Let paths that stay be worth what those inside them were, so that these do not leave with them unnoticed."""
+def _inherit(ranked: Sequence[_Standing], kept: Sequence[_Standing]) -> bool:
+    """Let paths that stay be worth what those inside them were, so that these do not leave with them unnoticed; whether any is."""
+    is_any = False
     outer = {part: one for one in reversed(kept) for part in one.parts}
     for one in ranked:
         other = outer.get(one.value.text)
         if other is not None:
+            is_any |= one.times > other.times
             other.times = max(other.times, one.times)
+    return is_any
 
 
 def _parts(value: Value) -> Iterator[str]:

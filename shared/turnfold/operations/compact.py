@@ -100,6 +100,8 @@ async def _write(
     if draft.kind == "llm":
         calls, results = truncated(asked.sources)
         made = replace(made, calls_truncated=calls, results_truncated=results)
+    # Only what a model should have written is a stand-in.
+    reason = reason if model is not None else None
     version = await store.commit(job, made, leaving=given.leaving, reason=reason, now_ms=now_ms())
     return Committed(version, reason)
 
