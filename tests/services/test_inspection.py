@@ -166,6 +166,7 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
         session = client.session("support", "user.42 / 語")
         for number in range(30):
             await session.turn_completed([{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}])
+        await session.context(wait_ms=5_000)
         await eventually(session.summaries)
         with contextlib.closing(sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)) as connection:
             connection.create_function("sealed", -1, lambda before, *values: seal(before, values))
