@@ -175,7 +175,11 @@ async def _regenerated(agent: str, session: str, wanted: dict[str, Any], *, wait
         if not wait:
             return told
         err = Console(stderr=True)
-        with err.status("the summary is being written again", spinner="dots") if err.is_terminal and not is_quiet else _Nothing():
+        with (
+            err.status("the summary is being written again", spinner="dots")
+            if err.is_terminal and not is_quiet
+            else contextlib.nullcontext()
+        ):
             version = await _written(asked, str(told["compaction_id"]))
         return await asked.ask("summary.get", {"version": version})
 
@@ -209,12 +213,6 @@ async def _followed(session: Session) -> AsyncIterator[dict[str, Any]]:
             await asyncio.sleep(POLL_SECONDS)
         else:
             after = rows[-1]["audit_id"]
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 # --- undo

@@ -1,10 +1,11 @@
 """Which version speaks for a session, and which evictions each version speaks for."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import CTE, ColumnElement, Connection, Select, bindparam, literal_column, select, text, update
 
-from turnfold.store.bulk import BulkInsert, Prepared
+from turnfold.store.bulk import BulkInsert, Prepared, PreparedIn
 from turnfold.store.schema import compactions, coverage, reigns, summaries
 from turnfold.store.sessions import SessionRow
 from turnfold.store.usage import Learning
@@ -39,6 +40,12 @@ _TOLD = Prepared(
 )
 _evicting = (compactions.c.sid == _of_sid, compactions.c.messages_evicted > literal_column("0"))
 _is_committed = compactions.c.status == literal_column("'committed'")
+_RESTORED = PreparedIn(
+    select(compactions.c.compaction_id).where(
+        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)), compactions.c.status == literal_column("'restored'")
+    ),
+    "chosen",
+)
 _UNCOVERED = Prepared(
     select(compactions.c.compaction_id).where(*_evicting, _is_committed, text("NOT is_covered")).order_by(compactions.c.ordinal),
     ("of_sid",),
@@ -61,6 +68,11 @@ def speaks_for(sid: int, version: int) -> Select[tuple[int]]:
 def uncovered(connection: Connection, sid: int) -> list[int]:
     """Evictions that a version was written for, and the version in force does not speak for; oldest first."""
     return [one for (one,) in _UNCOVERED.rows(connection, sid)]
+
+
+def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:
+    """Whether the messages of one of these evictions are live again."""
+    return bool(_RESTORED.rows(connection, compaction_ids))
 
 
 class Retold(NamedTuple):

@@ -17,7 +17,7 @@ from turnfold.messages import MESSAGES_PER_EVENT, CompactionId
 from turnfold.ports import Ending, Evicted, Job, JobInput, Version, Writes
 from turnfold.store.bulk import Prepared, PreparedIn
 from turnfold.store.chunks import SqlCalls, forget_chunks
-from turnfold.store.coverage import ADD, Retold, begin_reign, covered_by, retold, uncovered
+from turnfold.store.coverage import ADD, Retold, any_restored, begin_reign, covered_by, retold, uncovered
 from turnfold.store.engine import Database
 from turnfold.store.evict import leave, planned
 from turnfold.store.rewriting import end_rewriting, open_stand_in, wanted_of
@@ -124,9 +124,6 @@ _EVICTING = PreparedIn(
     .where(_is_chosen, compactions.c.messages_evicted > literal_column("0"))
     .order_by(compactions.c.ordinal),
     "chosen",
-)
-_RESTORED = PreparedIn(
-    select(compactions.c.compaction_id).where(_is_chosen, compactions.c.status == literal_column("'restored'")), "chosen"
 )
 
 
@@ -442,7 +439,7 @@ def _commit(
     if leaving is not None:
         leave(connection, session, newest, leaving, records, now_ms=now_ms)
     adds = _adds(connection, job)
-    if _RESTORED.rows(connection, adds):
+    if any_restored(connection, adds):
         raise LostLease(job.compaction_ids[-1])
     after = session.live_tokens + (version.tokens if takes_force else session.summary_tokens)
     _change_mine(

@@ -9,8 +9,8 @@ from turnfold.core.eviction import load_of
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
 from turnfold.ports import InForce, Rules, Wanted
-from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn
-from turnfold.store.coverage import covered_by, take_force
+from turnfold.store.bulk import Bulk, BulkInsert, Prepared
+from turnfold.store.coverage import any_restored, covered_by, take_force
 from turnfold.store.engine import Database
 from turnfold.store.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.rows import FACTS, message_of
@@ -23,12 +23,6 @@ _VERSION = Prepared(
         summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")
     ),
     ("of_sid", "number"),
-)
-_RESTORED = PreparedIn(
-    select(compactions.c.compaction_id).where(
-        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)), compactions.c.status == literal_column("'restored'")
-    ),
-    "chosen",
 )
 _EVICTION = Prepared(
     select(
@@ -145,7 +139,7 @@ def _version(connection: Connection, session: SessionRow, version: int) -> Seque
 
 def _promote(connection: Connection, session: SessionRow, version: int, rules: Rules, records: Records, now_ms: int) -> None:
     compaction_id, _, kind = _version(connection, session, version)
-    if _RESTORED.rows(connection, sorted(covered_by(connection, session.sid, version))):
+    if any_restored(connection, sorted(covered_by(connection, session.sid, version))):
         raise Conflict(f"version {version} speaks for messages that were restored since; they are live again")
     before, replaced = session.window_tokens, session.version
     fence_off(connection, session, now_ms=now_ms)
