@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Trigger
+from turnfold.messages import Message
 from turnfold.ports import Rules, Wanted
 from turnfold.store.bulk import Prepared, PreparedIn
 from turnfold.store.coverage import uncovered
