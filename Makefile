@@ -20,8 +20,8 @@ setup: ## make .venv with everything locked in it (the other targets do it when 
 demo: setup ## replay recorded conversations through bus, worker and query, and show what happened (FILES=...)
 	@$(BIN)/turnfold demo $(FILES)
 
-test: setup ## run all tests but the benchmarks (TESTS=tests/unit for a part)
-	@$(BIN)/python -m pytest $(TESTS)
+test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit for a part, PROCESSES=1 for one core)
+	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile $(TESTS)
 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
 	@$(BIN)/python -m tests.prove --cuts $(CUTS) --processes $(PROCESSES)
