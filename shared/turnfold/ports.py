@@ -94,7 +94,8 @@ class Rules:
     fired: Callable[[Load, Policy, int], Sequence[Due]]
     evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int, Meter, Hold], Sequence[Eviction]]
     decide: Callable[[Sequence[Message], Policy, Due, int], Evict | Rest]
-    digest: Callable[[Sequence[Message], Callable[[Sequence[Message]], Mapping[int, str]]], tuple[str, int]]
+    quoted: Callable[[Sequence[Message]], Sequence[Message]]
+    digest: Callable[[Sequence[Message], Mapping[int, str]], tuple[str, int]]
     new_id: Callable[[], int]
 
 

@@ -31,21 +31,28 @@ def policy_rule(default_preset: str, policy_of: Callable[[str], Policy]) -> Poli
     return policy
 
 
+def quoted(evicted: Sequence[Message]) -> Sequence[Message]:
+    """Those of these messages that their digest quotes."""
+    return _spoken(evicted)[-DIGEST_MESSAGES:]
+
+
+def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
+    return [message for message in messages if message.role is Role.USER or message.role is Role.ASSISTANT]
+
+
 def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy], int], count: Count) -> Rules:
     """What intake and eviction decide by."""
 
-    def make_digest(evicted: Sequence[Message], texts: Callable[[Sequence[Message]], Mapping[int, str]]) -> tuple[str, int]:
+    def make_digest(evicted: Sequence[Message], texts: Mapping[int, str]) -> tuple[str, int]:
         counted: dict[str, int] = {}
 
         def counting(text: str) -> int:
             counted[text] = count(text)
             return counted[text]
 
-        spoken = [message for message in evicted if message.role is Role.USER or message.role is Role.ASSISTANT]
-        told = spoken[-DIGEST_MESSAGES:]
-        bodies = texts(told)
+        spoken, told = _spoken(evicted), quoted(evicted)
         text = digest(
-            sources_of([(message, bodies[message.position], False) for message in told]),
+            sources_of([(message, texts[message.position], False) for message in told]),
             max_tokens=DIGEST_MAX_TOKENS,
             count=counting,
             older=len(spoken) - len(told),
@@ -71,6 +78,7 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
         fired=triggers,
         evictions=replayed,
         decide=decided,
+        quoted=quoted,
         digest=make_digest,
         new_id=lambda: randbits(62),
     )

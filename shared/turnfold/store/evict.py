@@ -1,7 +1,7 @@
 """Old messages leave the live window, in the transaction that found them too many."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message, Role
 from turnfold.ports import Rules
-from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn, bulk_update
+from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.rows import EVICTABLE, evictable_of
 from turnfold.store.schema import compactions, messages
 from turnfold.store.sessions import Records, SessionRow
@@ -27,7 +27,13 @@ _LIVE = PreparedIn(
     "sids",
 )
 _between = (messages.c.sid == bindparam("of_sid")) & messages.c.position.between(bindparam("first"), bindparam("last"))
-_TEXTS = Prepared(select(messages.c.position, messages.c.body).where(_between), ("of_sid", "first", "last"))
+_pairs = PreparedPairs.pairs
+_TEXTS = PreparedPairs(
+    select(messages.c.position, messages.c.body).join_from(
+        _pairs, messages, (messages.c.sid == _pairs.c.a) & (messages.c.position == _pairs.c.b)
+    ),
+    (messages.c.sid.type, messages.c.position.type),
+)
 _MARK = Bulk(
     update(messages).where(_between, messages.c.compaction_id.is_(None)).values(compaction_id=bindparam("by")),
     ("by", "of_sid", "first", "last"),
@@ -50,7 +56,7 @@ _CARRIED_OUT = bulk_update(
 )
 _OPENED = (
     "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
-    "tokens_before", "digest", "digest_tokens", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms",
+    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "digest", "digest_tokens",
 )  # fmt: skip
 _OPEN = BulkInsert(compactions, _OPENED)
 
@@ -281,6 +287,7 @@ class _Opening:
         self._records = records
         self._subjects = subjects
         self._rows: list[tuple[Any, ...]] = []
+        self._evicted: dict[int, tuple[int, Sequence[Message]]] = {}
         self._marks: list[tuple[int, int, int, int]] = []
 
     def open(self, session: SessionRow, eviction: Eviction, live: Sequence[Message]) -> int:
@@ -291,16 +298,15 @@ class _Opening:
         checkpoint = self._checkpoint(eviction.seq)
         before = _let_go(session, compaction_id, eviction, self._records, blocks_kept=blocks_kept, checkpoint=checkpoint)
         session.compactions += 1
-        digest, digest_tokens = self._rules.digest(evicted, self._texts_of(session.sid))
         self._marks += [(compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)]
         all_tokens = sum([message.tokens for message in evicted])
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
-                evicted[-1].position, len(evicted), all_tokens, before, digest, digest_tokens, eviction.at_ms + SUMMARY_DELAY_MS,
-                eviction.at_ms, eviction.at_ms,
+                evicted[-1].position, len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms, eviction.at_ms,
             )
         )  # fmt: skip
+        self._evicted[compaction_id] = session.sid, evicted
         return compaction_id
 
     def _checkpoint(self, seq: int) -> str | None:
@@ -334,26 +340,25 @@ class _Opening:
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
-                "", 0, begins_ms, at_ms, None,
+                begins_ms, at_ms, None,
             )
         )  # fmt: skip
         return compaction_id
 
-    def _texts_of(self, sid: int) -> Callable[[Sequence[Message]], Mapping[int, str]]:
-        """What reads the JSON texts of some of a session's messages, by position."""
-
-        def texts(some: Sequence[Message]) -> Mapping[int, str]:
-            if not some:
-                return {}
-            return {row[0]: row[1] for row in _TEXTS.rows(self._connection, sid, some[0].position, some[-1].position)}
-
-        return texts
-
     def store(self) -> int:
-        """Write them; how many there are."""
-        _OPEN.run(self._connection, self._rows)
+        """Write them, each with its digest; how many there are."""
+        digests = self._digests()
+        _OPEN.run(self._connection, [(*row, *digests.get(row[0], ("", 0))) for row in self._rows])
         _MARK.run(self._connection, self._marks)
         return len(self._rows)
+
+    def _digests(self) -> Mapping[int, tuple[str, int]]:
+        """What stands for each eviction until its summary does, and its tokens; the texts of all are read at once."""
+        quoted = {compaction_id: (sid, self._rules.quoted(evicted)) for compaction_id, (sid, evicted) in self._evicted.items()}
+        places = [(sid, message.position) for sid, some in quoted.values() for message in some]
+        # A position is made from a sequence of the stream: no two sessions have one in common.
+        texts = {row[0]: row[1] for row in _TEXTS.rows(self._connection, places)}
+        return {compaction_id: self._rules.digest(evicted, texts) for compaction_id, (_, evicted) in self._evicted.items()}
 
 
 REQUESTED = Due(Trigger.REQUEST, 0)

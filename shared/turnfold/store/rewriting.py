@@ -1,14 +1,13 @@
 """Compactions that evict nothing: they have a version written again, or what lost its version written for."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Trigger
-from turnfold.messages import Message
 from turnfold.ports import Rules, Wanted
 from turnfold.store.bulk import Prepared, PreparedIn
 from turnfold.store.coverage import uncovered
@@ -146,11 +145,6 @@ def _give_digests(connection: Connection, sid: int, compaction_ids: Sequence[int
     for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
         rows = _MESSAGES.rows(connection, sid, first, last, compaction_id)
         bodies = {row[1]: row[-1] for row in rows}
-        digest, tokens = rules.digest([message_of(row) for row in rows], _read_already(bodies))
+        digest, tokens = rules.digest([message_of(row) for row in rows], bodies)
         values: Mapping[str, Any] = {"digest": digest, "digest_tokens": tokens}
         connection.execute(update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values))
-
-
-def _read_already(bodies: Mapping[int, str]) -> Callable[[Sequence[Message]], Mapping[int, str]]:
-    """What reads texts where all of them have been read already."""
-    return lambda _: bodies

@@ -228,7 +228,7 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
     """Take these messages out of the live ones; the compaction that stands for it."""
     due, evicted = eviction.due, eviction.evicted
     bodies = {one.message.position: one.body for one in live}
-    digest, digest_tokens = rules.digest(evicted, lambda _: bodies)
+    digest, digest_tokens = rules.digest(evicted, bodies)
     row = Compaction(
         CompactionId(str(rules.new_id())),
         len(session.compactions) + 1,

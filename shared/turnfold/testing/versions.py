@@ -96,7 +96,7 @@ class MemoryVersions:
             if not row.digest:
                 kept = [one for one in session.kept if one.message.message_id in row.evicted]
                 bodies = {one.message.position: one.body for one in kept}
-                row.digest, row.digest_tokens = rules.digest([one.message for one in kept], lambda _, bodies=bodies: bodies)  # type: ignore[misc]
+                row.digest, row.digest_tokens = rules.digest([one.message for one in kept], bodies)
         if lost:
             open_work(self._memory, session, Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, now_ms)
 
