@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import context, counting, faults, hanging, intake, start, survival, window
+from tests.benchmarks import context, counting, faults, hanging, intake, start, stored, survival, window
 from tests.benchmarks.figures import Figure, as_json, show
 
 BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "start": start.measure,
     "counting": counting.measure,
     "window": window.measure,
+    "stored": stored.measure,
     "survival": survival.measure,
 }
 

@@ -1,0 +1,93 @@
+"""How many bytes a message takes: published, in the stream, and in either database with its index, its summaries and its audit."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+import nats
+from sqlalchemy import text
+
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.system import WAIT_SECONDS, system
+from tests.benchmarks.texts import event, headers, subject, turn
+from tests.postgres import running_postgres
+from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.store.engine import Database
+
+NAME = "stored"
+SESSIONS = 100
+TURNS = 50
+MESSAGES_A_TURN = 4
+LEFT = """SELECT (SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL) + (SELECT count(*) FROM outbox)
+    + (SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running'))
+    + (SELECT abs(:published - count(*)) FROM events)"""
+EVICTED = "SELECT count(*), sum(messages_evicted) FROM compactions_view"
+WORDS = "SELECT pg_total_relation_size('word_index')"
+
+
+async def measure(directory: Path) -> AsyncIterator[Figure]:
+    """Replay the same turns into SQLite and into PostgreSQL, until nothing is pending or to be indexed."""
+    messages = SESSIONS * TURNS * MESSAGES_A_TURN
+
+    def a_message(what: str, value: float) -> Figure:
+        return Figure(benchmark=NAME, what=f"bytes a message, {what}", value=value / messages, unit="B")
+
+    with ExitStack() as stack:
+        postgres = stack.enter_context(running_postgres())
+        urls = {"SQLite": f"sqlite+aiosqlite:///{directory / 'stored.db'}", "PostgreSQL": postgres.url(await postgres.create_database())}
+        for name, url in urls.items():
+            async with system(directory / name, TURNFOLD_DATABASE_URL=url) as bus:
+                database = Database(url, writes=False)
+                async with bus.running("worker"):
+                    published, streamed = await publish(bus.url)
+                    await nothing_left(database)
+                evictions, evicted = await ask(database, EVICTED)
+                if name == "SQLite":
+                    yield a_message("published", published)
+                    yield a_message("in the stream", streamed)
+                    yield Figure(benchmark=NAME, what="evictions of 1,000 turns", value=1000 * evictions / SESSIONS / TURNS, unit="")
+                    yield Figure(benchmark=NAME, what="messages evicted of 1,000", value=1000 * evicted / messages, unit="")
+                    yield a_message(name, size_of(directory))
+                else:
+                    (size,) = await ask(database, "SELECT pg_database_size(current_database())")
+                    (words,) = await ask(database, WORDS)
+                    yield a_message(name, size)
+                    yield a_message(f"{name}, of it the index of words", words)
+                await database.close()
+
+
+def size_of(directory: Path) -> int:
+    """The bytes of the SQLite file and of the log beside it."""
+    return sum(file.stat().st_size for file in directory.glob("stored.db*"))
+
+
+async def publish(url: str) -> tuple[int, int]:
+    """Publish all turns; the bytes of the events, and those of the stream."""
+    random = Random(NAME)
+    async with await nats.connect(url) as client:
+        stream = client.jetstream()
+        published = 0
+        for number in range(TURNS):
+            bodies = [(f"s{session}", f"e{session}-{number}", turn(random, number)) for session in range(SESSIONS)]
+            sent = [(session, id, event(id, session, messages)) for session, id, messages in bodies]
+            await asyncio.gather(*(stream.publish(subject(session), body, headers=headers(id), timeout=30) for session, id, body in sent))
+            published += sum(len(body) for _, _, body in sent)
+        return published, (await stream.stream_info(EVENTS_STREAM)).state.bytes
+
+
+async def nothing_left(database: Database) -> None:
+    """Wait until all is stored, summarised, told and indexed."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (await ask(database, LEFT, published=SESSIONS * TURNS))[0]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"something is left after {WAIT_SECONDS:g} s")
+        await asyncio.sleep(0.1)
+
+
+async def ask(database: Database, sql: str, **values: int) -> tuple[int, ...]:
+    """The first row."""
+    async with database.read() as connection:
+        return tuple((await connection.execute(text(sql), values)).one())
