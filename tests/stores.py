@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.invariants import Seen, seen_in_database, seen_in_memory
 from turnfold.core.presets import PRESETS, Policy, adjusted
+from turnfold.core.sharing import Places
 from turnfold.core.sources import Draft
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.rules import PolicyOf, make_rules, policy_rule
@@ -24,6 +25,7 @@ from turnfold.ports import (
     Arrival,
     Campaigns,
     Changes,
+    DeadLetters,
     ErasureStore,
     HistoryStore,
     IdleStore,
@@ -48,6 +50,7 @@ from turnfold.store.idle import SqlIdle
 from turnfold.store.indexing import SqlIndex
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
+from turnfold.store.letters import SqlLetters
 from turnfold.store.outbox import SqlOutbox
 from turnfold.store.search import SqlSearch
 from turnfold.store.versions import SqlVersions
@@ -66,6 +69,11 @@ SMALL = Policy(
 KEY = SessionKey(AgentId("ada"), SessionId("s-1"))
 NOON = 1_800_000_000_000
 LEASE_MS = 60_000
+
+
+def places(number: int) -> Places:
+    """So many free places, for whomever."""
+    return Places(number, {}, number)
 
 
 def words(text: str) -> int:
@@ -90,6 +98,7 @@ class Stores:
     erasures: ErasureStore
     search: SearchStore
     index: WordIndex
+    letters: DeadLetters
     rules: Rules
     policy: PolicyOf
     seen: Callable[[], Coroutine[Any, Any, Seen]]
@@ -100,7 +109,7 @@ class Stores:
 
     async def claim(self, now_ms: int = NOON + 1_000) -> Sequence[Job]:
         """Take every job that is due."""
-        return await self.jobs.claim(limit=10, lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy)
+        return await self.jobs.claim(places(10), lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy)
 
     async def facts(self, key: SessionKey = KEY) -> WindowFacts:
         """What a window of a session is decided from."""
@@ -117,7 +126,7 @@ def rules_of(policy: Policy) -> tuple[Rules, PolicyOf]:
     presets = {**PRESETS, "balanced": policy}
     policy_of = policy_rule("balanced", lambda name: presets[name])
     numbers = count(1)
-    made = make_rules(policy_of, model_window=_window, count=words)
+    made = make_rules(policy_of, model_window=_window, count=words, max_sessions=1_000)
     return replace(made, new_id=lambda: next(numbers)), policy_of
 
 
@@ -129,7 +138,9 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
     async def seen() -> Seen:
         return seen_in_memory(store.memory)
 
-    return Stores("memory", store, store, store, store, store, store, store, store, store, store, store, store, rules, policy_of, seen)
+    return Stores(
+        "memory", store, store, store, store, store, store, store, store, store, store, store, store, store, rules, policy_of, seen
+    )
 
 
 @asynccontextmanager
@@ -152,6 +163,7 @@ async def sql_stores(url: str, policy: Policy = SMALL) -> AsyncGenerator[Stores]
             SqlErasures(database),
             SqlSearch(database),
             SqlIndex(database),
+            SqlLetters(database),
             rules,
             policy_of,
             lambda: seen_in_database(database),

@@ -141,7 +141,7 @@ async def _migrate(settings: Settings) -> None:
     client = await connect(settings, name="migrate", role="provisioner", seconds=60.0)
     try:
         first_seq = await next_seq(database)
-        created = await provision(client, first_seq=first_seq, replicas=settings.nats_replicas)
+        created = await provision(client, first_seq=first_seq, replicas=settings.nats_replicas, max_bytes=settings.stream_max_bytes)
         if created != await belongs_to(database):
             await adopt(database, created=created, first_seq=first_seq)
     finally:

@@ -16,6 +16,7 @@ from faststream.nats import NatsBroker
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from turnfold.bus.admission import Admission
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
@@ -28,10 +29,11 @@ from turnfold.settings import Settings
 from turnfold.store.belonging import next_seq, wait_for_schema
 from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
+from turnfold.store.letters import SqlLetters
 from turnfold.store.search import SqlSearch
 from turnfold.store.window import SqlWindows
 from turnfold_query.handlers import CONTEXT, Desk, Questions, make_router
-from turnfold_query.http import make_http
+from turnfold_query.http import Admitted, make_http
 from turnfold_query.metrics import Metrics
 
 log = structlog.get_logger()
@@ -103,7 +105,8 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         arrivals=word,
         metrics=metrics,
     )
-    desk = Desk(questions, metrics)
+    admission = Admission(settings.max_requests)
+    desk = Desk(questions, metrics, admission)
 
     def broker_of(names: Iterable[str]) -> NatsBroker:
         made = NatsBroker(**broker_options(settings, "query", role="query"), logger=None, graceful_timeout=5.0, apply_types=False)
@@ -129,13 +132,16 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
     app = make_http(
         questions=questions,
         histories=histories,
+        dead_letters=SqlLetters(database),
         client=client,
         metrics=metrics,
         limits=settings.event_limits,
         is_ready=is_ready,
         asyncapi=lambda: asyncapi_of(broker_of(questions.shapes)),
     )
-    server = _Server(uvicorn.Config(app, host=http_host, port=http_port, log_config=None, access_log=False, lifespan="off"))
+    server = _Server(
+        uvicorn.Config(Admitted(app, admission), host=http_host, port=http_port, log_config=None, access_log=False, lifespan="off")
+    )
     serving = asyncio.create_task(server.serve(), name="http")
     try:
         await client.subscribe(INGESTED, cb=on_word)

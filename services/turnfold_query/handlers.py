@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from turnfold.bus.admission import Admission
 from turnfold.contracts.requests import (
     AuditRequest,
     ContextRequest,
@@ -40,8 +41,6 @@ CONTEXT = "context.get"
 ANSWER_ROOM_BYTES = 64 * 1024
 """What an answer leaves of the bus's limit, for headers and the protocol."""
 DRAIN_SECONDS = 5.0
-IN_FLIGHT = 512
-"""Beyond so many requests at once, the rest are told to come back: better a quick no than a late answer."""
 
 
 class Questions:
@@ -115,9 +114,10 @@ class Questions:
 class Desk:
     """Answers requests side by side: one that waits for an event to be ingested holds up no other."""
 
-    def __init__(self, questions: Questions, metrics: Metrics) -> None:
+    def __init__(self, questions: Questions, metrics: Metrics, admission: Admission) -> None:
         self._questions = questions
         self._metrics = metrics
+        self._admission = admission
         self._open: set[asyncio.Task[None]] = set()
         self._heard: list[Subscription] = []
 
@@ -147,7 +147,8 @@ class Desk:
         if not message.reply:
             return
         try:
-            body = await self._answered(name, message)
+            with self._admission.admitted():
+                body = await self._answered(name, message)
         except RequestError as error:
             self._metrics.refused(name, error.code)
             body = query.as_error(error).encode()
@@ -158,8 +159,6 @@ class Desk:
         await message.respond(body)
 
     async def _answered(self, name: str, message: Msg) -> bytes:
-        if len(self._open) > IN_FLIGHT:
-            raise Unavailable("too many requests at once; try again shortly")
         key = _key_of(name, message.subject)
         if not isinstance(key, SessionKey):
             raise BadRequest(f"{name} takes an agent and a session")

@@ -1,8 +1,9 @@
 """The same questions over HTTP, the requests that write passed on to a worker, and the pages for people and machines."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
@@ -11,12 +12,15 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from nats.aio.client import Client
+from nats.js.errors import APIError
 from nats.js.errors import Error as JetStreamError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnfold import contracts
+from turnfold.bus.admission import Admission
 from turnfold.contracts.events import Limits, id_fault, read_payload
+from turnfold.contracts.refusals import refused
 from turnfold.contracts.requests import (
     AuditRequest,
     ContextRequest,
@@ -30,8 +34,8 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject, token_of
 from turnfold.errors import BadEvent, BadRequest, RequestError, TooLarge, Unavailable, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations import history
-from turnfold.ports import HistoryStore
+from turnfold.operations import history, letters
+from turnfold.ports import DeadLetters, HistoryStore
 from turnfold_query.handlers import Questions
 from turnfold_query.metrics import Metrics
 from turnfold_query.pages import reference_page
@@ -40,6 +44,7 @@ ENVELOPE_BYTES = 64 * 1024
 REQUEST_BYTES = 256 * 1024
 WRITE_SECONDS = 10.0
 PUBLISH_SECONDS = 5.0
+BODY_SECONDS = 30.0
 NOT_ON_WIRE = "type"
 
 AgentPath = Annotated[str, Path(description="One percent-encoded segment.")]
@@ -60,10 +65,38 @@ class EncodedPaths:
         await self._app(scope, receive, send)
 
 
+class Admitted:
+    """Work on so many requests at once, those of the bus included; pages that tell how this process is are always answered."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on, or answer that there is no room for it."""
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._admission.admitted())
+            except Unavailable as error:
+                await _json(error.as_json(), error.status)(scope, receive, send)
+                return
+
+            async def sending(message: Message) -> None:
+                # The work is done: who reads slowly keeps a connection, and no place.
+                held.close()
+                await send(message)
+
+            await self._app(scope, receive, sending)
+
+
 def make_http(
     *,
     questions: Questions,
     histories: HistoryStore,
+    dead_letters: DeadLetters,
     client: Client,
     metrics: Metrics,
     limits: Limits,
@@ -83,7 +116,7 @@ def make_http(
     _reads(app, questions)
     _publishes(app, client, limits)
     _writes(app, client)
-    _listings(app, histories)
+    _listings(app, histories, dead_letters)
     _pages(app, histories, metrics, is_ready, asyncapi)
     return EncodedPaths(app)
 
@@ -208,8 +241,10 @@ def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
             done = await client.jetstream(timeout=PUBLISH_SECONDS).publish(
                 session_subject(kind, key), body, stream=EVENTS_STREAM, headers=headers
             )
+        except APIError as error:
+            raise refused(error.err_code, error.description) from None
         except (nats.errors.Error, JetStreamError, TimeoutError) as error:
-            raise Unavailable(f"the stream did not take the event ({type(error).__name__}); publish it again") from None
+            raise refused(None, type(error).__name__) from None
         return _json({"seq": done.seq})
 
 
@@ -261,7 +296,14 @@ def _writes(app: FastAPI, client: Client) -> None:
     async def post_restoration(agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request) -> Response:
         return await passed_on(session_subject("compaction.restore", _key(agent_id, session_id)), http, compaction_id=compaction_id)
 
+    _replays(app, passed_on)
     _erasures(app, passed_on)
+
+
+def _replays(app: FastAPI, passed_on: Callable[[str, Request], Awaitable[Response]]) -> None:
+    @app.post("/v1/deadletters/replay", summary="Publish dead letters again", response_model=None)
+    async def post_replay(http: Request) -> Response:
+        return await passed_on("deadletters.replay", http)
 
 
 def _erasures(app: FastAPI, passed_on: Callable[[str, Request], Awaitable[Response]]) -> None:
@@ -278,14 +320,18 @@ _STATUS = {error.code: error.status for error in RequestError.__subclasses__()} 
 
 
 async def _body(http: Request, most: int) -> bytes:
-    """The body, refused as soon as it is too long."""
+    """The body, refused as soon as it is too long, or when it takes too long."""
     parts: list[bytes] = []
     size = 0
-    async for part in http.stream():
-        size += len(part)
-        if size > most:
-            raise TooLarge(f"more than {most} bytes")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in http.stream():
+                size += len(part)
+                if size > most:
+                    raise TooLarge(f"more than {most} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise BadRequest(f"the body was not there within {BODY_SECONDS:g} s") from None
     return b"".join(parts)
 
 
@@ -316,14 +362,22 @@ def _kind_of(body: bytes) -> str:
 # --- listings and pages
 
 
-def _listings(app: FastAPI, histories: HistoryStore) -> None:
+def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetters) -> None:
     @app.get("/v1/sessions", summary="Sessions, the newest event first", response_model=None)
-    async def get_sessions(agent_id: str | None = None, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
-        return _json(await history.sessions(agent_id=agent_id, limit=limit, store=histories))
+    async def get_sessions(
+        agent_id: str | None = None,
+        after: Annotated[str | None, Query(max_length=100, description="`next_after` of the page before.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    ) -> Response:
+        return _json(await history.sessions(agent_id=agent_id, after=after, limit=limit, store=histories))
 
     @app.get("/v1/deadletters", summary="Events that could not be stored", response_model=None)
     async def get_dead_letters(after: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
         return _json(await history.dead_letters(after=after, limit=limit, store=histories))
+
+    @app.get("/v1/deadletters/{dead_letter_id}", summary="One of them with its bytes", response_model=None)
+    async def get_dead_letter(dead_letter_id: Annotated[int, Path(ge=1, le=2**63 - 1)]) -> Response:
+        return _json(await letters.show(dead_letter_id, store=dead_letters))
 
 
 def _pages(

@@ -14,7 +14,9 @@ import uvloop
 from faststream.nats import NatsBroker
 from nats.aio.client import Client
 
+from turnfold.bus.admission import Admission
 from turnfold.bus.connection import broker_options, connect
+from turnfold.bus.events import BusEvents
 from turnfold.bus.pull import Pull
 from turnfold.bus.streams import last_sequence, wait_for_streams
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
@@ -36,12 +38,14 @@ from turnfold.store.idle import SqlIdle
 from turnfold.store.indexing import SqlIndex
 from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
+from turnfold.store.letters import SqlLetters
 from turnfold.store.outbox import SqlOutbox
 from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_worker.background import Campaigner, Compactor, Eraser, Idler, Indexer, Keeper, Relay, Sweeper
-from turnfold_worker.handlers import BATCH, Intake, make_request_router
+from turnfold_worker.background import Campaigner, Compactor, Eraser, Idler, Indexer, Keeper, Pruner, Relay, Sweeper
+from turnfold_worker.handlers import BATCH, Desk, Intake, make_request_router
+from turnfold_worker.letters import make_letters_router
 from turnfold_worker.versions import make_versions_router
 from turnfold_worker.weighers import Weighers
 
@@ -124,7 +128,12 @@ async def _work(
 ) -> None:
     policy = policy_rule(settings.preset, settings.policy_of)
     windows = ModelWindows()
-    rules = make_rules(policy, model_window=lambda model, numbers: windows(model, override=numbers.context_window), count=count)
+    rules = make_rules(
+        policy,
+        model_window=lambda model, numbers: windows(model, override=numbers.context_window),
+        count=count,
+        max_sessions=settings.max_sessions_per_agent,
+    )
     intake_store, jobs = SqlIntake(database), SqlJobs(database)
     if database.is_sqlite:
         # The lock of the writer is ours, so whoever held a lease is gone.
@@ -147,6 +156,7 @@ async def _work(
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
     sweeper = Sweeper(store=intake_store, client=client)
+    pruner = Pruner(store=intake_store, client=client, hours=settings.stream_retention_hours)
     idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
     eraser = Eraser(store=SqlErasures(database), client=client, rules=rules, now_ms=now_ms)
     indexer = Indexer(store=SqlIndex(database), is_busy=lambda: intake.is_busy)
@@ -168,14 +178,17 @@ async def _work(
     intake.on_stored = on_stored
     compactor.on_done = look_again
     broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
-    changes = SqlChanges(database)
-    broker.include_router(
+    changes, desk = SqlChanges(database), Desk(Admission(settings.max_requests))
+    broker.include_routers(
         make_request_router(
-            changes=changes, rules=rules, now_ms=now_ms, on_change=look_again,
-            last_seq=lambda: last_sequence(client), on_erased=eraser.erased,
-        )
-    )  # fmt: skip
-    broker.include_router(
+            changes=changes,
+            rules=rules,
+            now_ms=now_ms,
+            on_change=look_again,
+            last_seq=lambda: last_sequence(client),
+            on_erased=eraser.erased,
+            desk=desk,
+        ),
         make_versions_router(
             store=SqlVersions(database),
             campaigns=SqlCampaigns(database),
@@ -183,13 +196,15 @@ async def _work(
             rules=rules,
             now_ms=now_ms,
             on_change=look_again,
-        )
+            desk=desk,
+        ),
+        make_letters_router(store=SqlLetters(database), stream=BusEvents(client), now_ms=now_ms, desk=desk),
     )
     await broker.start()
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [
         asyncio.create_task(part.run(), name=type(part).__name__)
-        for part in (intake, compactor, relay, sweeper, idler, campaigner, eraser, indexer, keeper)
+        for part in (intake, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper)
     ]
     if _has_model(settings):
         # Events are stored already; whoever waits for the ready line may count on summaries too.
@@ -207,6 +222,7 @@ async def _work(
     finally:
         with contextlib.suppress(Exception):
             await broker.stop()
+        await desk.close()
         for task in loops:
             task.cancel()
         await asyncio.gather(*loops, return_exceptions=True)

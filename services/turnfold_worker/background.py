@@ -6,6 +6,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,9 +15,12 @@ import structlog
 from nats.aio.client import Client
 from nats.js.errors import Error as JetStreamError
 
+from turnfold.bus.retention import forget_old
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
+from turnfold.core.sharing import Places
 from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
+from turnfold.messages import AgentId
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
@@ -63,7 +67,7 @@ class _Waker(ABC):
 
 
 class Compactor(_Waker):
-    """Claims due jobs, a few at once, and has them written."""
+    """Claims due jobs, a few at once and no agent's alone, and has them written."""
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class Compactor(_Waker):
         self._now_ms = now_ms
         self._concurrency = concurrency
         self._is_busy = is_busy
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], AgentId] = {}
         self._yielded_since: float | None = None
         self.on_done: Callable[[], object] = lambda: None
 
@@ -101,15 +105,15 @@ class Compactor(_Waker):
 
     async def work(self) -> float:
         """Claim as many jobs as there are free places."""
-        free = self._concurrency - len(self._running)
-        if free <= 0:
+        places = Places.of(self._concurrency, Counter(self._running.values()))
+        if places.free <= 0:
             return self.poll_seconds
         if self._yields():
             return 0.25
         lease_ms = int(1000 * self._writing.lease_seconds)
-        for job in await self._store.claim(limit=free, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy):
+        for job in await self._store.claim(places, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy):
             task = asyncio.create_task(self._compact(job), name=f"compact-{job.compaction_ids[-1]}")
-            self._running.add(task)
+            self._running[task] = job.key.agent_id
             task.add_done_callback(self._finished)
         due_ms = await self._store.next_due_ms()
         if due_ms is None or self._running:
@@ -129,7 +133,7 @@ class Compactor(_Waker):
         return False
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        del self._running[task]
         self.wake()
         self.on_done()
 
@@ -362,6 +366,24 @@ class Sweeper(_Waker):
                 return None
             raise Unavailable(f"the stream does not say what it holds: {failure.get('description')}")
         return int(told["message"]["seq"])
+
+
+class Pruner(_Waker):
+    """Has the stream forget events that have long been stored."""
+
+    poll_seconds = 600.0
+
+    def __init__(self, *, store: IntakeStore, client: Client, hours: int) -> None:
+        super().__init__()
+        self._store = store
+        self._client = client
+        self._hours = hours
+
+    async def work(self) -> float:
+        """Purge what is old and stored."""
+        if self._hours:
+            await forget_old(self._client, ingested_to=await self._store.ingested_to(), hours=self._hours)
+        return self.poll_seconds
 
 
 class Child(Protocol):

@@ -10,6 +10,7 @@ from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from turnfold.bus.admission import Admission
 from turnfold.bus.pull import Pull
 from turnfold.contracts.requests import CompactionRequest, PolicyRequest, SessionRequest, read_request
 from turnfold.contracts.subjects import INGESTED, key_of_subject
@@ -103,6 +104,41 @@ async def as_it_came(message: NatsMessage) -> NatsMessage:
     return message
 
 
+Handle = Callable[[str, bytes], Awaitable[Mapping[str, Any]]]
+
+
+class Desk:
+    """Where requests that write are taken: some are worked on side by side, and beyond them the rest are told to come back."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._open: set[asyncio.Task[None]] = set()
+
+    def listen(self, router: NatsRouter, name: str, levels: int, handle: Handle) -> None:
+        """Answer a request whose subject names so many ids, in one queue group with every other worker."""
+
+        @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=as_it_came, no_reply=True, title=name)
+        async def on_request(message: NatsMessage) -> None:
+            raw = message.raw_message
+            assert isinstance(raw, Msg)
+            task = asyncio.get_running_loop().create_task(self._answer(name, handle, raw))
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
+
+    async def close(self) -> None:
+        """Finish what is in hand."""
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _answer(self, name: str, handle: Handle, message: Msg) -> None:
+        told = await answered(name, self._admitted(handle, message))
+        if message.reply:
+            await message.respond(json.dumps(told).encode())
+
+    async def _admitted(self, handle: Handle, message: Msg) -> Mapping[str, Any]:
+        with self._admission.admitted():
+            return await handle(message.subject, message.data)
+
+
 def make_request_router(
     *,
     changes: Changes,
@@ -111,6 +147,7 @@ def make_request_router(
     on_change: Callable[[], object],
     last_seq: Callable[[], Awaitable[int]],
     on_erased: Callable[[], object],
+    desk: Desk,
 ) -> NatsRouter:
     """Requests that write: answered here, where the writing is done."""
     router = NatsRouter()
@@ -152,22 +189,12 @@ def make_request_router(
         on_erased()
         return {"agent_id": key, **done._asdict()}
 
-    answer_on(router, "session.erase", 2, on_erase)
-    answer_on(router, "agent.erase", 1, on_agent_erase)
-    answer_on(router, "session.policy", 2, on_policy)
-    answer_on(router, "agent.policy", 1, on_agent_policy)
-    answer_on(router, "compaction.request", 2, on_compaction)
+    desk.listen(router, "session.erase", 2, on_erase)
+    desk.listen(router, "agent.erase", 1, on_agent_erase)
+    desk.listen(router, "session.policy", 2, on_policy)
+    desk.listen(router, "agent.policy", 1, on_agent_policy)
+    desk.listen(router, "compaction.request", 2, on_compaction)
     return router
-
-
-def answer_on(router: NatsRouter, name: str, levels: int, handle: Callable[[str, bytes], Awaitable[Mapping[str, Any]]]) -> None:
-    """Answer a request whose subject names so many ids, in one queue group with every other worker."""
-
-    @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=as_it_came, title=name)
-    async def on_request(message: NatsMessage) -> bytes:
-        raw = message.raw_message
-        assert isinstance(raw, Msg)
-        return json.dumps(await answered(name, handle(raw.subject, raw.data))).encode()
 
 
 async def answered(name: str, answer: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from turnfold.contracts.subjects import key_of_subject
 from turnfold.messages import SessionKey
 from turnfold.operations import history, versions
 from turnfold.ports import Campaigns, HistoryStore, Rules, Versions
-from turnfold_worker.handlers import answer_on
+from turnfold_worker.handlers import Desk
 
 PROMOTE, RESTORE, REGENERATE = "summary.promote", "compaction.restore", "summary.regenerate"
 AGENT_REGENERATE, ALL_REGENERATE, PROGRESS = "agent.regenerate", "installation.regenerate", "campaign.get"
@@ -32,6 +32,7 @@ def make_versions_router(
     rules: Rules,
     now_ms: Callable[[], int],
     on_change: Callable[[], object],
+    desk: Desk,
 ) -> NatsRouter:
     """Who writes answers them: the compaction worker."""
     router = NatsRouter()
@@ -75,9 +76,9 @@ def make_versions_router(
     async def on_progress(_: str, body: bytes) -> Mapping[str, Any]:
         return await versions.progress(read_request(ProgressRequest, body), store=campaigns)
 
-    answer_on(router, AGENT_REGENERATE, 1, changed(on_agent_regenerate))
-    answer_on(router, ALL_REGENERATE, 0, changed(on_all_regenerate))
-    answer_on(router, PROGRESS, 0, on_progress)
+    desk.listen(router, AGENT_REGENERATE, 1, changed(on_agent_regenerate))
+    desk.listen(router, ALL_REGENERATE, 0, changed(on_all_regenerate))
+    desk.listen(router, PROGRESS, 0, on_progress)
     for name, answer in ((PROMOTE, on_promote), (RESTORE, on_restore), (REGENERATE, on_regenerate)):
-        answer_on(router, name, 2, changed(answer))
+        desk.listen(router, name, 2, changed(answer))
     return router

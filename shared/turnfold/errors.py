@@ -9,6 +9,7 @@ TurnfoldError
 │   ├── TooLarge                ask for less
 │   ├── Conflict                read again, then decide again
 │   └── Unavailable             try again later
+│       └── StreamFull              the stream of events takes no more until there is room: the event was not stored
 ├── ContextOverflow         a model cannot read the conversation, shortened or not: begin a new session, or use a model that reads more
 ├── BadEvent                an event that can never be stored; it becomes a dead letter
 ├── StaleVersion            another version stands; the work was not needed
@@ -95,6 +96,10 @@ class Unavailable(RequestError):
 
     code = "unavailable"
     status = 503
+
+
+class StreamFull(Unavailable):
+    """The stream of events has no room. Nothing was stored; an operator has to make room, or let it grow."""
 
 
 class ContextOverflow(TurnfoldError):

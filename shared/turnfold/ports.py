@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from turnfold.core.eviction import Due, Evict, Eviction, Hold, Load, Rest
@@ -11,6 +12,7 @@ from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.search import Lookup
+from turnfold.core.sharing import Places
 from turnfold.core.sources import Draft, Part, Previous, SummaryJob
 from turnfold.core.usage import Meter, Report
 from turnfold.messages import AgentId, Call, CompactionId, EventId, Message, SessionKey, State
@@ -71,6 +73,9 @@ PAYLOAD_KEPT_BYTES = 64 * 1024
 """How much of a bad event its dead letter keeps."""
 
 
+NO_PAYLOADS: Mapping[int, bytes] = MappingProxyType({})
+
+
 class DeadLetter(NamedTuple):
     """An event that never can be; `payload` is what of it is kept, `key` the session it speaks of, where that can be told."""
 
@@ -97,6 +102,7 @@ class Rules:
     quoted: Callable[[Sequence[Message]], Sequence[Message]]
     digest: Callable[[Sequence[Message], Mapping[int, str]], tuple[str, int]]
     new_id: Callable[[], int]
+    max_sessions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +119,12 @@ class Ingested:
 class IntakeStore(Protocol):
     """Where events are stored."""
 
-    async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
+    async def ingest(
+        self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules, payloads: Mapping[int, bytes] = NO_PAYLOADS
+    ) -> Ingested:
         """Store a batch in one transaction: events, pairing, evictions, dead letters, and that these sequences came.
+
+        `payloads` are the bytes that were published, by sequence: what of an arrival is kept that has to be refused.
 
         Raises:
             Unavailable: nothing was stored; the same batch may be tried again.
@@ -128,6 +138,10 @@ class IntakeStore(Protocol):
 
     async def gaps(self) -> Sequence[tuple[int, int]]:
         """The sequences below the highest ingested one that are not ingested."""
+        ...
+
+    async def ingested_to(self) -> int:
+        """The sequence up to which none is missing; 0 where the first one is."""
         ...
 
 
@@ -247,7 +261,9 @@ class Calls(Protocol):
 class JobStore(Calls, Protocol):
     """The compaction rows as durable jobs."""
 
-    async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]: ...
+    async def claim(self, places: Places, *, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
+        """Take due jobs under a lease, as many as there are places for."""
+        ...
 
     async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput: ...
 
@@ -427,6 +443,12 @@ class SessionCounts(NamedTuple):
     failures: int = 0
     cooldown_until_ms: int = 0
     cooldown_reason: str | None = None
+    sid: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among all sessions, the one with the newest event first: when that came, and its number."""
+        return (-1 if self.last_event_at_ms is None else self.last_event_at_ms, self.sid)
 
     @property
     def messages_covered(self) -> int:
@@ -473,7 +495,7 @@ class HistoryStore(Protocol):
 
     async def counts(self, key: SessionKey) -> SessionCounts: ...
 
-    async def sessions(self, *, agent_id: str | None, limit: int) -> Sequence[SessionCounts]: ...
+    async def sessions(self, *, agent_id: str | None, limit: int, after: tuple[int, int] | None = None) -> Sequence[SessionCounts]: ...
 
     async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]: ...
 
@@ -482,6 +504,57 @@ class HistoryStore(Protocol):
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]: ...
 
     async def dead_letter_counts(self) -> Mapping[str, int]: ...
+
+
+# --- dead letters
+
+
+class Letter(NamedTuple):
+    """A dead letter with what is kept of its bytes."""
+
+    row: DeadLetterRow
+    payload: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether that is all that was published."""
+        return len(self.payload) == self.row.size_bytes
+
+
+class DeadLetters(Protocol):
+    """Where dead letters are read in full, and replays are noted."""
+
+    async def letters(self, ids: Sequence[int]) -> Sequence[Letter]:
+        """The letters of these ids, oldest first; ids that name none are left out."""
+        ...
+
+    async def unreplayed(self, *, reason: str | None, after: int, until: int, limit: int) -> Sequence[Letter]:
+        """Letters behind an id and up to another one that were not replayed yet, oldest first."""
+        ...
+
+    async def newest_id(self) -> int:
+        """The greatest id so far; 0 where there is no letter."""
+        ...
+
+    async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None:
+        """Note that a letter was published again."""
+        ...
+
+    async def came_to(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
+        """Of these sequences those that are ingested, each with the dead letter that it became; None where it was stored."""
+        ...
+
+
+class EventStream(Protocol):
+    """The stream of events, as far as a replay needs it. Each method may raise Unavailable."""
+
+    async def publish(self, subject: str, payload: bytes, *, message_id: str) -> int:
+        """Publish an event; its sequence. The same `message_id` again within minutes is the same publication."""
+        ...
+
+    async def payload_of(self, seq: int) -> bytes | None:
+        """What was published at a sequence; None where the stream holds it no more."""
+        ...
 
 
 # --- search
@@ -498,6 +571,13 @@ class Scope:
     version: int | None = None
 
 
+class Candidates(NamedTuple):
+    """Messages worth reading; with `is_partial` there were so many under the terms that not all of them were looked at."""
+
+    originals: Sequence[Original]
+    is_partial: bool = False
+
+
 class SearchStore(Protocol):
     """Where messages are found by what they say. Each method may raise UnknownSession or Unavailable."""
 
@@ -508,7 +588,7 @@ class SearchStore(Protocol):
         """
         ...
 
-    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Sequence[Original]:
+    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Candidates:
         """Messages that the index has under all terms of a lookup, bounded: of very many the newest and the oldest."""
         ...
 

@@ -80,6 +80,10 @@ class Settings:
     max_event_bytes: int = LIMITS.bytes
     max_event_messages: int = LIMITS.messages
     max_event_depth: int = LIMITS.depth
+    max_sessions_per_agent: int = 1_000_000
+    max_requests: int = 512
+    stream_max_bytes: int | None = None
+    stream_retention_hours: int = 72
 
     log_level: str = "info"
     log_format: str = "auto"
@@ -345,6 +349,10 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "max_event_bytes": _whole(1),
     "max_event_messages": _whole(1, 1_000),
     "max_event_depth": _whole(1),
+    "max_sessions_per_agent": _whole(1),
+    "max_requests": _whole(1),
+    "stream_max_bytes": _whole(1),
+    "stream_retention_hours": _whole(0),
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
     "announce": _switch,

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import nats
 from sqlalchemy import Connection
 
-from tests.stores import KEY, LEASE_MS, NOON, SMALL, rules_of, tightened, turns, words
+from tests.stores import KEY, LEASE_MS, NOON, SMALL, places, rules_of, tightened, turns, words
 from turnfold.core.extractive import extract
 from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.messages import CompactionId
@@ -218,7 +218,7 @@ class Worker:
 
     async def claim(self) -> list[Job]:
         """Take what is due."""
-        return list(await self.jobs.claim(limit=10, lease_ms=LEASE_MS, now_ms=self.now_ms, policy=self.policy))
+        return list(await self.jobs.claim(places(10), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=self.policy))
 
     async def compact(self, job: Job) -> Outcome:
         """One attempt at a job."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.stores import KEY, LEASE_MS, NOON, Stores, assistant, summary, tool, turn, turns, user
+from tests.stores import KEY, LEASE_MS, NOON, Stores, assistant, places, summary, tool, turn, turns, user
 from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.errors import LostLease
 from turnfold.messages import SessionId, SessionKey, State
@@ -70,7 +70,7 @@ async def test_no_more_jobs_are_taken_than_asked_for_and_the_oldest_first(stores
         key = SessionKey(KEY.agent_id, SessionId(f"s-{number}"))
         await stores.ingest(*[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)])
 
-    (job,) = await stores.jobs.claim(limit=1, lease_ms=LEASE_MS, now_ms=NOON + 1_000, policy=stores.policy)
+    (job,) = await stores.jobs.claim(places(1), lease_ms=LEASE_MS, now_ms=NOON + 1_000, policy=stores.policy)
 
     assert job.key.session_id == "s-1"
 

@@ -12,6 +12,7 @@ from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports import Scope
 from turnfold.store.engine import Database
 from turnfold.store.indexing import MESSAGES_AT_ONCE, forget
+from turnfold.store.search import SqlSearch
 from turnfold_migrations import upgrade
 
 KEYS = [SessionKey(AgentId("ada"), SessionId(f"s-{number}")) for number in (1, 2)]
@@ -39,7 +40,7 @@ async def filled(stores: Stores, events: int) -> None:
 
 async def known(stores: Stores, key: SessionKey) -> set[int]:
     """The sequences of the messages that the index names under one of the words."""
-    return {one.position // 1024 for one in await stores.search.candidates(key, WANTED, scope=Scope())}
+    return {one.position // 1024 for one in (await stores.search.candidates(key, WANTED, scope=Scope())).originals}
 
 
 def rows(connection: Connection) -> int:
@@ -99,3 +100,24 @@ async def test_several_may_index_at_once_and_each_message_is_there_once(postgres
         await database.close()
 
     assert there == 900
+
+
+@pytest.mark.proves("X4", "F1")
+async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_so(url: str) -> None:
+    await upgrade(url)
+    database = Database(url, writes=False)
+    async with sql_stores(url) as stores:
+        await filled(stores, 40)
+        bounded = SqlSearch(database, looked_at=10)
+        (lookup,) = Question.of("pendant").lookups()
+        unfiltered = await bounded.candidates(KEYS[0], [lookup], scope=Scope())
+        filtered = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="user"))
+        of_few = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="user", after_position=position_of(60, 0)))
+        none = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="assistant"))
+    await database.close()
+
+    every = [1 + 2 * seq for seq in range(40)]
+    assert ([one.position // 1024 for one in unfiltered.originals], unfiltered.is_partial) == (every, False)
+    assert ([one.position // 1024 for one in filtered.originals], filtered.is_partial) == (every[:10] + every[-10:], True)
+    assert ([one.position // 1024 for one in of_few.originals], of_few.is_partial) == (every[30:], False)
+    assert none == ([], True)

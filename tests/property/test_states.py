@@ -24,6 +24,7 @@ from tests.stores import (
     assistant,
     memory_stores,
     new_sqlite,
+    places,
     result,
     sql_stores,
     summary,
@@ -261,7 +262,7 @@ class Walk(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 3), text=texts, is_quick=st.booleans())
     def claim(self, limit: int, text: str, is_quick: bool) -> None:
         async def claimed(stores: Stores) -> list[Job]:
-            return list(await stores.jobs.claim(limit=limit, lease_ms=LEASE_MS, now_ms=self.now_ms, policy=stores.policy))
+            return list(await stores.jobs.claim(places(limit), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=stores.policy))
 
         real, double = self.run(claimed(self.sqlite)), self.run(claimed(self.memory))
         assert [replace(job, sid=0) for job in real] == [replace(job, sid=0) for job in double]

@@ -61,11 +61,12 @@ _STREAM_FIELDS = ("subjects", "retention", "storage", "discard", "duplicate_wind
 _CONSUMER_FIELDS = ("durable_name", "deliver_policy", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending")
 
 
-async def provision(client: Client, *, first_seq: int, replicas: int = 1) -> str:
+async def provision(client: Client, *, first_seq: int, replicas: int = 1, max_bytes: int | None = None) -> str:
     """Make the streams and the consumer, or bring them up to date; when the stream of events was created (RFC 3339).
 
-    A stream that does not exist yet begins at `first_seq`: one above the greatest sequence ever stored. Replicas,
-    placement and size limits of an existing stream stay what its operator made them. Repeat-safe, also by two at once.
+    A stream that does not exist yet begins at `first_seq`: one above the greatest sequence ever stored. With `max_bytes`
+    the stream of events holds so much, and takes no more; without it, and for replicas and placement, an existing stream
+    stays what its operator made it. Repeat-safe, also by two at once.
 
     Raises:
         StartError: the server is too old, has no JetStream, or keeps a setting that differs.
@@ -74,6 +75,9 @@ async def provision(client: Client, *, first_seq: int, replicas: int = 1) -> str
     jetstream = client.jetstream()
     try:
         events = await _ensure_stream(jetstream, EVENTS, first_seq=first_seq, replicas=replicas)
+        if max_bytes is not None and events.config.max_bytes != max_bytes:
+            events = await jetstream.update_stream(events.config.evolve(max_bytes=max_bytes))
+            log.info("stream.bounded", stream=EVENTS_STREAM, max_bytes=max_bytes)
         await _ensure_stream(jetstream, NOTICES, first_seq=1, replicas=replicas)
         await _ensure_consumer(jetstream)
         differing = await differences(client)

@@ -1,7 +1,6 @@
-"""`turnfold sessions`, `summaries list|show` and `deadletters list`: what is there."""
+"""`turnfold sessions` and `summaries list|show`: what is there."""
 
 import asyncio
-from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -21,9 +20,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 SESSION_COLUMNS = ("agent_id", "session_id", "messages_total", "messages_live", "messages_pending", "messages_covered",
                    "tokens_total", "tokens_live", "factor", "summary_version", "last_event_at")  # fmt: skip
 SUMMARY_COLUMNS = ("version", "in_force", "kind", "style", "model", "tokens", "covered", "created_at")
-DEAD_LETTER_COLUMNS = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
 
-SESSIONS_MOST = 1_000
+PAGE = 1_000
 
 
 def register(app: typer.Typer) -> None:
@@ -32,12 +30,11 @@ def register(app: typer.Typer) -> None:
     summaries = group(app, "summaries", "The versions of a session's summary.")
     summaries.command("list")(summaries_list)
     summaries.command("show")(summaries_show)
-    group(app, "deadletters", "Events that could not be stored.").command("list")(deadletters_list)
 
 
 def sessions(
     agent: Annotated[str | None, typer.Option(help="Those of one agent.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=SESSIONS_MOST, help="The newest so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List the sessions with their counters, the one with the newest event first."""
@@ -45,10 +42,17 @@ def sessions(
     show_rows("sessions", SESSION_COLUMNS, rows, as_json=as_json, empty="No sessions yet: publish a turn, or `turnfold replay FILE`.")
 
 
-async def newest_sessions(*, agent_id: str | None = None, limit: int = SESSIONS_MOST) -> list[dict[str, Any]]:
-    """The rows of the sessions whose events are the newest."""
-    wanted = {"limit": limit} | ({"agent_id": agent_id} if agent_id is not None else {})
-    return list(_listed(await http_get(f"/v1/sessions?{urlencode(wanted)}"), "sessions"))
+async def newest_sessions(*, agent_id: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
+    """The rows of the sessions whose events are the newest, page by page."""
+    rows: list[dict[str, Any]] = []
+    asked: dict[str, Any] = {} if agent_id is None else {"agent_id": agent_id}
+    while len(rows) < limit:
+        told = await http_get(f"/v1/sessions?{urlencode(asked | {'limit': min(PAGE, limit - len(rows))})}")
+        rows += told["sessions"]
+        if told["next_after"] is None:
+            break
+        asked["after"] = told["next_after"]
+    return rows
 
 
 def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:
@@ -72,12 +76,6 @@ def summaries_show(
     console().print(summary_panel(Summary.of(told), lines=1 << 20, entries=1 << 20))
 
 
-def deadletters_list(as_json: AsJson = False) -> None:
-    """List the events that could not be stored, with the reasons."""
-    rows = _listed(asyncio.run(http_get("/v1/deadletters")), "dead_letters")
-    show_rows("dead letters", DEAD_LETTER_COLUMNS, rows, as_json=as_json, empty="No dead letters.")
-
-
 async def _asked(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
     async with reached() as client:
         return await client.session(agent, session).ask(name, fields)
@@ -94,8 +92,3 @@ async def _in_force(session: Session) -> int:
     if not version:
         raise Conflict("there is no summary yet: nothing was evicted")
     return version
-
-
-def _listed(answer: dict[str, Any], name: str) -> Iterable[dict[str, Any]]:
-    rows: list[dict[str, Any]] = answer.get(name) or []
-    return rows

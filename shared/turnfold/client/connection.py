@@ -15,8 +15,9 @@ from nats.aio.client import Client as Bus
 
 from turnfold.client.answers import error_told
 from turnfold.client.events import Event, Receipt, encoded
+from turnfold.contracts.refusals import refused
 from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.errors import NotAllowed, TooLarge, TurnfoldError, Unavailable
+from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
 
 _PENDING_BYTES = 32 * 1024 * 1024
 _FIRST_PAUSE_SECONDS = 0.1
@@ -128,6 +129,7 @@ class Connection:
         Raises:
             NotAllowed: these credentials may not publish for this session.
             TooLarge: the server carries no event of this size.
+            StreamFull: the stream has no room; the event was not stored.
             Unavailable: no acknowledgement came; the event may be stored or not, and may be published again as it is.
         """
         headers = {"Nats-Expected-Stream": EVENTS_STREAM} | ({"Nats-Msg-Id": event.broker_id} if names_copies else {})
@@ -147,7 +149,9 @@ class Connection:
                 continue
             if "error" not in told:
                 return Receipt(event.event_id, told["seq"], bool(told.get("duplicate")))
-            cause = TurnfoldError(told["error"].get("description") or str(told["error"]))
+            cause = refused(told["error"].get("err_code"), told["error"].get("description"))
+            if isinstance(cause, StreamFull):
+                raise cause
         raise Unavailable(f"event {event.event_id} was not acknowledged ({cause}): publish it again with the same event_id") from cause
 
     async def _request(self, subject: str, payload: bytes, *, timeout_seconds: float, headers: dict[str, str] | None = None) -> bytes:

@@ -118,6 +118,18 @@ class ExpandRequest(Request):
     line: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
 
 
+class ReplayRequest(Request):
+    """Publish dead letters again: those that are named, those of a reason, or all; the last two without those that were before."""
+
+    dead_letter_ids: Annotated[list[Annotated[int, Field(ge=1, le=2**63 - 1)]] | None, Field(min_length=1, max_length=50)] = None
+    reason: Annotated[str | None, Field(min_length=1, max_length=100)] = None
+    all: bool = False
+    after: Annotated[int, Field(ge=0, le=2**63 - 1, description="Go on behind this one.")] = 0
+    until: Annotated[
+        int | None, Field(ge=0, le=2**63 - 1, description="None beyond this one: those that a replay makes are not meant.")
+    ] = None
+
+
 class SessionRequest(Request):
     """The session itself."""
 

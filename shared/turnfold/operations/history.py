@@ -9,7 +9,7 @@ from turnfold.core.usage import usage_state
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query import rfc3339, summary_json
-from turnfold.ports import HistoryStore, Original, SessionCounts
+from turnfold.ports import DeadLetterRow, HistoryStore, Original, SessionCounts
 
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
@@ -43,6 +43,7 @@ async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) ->
 def session_json(counts: SessionCounts) -> dict[str, Any]:
     """A session's counters in the words of the contract."""
     told = counts._asdict()
+    del told["sid"]
     told["messages_covered"] = counts.messages_covered
     last = told.pop("last_event_at_ms")
     told["usage"] = {
@@ -55,9 +56,22 @@ def session_json(counts: SessionCounts) -> dict[str, Any]:
     return told | {"last_event_at": rfc3339(last) if last is not None else None}
 
 
-async def sessions(*, agent_id: str | None, limit: int, store: HistoryStore) -> dict[str, Any]:
-    """The sessions of an installation or of an agent."""
-    return {"sessions": [session_json(one) for one in await store.sessions(agent_id=agent_id, limit=limit)]}
+async def sessions(*, agent_id: str | None, after: str | None, limit: int, store: HistoryStore) -> dict[str, Any]:
+    """The sessions of an installation or of an agent, a page of them; `next_after` asks for the next, and is null at the end.
+
+    A session whose newest event comes while somebody turns pages moves to the front: it may be missed behind, or be seen again.
+    """
+    page = await store.sessions(agent_id=agent_id, after=None if after is None else _place(after), limit=limit)
+    at_ms, number = page[-1].place if page else (0, 0)
+    return {"sessions": [session_json(one) for one in page], "next_after": f"{at_ms}.{number}" if len(page) == limit else None}
+
+
+def _place(after: str) -> tuple[int, int]:
+    at_ms, _, number = after.partition(".")
+    try:
+        return int(at_ms), int(number)
+    except ValueError:
+        raise BadRequest("after: take next_after of the page before") from None
 
 
 async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
@@ -102,9 +116,11 @@ async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) 
 
 async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:
     """Events that could not be stored."""
-    told = []
-    for row in await store.dead_letters(after=after, limit=limit):
-        fields = row._asdict()
-        at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
-        told.append(fields | {"at": rfc3339(at), "replayed_at": rfc3339(replayed) if replayed is not None else None})
-    return {"dead_letters": told}
+    return {"dead_letters": [dead_letter_json(row) for row in await store.dead_letters(after=after, limit=limit)]}
+
+
+def dead_letter_json(row: DeadLetterRow) -> dict[str, Any]:
+    """A dead letter without its bytes."""
+    fields = row._asdict()
+    at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
+    return fields | {"at": rfc3339(at), "replayed_at": rfc3339(replayed) if replayed is not None else None}

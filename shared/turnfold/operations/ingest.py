@@ -7,6 +7,7 @@ from turnfold.operations.weighing import Batch, Delivery, bury
 from turnfold.ports import Arrival, DeadLetter, Ingested, IntakeStore, Rules
 
 Weigh = Callable[[Sequence[Delivery]], Awaitable[Batch]]
+Store = Callable[[Sequence[Arrival], Sequence[DeadLetter]], Awaitable[Ingested]]
 
 
 async def ingest(deliveries: Sequence[Delivery], *, store: IntakeStore, rules: Rules, weigh: Weigh) -> Ingested:
@@ -16,23 +17,27 @@ async def ingest(deliveries: Sequence[Delivery], *, store: IntakeStore, rules: R
         Unavailable: nothing was stored; the same batch may be tried again.
     """
     arrivals, dead = await weigh(deliveries)
-    return await _store(arrivals, dead, {delivery.stream_seq: delivery for delivery in deliveries}, store, rules)
+    by_seq = {delivery.stream_seq: delivery for delivery in deliveries}
+    payloads = {delivery.stream_seq: delivery.payload for delivery in deliveries}
+
+    async def stored(arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+        return await store.ingest(arrivals, dead, rules=rules, payloads=payloads)
+
+    return await _store(arrivals, dead, by_seq, stored)
 
 
-async def _store(
-    arrivals: list[Arrival], dead: list[DeadLetter], deliveries: dict[int, Delivery], store: IntakeStore, rules: Rules
-) -> Ingested:
+async def _store(arrivals: list[Arrival], dead: list[DeadLetter], deliveries: dict[int, Delivery], store: Store) -> Ingested:
     try:
-        return await store.ingest(arrivals, dead, rules=rules)
+        return await store(arrivals, dead)
     except UnstorableBatch as error:
         if len(arrivals) <= 1 and not (arrivals and dead):
             letters = [bury(deliveries[arrival.stream_seq], BadEvent("refused_by_database", str(error))) for arrival in arrivals]
             if not letters:
                 raise
-            return await store.ingest([], letters, rules=rules)
+            return await store([], letters)
     half = len(arrivals) // 2
-    first = await _store(arrivals[:half], dead, deliveries, store, rules)
-    second = await _store(arrivals[half:], [], deliveries, store, rules)
+    first = await _store(arrivals[:half], dead, deliveries, store)
+    second = await _store(arrivals[half:], [], deliveries, store)
     return Ingested(*(a + b for a, b in zip(_figures(first), _figures(second), strict=True)))
 
 

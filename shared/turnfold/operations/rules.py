@@ -40,7 +40,7 @@ def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
     return [message for message in messages if message.role is Role.USER or message.role is Role.ASSISTANT]
 
 
-def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy], int], count: Count) -> Rules:
+def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy], int], count: Count, max_sessions: int) -> Rules:
     """What intake and eviction decide by."""
 
     def make_digest(evicted: Sequence[Message], texts: Mapping[int, str]) -> tuple[str, int]:
@@ -81,4 +81,5 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
         quoted=quoted,
         digest=make_digest,
         new_id=lambda: randbits(62),
+        max_sessions=max_sessions,
     )

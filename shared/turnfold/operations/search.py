@@ -14,8 +14,9 @@ from turnfold.ports import Original, Scope, SearchStore
 
 async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
     """The hits of a query, as the JSON text that travels."""
-    hits = await found(key, question_of(request.q), scope=scope_of(request), limit=request.limit, store=store)
-    return f'{{"hits": [{", ".join(original_json(original, score) for original, score in hits)}]}}'
+    search = _Search(key, question_of(request.q), scope_of(request), store)
+    hits = ", ".join(original_json(original, score) for original, score in await search.best(request.limit))
+    return f'{{"hits": [{hits}], "is_partial": {json.dumps(search.is_partial)}}}'
 
 
 async def found(key: SessionKey, question: Question, *, scope: Scope, limit: int, store: SearchStore) -> list[tuple[Original, float]]:
@@ -24,16 +25,7 @@ async def found(key: SessionKey, question: Question, *, scope: Scope, limit: int
     Those that hold all its words, else those with words that begin so, else those that hold some. What is not indexed
     yet is read whole, so that nothing is missed for being new.
     """
-    search = _Search(key, question, scope, store)
-    await search.read_unindexed()
-    await search.look(question.lookups())
-    if search.whole_words < limit:
-        await search.look(question.beginnings())
-    best: Sequence[Found] = ranked(question, search.graded)
-    if not best and len(question.words) > 1:
-        await search.look(question.any_word())
-        best = await asyncio.to_thread(ranked_by_any, question, search.texts)
-    return [(search.originals[one.position], one.score) for one in best[:limit]]
+    return await _Search(key, question, scope, store).best(limit)
 
 
 def scope_of(request: SearchRequest) -> Scope:
@@ -69,6 +61,19 @@ class _Search:
         self.originals: dict[int, Original] = {}
         self.texts: dict[int, str] = {}
         self.graded: dict[int, Grade] = {}
+        self.is_partial = False
+
+    async def best(self, limit: int) -> list[tuple[Original, float]]:
+        """The messages that answer, best first, with their scores."""
+        await self.read_unindexed()
+        await self.look(self._question.lookups())
+        if self.whole_words < limit:
+            await self.look(self._question.beginnings())
+        best: Sequence[Found] = ranked(self._question, self.graded)
+        if not best and len(self._question.words) > 1:
+            await self.look(self._question.any_word())
+            best = await asyncio.to_thread(ranked_by_any, self._question, self.texts)
+        return [(self.originals[one.position], one.score) for one in best[:limit]]
 
     @property
     def whole_words(self) -> int:
@@ -86,7 +91,9 @@ class _Search:
         """Read what the index has."""
         if not lookups:
             return
-        await self._take(await self._store.candidates(self._key, lookups, scope=self._scope))
+        candidates = await self._store.candidates(self._key, lookups, scope=self._scope)
+        self.is_partial |= candidates.is_partial
+        await self._take(candidates.originals)
 
     async def _take(self, page: Sequence[Original]) -> None:
         new = [one for one in page if one.position not in self.originals]

@@ -45,7 +45,11 @@ class SqlChanges:
 
 def _set_for_session(connection: Connection, key: SessionKey, request: PolicyRequest, rules: Rules, now_ms: int) -> Mapping[str, Any]:
     keep_apart(connection)
-    session = lock_by_key(connection, [key], create=True)[key]
+    session = lock_by_key(connection, [key], create=rules.max_sessions).get(key)
+    if session is None:
+        raise Conflict(
+            f"the agent has {rules.max_sessions} sessions, and may have no more; erase some, or set TURNFOLD_MAX_SESSIONS_PER_AGENT"
+        )
     session.wishes = _wished(session.wishes, request)
     _check(rules, session.agent_wishes, session.wishes)
     session.revision += 1
@@ -72,7 +76,7 @@ def _set_for_agent(connection: Connection, agent_id: AgentId, request: PolicyReq
 
 
 def _compact(connection: Connection, key: SessionKey, rules: Rules, now_ms: int) -> CompactionId | None:
-    session = lock_by_key(connection, [key], create=False).get(key)
+    session = lock_by_key(connection, [key]).get(key)
     if session is None:
         return None
     if rules.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:

@@ -27,10 +27,11 @@ from turnfold.store.schema import (
     messages,
     metadata,
     purges,
+    session_counts,
     sessions,
     spending,
 )
-from turnfold.store.sessions import Records, SessionRow, lock_by_key, lock_by_sid
+from turnfold.store.sessions import ANY_NUMBER, Records, SessionRow, count_down, lock_by_key, lock_by_sid
 
 RETENTION = "retention"
 AT_ONCE = 400
@@ -107,18 +108,20 @@ def erase(connection: Connection, key: SessionKey | AgentId, *, last_seq: int, n
     keep_apart(connection, is_erasing=True)
     if isinstance(key, SessionKey):
         # One that nobody knows may have events on their way: it gets its tombstone like any other.
-        locked = list(lock_by_key(connection, [key], create=True).values())
+        locked = list(lock_by_key(connection, [key], create=ANY_NUMBER).values())
         is_known = locked[0].messages_total > 0
     else:
         mine = connection.execute(select(sessions.c.session_id).where(sessions.c.agent_id == key)).scalars()
         keys = [SessionKey(key, SessionId(name)) for name in mine]
-        locked = [one for some in _portions(keys) for one in lock_by_key(connection, some, create=False).values()]
+        locked = [one for some in _portions(keys) for one in lock_by_key(connection, some).values()]
         is_known = True
         connection.execute(delete(agents).where(agents.c.agent_id == key))
         connection.execute(delete(spending).where(spending.c.agent_id == key))
         _remember(connection, SessionKey(key, SessionId(ALL_SESSIONS)), last_seq, now_ms)
     _erase_letters(connection, key)
     found = _erase_sessions(connection, locked, last_seq, now_ms, "request" if isinstance(key, SessionKey) else "agent")
+    if not isinstance(key, SessionKey):
+        connection.execute(delete(session_counts).where(session_counts.c.agent_id == key))
     return found if is_known else Erased()
 
 
@@ -152,6 +155,7 @@ def _erase_sessions(connection: Connection, locked: Sequence[SessionRow], last_s
             total += number
             records.seal(session, "erased", at_ms=now_ms, reason=reason, messages=number, versions=session.versions, last_seq=last_seq)
             _remember(connection, session.key, last_seq, now_ms, rows=session.audit_rows, hash_=session.audit_hash)
+    count_down(connection, [session.key for session in locked])
     records.write(connection)
     return Erased(len(locked), total)
 

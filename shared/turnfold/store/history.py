@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import Select, func, select, text
+from sqlalchemy import Select, func, literal_column, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.states import state_of
@@ -66,11 +66,16 @@ class SqlHistory:
         async with self._session(key) as (connection, sid):
             return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
 
-    async def sessions(self, *, agent_id: str | None, limit: int) -> Sequence[SessionCounts]:
-        """Sessions, the one with the newest event first."""
-        chosen = _SESSIONS.order_by(sessions.c.last_event_at_ms.desc().nulls_last(), sessions.c.sid).limit(limit)
+    async def sessions(self, *, agent_id: str | None, limit: int, after: tuple[int, int] | None = None) -> Sequence[SessionCounts]:
+        """Sessions behind a place, the one with the newest event first."""
+        at_ms = func.coalesce(sessions.c.last_event_at_ms, literal_column("-1"))
+        chosen = _SESSIONS.order_by(at_ms.desc(), sessions.c.sid).limit(limit)
+        if after is not None:
+            chosen = chosen.where(or_(at_ms < after[0], (at_ms == after[0]) & (sessions.c.sid > after[1])))
+        if agent_id is not None:
+            chosen = chosen.where(sessions.c.agent_id == agent_id)
         async with self._database.read() as connection:
-            return await _counts(connection, chosen if agent_id is None else chosen.where(sessions.c.agent_id == agent_id))
+            return await _counts(connection, chosen)
 
     async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]:
         """The version in force, and all versions (or this one), oldest first."""
@@ -90,7 +95,7 @@ class SqlHistory:
 
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
         """Dead letters behind an id, oldest first."""
-        chosen = select(*_DEAD).where(dead_letters.c.dead_letter_id > after).order_by(dead_letters.c.dead_letter_id).limit(limit)
+        chosen = select(*DEAD).where(dead_letters.c.dead_letter_id > after).order_by(dead_letters.c.dead_letter_id).limit(limit)
         async with self._database.read() as connection:
             return [DeadLetterRow(*row) for row in await connection.execute(chosen)]
 
@@ -156,6 +161,7 @@ _SESSIONS = select(
     sessions.c.failures,
     sessions.c.cooldown_until_ms,
     sessions.c.cooldown_reason,
+    sessions.c.sid,
 ).outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
 _AUDIT = [
     audit.c[name]
@@ -164,7 +170,7 @@ _AUDIT = [
         "prev_hash", "hash",
     )
 ]  # fmt: skip
-_DEAD = [
+DEAD = [
     dead_letters.c[name]
     for name in ("dead_letter_id", "at_ms", "subject", "stream_seq", "reason", "detail", "size_bytes", "replayed_at_ms")
 ]

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from turnfold.core.eviction import idle_at_ms
 from turnfold.core.usage import Reading
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
-from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Rules
+from turnfold.ports import NO_PAYLOADS, PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Rules
 from turnfold.store import ranges
 from turnfold.store.bulk import BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.engine import Database, insert_for
@@ -27,6 +27,8 @@ from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
 from turnfold.store.usage import INSERT_REPORTS, Learning
 
 EVENT_ID_REUSED = "event_id_reused"
+ANOTHER_EVENT = "this event id stands for other content or another session of the agent"
+TOO_MANY_SESSIONS = "too_many_sessions"
 USER = str(Role.USER)
 SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
 
@@ -62,11 +64,13 @@ class SqlIntake:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
+    async def ingest(
+        self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules, payloads: Mapping[int, bytes] = NO_PAYLOADS
+    ) -> Ingested:
         """Store a batch in one transaction."""
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
-            return await self._database.write(lambda connection: _Batch(connection, rules).store(ordered, dead))
+            return await self._database.write(lambda connection: _Batch(connection, rules, payloads).store(ordered, dead))
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
             raise Unavailable("two workers met at one event; try again") from error
@@ -81,13 +85,18 @@ class SqlIntake:
         """The sequences below the highest ingested one that are not ingested."""
         return await self._database.snapshot(ranges.gaps)
 
+    async def ingested_to(self) -> int:
+        """The sequence up to which none is missing."""
+        return await self._database.snapshot(ranges.whole_to)
+
 
 class _Batch:
     """One batch while its transaction is open."""
 
-    def __init__(self, connection: Connection, rules: Rules) -> None:
+    def __init__(self, connection: Connection, rules: Rules, payloads: Mapping[int, bytes]) -> None:
         self._connection = connection
         self._rules = rules
+        self._payloads = payloads
         self._records = Records()
         self._sessions: dict[SessionKey, SessionRow] = {}
         self._touched: set[Touched] = set()
@@ -107,7 +116,8 @@ class _Batch:
         self._dead.extend(dead)
         evictions = 0
         if arrivals:
-            self._sessions = lock_by_key(self._connection, {arrival.key for arrival in arrivals}, create=True)
+            arrivals = self._admit(arrivals)
+        if arrivals:
             self._insert(arrivals)
             paired = pair_again(self._connection, self._touched, self._rules.pair)
             for session in self._sessions.values():
@@ -133,6 +143,17 @@ class _Batch:
         ranges.add(self._connection, runs(sequences))
         messages_new = sum(len(arrival.messages) for arrival in self._new)
         return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
+
+    def _admit(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Lock the sessions of these events and make those that are new, as far as their agents may have more; the rest is refused."""
+        keys = dict.fromkeys(arrival.key for arrival in arrivals)
+        self._sessions = lock_by_key(self._connection, keys, create=self._rules.max_sessions)
+        if len(self._sessions) == len(keys):
+            return arrivals
+        for arrival in arrivals:
+            if arrival.key not in self._sessions:
+                self._refuse(arrival, TOO_MANY_SESSIONS, f"the agent has {self._rules.max_sessions} sessions, and may have no more")
+        return [arrival for arrival in arrivals if arrival.key in self._sessions]
 
     # --- new, known, or another under a known id
 
@@ -166,11 +187,11 @@ class _Batch:
         """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
         sid = self._sessions[arrival.key].sid
         if row.sid != sid:
-            self._refuse(arrival)
+            self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
             return
         span = {"of_sid": sid, "first": position_of(row.stream_seq, 0), "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1)}
         if row.digest != arrival.digest and not self._is_stored(arrival, span):
-            self._refuse(arrival)
+            self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
             return
         self._duplicates += 1
         if arrival.stream_seq != row.stream_seq:
@@ -211,10 +232,9 @@ class _Batch:
         session.gauge = session.gauge.moved(span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms)
         self._moved.add(arrival.key)
 
-    def _refuse(self, arrival: Arrival) -> None:
-        payload = "\n".join(message.body for message in arrival.messages).encode()[:PAYLOAD_KEPT_BYTES]
-        detail = "this event id stands for other content or another session of the agent"
-        told = (arrival.stream_seq, arrival.at_ms, arrival.subject, EVENT_ID_REUSED, detail, len(payload), payload)
+    def _refuse(self, arrival: Arrival, reason: str, detail: str) -> None:
+        payload = self._payloads.get(arrival.stream_seq, b"")
+        told = (arrival.stream_seq, arrival.at_ms, arrival.subject, reason, detail, len(payload), payload[:PAYLOAD_KEPT_BYTES])
         self._dead.append(DeadLetter(*told, key=arrival.key))
 
     def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:

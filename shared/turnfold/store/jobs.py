@@ -11,9 +11,10 @@ from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_
 from turnfold.core.eviction import Due, Eviction, Trigger
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
+from turnfold.core.sharing import Places
 from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
-from turnfold.messages import MESSAGES_PER_EVENT, CompactionId
+from turnfold.messages import MESSAGES_PER_EVENT, AgentId, CompactionId
 from turnfold.ports import Ending, Evicted, Job, JobInput, Version, Writes
 from turnfold.store.bulk import Prepared, PreparedIn
 from turnfold.store.chunks import SqlCalls, forget_chunks
@@ -31,19 +32,31 @@ _is_running = _is_open & (compactions.c.status == literal_column("'running'"))
 _of_session = compactions.c.sid == bindparam("of_sid")
 
 _busy = select(compactions.c.sid).where(_is_running, compactions.c.lease_until_ms > bindparam("now_ms"))
-_DUE = Prepared(
-    select(compactions.c.sid)
+_due = (
+    select(compactions.c.sid, func.min(compactions.c.next_attempt_at_ms).label("due_ms"))
     .where(
         _is_open,
         or_(compactions.c.next_attempt_at_ms <= bindparam("now_ms"), compactions.c.status == literal_column("'running'")),
         compactions.c.sid.not_in(_busy),
     )
     .group_by(compactions.c.sid)
-    .order_by(func.min(compactions.c.next_attempt_at_ms), compactions.c.sid)
-    .limit(bindparam("most", type_=Integer)),
+    .subquery("due")
+)
+_turns = (
+    select(
+        _due.c.sid,
+        _due.c.due_ms,
+        sessions.c.agent_id,
+        func.row_number().over(partition_by=sessions.c.agent_id, order_by=(_due.c.due_ms, _due.c.sid)).label("turn"),
+    )
+    .join(sessions, sessions.c.sid == _due.c.sid)
+    .subquery("turns")
+)
+_DUE = Prepared(
+    select(_turns.c.sid, _turns.c.agent_id).order_by(_turns.c.turn, _turns.c.due_ms, _turns.c.sid).limit(bindparam("most", type_=Integer)),
     ("now_ms", "most"),
 )
-"""Sessions with a row that is due, and none that somebody works on."""
+"""Sessions with a row that is due, and none that somebody works on: the first of each agent, then the second of each, and so on."""
 
 # What waits for another job of its session waits for that one's lease.
 _NEXT_DUE = Prepared(
@@ -134,9 +147,12 @@ class SqlJobs(SqlCalls):
         self._database = database
         self._new_id = new_id
 
-    async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
+    async def claim(self, places: Places, *, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
-        due = await self._database.snapshot(lambda connection: [sid for (sid,) in _DUE.rows(connection, now_ms, limit)])
+        # As many as agents hold might have to let others go first.
+        most = places.free + sum(places.held.values())
+        waiting = await self._database.snapshot(lambda connection: _DUE.rows(connection, now_ms, most))
+        due = places.shared_out([(sid, AgentId(agent_id)) for sid, agent_id in waiting])
         if not due:
             return []
 

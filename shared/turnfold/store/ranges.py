@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sqlalchemy import Connection, bindparam, delete, select, text
+from sqlalchemy import Connection, bindparam, delete, func, select, text
 
 from turnfold.store.bulk import Bulk, BulkInsert, Prepared
 from turnfold.store.schema import ingested
@@ -46,6 +46,11 @@ def _alone(connection: Connection) -> None:
     """Wait until nobody else joins ranges: two that do it at once would leave ranges that meet and are never joined."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE ingested IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def whole_to(connection: Connection) -> int:
+    """The sequence up to which none is missing."""
+    return int(connection.execute(select(func.coalesce(func.max(ingested.c.last_seq), 0)).where(ingested.c.first_seq == 1)).scalar_one())
 
 
 def gaps(connection: Connection) -> Sequence[Range]:

@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0009"
+REVISION = "0010"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -131,6 +131,15 @@ sessions = Table(
     ),
     sqlite_autoincrement=True,
 )
+
+session_counts = Table(
+    "session_counts",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("sessions", Big, nullable=False, server_default=text("0")),
+    sqlite_with_rowid=False,
+)
+"""How many sessions an agent has: asked when it begins a new one, and locked by who makes it."""
 
 events = Table(
     "events",

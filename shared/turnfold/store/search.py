@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, and_, bindparam, cast, literal, literal_column, select, text
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, and_, asc, bindparam, cast, desc, func, literal, select, text
 from sqlalchemy.dialects import postgresql
 
 from turnfold.core.search import Lookup, Term
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
-from turnfold.ports import Original, Scope
+from turnfold.ports import Candidates, Original, Scope
 from turnfold.store.coverage import speaks_for
 from turnfold.store.engine import Database
 from turnfold.store.history import ORIGINALS, original_of
@@ -18,6 +18,8 @@ from turnfold.store.schema import compactions, messages, sessions, word_index
 
 NEWEST, OLDEST = 200, 60
 """How many messages a lookup brings at most, from either end of the session."""
+LOOKED_AT = 10_000
+"""Of how many, from either end, it is seen whether they are in the scope of a question."""
 CHARACTERS_READ = 4_000_000
 """How much text all lookups of one question bring at most."""
 PAGE_MESSAGES, PAGE_CHARACTERS = 500, 2_000_000
@@ -28,8 +30,9 @@ Sized = dict[int, int]
 class SqlSearch:
     """Searching in a database; see `turnfold.ports.SearchStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, looked_at: int = LOOKED_AT) -> None:
         self._database = database
+        self._looked_at = looked_at
 
     async def unindexed(self, key: SessionKey, *, scope: Scope, after_position: int) -> Sequence[Original]:
         """A page of the messages that the index may not have yet, in order; at the end none."""
@@ -41,21 +44,26 @@ class SqlSearch:
             size = messages.c.characters + 4 * messages.c.tokens
             behind = (messages.c.sid == sid) & (messages.c.position >= first) & (messages.c.position > after_position)
             places = select(messages.c.position, size).where(behind).order_by(messages.c.position).limit(PAGE_MESSAGES)
-            return _read(connection, sid, _within(dict(_pairs(connection, _scoped(places, sid, scope))), PAGE_CHARACTERS))
+            chosen = _scoped(_between(places, messages.c.position, scope), sid, scope)
+            return _read(connection, sid, _within(dict(_pairs(connection, chosen)), PAGE_CHARACTERS))
 
         return await self._database.snapshot(read)
 
-    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Sequence[Original]:
+    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Candidates:
         """Messages that the index has under all terms of a lookup; of very many the newest and the oldest."""
 
-        def read(connection: Connection) -> list[Original]:
+        def read(connection: Connection) -> Candidates:
             sid, _ = _session(connection, key)
             matching: Matching = _matching_fts5 if connection.dialect.name == "sqlite" else _matching_tsvector
             sizes: Sized = {}
+            is_partial = False
             for lookup in lookups:
                 if lookup:
-                    sizes |= _ends(connection, matching(sid, lookup), sid, scope)
-            return _read(connection, sid, _within(sizes, CHARACTERS_READ))
+                    ends, is_cut = _ends(connection, *matching(sid, lookup), sid, scope, self._looked_at)
+                    sizes |= ends
+                    is_partial |= is_cut
+            chosen = _within(sizes, CHARACTERS_READ)
+            return Candidates(_read(connection, sid, chosen), is_partial or len(chosen) < len(sizes))
 
         return await self._database.snapshot(read)
 
@@ -72,23 +80,39 @@ Places = Select[*tuple[Any, ...]]
 Matching = Callable[[int, Lookup], tuple[Places, ColumnElement[int]]]
 
 
-def _ends(connection: Connection, matching: tuple[Places, ColumnElement[int]], sid: int, scope: Scope) -> Sized:
-    """The newest messages that match, and where that is not all of them, the oldest."""
-    places, position = matching
-    chosen = _scoped(places, sid, scope)
-    newest = dict(_pairs(connection, chosen.order_by(position.desc()).limit(NEWEST)))
-    if len(newest) < NEWEST:
-        return newest
-    return newest | dict(_pairs(connection, chosen.order_by(position).limit(OLDEST)))
+def _ends(
+    connection: Connection, places: Places, position: ColumnElement[int], sid: int, scope: Scope, looked_at: int
+) -> tuple[Sized, bool]:
+    """Positions and sizes of the newest messages that match, and where that is not all of them, of the oldest; whether some are neither.
+
+    The index knows positions alone. What else a scope asks for costs a look at each message, so not all of very many are
+    looked at.
+    """
+    places = _between(places, position, scope)
+    is_filtered = scope != Scope(after_position=scope.after_position, before_position=scope.before_position)
+
+    def end(order: Callable[[ColumnElement[int]], ColumnElement[int]], most: int) -> Sized:
+        looked = places.order_by(order(position)).limit(looked_at if is_filtered else most).subquery("looked")
+        joined = looked.join(messages, and_(messages.c.sid == sid, messages.c.position == looked.c.position))
+        chosen = _scoped(select(messages.c.position, messages.c.characters + 4 * messages.c.tokens).select_from(joined), sid, scope)
+        return dict(_pairs(connection, chosen.order_by(order(looked.c.position)).limit(most)))
+
+    newest = end(desc, NEWEST)
+    if len(newest) < NEWEST and not (is_filtered and _has_more(connection, places, looked_at)):
+        return newest, False
+    both = newest | end(asc, OLDEST)
+    return both, is_filtered or len(both) == NEWEST + OLDEST
+
+
+def _has_more(connection: Connection, places: Places, than: int) -> bool:
+    return connection.execute(select(func.count()).select_from(places.limit(than + 1).subquery())).scalar_one() > than
 
 
 def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
-    """Positions and sizes. The index comes first, in the order of its own key: nothing is sorted."""
+    """Positions. The index gives them in the order of its own key: nothing is sorted."""
     asked = f"({' AND '.join(_quoted(sid, term) for term in lookup)}) OR {_quoted(sid, Term(UNDIVIDED))}"
     found = text("word_index MATCH :asked").bindparams(asked=asked)
-    joined = word_index.join(messages, and_(messages.c.sid == sid, messages.c.position == literal_column("+word_index.rowid", BigInteger)))
-    size = messages.c.characters + 4 * messages.c.tokens
-    return select(messages.c.position, size).select_from(joined).where(found), word_index.c.rowid
+    return select(word_index.c.rowid.label("position")).where(found), word_index.c.rowid
 
 
 def _quoted(sid: int, term: Term) -> str:
@@ -97,22 +121,22 @@ def _quoted(sid: int, term: Term) -> str:
 
 
 def _matching_tsvector(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
-    """Positions and sizes. What matches is found first by its index: a planner might rather walk along the positions."""
+    """Positions. What matches is found first by its index: a planner might rather walk along the positions."""
     words = " & ".join(f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}" for term in lookup)
     asked = cast(literal(f"({words}) | '{of_session(sid, UNDIVIDED)}'"), postgresql.TSQUERY)
     found = select(word_index.c.position).where(word_index.c.terms.op("@@")(asked)).cte("found").prefix_with("MATERIALIZED")
-    joined = found.join(messages, and_(messages.c.sid == sid, messages.c.position == found.c.position))
-    size = messages.c.characters + 4 * messages.c.tokens
-    return select(messages.c.position, size).select_from(joined), messages.c.position
+    return select(found.c.position), found.c.position
+
+
+def _between(places: Places, position: ColumnElement[int], scope: Scope) -> Places:
+    if scope.after_position is not None:
+        places = places.where(position > scope.after_position)
+    return places if scope.before_position is None else places.where(position < scope.before_position)
 
 
 def _scoped(places: Places, sid: int, scope: Scope) -> Places:
     if scope.role is not None:
         places = places.where(messages.c.role == scope.role)
-    if scope.after_position is not None:
-        places = places.where(messages.c.position > scope.after_position)
-    if scope.before_position is not None:
-        places = places.where(messages.c.position < scope.before_position)
     if scope.version is not None:
         places = places.where(messages.c.compaction_id.in_(speaks_for(sid, scope.version)))
     match scope.state:

@@ -1,12 +1,13 @@
 """Session rows inside one transaction: locked, changed, sealed into the audit, and written back at its end."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, literal_column, select
+from sqlalchemy import Connection, Integer, bindparam, func, literal_column, select, update
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import SEALED_FIELDS, seal
@@ -14,15 +15,19 @@ from turnfold.core.eviction import Load, cooldown_ms
 from turnfold.core.precedence import Wishes
 from turnfold.core.usage import Gauge
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.store.bulk import BulkInsert, PreparedIn, PreparedPairs, bulk_update
+from turnfold.store.bulk import Bulk, BulkInsert, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.engine import insert_for
-from turnfold.store.schema import agents, audit, erasures, outbox, sessions, summaries
+from turnfold.store.schema import agents, audit, erasures, outbox, session_counts, sessions, summaries
 
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
     "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq", "reported_at_ms",
     "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms", "cooldown_reason", "held_to_tokens", "unindexed_from",
 )  # fmt: skip
+
+
+ANY_NUMBER = 1 << 62
+"""More sessions than there will ever be."""
 
 
 @dataclass(slots=True)
@@ -126,24 +131,60 @@ _AUDIT_ENDS = PreparedPairs(
 )
 _MADE = ("agent_id", "session_id", "audit_rows", "audit_hash")
 _BY_SID = PreparedIn(_LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True))), "sids")
+_COUNTS = PreparedIn(
+    select(session_counts.c.agent_id, session_counts.c.sessions)
+    .where(session_counts.c.agent_id.in_(bindparam("ids", expanding=True)))
+    .order_by(session_counts.c.agent_id)
+    .with_for_update(),
+    "ids",
+)
+_COUNT = Bulk(
+    update(session_counts)
+    .where(session_counts.c.agent_id == bindparam("of_agent"))
+    .values(sessions=session_counts.c.sessions + bindparam("more", type_=Integer)),
+    ("more", "of_agent"),
+)
 _WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
 _stored_values = attrgetter(*COUNTERS, "sid")
 _SEALED = BulkInsert(audit, (*SEALED_FIELDS, "prev_hash", "hash"))
 _TOLD = BulkInsert(outbox, ("subject", "payload"))
 
 
-def lock_by_key(connection: Connection, keys: Iterable[SessionKey], *, create: bool) -> dict[SessionKey, SessionRow]:
-    """Lock the sessions of these keys, making those that are missing if asked to."""
-    wanted = sorted(set(keys))
-    found = _by_key(_BY_KEY.rows(connection, wanted))
+def lock_by_key(connection: Connection, keys: Iterable[SessionKey], *, create: int = 0) -> dict[SessionKey, SessionRow]:
+    """Lock the sessions of these keys. Those that are missing are made, the first first, while their agent has less than `create`."""
+    wanted = list(dict.fromkeys(keys))
+    found = _by_key(_BY_KEY.rows(connection, sorted(wanted)))
     missing = [key for key in wanted if key not in found]
     if missing and create:
-        # The audit of a session that was erased goes on.
-        ends = {row[:2]: row[2:] for row in map(tuple, _AUDIT_ENDS.rows(connection, missing))}
-        rows: list[dict[str, Any]] = [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in missing]
-        connection.execute(insert_for(connection)(sessions).on_conflict_do_nothing(), rows)
-        found |= _by_key(_BY_KEY.rows(connection, missing))
+        found |= _made(connection, missing, create)
     return found
+
+
+def _made(connection: Connection, missing: Sequence[SessionKey], most: int) -> dict[SessionKey, SessionRow]:
+    """Make sessions. Whoever does so holds the count of their agent: nobody makes the same ones, or one too many, meanwhile."""
+    agent_ids = sorted({key.agent_id for key in missing})
+    rows = [{"agent_id": agent_id} for agent_id in agent_ids]
+    connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
+    counts: dict[str, int] = {str(agent_id): int(number) for agent_id, number in _COUNTS.rows(connection, agent_ids)}
+    found = _by_key(_BY_KEY.rows(connection, sorted(missing)))
+    chosen: list[SessionKey] = []
+    for key in missing:
+        if key not in found and counts[key.agent_id] < most:
+            counts[key.agent_id] += 1
+            chosen.append(key)
+    if chosen:
+        # The audit of a session that was erased goes on.
+        ends = {row[:2]: row[2:] for row in map(tuple, _AUDIT_ENDS.rows(connection, chosen))}
+        connection.execute(sessions.insert(), [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in chosen])
+        more = Counter(key.agent_id for key in chosen)
+        _COUNT.run(connection, [(number, agent_id) for agent_id, number in more.items()])
+        found |= _by_key(_BY_KEY.rows(connection, sorted(chosen)))
+    return found
+
+
+def count_down(connection: Connection, gone: Iterable[SessionKey]) -> None:
+    """Count sessions as gone."""
+    _COUNT.run(connection, [(-number, agent_id) for agent_id, number in Counter(key.agent_id for key in gone).items()])
 
 
 def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:

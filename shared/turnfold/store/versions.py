@@ -113,7 +113,7 @@ class SqlVersions:
 
 
 def _locked(connection: Connection, key: SessionKey) -> SessionRow:
-    session = lock_by_key(connection, [key], create=False).get(key)
+    session = lock_by_key(connection, [key]).get(key)
     if session is None:
         raise UnknownSession("nothing was published in this session yet")
     return session

@@ -12,7 +12,7 @@ from turnfold.core.presets import Commit, Mode, Policy, preset_named
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey
-from turnfold.ports import Arrival, DeadLetter, DeadLetterRow, Erased, Ingested, Rules
+from turnfold.ports import NO_PAYLOADS, PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, DeadLetterRow, Erased, Ingested, Rules
 from turnfold.testing.erasures import erased, turned_away
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
 from turnfold.testing.usage import Learning, settled_ms
@@ -23,7 +23,9 @@ class MemoryIntake:
 
     _memory: Memory
 
-    async def ingest(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules) -> Ingested:
+    async def ingest(
+        self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules, payloads: Mapping[int, bytes] = NO_PAYLOADS
+    ) -> Ingested:
         """Keep a batch: each event once, at the lowest sequence it came with."""
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
         given = len(arrivals) + len(dead)
@@ -32,11 +34,13 @@ class MemoryIntake:
         letters = list(dead)
         new: list[Arrival] = []
         duplicates = given - len(arrivals) - len(dead)
+        arrivals, refused = self._admitted(sorted(arrivals, key=lambda arrival: arrival.stream_seq), rules.max_sessions)
+        letters += [_refused(one, "too_many_sessions", payloads) for one in refused]
         changed: dict[SessionKey, Session] = {}
         new_seqs: dict[SessionKey, list[int]] = {}
         readings: dict[SessionKey, dict[int, Reading]] = {}
         nameless = {key for key in sorted({arrival.key for arrival in arrivals}) if self._memory.session(key).model is None}
-        for arrival in sorted(arrivals, key=lambda arrival: arrival.stream_seq):
+        for arrival in arrivals:
             session, event_id = self._memory.session(arrival.key), arrival.event_id
             known = self._known(session.key.agent_id, event_id)
             if known is None:
@@ -50,7 +54,7 @@ class MemoryIntake:
                 policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
                 session.idle_at_ms = idle_at_ms(session.last_event_at_ms, policy)
             elif known.key != session.key or not _says_the_same(known, arrival):
-                letters.append(_refused(arrival))
+                letters.append(_refused(arrival, "event_id_reused", payloads))
                 continue
             else:
                 duplicates += 1
@@ -72,6 +76,17 @@ class MemoryIntake:
         self._memory.add_ingested((seq, seq) for seq in sequences)
         return Ingested(len(new), sum(len(arrival.messages) for arrival in new), duplicates, len(letters), evictions)
 
+    def _admitted(self, arrivals: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[Arrival]]:
+        """Those whose session is there or may be made, and the others."""
+        admitted: list[Arrival] = []
+        refused: list[Arrival] = []
+        for arrival in arrivals:
+            may_be = arrival.key in self._memory.sessions or self._memory.sessions_of(arrival.key.agent_id) < most
+            (admitted if may_be else refused).append(arrival)
+            if may_be:
+                self._memory.session(arrival.key)
+        return admitted, refused
+
     async def mark_ingested(self, ranges_: Sequence[Range]) -> None:
         """Count sequences that the stream no longer holds as ingested."""
         self._memory.add_ingested(ranges_)
@@ -80,6 +95,10 @@ class MemoryIntake:
         """The sequences below the highest ingested one that are not ingested."""
         behind = pairwise([(0, 0), *self._memory.ingested])
         return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]
+
+    async def ingested_to(self) -> int:
+        """The sequence up to which none is missing."""
+        return next((last for first, last in self._memory.ingested if first == 1), 0)
 
     def _evict(self, session: Session, new_seqs: Sequence[int], readings: Mapping[int, Reading], rules: Rules, learning: Learning) -> int:
         policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
@@ -116,6 +135,7 @@ class MemoryIntake:
                 buried.add(one.stream_seq)
                 self._memory.letters += 1
                 self._memory.letter_keys[one.stream_seq] = one.key
+                self._memory.payloads[one.stream_seq] = one.payload
                 rows.append(
                     DeadLetterRow(
                         self._memory.letters, one.at_ms, one.subject, one.stream_seq, one.reason, one.detail, one.size_bytes, None
@@ -157,6 +177,8 @@ class MemoryChanges:
                 session.revision += session.key.agent_id == key
             return {"agent_id": key, "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
         known = self._memory.sessions.get(key)
+        if known is None and self._memory.sessions_of(key.agent_id) >= rules.max_sessions:
+            raise Conflict("the agent may have no more sessions")
         wishes = _wished(known.wishes if known else Wishes(), request)
         _check(rules, self._memory.wishes_of(key.agent_id), wishes)
         session = self._memory.session(key)
@@ -281,10 +303,10 @@ def _parsed(arrival: Arrival) -> list[Any]:
     return [json.loads(message.body) for message in arrival.messages]
 
 
-def _refused(arrival: Arrival) -> DeadLetter:
-    payload = "\n".join(message.body for message in arrival.messages).encode()
-    detail = "this event id stands for other content or another session of the agent"
-    return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, "event_id_reused", detail, len(payload), payload, arrival.key)
+def _refused(arrival: Arrival, reason: str, payloads: Mapping[int, bytes]) -> DeadLetter:
+    payload = payloads.get(arrival.stream_seq, b"")
+    kept = payload[:PAYLOAD_KEPT_BYTES]
+    return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, reason, "refused", len(payload), kept, arrival.key)
 
 
 def _wished(wishes: Wishes, request: PolicyRequest) -> Wishes:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from turnfold.core.eviction import Due, Evict, Eviction, Trigger, decide, kept_within, load_of
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
+from turnfold.core.sharing import Places
 from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId
@@ -24,11 +25,12 @@ class MemoryJobs(MemoryCalls):
 
     _memory: Memory
 
-    async def claim(self, *, limit: int, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
+    async def claim(self, places: Places, *, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
         waiting = [(due_ms, session) for session in self._memory.sessions.values() if (due_ms := _due_since(session, now_ms)) is not None]
         waiting.sort(key=lambda one: (one[0], one[1].sid))
-        return [self._take(session, lease_ms, now_ms, policy) for _, session in waiting[:limit]]
+        chosen = places.shared_out([(session, session.key.agent_id) for _, session in waiting])
+        return [self._take(session, lease_ms, now_ms, policy) for session in chosen]
 
     def _take(self, session: Session, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Job:
         rows = _first_due(session, now_ms)

@@ -258,7 +258,7 @@ class Session:
             self.wishes.mode or agent_wishes.mode, facts.messages_total, len(self.live), sum(row.messages_evicted for row in self.pending),
             facts.tokens_total, facts.live_tokens, facts.factor, facts.version, facts.versions, facts.compactions, facts.audit_rows,
             facts.audit_hash, facts.last_event_at_ms, self.gauge.tokens, self.gauge.evictions, self.failures, self.cooldown_until_ms,
-            self.cooldown_reason,
+            self.cooldown_reason, self.sid,
         )  # fmt: skip
 
 
@@ -271,7 +271,10 @@ class Erasure(NamedTuple):
 
 @dataclass(slots=True)
 class Memory:
-    """Everything a store keeps. `letter_keys` says whose a dead letter is, by its sequence; `copies`, where else an event came."""
+    """Everything a store keeps.
+
+    `letter_keys` says whose a dead letter is and `payloads` what is kept of it, by sequence; `copies`, where else an event came.
+    """
 
     agents: dict[AgentId, Wishes] = field(default_factory=dict)
     sessions: dict[SessionKey, Session] = field(default_factory=dict)
@@ -289,6 +292,7 @@ class Memory:
     purges: set[int] = field(default_factory=set)
     copies: dict[SessionKey, set[int]] = field(default_factory=dict)
     letter_keys: dict[int, SessionKey | None] = field(default_factory=dict)
+    payloads: dict[int, bytes] = field(default_factory=dict)
 
     def session(self, key: SessionKey) -> Session:
         """The session of a key, made if need be; the audit of one that was erased goes on."""
@@ -296,6 +300,10 @@ class Memory:
             self.made += 1
             self.sessions[key] = Session(self.made, key, audit=list(self.erasures.get(key, Erasure(0)).audit))
         return self.sessions[key]
+
+    def sessions_of(self, agent_id: AgentId) -> int:
+        """How many sessions an agent has."""
+        return sum(key.agent_id == agent_id for key in self.sessions)
 
     def wishes_of(self, agent_id: AgentId) -> Wishes:
         """What an agent wants for all its sessions."""

@@ -11,6 +11,7 @@ from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.ports import (
     AuditRow,
+    Candidates,
     Chosen,
     DeadLetterRow,
     Notice,
@@ -26,6 +27,7 @@ from turnfold.testing.erasures import MemoryErasures
 from turnfold.testing.intake import MemoryChanges, MemoryIdle, MemoryIntake
 from turnfold.testing.jobs import MemoryJobs
 from turnfold.testing.kept import Compaction, Erasure, Memory, Session
+from turnfold.testing.letters import MemoryLetters
 from turnfold.testing.versions import MemoryVersions
 
 
@@ -94,6 +96,11 @@ def _waiting(row: Compaction) -> PendingEviction:
     return PendingEviction(row.compaction_id, len(row.evicted), row.tokens_evicted, row.digest, row.digest_tokens, row.requested_at_ms)
 
 
+def _order(counts: SessionCounts) -> tuple[int, int]:
+    at_ms, sid = counts.place
+    return -at_ms, sid
+
+
 class MemoryHistory:
     """See `turnfold.ports.HistoryStore`."""
 
@@ -117,11 +124,12 @@ class MemoryHistory:
         """What a session holds."""
         return self._session(key).counts(self._memory.wishes_of(key.agent_id))
 
-    async def sessions(self, *, agent_id: str | None, limit: int) -> Sequence[SessionCounts]:
-        """Sessions, the one with the newest event first."""
-        found = [session for key, session in self._memory.sessions.items() if agent_id in (None, key.agent_id)]
-        found.sort(key=lambda session: (-(session.last_event_at_ms or -1), session.sid))
-        return [session.counts(self._memory.wishes_of(session.key.agent_id)) for session in found[:limit]]
+    async def sessions(self, *, agent_id: str | None, limit: int, after: tuple[int, int] | None = None) -> Sequence[SessionCounts]:
+        """Sessions behind a place, the one with the newest event first."""
+        chosen = [session for key, session in self._memory.sessions.items() if agent_id in (None, key.agent_id)]
+        found = [session.counts(self._memory.wishes_of(session.key.agent_id)) for session in chosen]
+        found.sort(key=_order)
+        return [one for one in found if after is None or _order(one) > (-after[0], after[1])][:limit]
 
     async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]:
         """The version in force, and all versions (or this one), oldest first."""
@@ -167,10 +175,10 @@ class MemorySearch:
         found = [one for one in found if scope.before_position is None or one.position < scope.before_position]
         return [one for one in found if scope.state in (None, one.state)][:100]
 
-    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Sequence[Original]:
+    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Candidates:
         """None beside those."""
         del key, lookups, scope
-        return []
+        return Candidates(())
 
     async def index_some(self) -> int:
         """Nothing is to be done."""
@@ -204,6 +212,7 @@ class MemoryStore(
     MemoryOutbox,
     MemoryIdle,
     MemoryErasures,
+    MemoryLetters,
 ):
     """All ports over one memory. Each method runs without interruption, so each is one transaction."""
 

@@ -1,0 +1,86 @@
+"""What the bus tells about how the work goes, for whoever looks after it."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from http.client import HTTPException
+from typing import Any
+from urllib.request import urlopen
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js.errors import Error as JetStreamError
+
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.errors import Unavailable
+
+MONITORING_SECONDS = 2.0
+NO_MESSAGE = 10_037
+
+
+@dataclass(frozen=True, slots=True)
+class BusHealth:
+    """The stream of events and its consumer: sizes in bytes, times in ms since 1970.
+
+    `clock_ms` is the bus's own clock. `oldest_ms` is when the oldest event came that is not stored yet; None where all are.
+    """
+
+    clock_ms: int
+    bytes: int
+    max_bytes: int
+    messages: int
+    max_messages: int
+    waiting: int
+    in_hand: int
+    asking: int
+    oldest_ms: int | None
+
+
+async def look(client: Client) -> BusHealth:
+    """Look once.
+
+    Raises:
+        Unavailable: the stream or its consumer does not answer, or is not there.
+    """
+    stream = await _asked(client, f"STREAM.INFO.{EVENTS_STREAM}")
+    consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
+    floor = int(consumer["ack_floor"].get("stream_seq", 0))
+    oldest_ms = None
+    if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
+        held = await _asked(client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=floor + 1, next_by_subj=">")
+        oldest_ms = _ms(held["message"]["time"]) if held else None
+    config, state = stream["config"], stream["state"]
+    return BusHealth(
+        _ms(stream["ts"]), state["bytes"], config.get("max_bytes", -1), state["messages"], config.get("max_msgs", -1),
+        consumer.get("num_pending", 0), consumer.get("num_ack_pending", 0), consumer.get("num_waiting", 0), oldest_ms,
+    )  # fmt: skip
+
+
+async def syncs_always(monitoring_url: str) -> bool | None:
+    """Whether what the server acknowledges is on its disk, as its monitoring port tells; None where nobody answers there."""
+
+    def read() -> bool | None:
+        try:
+            with urlopen(f"{monitoring_url.rstrip('/')}/jsz?config=1", timeout=MONITORING_SECONDS) as answer:  # noqa: S310 - the operator's own URL
+                return bool(json.load(answer)["config"].get("sync_always", False))
+        except (OSError, HTTPException, ValueError, LookupError):
+            return None
+
+    return await asyncio.to_thread(read)
+
+
+async def _asked(client: Client, name: str, **request: object) -> Any:
+    try:
+        told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=5)).data)
+    except (nats.errors.Error, JetStreamError, TimeoutError) as error:
+        raise Unavailable(f"the stream does not answer ({type(error).__name__})") from error
+    if failure := told.get("error"):
+        if failure.get("err_code") == NO_MESSAGE:
+            return None
+        raise Unavailable(f"the stream does not answer: {failure.get('description')}")
+    return told
+
+
+def _ms(told: str) -> int:
+    return int(datetime.fromisoformat(told).timestamp() * 1000)

@@ -1,0 +1,69 @@
+"""What of the stream of events may go: it is stored, acknowledged, and old."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.errors import Unavailable
+
+log = structlog.get_logger()
+
+REQUEST_SECONDS = 10.0
+NO_MESSAGE = 10_037
+
+
+async def forget_old(client: Client, *, ingested_to: int, hours: int) -> int:
+    """Purge events older than that by the stream's own clock; how many went.
+
+    Never one that is not stored: none beyond `ingested_to`, the sequence up to which the database misses nothing, and none
+    that the consumer would still deliver. By several at once it comes to the same.
+
+    Raises:
+        Unavailable: the stream does not answer.
+    """
+    consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}", {})
+    stream = await _asked(client, f"STREAM.INFO.{EVENTS_STREAM}", {})
+    done_to = min(ingested_to, int(consumer["ack_floor"]["stream_seq"]))
+    first, before = int(stream["state"]["first_seq"]), _time(stream["ts"]) - timedelta(hours=hours)
+    keep_from = await _first_since(client, before, first=first, beyond=done_to + 1)
+    if keep_from <= first:
+        return 0
+    purged = int((await _asked(client, f"STREAM.PURGE.{EVENTS_STREAM}", {"seq": keep_from}))["purged"])
+    if purged:
+        log.info("stream.purged", events=purged, first_seq=keep_from)
+    return purged
+
+
+async def _first_since(client: Client, before: datetime, *, first: int, beyond: int) -> int:
+    """The first sequence of an event that is not older, and `beyond` where all below it are: found by halving."""
+    while first < beyond:
+        middle = (first + beyond) // 2
+        held = await _asked(client, f"STREAM.MSG.GET.{EVENTS_STREAM}", {"seq": middle, "next_by_subj": ">"}, is_there=False)
+        if held is None or int(held["message"]["seq"]) >= beyond or _time(held["message"]["time"]) >= before:
+            beyond = middle
+        else:
+            first = int(held["message"]["seq"]) + 1
+    return beyond
+
+
+async def _asked(client: Client, name: str, request: dict[str, Any], *, is_there: bool = True) -> Any:
+    """What JetStream answers; None where a message is not there."""
+    try:
+        told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS)).data)
+    except (nats.errors.Error, TimeoutError) as error:
+        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+    if failure := told.get("error"):
+        if failure.get("err_code") == NO_MESSAGE and not is_there:
+            return None
+        raise Unavailable(f"the stream refuses {name.partition('.TURNFOLD')[0]}: {failure.get('description')}")
+    return told
+
+
+def _time(told: str) -> datetime:
+    """A time of JetStream, which has nanoseconds."""
+    return datetime.fromisoformat(told)

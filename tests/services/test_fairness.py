@@ -1,0 +1,46 @@
+"""One agent's model hangs, and the others' summaries are written all the same."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.model_server import running_model_server
+from tests.system import rows, running_parts, wait_until
+from turnfold.client import connect
+
+
+@pytest.mark.proves("X4", "S7")
+async def test_an_agent_whose_model_hangs_leaves_a_place_to_the_others(tmp_path: Path) -> None:
+    async with running_model_server() as model:
+        model.fault = "hang"
+        environ = {
+            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
+            "TURNFOLD_SUMMARY_API_BASE": model.url,
+            "TURNFOLD_SUMMARY_API_KEY": "none",
+            "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",
+        }
+        async with (
+            running_parts(tmp_path, environ=environ) as parts,
+            parts.running("worker"),
+            connect(parts.server.url, timeout_seconds=30, environ={}) as client,
+        ):
+            await client.agent_policy("patient", overrides={"uses_model": False})
+
+            async def turns(agent: str, session: str) -> None:
+                for number in range(16):
+                    said = [
+                        {"role": "user", "content": f"Where is order {number}? {'why ' * 40}"},
+                        {"role": "assistant", "content": "It left Ghent."},
+                    ]
+                    await client.session(agent, session).turn_completed(said)
+
+            for number in range(6):
+                await turns("hanging", f"s-{number}")
+            await wait_until(lambda: len(model.requests) == 3, seconds=90, told=parts.words)
+
+            await turns("patient", "s")
+            await wait_until(lambda: rows(parts.database, "SELECT 1 FROM summaries_view WHERE agent_id = 'patient'"), told=parts.words)
+
+            waiting = "SELECT count(*) FROM compactions_view WHERE agent_id = 'hanging' AND status = 'pending'"
+            assert rows(parts.database, waiting)[0][0] >= 3
+            assert len(model.requests) == 3
