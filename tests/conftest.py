@@ -27,6 +27,13 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def sql(request: pytest.FixtureRequest) -> Postgres | None:
+    """Where databases are for a test of both kinds: on this server, or in files where it is None."""
+    server: Postgres | None = request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    return server
+
+
 @pytest.fixture
 async def postgres_url(postgres: Postgres) -> AsyncIterator[str]:
     """The URL of an empty database of the test's own, as `TURNFOLD_DATABASE_URL` wants it."""

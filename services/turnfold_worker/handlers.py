@@ -41,6 +41,8 @@ class Intake:
         self._weigh = weigh
         self._places = asyncio.Semaphore(SIDE_BY_SIDE)
         self._in_hand: set[asyncio.Task[None]] = set()
+        self.may_begin = asyncio.Event()
+        """Set once no older events are missing, which new ones would overtake."""
         self.on_stored: Callable[[Ingested], object] = lambda _: None
 
     @property
@@ -50,6 +52,7 @@ class Intake:
 
     async def run(self) -> None:
         """Take batches until cancelled; what is in hand then is finished first, and what is not comes again."""
+        await self.may_begin.wait()
         await self._pull.start()
         try:
             while True:
@@ -72,7 +75,7 @@ class Intake:
         """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
         deliveries = [delivery_of(message) for message in batch]
         try:
-            done = await ingest(deliveries, store=self._store, rules=self._rules, weigh=self._weigh)
+            done = await self._ingest(deliveries)
         except Unavailable as error:
             log.warning("batch.returned", events=len(batch), error=str(error))
             await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)
@@ -81,6 +84,20 @@ class Intake:
             await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)
             raise
         await self._pull.acknowledge(batch)
+        await self._tell(done)
+
+    async def store(self, deliveries: Sequence[Delivery]) -> None:
+        """Store events that no consumer delivered, and say so.
+
+        Raises:
+            Unavailable: nothing was stored; the same may be tried again.
+        """
+        await self._tell(await self._ingest(deliveries))
+
+    async def _ingest(self, deliveries: Sequence[Delivery]) -> Ingested:
+        return await ingest(deliveries, store=self._store, rules=self._rules, weigh=self._weigh)
+
+    async def _tell(self, done: Ingested) -> None:
         self.on_stored(done)
         await self._client.publish(INGESTED, b"")
         if done.dead_letters:

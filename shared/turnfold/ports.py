@@ -1,6 +1,7 @@
 """What the operations need from outside, as Protocols, and the values that cross."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -136,8 +137,12 @@ class IntakeStore(Protocol):
         """Count sequences that the stream no longer holds as ingested."""
         ...
 
-    async def gaps(self) -> Sequence[tuple[int, int]]:
-        """The sequences below the highest ingested one that are not ingested."""
+    async def gaps(self, *, up_to: int = 0) -> Sequence[tuple[int, int]]:
+        """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
+        ...
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Take turns with other workers that store what is missing; one that holds the turn for very long is not waited for."""
         ...
 
     async def ingested_to(self) -> int:

@@ -234,6 +234,16 @@ async def test_what_is_ingested_is_known_up_to_the_first_gap(stores: Stores) -> 
     assert await stores.intake.gaps() == [(3, 4)]
 
 
+@pytest.mark.proves("L1")
+async def test_what_a_database_lacks_of_its_stream_is_known_also_behind_its_newest_event(stores: Stores) -> None:
+    assert await stores.intake.gaps(up_to=3) == [(1, 3)]
+
+    await stores.ingest(*turns(1, 2), *turns(5, 2))
+
+    assert await stores.intake.gaps(up_to=9) == [(3, 4), (7, 9)]
+    assert await stores.intake.gaps(up_to=6) == await stores.intake.gaps(up_to=4) == [(3, 4)]
+
+
 @pytest.mark.proves("W5")
 async def test_sequences_the_stream_lost_and_dead_letters_close_gaps(stores: Stores) -> None:
     await stores.ingest(*turns(1, 2), *turns(6, 1))

@@ -1,9 +1,11 @@
 """The streams of the contract: made, brought up to date, and read back."""
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -25,6 +27,9 @@ DUPLICATE_WINDOW_SECONDS = 600.0
 NOTICES_MAX_AGE_SECONDS = 7 * 86_400.0
 NAME_IN_USE = 10_058
 POLL_SECONDS = 0.1
+READ_BYTES = 32 * 1024 * 1024
+READ_SECONDS = 5.0
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 EVENTS = StreamConfig(
     name=EVENTS_STREAM,
@@ -136,6 +141,61 @@ async def last_sequence(client: Client) -> int:
         return (await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq
     except (APIError, nats.errors.Error, TimeoutError) as error:
         raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+
+
+async def acknowledged_to(client: Client) -> int:
+    """The sequence up to which workers have acknowledged every event; no consumer delivers one of these again.
+
+    Raises:
+        Unavailable: the stream does not answer.
+    """
+    try:
+        floor = (await client.jetstream(timeout=5.0).consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)).ack_floor
+    except (APIError, nats.errors.Error, TimeoutError) as error:
+        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+    return floor.stream_seq if floor else 0
+
+
+class Kept(NamedTuple):
+    """An event as the stream keeps it, and when it took it (ms since 1970)."""
+
+    subject: str
+    payload: bytes
+    stream_seq: int
+    at_ms: int
+
+
+async def read_events(client: Client, *, first_seq: int, last_seq: int, most: int) -> list[Kept]:
+    """Events of the stream from a sequence on, in order, past any consumer: at most so many, and none behind `last_seq`.
+
+    Sequences that are not among them may have been deleted, or the replica that was asked does not have them yet.
+
+    Raises:
+        Unavailable: the stream does not answer.
+    """
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
+    wanted = {"seq": first_seq, "batch": min(most, last_seq - first_seq + 1), "max_bytes": READ_BYTES}
+    found: list[Kept] = []
+    try:
+        await client.publish(f"$JS.API.DIRECT.GET.{EVENTS_STREAM}", json.dumps(wanted).encode(), reply=inbox)
+        while True:
+            message = await subscription.next_msg(timeout=READ_SECONDS)
+            headers = message.headers or {}
+            match headers.get("Status"):
+                case None:
+                    taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
+                    place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
+                    found.append(Kept(headers["Nats-Subject"], message.data, *place))
+                case "204" | "404":
+                    return [event for event in found if event.stream_seq <= last_seq]
+                case _:
+                    raise Unavailable(f"the stream does not read itself out: {headers}")
+    except (nats.errors.Error, TimeoutError) as error:
+        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+    finally:
+        with contextlib.suppress(nats.errors.Error):
+            await subscription.unsubscribe()
 
 
 async def differences(client: Client) -> list[str]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
@@ -20,6 +20,8 @@ from turnfold.store.near import Bare, Near, NotAtHand
 BUSY_SECONDS = 30
 LOG_WAIT_MS = 200
 READERS = 4
+TURN_SECONDS = 10
+LOCK_NOT_AVAILABLE = "55P03"
 
 Found = TypeVar("Found")
 
@@ -81,6 +83,26 @@ class Database:
         with _Translated():
             async with self._steps.begin() as connection:
                 yield connection
+
+    @asynccontextmanager
+    async def turn(self, lock: int) -> AsyncGenerator[None]:
+        """Hold off others who want the same turn; for who has it so long that it hangs, nobody waits. On SQLite one writes anyway.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        if self.is_sqlite:
+            yield
+            return
+        with _Translated():
+            async with self._steps.connect() as connection:
+                await connection.execute(text(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'"))
+                try:
+                    await connection.execute(text(f"SELECT pg_advisory_xact_lock({lock})"))
+                except DBAPIError as error:
+                    if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+                        raise
+                yield
 
     def at_hand(self, work: Callable[[Bare], Found]) -> Found:
         """Do a little reading in one snapshot here and now; see `turnfold.store.near`.

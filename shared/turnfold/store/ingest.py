@@ -3,6 +3,8 @@
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from hashlib import sha256
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -49,6 +51,9 @@ _BODIES = (
     .order_by(messages.c.position)
 )
 
+_MISSING = int.from_bytes(sha256(b"turnfold.missing").digest()[:7])
+"""The lock of whoever stores what is missing."""
+
 
 class Known(NamedTuple):
     """A stored event, as far as a copy of it is compared with it."""
@@ -81,9 +86,13 @@ class SqlIntake:
         """Count sequences that the stream no longer holds as ingested."""
         await self._database.write(lambda connection: ranges.add(connection, ranges_))
 
-    async def gaps(self) -> Sequence[ranges.Range]:
-        """The sequences below the highest ingested one that are not ingested."""
-        return await self._database.snapshot(ranges.gaps)
+    async def gaps(self, *, up_to: int = 0) -> Sequence[ranges.Range]:
+        """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
+        return await self._database.snapshot(lambda connection: ranges.gaps(connection, up_to))
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Take turns with other workers that store what is missing."""
+        return self._database.turn(_MISSING)
 
     async def ingested_to(self) -> int:
         """The sequence up to which none is missing."""

@@ -53,7 +53,8 @@ def whole_to(connection: Connection) -> int:
     return int(connection.execute(select(func.coalesce(func.max(ingested.c.last_seq), 0)).where(ingested.c.first_seq == 1)).scalar_one())
 
 
-def gaps(connection: Connection) -> Sequence[Range]:
-    """The ranges that are missing below the highest ingested sequence."""
-    stored = [tuple(row) for row in connection.execute(select(ingested).order_by(ingested.c.first_seq))]
-    return [(before[1] + 1, after[0] - 1) for before, after in pairwise([(0, 0), *stored]) if after[0] > before[1] + 1]
+def gaps(connection: Connection, up_to: int) -> Sequence[Range]:
+    """The ranges that are missing up to the highest ingested sequence, or up to this one where that is higher."""
+    stored = [(first, last) for first, last in connection.execute(select(ingested).order_by(ingested.c.first_seq))]
+    behind = pairwise([(0, 0), *stored, (up_to + 1, up_to + 1)])
+    return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -91,14 +92,17 @@ class MemoryIntake:
         """Count sequences that the stream no longer holds as ingested."""
         self._memory.add_ingested(ranges_)
 
-    async def gaps(self) -> Sequence[Range]:
-        """The sequences below the highest ingested one that are not ingested."""
-        behind = pairwise([(0, 0), *self._memory.ingested])
+    async def gaps(self, *, up_to: int = 0) -> Sequence[Range]:
+        """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
+        behind = pairwise([(0, 0), *self._memory.ingested, (up_to + 1, up_to + 1)])
         return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]
 
     async def ingested_to(self) -> int:
         """The sequence up to which none is missing."""
         return next((last for first, last in self._memory.ingested if first == 1), 0)
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """There is nobody to take turns with."""
+        return nullcontext()
 
     def _evict(self, session: Session, new_seqs: Sequence[int], readings: Mapping[int, Reading], rules: Rules, learning: Learning) -> int:
         policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
