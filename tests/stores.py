@@ -121,11 +121,11 @@ def _window(_: str | None, numbers: Policy) -> int:
     return 128_000 if numbers.context_window is None else numbers.context_window
 
 
-def rules_of(policy: Policy) -> tuple[Rules, PolicyOf]:
-    """The rules of an installation with this default policy; ids of compactions count from 1."""
+def rules_of(policy: Policy, *, first_id: int = 1) -> tuple[Rules, PolicyOf]:
+    """The rules of an installation with this default policy; ids of compactions are counted."""
     presets = {**PRESETS, "balanced": policy}
     policy_of = policy_rule("balanced", lambda name: presets[name])
-    numbers = count(1)
+    numbers = count(first_id)
     made = make_rules(policy_of, model_window=_window, count=words, max_sessions=1_000)
     return replace(made, new_id=lambda: next(numbers)), policy_of
 
@@ -144,9 +144,9 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
 
 
 @asynccontextmanager
-async def sql_stores(url: str, policy: Policy = SMALL) -> AsyncGenerator[Stores]:
+async def sql_stores(url: str, policy: Policy = SMALL, *, first_id: int = 1) -> AsyncGenerator[Stores]:
     """The stores on a database whose tables are there."""
-    rules, policy_of = rules_of(policy)
+    rules, policy_of = rules_of(policy, first_id=first_id)
     database = Database(url, writes=True)
     try:
         yield Stores(
