@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,11 +24,49 @@ STOP_TIMEOUT_SECONDS = 20
 OWNER = "turnfold"
 
 
+class _Server:
+    """The process of a server, which can be ended and started again."""
+
+    def __init__(self, command: Sequence[str | Path], home: Path, user: int | None, port: int) -> None:
+        self._command, self._home, self._user, self._port = command, home, user, port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        log = self._home / f"log-{time.monotonic_ns()}"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command, user=self._user, cwd=self._home, env=_environment(), stdout=output, stderr=subprocess.STDOUT
+            )
+        _wait_until_ready(self._process, self._port, log)
+
+    def end(self, number: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(number)
+        try:
+            self._process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Postgres:
     """A running server on loopback; its databases are those that tests make."""
 
     port: int
+    _server: _Server
+
+    def stop(self) -> None:
+        """Stop it in good order, without waiting for anybody's connection."""
+        self._server.end(signal.SIGINT)
+
+    def crash(self) -> None:
+        """End all of it at once: what was committed a moment ago is lost, since nothing here waits for a disk."""
+        self._server.end(signal.SIGQUIT)
+
+    def start(self) -> None:
+        """Start it again, on the data that it has."""
+        self._server.start()
 
     def url(self, database: str) -> str:
         """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""
@@ -75,7 +113,7 @@ def running_postgres() -> Generator[Postgres]:
         home = Path(made)
         user = _prepared(home)
         programs = _programs(home if user else None)
-        data, log, port = home / "data", home / "log", _free_port()
+        data, port = home / "data", _free_port()
         make: list[str | Path] = [programs / "initdb", "-D", data, "-U", OWNER, "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
         made_data = subprocess.run(make, user=user, cwd=home, env=_environment(), capture_output=True, text=True, check=False)
         if made_data.returncode:
@@ -92,13 +130,12 @@ def running_postgres() -> Generator[Postgres]:
         }
         start: list[str | Path] = [programs / "postgres", "-D", data]
         start += [f"--{name}={value}" for name, value in settings.items()]
-        with log.open("wb") as output:
-            server = subprocess.Popen(start, user=user, cwd=home, env=_environment(), stdout=output, stderr=subprocess.STDOUT)
+        server = _Server(start, home, user, port)
         try:
-            _wait_until_ready(server, port, log)
-            yield Postgres(port)
+            server.start()
+            yield Postgres(port, server)
         finally:
-            _stop(server)
+            server.end(signal.SIGINT)
 
 
 async def _output(*command: str | Path, stdin: bytes = b"") -> bytes:
@@ -152,13 +189,3 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> 
             return
         time.sleep(0.02)
     raise RuntimeError(f"PostgreSQL did not start on port {port}:\n{log.read_text(errors='replace')}")
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server without waiting for anybody's connection."""
-    server.send_signal(signal.SIGINT)
-    try:
-        server.wait(STOP_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
