@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from turnfold.embedded.nats import find_server
@@ -83,3 +84,29 @@ def nats_server(directory: Path, *, more: str = "", jetstream: bool = True) -> G
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def nats_cluster(directory: Path, *, nodes: int = 3) -> Generator[Sequence[NatsServer], None, None]:
+    """Servers that keep their streams together, each with a store of its own."""
+    ports = _free_ports(nodes)
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    servers: list[NatsServer] = []
+    try:
+        for number, port in enumerate(ports):
+            home = directory / f"node-{number}"
+            home.mkdir(parents=True)
+            cluster = f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}], no_advertise: true }}'
+            servers.append(NatsServer(home, more=f'server_name: "node-{number}"\n{cluster}'))
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def _free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -36,7 +36,8 @@ async def upgrade(database_url: str, revision: str = "head") -> None:
     """
 
     def work(connection: Connection) -> None:
-        if revision != "head" or revision_of(connection) != REVISION:
+        # A database that newer code brought further is left as it is: whoever starts an older service beside it migrates, too.
+        if revision != "head" or (revision_of(connection) or "") < REVISION:
             from alembic import command  # noqa: PLC0415
 
             command.upgrade(_config(connection), revision)

@@ -60,7 +60,7 @@ async def wait_until_adopted(database: Database, *, created: str, seconds: float
 
 
 async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
-    """Wait until the tables are those of this code.
+    """Wait until the tables are those of this code, or of newer code: migrations add, so that older code can go on.
 
     Raises:
         StartError: they are not after `seconds`.
@@ -72,7 +72,7 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
                 found = (await connection.exec_driver_sql("SELECT version_num FROM alembic_version")).scalar()
         except (Unavailable, DBAPIError):
             found = None
-        if found == REVISION:
+        if found is not None and found >= REVISION:
             return
         if asyncio.get_running_loop().time() > deadline:
             raise StartError(f"the tables are not there after {seconds:g} s; run `turnfold migrate` first")
