@@ -263,13 +263,15 @@ class Parts:
         assert done.status == 0, done.err
 
     @asynccontextmanager
-    async def running(self, name: str, *, is_awaited: bool = True) -> AsyncGenerator["Service", None]:
+    async def running(
+        self, name: str, *, is_awaited: bool = True, environ: Mapping[str, str] | None = None
+    ) -> AsyncGenerator["Service", None]:
         """A service, from when it is ready (or from its start on) until it has stopped."""
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *TURNFOLD,
                 name,
-                env=self.environ | {ANNOUNCE: "1"},
+                env=self.environ | {ANNOUNCE: "1"} | dict(environ or {}),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

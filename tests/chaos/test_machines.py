@@ -16,7 +16,7 @@ from tests.history_checker import Published, messages_of
 from tests.invariants import Seen
 from tests.model_server import running_model_server
 from tests.postgres import Postgres, running_postgres
-from tests.system import Parts, eventually, running_parts, streamed, wait_until
+from tests.system import Parts, eventually, free_port, running_parts, streamed, wait_until
 from turnfold.client import Client, Event, connect, session_key, turn_event
 from turnfold.core.sendable import faults
 from turnfold.errors import RequestError, Unavailable
@@ -128,6 +128,11 @@ async def crowd(directory: Path, postgres: Postgres, **environ: str) -> AsyncGen
         yield Crowd(parts, client)
 
 
+def elsewhere() -> dict[str, str]:
+    """What makes a second query server listen beside the first."""
+    return {"TURNFOLD_HTTP_PORT": str(free_port())}
+
+
 async def deadlocks(parts: Parts) -> int:
     """How many transactions the server ended because they waited for each other."""
     (row,) = await parts.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
@@ -142,7 +147,7 @@ async def test_workers_and_query_servers_come_go_and_die_while_agents_publish(tm
         async with AsyncExitStack() as stack, parts.running("worker") as first, parts.running("query"):
             async with agents.at_work():
                 await eventually(agents.are_summarised, told=parts.words)
-                async with parts.running("worker") as second, parts.running("query", is_awaited=False) as other:
+                async with parts.running("worker") as second, parts.running("query", environ=elsewhere()) as other:
                     await agents.goes_on()
                     first.signal(SIGKILL)
                     other.signal(SIGKILL)

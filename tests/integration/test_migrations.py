@@ -18,6 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.stores import KEY, NOON, Stores, result, sql_stores, summary, turn, turns, user
 from turnfold.errors import StartError
+from turnfold.store.belonging import wait_for_schema
+from turnfold.store.engine import Database
 from turnfold.store.schema import VIEWS, metadata, word_index
 from turnfold_migrations import downgrade, head, revision_of, upgrade
 from turnfold_migrations.versions import __path__ as versions_path
@@ -123,8 +125,25 @@ async def test_what_the_first_schema_held_is_there_in_the_newest(database_url: s
     ]
 
 
+@pytest.mark.proves("O6")
+async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(database_url: str) -> None:
+    await upgrade(database_url)
+    async with engine_of(database_url) as engine, engine.begin() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+
+    await upgrade(database_url)
+
+    assert await looked_up(database_url, revision_of) == "9999"
+    database = Database(database_url, writes=False)
+    await wait_for_schema(database, seconds=5)
+    await database.close()
+
+
 @pytest.mark.proves("O6", "C48")
-async def test_several_may_bring_the_tables_up_at_once(database_url: str) -> None:
+@pytest.mark.parametrize("begun_at", [None, "0001"])
+async def test_several_may_bring_the_tables_up_at_once(database_url: str, begun_at: str | None) -> None:
+    if begun_at:
+        await upgrade(database_url, begun_at)
     program = "import asyncio, sys; from turnfold_migrations import upgrade; asyncio.run(upgrade(sys.argv[1]))"
     children = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", program, database_url, stderr=asyncio.subprocess.PIPE) for _ in range(3)
