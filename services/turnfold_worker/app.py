@@ -138,20 +138,10 @@ async def _work(
     if database.is_sqlite:
         # The lock of the writer is ours, so whoever held a lease is gone.
         await jobs.end_leases()
-    writing = Writing(
-        model=settings.summary_model,
-        api_base=settings.summary_api_base,
-        api_key=settings.summary_api_key,
-        call_timeout_seconds=settings.summary_timeout_seconds,
-        job_timeout_seconds=settings.summary_job_timeout_seconds,
-        window=lambda model: windows(model, override=settings.summary_window),
-        task=settings.summary_prompt,
-        redactions=settings.redact_patterns,
-    )
     pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
     intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, weigh=weighers.weigh)
     compactor = Compactor(
-        store=jobs, summarizer=summarizer, writing=writing, count=count, policy=policy, now_ms=now_ms,
+        store=jobs, summarizer=summarizer, writing=_writing(settings, windows), count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
@@ -228,6 +218,20 @@ async def _work(
             task.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
         log.info("worker.stopped")
+
+
+def _writing(settings: Settings, windows: ModelWindows) -> Writing:
+    """How summaries are asked for in this installation."""
+    return Writing(
+        model=settings.summary_model,
+        api_base=settings.summary_api_base,
+        api_key=settings.summary_api_key,
+        call_timeout_seconds=settings.summary_timeout_seconds,
+        job_timeout_seconds=settings.summary_job_timeout_seconds,
+        window=lambda model: windows(model, override=settings.summary_window),
+        task=settings.summary_prompt,
+        redactions=settings.redact_patterns,
+    )
 
 
 def _has_model(settings: Settings) -> bool:

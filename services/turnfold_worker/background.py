@@ -395,6 +395,7 @@ class Pruner(_Waker):
             await forget_old(self._client, ingested_to=await self._store.ingested_to(), hours=self._hours)
         return self.poll_seconds
 
+
 class CatchUp(_Waker):
     """Stores again what the consumer counts as acknowledged and the database lacks: it was restored from a backup, or is a new one.
 

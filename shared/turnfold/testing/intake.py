@@ -100,6 +100,7 @@ class MemoryIntake:
     async def ingested_to(self) -> int:
         """The sequence up to which none is missing."""
         return next((last for first, last in self._memory.ingested if first == 1), 0)
+
     def turn(self) -> AbstractAsyncContextManager[None]:
         """There is nobody to take turns with."""
         return nullcontext()
