@@ -48,7 +48,10 @@ class Weighed(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """An event that may be stored: where and when (ms since 1970) the stream took it, what it says, and its messages weighed."""
+    """An event that may be stored: where and when (ms since 1970) the stream took it, what it says, and its messages weighed.
+
+    `trace` is to be gone on with by who works on what it sets off.
+    """
 
     stream_seq: int
     at_ms: int
@@ -63,6 +66,7 @@ class Arrival(NamedTuple):
     envelope: str | None
     messages: tuple[Weighed, ...]
     report: Report | None = None
+    trace: str | None = None
 
     @property
     def answer(self) -> int | None:
@@ -178,6 +182,8 @@ class Job:
     With `planned`, what made it due, nothing has left yet: what the policy would let go leaves when the version is committed.
     `NEXT` writes on the version in force, `STAND_IN` what an extractive version in force says, by a model; `REGENERATED`
     what the version speaks for that was in force at the claim. While a session's model rests, `cooling` says why.
+    `tokens_evicted` is what the messages count that left for it, `summary_tokens` the version in force. `traces` are those of
+    the events that set it off, the newest last.
     """
 
     key: SessionKey
@@ -192,6 +198,9 @@ class Job:
     writes: Writes = Writes.NEXT
     wanted: Wanted = Wanted()
     cooling: str | None = None
+    tokens_evicted: int = 0
+    summary_tokens: int = 0
+    traces: tuple[str, ...] = ()
 
 
 class Evicted(NamedTuple):

@@ -87,6 +87,9 @@ class Settings:
 
     log_level: str = "info"
     log_format: str = "auto"
+    traces: bool = False
+    worker_http_port: int | None = None
+    watchdog_seconds: float = 60.0
     announce: bool = False
 
     named: frozenset[str] = frozenset()
@@ -355,6 +358,9 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "stream_retention_hours": _whole(0),
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
+    "traces": _switch,
+    "worker_http_port": _whole(0, 65_535),
+    "watchdog_seconds": _seconds,
     "announce": _switch,
 }
 _NAMES = (*_READERS, "config")

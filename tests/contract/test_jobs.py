@@ -42,6 +42,24 @@ async def test_a_claimed_job_is_nobody_elses(stores: Stores) -> None:
     assert await stores.claim(NOON + 2_000) == []
 
 
+@pytest.mark.proves("O4")
+async def test_a_job_says_which_events_set_it_off_and_what_left_for_it(stores: Stores) -> None:
+    traces = [f"00-{seq:032x}-{seq:016x}-01" for seq in range(1, 15)]
+    await stores.ingest(*[arrival._replace(trace=trace) for arrival, trace in zip(turns(1, 14), traces, strict=True)])
+
+    job = await claimed(stores)
+
+    given = await stores.jobs.load(job, now_ms=NOON + 1_000)
+    assert len(job.traces) == len(job.compaction_ids) > 1
+    assert [one for one in traces if one in job.traces] == list(job.traces)
+    assert job.tokens_evicted == sum(one.message.tokens for one in given.evicted)
+    assert job.summary_tokens == 0
+    await commit(stores, job)
+    await stores.ingest(*turns(15, 14))
+    assert (again := await claimed(stores, LATER)).summary_tokens == summary("They spoke.").tokens
+    assert again.traces == ()
+
+
 @pytest.mark.proves("S1", "C48")
 async def test_workers_that_claim_at_once_get_each_job_once(stores: Stores) -> None:
     for number in range(3):

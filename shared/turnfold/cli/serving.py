@@ -54,4 +54,8 @@ def _settings(role: str) -> Settings:
 
     follow_parent()
     configure_logs(role=role, level=settings.log_level, format=settings.log_format)
+    if settings.traces and role != "migrate":
+        from turnfold.tracing import begin
+
+        begin(f"turnfold-{role}")
     return settings

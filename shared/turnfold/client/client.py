@@ -12,6 +12,7 @@ from turnfold.client.events import Event, Receipt, session_key
 from turnfold.client.session import Session
 from turnfold.contracts.subjects import token_of
 from turnfold.messages import Json, SessionKey
+from turnfold.tracing import begin, is_wanted
 
 if TYPE_CHECKING:
     from turnfold.client.connection import Connection
@@ -40,6 +41,9 @@ async def connect(
     With `buffering` no agent waits for a bus that is away: this returns also while no server answers and connects as
     soon as one does, and events that are not acknowledged in time wait in memory (`Client.publish`).
 
+    With `TURNFOLD_TRACES=1` what is published and asked is traced, through the OpenTelemetry that the program has set up, else
+    to where the standard `OTEL_*` variables say.
+
     ```python
     async with turnfold.connect("nats://127.0.0.1:4222") as client:
         session = client.session("support", "user-42")
@@ -50,7 +54,10 @@ async def connect(
     Raises:
         Unavailable: no server answered in time, and nothing is buffered.
         NotAllowed: the server does not accept the credentials.
+        StartError: traces are asked for, and their packages are not installed.
     """
+    if is_wanted(environ):
+        begin("turnfold-agent")
     from turnfold.client.connection import Connection  # noqa: PLC0415  # a service that only reads our names need not load nats
 
     chosen = url or environ.get("TURNFOLD_NATS_URL") or DEFAULT_URL

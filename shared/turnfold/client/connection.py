@@ -18,6 +18,7 @@ from turnfold.client.events import Event, Receipt, encoded
 from turnfold.contracts.refusals import refused
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
+from turnfold.tracing import span
 
 _PENDING_BYTES = 32 * 1024 * 1024
 _FIRST_PAUSE_SECONDS = 0.1
@@ -109,7 +110,9 @@ class Connection:
             RequestError: the answer is an error, or nobody answered; the class is that of the code.
         """
         try:
-            data = await self._request(subject, encoded(request), timeout_seconds=self._timeout_seconds + patience_seconds)
+            with span(".".join(subject.split(".", 2)[:2]), kind="client") as asking:
+                seconds = self._timeout_seconds + patience_seconds
+                data = await self._request(subject, encoded(request), timeout_seconds=seconds, headers=dict(asking.headers) or None)
         except nats.errors.NoRespondersError as error:
             raise Unavailable("nobody answers this request now: see that the worker and the query service run") from error
         except nats.errors.TimeoutError as error:
@@ -133,6 +136,12 @@ class Connection:
             Unavailable: no acknowledgement came; the event may be stored or not, and may be published again as it is.
         """
         headers = {"Nats-Expected-Stream": EVENTS_STREAM} | ({"Nats-Msg-Id": event.broker_id} if names_copies else {})
+        with span("publish", kind="producer", event=event.kind) as publishing:
+            receipt = await self._published(event, headers | dict(publishing.headers))
+            publishing.note(stream_seq=receipt.seq)
+            return receipt
+
+    async def _published(self, event: Event, headers: dict[str, str]) -> Receipt:
         cause: Exception | None = None
         for attempt in range(self._attempts):
             if attempt:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import uniform
 
 from turnfold.core.prompt import truncated
@@ -12,6 +12,7 @@ from turnfold.core.tokens import Count, Cuts
 from turnfold.errors import BudgetSpent, LostLease, SummarizerError, Unavailable
 from turnfold.operations.ask import Writing, ask, model_of, summary_job, without_model
 from turnfold.ports import Ending, Job, JobInput, JobStore, Summarizer, Version, Writes
+from turnfold.tracing import span
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
 """Reasons that speak of the provider; the others speak of what the model wrote."""
@@ -19,10 +20,15 @@ PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "cont
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A new version took force; `reason` says why it is a stand-in, where it is one."""
+    """A new version stands; `reason` says why it is a stand-in, where it is one.
+
+    `tokens_saved` is what the messages counted that left for it, less what it counts more than the version before.
+    """
 
     version: int
     reason: str | None
+    made: Version | None = field(default=None, compare=False, repr=False)
+    tokens_saved: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,9 @@ async def _write(
     # While the model rests it is not asked, and what was evicted does not wait for it.
     reason = job.cooling
     try:
-        draft = await ask(asked if reason is None else without_model(asked), job, store=store, summarizer=summarizer, now_ms=now_ms)
+        with span("summarise", messages=len(asked.sources)) as summarising:
+            draft = await ask(asked if reason is None else without_model(asked), job, store=store, summarizer=summarizer, now_ms=now_ms)
+            summarising.note(kind=draft.kind, prompt_tokens=draft.prompt_tokens, completion_tokens=draft.completion_tokens)
     except SummarizerError as error:
         reason = error.reason
         if error.is_transient and job.attempt < writing.attempts:
@@ -102,8 +110,18 @@ async def _write(
         made = replace(made, calls_truncated=calls, results_truncated=results)
     # Only what a model should have written is a stand-in.
     reason = reason if model is not None else None
-    version = await store.commit(job, made, leaving=given.leaving, reason=reason, now_ms=now_ms())
-    return Committed(version, reason)
+    with span("commit") as committing:
+        version = await store.commit(job, made, leaving=given.leaving, reason=reason, now_ms=now_ms())
+        committing.note(version=version)
+    return Committed(version, reason, made, _saved(job, given, made))
+
+
+def _saved(job: Job, given: JobInput, made: Version) -> int:
+    """By how many tokens windows are smaller for this version; what is only said again saves nothing."""
+    if job.writes is not Writes.NEXT:
+        return 0
+    leaving = sum(one.tokens for one in given.leaving.evicted) if given.leaving else 0
+    return max(0, job.tokens_evicted + leaving + job.summary_tokens - made.tokens)
 
 
 def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:

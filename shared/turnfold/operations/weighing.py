@@ -18,12 +18,13 @@ from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Weighed
 
 
 class Delivery(NamedTuple):
-    """One message as the stream delivered it; times are the stream's, in milliseconds since 1970."""
+    """One message as the stream delivered it; times are the stream's, in milliseconds since 1970. `trace` is that of its event."""
 
     subject: str
     payload: bytes
     stream_seq: int
     at_ms: int
+    trace: str | None = None
 
 
 class Batch(NamedTuple):
@@ -66,6 +67,7 @@ def weigh(delivery: Delivery, *, count: Count, limits: Limits = LIMITS, image_to
         event.envelope,
         tuple([_weighed(*texts, calls, count, image_tokens) for texts in zip(event.parsed, event.originals, event.bodies, strict=True)]),
         read_report(event.usage),
+        delivery.trace,
     )
 
 

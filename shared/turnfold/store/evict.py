@@ -13,12 +13,13 @@ from turnfold.core.presets import Commit, Policy
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message, Role
-from turnfold.ports import Rules
+from turnfold.ports import Arrival, Rules
 from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.rows import EVICTABLE, evictable_of
 from turnfold.store.schema import compactions, messages
 from turnfold.store.sessions import Records, SessionRow
 from turnfold.store.usage import Learning, settled
+from turnfold.tracing import span
 
 _LIVE = PreparedIn(
     select(*EVICTABLE)
@@ -56,7 +57,8 @@ _CARRIED_OUT = bulk_update(
 )
 _OPENED = (
     "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
-    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "digest", "digest_tokens",
+    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "trace", "digest",
+    "digest_tokens",
 )  # fmt: skip
 _OPEN = BulkInsert(compactions, _OPENED)
 
@@ -65,20 +67,20 @@ def evict(
     connection: Connection,
     changed: Sequence[SessionRow],
     new: Mapping[int, Mapping[int, Reading | None]],
-    subjects: Mapping[int, str],
+    arrived: Mapping[int, Arrival],
     learning: Learning,
     rules: Rules,
     records: Records,
 ) -> int:
     """Evict what became due as these events of each session were stored; how many compactions that opened.
 
-    `new` holds, for each session, the sequences of its new events and what they report; `subjects` where each was published.
+    `new` holds, for each session, the sequences of its new events and what they report; `arrived` the events themselves.
     """
     readings = {sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()}
     metered = [session for session in changed if _has_to_be_metered(session, readings.get(session.sid, {}), rules)]
     settled_ms = settled(connection, metered)
     due = [session for session in changed if session.sid in settled_ms or _fired(session, rules)]
-    opening = _Opening(connection, rules, records, subjects)
+    opening = _Opening(connection, rules, records, arrived)
     live = _live(connection, due)
     for session in due:
         policy = rules.policy(session.agent_wishes, session.wishes)
@@ -275,25 +277,31 @@ def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int
     return runs
 
 
-NOWHERE: Mapping[int, str] = {}
+NOTHING: Mapping[int, Arrival] = {}
 
 
 class _Opening:
     """The compactions that one transaction opens."""
 
-    def __init__(self, connection: Connection, rules: Rules, records: Records, subjects: Mapping[int, str] = NOWHERE) -> None:
+    def __init__(self, connection: Connection, rules: Rules, records: Records, arrived: Mapping[int, Arrival] = NOTHING) -> None:
         self._connection = connection
         self._rules = rules
         self._records = records
-        self._subjects = subjects
+        self._arrived = arrived
         self._rows: list[tuple[Any, ...]] = []
         self._evicted: dict[int, tuple[int, Sequence[Message]]] = {}
         self._marks: list[tuple[int, int, int, int]] = []
 
     def open(self, session: SessionRow, eviction: Eviction, live: Sequence[Message]) -> int:
         """Take these messages out of the session's live ones, all of which are given; the compaction that stands for it."""
-        evicted, due = eviction.evicted, eviction.due
         compaction_id = self._rules.new_id()
+        trace = self._trace(eviction.seq)
+        with span("evict", parent=trace, compaction_id=str(compaction_id), messages=len(eviction.evicted)) as evicting:
+            self._open(session, compaction_id, eviction, live, evicting.trace or trace)
+        return compaction_id
+
+    def _open(self, session: SessionRow, compaction_id: int, eviction: Eviction, live: Sequence[Message], trace: str | None) -> None:
+        evicted, due = eviction.evicted, eviction.due
         blocks_kept = _blocks(live) - _blocks(evicted)
         checkpoint = self._checkpoint(eviction.seq)
         before = _let_go(session, compaction_id, eviction, self._records, blocks_kept=blocks_kept, checkpoint=checkpoint)
@@ -304,14 +312,18 @@ class _Opening:
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
                 evicted[-1].position, len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms, eviction.at_ms,
+                trace,
             )
         )  # fmt: skip
         self._evicted[compaction_id] = session.sid, evicted
-        return compaction_id
+
+    def _trace(self, seq: int) -> str | None:
+        """The trace of the event that set it off; None when none did, or it has none."""
+        return self._arrived[seq].trace if seq in self._arrived else None
 
     def _checkpoint(self, seq: int) -> str | None:
         """What kind of event set it off; None when none did."""
-        subject = self._subjects.get(seq, "")
+        subject = self._arrived[seq].subject if seq in self._arrived else ""
         return next((name for kind, name in CHECKPOINTS.items() if subject == kind or subject.startswith(f"{kind}.")), None)
 
     def plan(
@@ -340,7 +352,7 @@ class _Opening:
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
-                begins_ms, at_ms, None,
+                begins_ms, at_ms, None, self._trace(seq),
             )
         )  # fmt: skip
         return compaction_id

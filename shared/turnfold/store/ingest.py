@@ -143,8 +143,8 @@ class _Batch:
                 session = self._sessions[key]
                 if session.sid in nameless:
                     session.factor = learning.factor(key.agent_id, session.model, first.stream_seq - 1)
-            kinds = {arrival.stream_seq: arrival.subject for arrival in self._new}
-            evictions = evict(self._connection, changed, new, kinds, learning, self._rules, self._records)
+            arrived = {arrival.stream_seq: arrival for arrival in self._new}
+            evictions = evict(self._connection, changed, new, arrived, learning, self._rules, self._records)
             write_back(self._connection, changed)
         self._records.write(self._connection)
         self._bury()

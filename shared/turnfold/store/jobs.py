@@ -72,7 +72,7 @@ _TO_WRITE = Prepared(
             compactions.c[name]
             for name in (
                 "compaction_id", "status", "fence", "attempts", "lease_until_ms", "next_attempt_at_ms", "first_position", "trigger",
-                "budget_tokens", "wanted",
+                "budget_tokens", "wanted", "tokens_evicted", "trace",
             )
         )
     )
@@ -278,6 +278,8 @@ class _Open(NamedTuple):
     trigger: str
     budget_tokens: int
     wanted: str | None
+    tokens_evicted: int
+    trace: str | None
 
     @property
     def writes(self) -> Writes:
@@ -327,6 +329,9 @@ def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms:
         writes=newest.writes,
         wanted=wanted_of(newest.wanted),
         cooling=session.cooldown_reason if is_cooling else None,
+        tokens_evicted=sum([row.tokens_evicted for row in chosen]),
+        summary_tokens=session.summary_tokens,
+        traces=tuple([row.trace for row in chosen if row.trace]),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0010"
+REVISION = "0011"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -268,6 +268,8 @@ compactions = Table(
     # What a regeneration was asked for, as JSON, and the campaign that asked.
     Column("wanted", Text),
     Column("campaign_id", Big),
+    # The trace of the event that set it off, where there is one.
+    Column("trace", Text),
     UniqueConstraint("sid", "ordinal"),
     CheckConstraint("status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')", name="status"),
     CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name="lease"),

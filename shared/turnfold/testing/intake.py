@@ -118,7 +118,8 @@ class MemoryIntake:
                 return 0
             load = session.live_load._replace(reported_tokens=session.gauge.fresh_tokens)
             before = len(session.compactions)
-            _plan(self._memory, session, rules.fired(load, policy, window), rules, session.last_event_at_ms or 0)
+            due = rules.fired(load, policy, window)
+            _plan(self._memory, session, due, rules, session.last_event_at_ms or 0, seq=max(new_seqs, default=0))
             return len(session.compactions) - before
         hold = Hold(session.held_to_tokens, session.tokens_total)
         done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window, meter, hold)
@@ -232,7 +233,7 @@ def _first_to_win(
     return None, ()
 
 
-def _plan(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, at_ms: int) -> CompactionId | None:
+def _plan(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, at_ms: int, *, seq: int = 0) -> CompactionId | None:
     """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is."""
     for row in session.compactions if found else ():
         if row.is_plan and row.is_open:
@@ -245,6 +246,7 @@ def _plan(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, 
     row = Compaction(
         CompactionId(str(rules.new_id())), len(session.compactions) + 1, str(due.trigger), frozenset(), 0, session.window_tokens, "", 0,
         at_ms, max(at_ms + SUMMARY_DELAY_MS, rests_until), budget_tokens=due.budget_tokens, is_plan=True,
+        trace=_trace(session, seq),
     )  # fmt: skip
     session.compactions.append(row)
     memory.seal(session, "selective_start", at_ms=at_ms, compaction_id=row.compaction_id, tokens_before=row.tokens_before)
@@ -268,10 +270,16 @@ def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[K
         eviction.at_ms,
         eviction.at_ms + SUMMARY_DELAY_MS,
         evicted_at_ms=eviction.at_ms,
+        trace=_trace(session, eviction.seq),
     )
     session.compactions.append(row)
     tell_eviction(memory, session, row, eviction)
     return row.compaction_id
+
+
+def _trace(session: Session, seq: int) -> str | None:
+    """The trace of the event that set something off."""
+    return next((one.trace for one in session.events.values() if one.stream_seq == seq), None)
 
 
 def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: Eviction) -> None:

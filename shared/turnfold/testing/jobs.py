@@ -48,7 +48,8 @@ class MemoryJobs(MemoryCalls):
         is_cooling = _writes(newest) is Writes.NEXT and not plan and now_ms < session.cooldown_until_ms
         return Job(
             session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model, plan, _writes(newest),
-            newest.wanted or Wanted(), session.cooldown_reason if is_cooling else None,
+            newest.wanted or Wanted(), session.cooldown_reason if is_cooling else None, sum(row.tokens_evicted for row in rows),
+            session.summary.tokens if session.summary else 0, tuple(row.trace for row in rows if row.trace),
         )  # fmt: skip
 
     async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput:

@@ -50,6 +50,7 @@ class Compaction:
     evicted_at_ms: int = 0
     restored_at_ms: int | None = None
     wanted: Wanted | None = None
+    trace: str | None = None
 
     @property
     def messages_evicted(self) -> int:

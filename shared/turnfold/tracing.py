@@ -1,0 +1,153 @@
+"""Traces, from the event that an agent publishes to the version that speaks for it; while they are off, nothing of them is loaded."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Literal
+
+from turnfold.errors import StartError
+
+VARIABLE = "TURNFOLD_TRACES"
+HEADER = "traceparent"
+"""The header of W3C Trace Context, on the bus as in HTTP."""
+
+Kind = Literal["internal", "server", "client", "producer", "consumer"]
+
+
+class Span(AbstractContextManager["Span"]):
+    """A piece of work while it lasts. This one is recorded nowhere.
+
+    `headers` take the trace to whoever gets a message, and `trace` is the same as one text; empty where nothing is recorded.
+    """
+
+    headers: Mapping[str, str] = {}
+
+    @property
+    def trace(self) -> str | None:
+        """What another process has to know to go on with this trace."""
+        return self.headers.get(HEADER)
+
+    def note(self, **attributes: Any) -> None:
+        """Say more of it: numbers and words of ours, never what a user wrote; None is left out."""
+
+    def rename(self, name: str) -> None:
+        """Call it otherwise, now that more is known."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """The work has ended."""
+
+
+class _Recorder:
+    """What makes the spans of this process."""
+
+    def __init__(self) -> None:
+        self.tracer: Any = None
+
+
+_UNRECORDED = Span()
+_recorder = _Recorder()
+
+
+def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment asks for traces."""
+    return environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes")
+
+
+def is_on() -> bool:
+    """Whether spans are recorded here."""
+    return _recorder.tracer is not None
+
+
+def begin(service: str) -> None:
+    """Record from now on. The standard `OTEL_*` variables say where spans go and how many of them.
+
+    A program that has set up OpenTelemetry itself is joined: its provider gets the spans.
+
+    Raises:
+        StartError: the packages are not installed.
+    """
+    try:
+        from opentelemetry import trace  # noqa: PLC0415  # only who wants traces loads them
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise StartError(f"{VARIABLE} needs the package {error.name}; install 'turnfold[tracing]', or unset it") from error
+    if is_on():
+        return
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider):
+        provider = TracerProvider(resource=Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    _recorder.tracer = provider.get_tracer("turnfold")
+
+
+def trace_in(headers: Mapping[str, str] | None) -> str | None:
+    """The trace that a message belongs to; None where its headers name none."""
+    return headers.get(HEADER) if headers else None
+
+
+def span(name: str, *, kind: Kind = "internal", parent: str | None = None, others: Sequence[str] = (), **attributes: Any) -> Span:
+    """A piece of work, to be used in a `with`; while traces are off it costs this call.
+
+    It belongs to the trace `parent`, else to the piece of work around it, else it begins a trace. `others` are traces that
+    it works for besides.
+    """
+    if _recorder.tracer is None:
+        return _UNRECORDED
+    return _Recorded(_recorder.tracer, name, kind, parent, others, attributes)
+
+
+class _Recorded(Span):
+    """A span that is recorded."""
+
+    def __init__(
+        self, tracer: Any, name: str, kind: Kind, parent: str | None, others: Sequence[str], attributes: Mapping[str, Any]
+    ) -> None:
+        from opentelemetry.trace import Link, SpanKind, get_current_span, set_span_in_context  # noqa: PLC0415
+
+        context = None if parent is None else _context_of(parent)
+        links = [Link(get_current_span(_context_of(one)).get_span_context()) for one in others]
+        self._span = tracer.start_span(name, context=context, kind=SpanKind[kind.upper()], links=links)
+        self._context = set_span_in_context(self._span)
+        self._token: Any = None
+        carrier: dict[str, str] = {}
+        _propagator().inject(carrier, self._context)
+        self.headers = carrier
+        self.note(**attributes)
+
+    def note(self, **attributes: Any) -> None:
+        self._span.set_attributes({f"turnfold.{name}": value for name, value in attributes.items() if value is not None})
+
+    def rename(self, name: str) -> None:
+        self._span.update_name(name)
+
+    def __enter__(self) -> Span:
+        from opentelemetry.context import attach  # noqa: PLC0415
+
+        self._token = attach(self._context)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        from opentelemetry.context import detach  # noqa: PLC0415
+        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415
+
+        detach(self._token)
+        if kind is not None:
+            # By its type: the text of an exception may quote a message.
+            self._span.set_status(Status(StatusCode.ERROR, kind.__name__))
+        self._span.end()
+
+
+def _context_of(parent: str) -> Any:
+    from opentelemetry.context import Context  # noqa: PLC0415
+
+    return _propagator().extract({HEADER: parent}, Context())
+
+
+def _propagator() -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+    return TraceContextTextMapPropagator()
