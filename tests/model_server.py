@@ -118,6 +118,7 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
         ),
         "413": (413, "Payload too large", "invalid_request_error"),
     }
+    failed["quote"] = (400, f"Invalid value: {asked['messages'][-1]['content'][-2_000:]}", "invalid_request_error")
     if fault in failed:
         status, told, code = failed[fault]
         return status, json.dumps({"error": {"message": told, "type": code, "code": code}}), "application/json"

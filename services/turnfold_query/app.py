@@ -5,11 +5,9 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterable
-from socket import socket
+from collections.abc import Iterable
 
 import structlog
-import uvicorn
 import uvloop
 from faststream import FastStream
 from faststream.nats import NatsBroker
@@ -22,6 +20,7 @@ from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.embedded.ready import announce
 from turnfold.errors import StartError, Unavailable
+from turnfold.listening import Listener
 from turnfold.model_windows import ModelWindows
 from turnfold.operations.query import Answering
 from turnfold.operations.rules import policy_rule
@@ -32,6 +31,7 @@ from turnfold.store.history import SqlHistory
 from turnfold.store.letters import SqlLetters
 from turnfold.store.search import SqlSearch
 from turnfold.store.window import SqlWindows
+from turnfold.watchdog import Watchdog
 from turnfold_query.handlers import CONTEXT, Desk, Questions, make_router
 from turnfold_query.http import Admitted, make_http
 from turnfold_query.metrics import Metrics
@@ -40,7 +40,6 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 0.05
 """How often a waiting request looks by itself, should word of an ingest get lost."""
-STOP_SECONDS = 10
 
 
 class Word:
@@ -75,6 +74,8 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    watchdog = Watchdog(settings.watchdog_seconds)
+    watchdog.start()
     database = Database(settings.database_url, writes=False)
     try:
         await wait_for_schema(database)
@@ -87,6 +88,7 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
                 await client.close()
     finally:
         await database.close()
+        watchdog.stop()
 
 
 async def _serve(settings: Settings, database: Database, client: Client, stop: asyncio.Event, http_host: str, http_port: int) -> None:
@@ -139,10 +141,7 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         is_ready=is_ready,
         asyncapi=lambda: asyncapi_of(broker_of(questions.shapes)),
     )
-    server = _Server(
-        uvicorn.Config(Admitted(app, admission), host=http_host, port=http_port, log_config=None, access_log=False, lifespan="off")
-    )
-    serving = asyncio.create_task(server.serve(), name="http")
+    listener = Listener(Admitted(app, admission), host=http_host, port=http_port)
     try:
         await client.subscribe(INGESTED, cb=on_word)
         await desk.listen(client, CONTEXT)
@@ -151,9 +150,7 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         for connection in (client, broker.config.connection_state.connection):
             await connection.flush()
             await connection.flush()
-        await asyncio.wait([serving, asyncio.create_task(server.listening.wait())], return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            raise StartError(f"HTTP cannot listen on {http_host}:{http_port}; choose another port")
+        await listener.opened()
         # What is made by now stays: no collection needs to look at it, and there are few cycles to find afterwards.
         gc.collect()
         gc.freeze()
@@ -161,35 +158,16 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         announce({"query": os.getpid()})
         log.info("query.started", pid=os.getpid(), port=http_port)
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([stopped, serving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stopped, listener.ended], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        server.should_exit = True
+        listener.refuse()
         with contextlib.suppress(Exception):
             await broker.stop()
         await desk.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(serving, return_exceptions=True), STOP_SECONDS)
+        await listener.close()
         log.info("query.stopped")
 
 
 def asyncapi_of(broker: NatsBroker) -> str:
     """The bus as an AsyncAPI document."""
     return FastStream(broker, logger=None).schema.to_specification().to_json()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that says when it listens, and leaves the signals alone: stopping is decided in one place."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Listen."""
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Do not."""
-        yield

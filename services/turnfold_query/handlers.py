@@ -31,6 +31,7 @@ from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.operations import expand, history, query, search
 from turnfold.ports import HistoryStore, SearchStore, WindowStore
+from turnfold.tracing import span, trace_in
 from turnfold_query.metrics import Metrics
 
 log = structlog.get_logger()
@@ -79,10 +80,10 @@ class Questions:
         Raises:
             RequestError: it cannot be given; the error says what to do.
         """
+        if isinstance(request, ContextRequest):
+            return (await self.context(key, request)).body
         began = time.perf_counter()
         try:
-            if isinstance(request, ContextRequest):
-                return (await self.context(key, request)).body
             return (await self._told(name, key, request)).encode()
         finally:
             self._metrics.answered(name, time.perf_counter() - began)
@@ -108,7 +109,13 @@ class Questions:
 
     async def context(self, key: SessionKey, request: ContextRequest) -> query.Answer:
         """A window; see `turnfold.operations.query.context`."""
-        return await query.context(key, request, store=self._windows, answering=self._answering, arrivals=self._arrivals)
+        began = time.perf_counter()
+        try:
+            answer = await query.context(key, request, store=self._windows, answering=self._answering, arrivals=self._arrivals)
+        finally:
+            self._metrics.answered(CONTEXT, time.perf_counter() - began)
+        self._metrics.shown(answer)
+        return answer
 
 
 class Desk:
@@ -146,17 +153,20 @@ class Desk:
     async def _answer(self, name: str, message: Msg) -> None:
         if not message.reply:
             return
-        try:
-            with self._admission.admitted():
-                body = await self._answered(name, message)
-        except RequestError as error:
-            self._metrics.refused(name, error.code)
-            body = query.as_error(error).encode()
-        except Exception:
-            log.exception("request.failed", request=name)
-            self._metrics.refused(name, "unavailable")
-            body = query.as_error(Unavailable("the request failed; the log of the query service says why")).encode()
-        await message.respond(body)
+        with span(name, kind="server", parent=trace_in(message.headers)) as answering:
+            try:
+                with self._admission.admitted():
+                    body = await self._answered(name, message)
+            except RequestError as error:
+                self._metrics.refused(name, error.code)
+                answering.note(refused=error.code)
+                body = query.as_error(error).encode()
+            except Exception:
+                log.exception("request.failed", request=name)
+                self._metrics.refused(name, "unavailable")
+                answering.note(refused="unavailable")
+                body = query.as_error(Unavailable("the request failed; the log of the query service says why")).encode()
+            await message.respond(body)
 
     async def _answered(self, name: str, message: Msg) -> bytes:
         key = _key_of(name, message.subject)

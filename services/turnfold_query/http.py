@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from nats.aio.client import Client
 from nats.js.errors import APIError
 from nats.js.errors import Error as JetStreamError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,6 +37,7 @@ from turnfold.errors import BadEvent, BadRequest, RequestError, TooLarge, Unavai
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations import history, letters
 from turnfold.ports import DeadLetters, HistoryStore
+from turnfold.tracing import HEADER, is_on, span
 from turnfold_query.handlers import Questions
 from turnfold_query.metrics import Metrics
 from turnfold_query.pages import reference_page
@@ -92,6 +94,23 @@ class Admitted:
             await self._app(scope, receive, sending)
 
 
+class Traced:
+    """Record each request in the trace that its header names."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on, and call it by its route, which holds no id."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with span(scope["method"], kind="server", parent=Headers(scope=scope).get(HEADER)) as answering:
+            await self._app(scope, receive, send)
+            if path := getattr(scope.get("route"), "path", None):
+                answering.rename(f"{scope['method']} {path}")
+
+
 def make_http(
     *,
     questions: Questions,
@@ -118,7 +137,7 @@ def make_http(
     _writes(app, client)
     _listings(app, histories, dead_letters)
     _pages(app, histories, metrics, is_ready, asyncapi)
-    return EncodedPaths(app)
+    return EncodedPaths(Traced(app) if is_on() else app)
 
 
 # --- errors
@@ -238,9 +257,11 @@ def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
             raise BadRequest("the event names another agent or session than the path")
         headers = {"Nats-Msg-Id": message_header(key.agent_id, event.event_id)}
         try:
-            done = await client.jetstream(timeout=PUBLISH_SECONDS).publish(
-                session_subject(kind, key), body, stream=EVENTS_STREAM, headers=headers
-            )
+            with span("publish", kind="producer", event=kind) as publishing:
+                done = await client.jetstream(timeout=PUBLISH_SECONDS).publish(
+                    session_subject(kind, key), body, stream=EVENTS_STREAM, headers=headers | dict(publishing.headers)
+                )
+                publishing.note(stream_seq=done.seq)
         except APIError as error:
             raise refused(error.err_code, error.description) from None
         except (nats.errors.Error, JetStreamError, TimeoutError) as error:

@@ -1,39 +1,59 @@
 """What the query service counts."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from turnfold.operations.query import Answer
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_EDGES = (*map(str, SECONDS), "+Inf")
 
 
-class Metrics:
-    """The figures of one process, in a registry of its own."""
+class Metrics(Collector):
+    """The figures of one process, in a registry of its own.
+
+    What is counted for every request is kept in plain numbers, which takes a third of the time that counters with locks do:
+    one loop counts, and it reads them too.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self._seconds = Histogram(
-            "turnfold_request_seconds",
-            "Time to answer a request, waiting for freshness included.",
-            ["request"],
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._seconds_of: dict[str, Histogram] = {}
+        self.registry.register(self)
         self._dead_letters = Gauge(
             "turnfold_dead_letters", "Events in the database that could never be stored.", ["reason"], registry=self.registry
         )
         self._refused = Counter("turnfold_requests_refused", "Requests that were refused.", ["request", "code"], registry=self.registry)
+        self._requests: dict[str, _Times] = {}
+        self._built = _Times()
+        self._answers = {"fresh": 0, "stale": 0, "not_modified": 0}
+        self._trims = {"shortened": 0, "folded": 0, "digested": 0}
 
     def answered(self, name: str, seconds: float) -> None:
         """Count an answer, or what came instead of one, and how long it took."""
-        if name not in self._seconds_of:
-            self._seconds_of[name] = self._seconds.labels(name)
-        self._seconds_of[name].observe(seconds)
+        times = self._requests.get(name)
+        if times is None:
+            times = self._requests[name] = _Times()
+        times.add(seconds)
+
+    def shown(self, answer: Answer) -> None:
+        """Count a window: how fresh it is, how long it took to build, and what it shows otherwise than it was published."""
+        if not answer.is_modified or answer.account is None:
+            self._answers["not_modified"] += 1
+            return
+        self._answers["fresh" if answer.is_fresh else "stale"] += 1
+        self._built.add(answer.seconds)
+        account, trims = answer.account, self._trims
+        trims["shortened"] += account.trimmed
+        trims["folded"] += account.folded
+        trims["digested"] += account.pending_digested
 
     def refused(self, name: str, code: str) -> None:
         """Count a refusal."""
@@ -44,6 +64,45 @@ class Metrics:
         for reason, number in counts.items():
             self._dead_letters.labels(reason).set(number)
 
+    def collect(self) -> Iterable[Metric]:
+        """The plain numbers as metrics."""
+        requests = HistogramMetricFamily(
+            "turnfold_request_seconds", "Time to answer a request, waiting for freshness included.", labels=["request"]
+        )
+        for name, times in self._requests.items():
+            requests.add_metric([name], times.buckets(), times.sum)
+        built = HistogramMetricFamily("turnfold_window_build_seconds", "Time to build a window, without the waiting.")
+        built.add_metric([], self._built.buckets(), self._built.sum)
+        answers = CounterMetricFamily("turnfold_answers", "Windows that were asked for, by how fresh they were.", labels=["freshness"])
+        trims = CounterMetricFamily(
+            "turnfold_window_trims", "Messages that windows showed shortened, left out, or told in a digest.", labels=["step"]
+        )
+        for family, counts in ((answers, self._answers), (trims, self._trims)):
+            for label, number in counts.items():
+                family.add_metric([label], number)
+        return requests, built, answers, trims
+
     def text(self) -> bytes:
         """Everything in the Prometheus format."""
         return generate_latest(self.registry)
+
+
+class _Times:
+    """How often something took how long."""
+
+    def __init__(self) -> None:
+        self.sum = 0.0
+        self._counts = [0] * len(_EDGES)
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.sum += seconds
+        self._counts[bisect_left(SECONDS, seconds)] += 1
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """How many took at most so long, for each edge."""
+        seen, found = 0, []
+        for edge, count in zip(_EDGES, self._counts, strict=True):
+            seen += count
+            found.append((edge, float(seen)))
+        return found

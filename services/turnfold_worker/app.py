@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import structlog
@@ -23,16 +24,18 @@ from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
+from turnfold.listening import Listener
 from turnfold.model_windows import ModelWindows
 from turnfold.operations.ask import Writing
 from turnfold.operations.rules import make_rules, policy_rule
-from turnfold.ports import Ingested
+from turnfold.ports import Ingested, Rules
 from turnfold.settings import Settings
 from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.campaigns import SqlCampaigns
 from turnfold.store.changes import SqlChanges
 from turnfold.store.engine import Database
 from turnfold.store.erase import SqlErasures
+from turnfold.store.figures import SqlFigures
 from turnfold.store.history import SqlHistory
 from turnfold.store.idle import SqlIdle
 from turnfold.store.indexing import SqlIndex
@@ -43,9 +46,12 @@ from turnfold.store.outbox import SqlOutbox
 from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
-from turnfold_worker.background import Campaigner, CatchUp, Compactor, Eraser, Idler, Indexer, Keeper, Pruner, Relay, Sweeper
+from turnfold.watchdog import Watchdog
+from turnfold_worker.background import Campaigner, CatchUp, Compactor, Eraser, Idler, Indexer, Keeper, Prober, Pruner, Relay, Sweeper
 from turnfold_worker.handlers import BATCH, Desk, Intake, make_request_router
+from turnfold_worker.health import Health, Parts, make_http
 from turnfold_worker.letters import make_letters_router
+from turnfold_worker.metrics import Metrics
 from turnfold_worker.versions import make_versions_router
 from turnfold_worker.weighers import Weighers
 
@@ -53,6 +59,11 @@ log = structlog.get_logger()
 
 STOP_SECONDS = 8.0
 """How long what is in hand may take to finish; the rest comes again."""
+
+SILENT_SECONDS = 120.0
+"""A consumer that says nothing for so long may answer a new process. A connection that is dead is noticed after 80 at most."""
+BATCH_SECONDS = 120.0
+"""So long without an end of any batch, and the database has forgotten us; it gives up by itself much sooner."""
 
 Result = TypeVar("Result")
 
@@ -74,9 +85,11 @@ async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    seen = Seen(Watchdog(settings.watchdog_seconds))
+    seen.watchdog.start()
     database = Database(settings.database_url, writes=True)
     try:
-        starting = asyncio.create_task(_serve(settings, database, stop), name="worker")
+        starting = asyncio.create_task(_serve(settings, database, seen, stop), name="worker")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -90,9 +103,36 @@ async def _run(settings: Settings) -> None:
             starting.result()
     finally:
         await database.close()
+        seen.watchdog.stop()
 
 
-async def _serve(settings: Settings, database: Database, stop: asyncio.Event) -> None:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What looks at a worker while it works."""
+
+    watchdog: Watchdog
+    metrics: Metrics = field(default_factory=Metrics)
+    health: Health = field(default_factory=Health)
+
+
+async def _serve(settings: Settings, database: Database, seen: Seen, stop: asyncio.Event) -> None:
+    """Tell how the worker is while it runs."""
+    listener = None if settings.worker_http_port is None else await _listening(settings.http_host, settings.worker_http_port, seen)
+    try:
+        await _start(settings, database, seen, stop)
+    finally:
+        if listener is not None:
+            await listener.close()
+
+
+async def _listening(host: str, port: int, seen: Seen) -> Listener:
+    listener = Listener(make_http(seen.health, seen.metrics), host=host, port=port)
+    await listener.opened()
+    log.info("worker.listening", port=listener.port)
+    return listener
+
+
+async def _start(settings: Settings, database: Database, seen: Seen, stop: asyncio.Event) -> None:
     """Build the parts, run them until told to stop, and take them down in order."""
     # litellm takes seconds to load: its child begins first. Without a model the child is light, and waits for its first job.
     summarizer = Summarizer(preload=_has_model(settings))
@@ -112,10 +152,11 @@ async def _serve(settings: Settings, database: Database, stop: asyncio.Event) ->
         lock = WriterLock(settings.database_url)
         if not lock.try_to_take():
             log.info("worker.standing_by")
+            seen.health.waits_for = "it stands by: another worker writes to this file"
             await _unless(stop, lock.take())
         if stop.is_set():
             return
-        await _work(settings, database, await counting, client, weighers, summarizer, stop)
+        await _work(settings, database, await counting, client, weighers, summarizer, seen, stop)
     finally:
         weighers.close()
         await summarizer.close()
@@ -124,8 +165,9 @@ async def _serve(settings: Settings, database: Database, stop: asyncio.Event) ->
 
 
 async def _work(
-    settings: Settings, database: Database, count: Count, client: Client, weighers: Weighers, summarizer: Summarizer, stop: asyncio.Event
-) -> None:
+    settings: Settings, database: Database, count: Count, client: Client, weighers: Weighers, summarizer: Summarizer, seen: Seen,
+    stop: asyncio.Event,
+) -> None:  # fmt: skip
     policy = policy_rule(settings.preset, settings.policy_of)
     windows = ModelWindows()
     rules = make_rules(
@@ -139,7 +181,7 @@ async def _work(
         # The lock of the writer is ours, so whoever held a lease is gone.
         await jobs.end_leases()
     pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
-    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, weigh=weighers.weigh)
+    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, weigh=weighers.weigh, metrics=seen.metrics)
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=_writing(settings, windows), count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
@@ -151,6 +193,8 @@ async def _work(
     idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
     eraser = Eraser(store=SqlErasures(database), client=client, rules=rules, now_ms=now_ms)
     indexer = Indexer(store=SqlIndex(database), is_busy=lambda: intake.is_busy)
+    figures = SqlFigures(database)
+    prober = Prober(probe=figures.probe)
 
     loop = asyncio.get_running_loop()
 
@@ -167,36 +211,18 @@ async def _work(
             part.wake()
 
     intake.on_stored = on_stored
-    compactor.on_done = look_again
-    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
-    changes, desk = SqlChanges(database), Desk(Admission(settings.max_requests))
-    broker.include_routers(
-        make_request_router(
-            changes=changes,
-            rules=rules,
-            now_ms=now_ms,
-            on_change=look_again,
-            last_seq=lambda: last_sequence(client),
-            on_erased=eraser.erased,
-            desk=desk,
-        ),
-        make_versions_router(
-            store=SqlVersions(database),
-            campaigns=SqlCampaigns(database),
-            histories=SqlHistory(database),
-            rules=rules,
-            now_ms=now_ms,
-            on_change=look_again,
-            desk=desk,
-        ),
-        make_letters_router(store=SqlLetters(database), stream=BusEvents(client), now_ms=now_ms, desk=desk),
-    )
+    compactor.on_done, compactor.on_attempt = look_again, seen.metrics.attempted
+    desk = Desk(Admission(settings.max_requests))
+    broker = _broker(settings, database, client, rules, look_again, eraser, desk)
     await broker.start()
     keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
     loops = [
         asyncio.create_task(part.run(), name=type(part).__name__)
-        for part in (catch_up, intake, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper)
+        for part in (catch_up, intake, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper, prober)
     ]
+    seen.watchdog.watch("the consumer", lambda: pull.words, seconds=SILENT_SECONDS)
+    seen.watchdog.watch("the intake", lambda: intake.ended, seconds=BATCH_SECONDS)
+    seen.health.parts = Parts(client, pull, prober, figures)
     if _has_model(settings):
         # Events are stored already; whoever waits for the ready line may count on summaries too.
         await _unless(stop, summarizer.loaded())
@@ -205,6 +231,11 @@ async def _work(
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     log.info("worker.started", pid=os.getpid())
+    await _until_stopped(stop, loops, broker, desk)
+
+
+async def _until_stopped(stop: asyncio.Event, loops: Sequence[asyncio.Task[None]], broker: NatsBroker, desk: Desk) -> None:
+    """Run until told to stop, or a part ends that should not; then take nothing more and finish what is in hand."""
     try:
         stopped = asyncio.create_task(stop.wait(), name="stop")
         done, _ = await asyncio.wait([stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
@@ -232,6 +263,35 @@ def _writing(settings: Settings, windows: ModelWindows) -> Writing:
         task=settings.summary_prompt,
         redactions=settings.redact_patterns,
     )
+
+
+def _broker(
+    settings: Settings, database: Database, client: Client, rules: Rules, look_again: Callable[[], object], eraser: Eraser, desk: Desk
+) -> NatsBroker:
+    """Who answers requests that write."""
+    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
+    broker.include_routers(
+        make_request_router(
+            changes=SqlChanges(database),
+            rules=rules,
+            now_ms=now_ms,
+            on_change=look_again,
+            last_seq=lambda: last_sequence(client),
+            on_erased=eraser.erased,
+            desk=desk,
+        ),
+        make_versions_router(
+            store=SqlVersions(database),
+            campaigns=SqlCampaigns(database),
+            histories=SqlHistory(database),
+            rules=rules,
+            now_ms=now_ms,
+            on_change=look_again,
+            desk=desk,
+        ),
+        make_letters_router(store=SqlLetters(database), stream=BusEvents(client), now_ms=now_ms, desk=desk),
+    )
+    return broker
 
 
 def _has_model(settings: Settings) -> bool:

@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -24,10 +24,11 @@ from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
 from turnfold.messages import AgentId
 from turnfold.operations.ask import Writing
-from turnfold.operations.compact import Committed, GivenBack, RolledBack, compact
+from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
 from turnfold.operations.weighing import Delivery
 from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Notice, Outbox, Rules, Summarizer, WordIndex
+from turnfold.tracing import span
 from turnfold_worker.handlers import BATCH, Intake
 
 log = structlog.get_logger()
@@ -97,6 +98,7 @@ class Compactor(_Waker):
         self._running: dict[asyncio.Task[None], AgentId] = {}
         self._yielded_since: float | None = None
         self.on_done: Callable[[], object] = lambda: None
+        self.on_attempt: Callable[[Outcome | str], object] = lambda _: None
 
     async def run(self) -> None:
         """Work until cancelled; running jobs are left to their leases."""
@@ -144,16 +146,17 @@ class Compactor(_Waker):
     async def _compact(self, job: Job) -> None:
         began = time.monotonic()
         try:
-            outcome = await compact(
-                job, store=self._store, summarizer=self._summarizer, writing=self._writing, count=self._count, now_ms=self._now_ms
-            )
+            outcome = await self._traced(job)
         except Unavailable as error:
+            self.on_attempt("delayed")
             log.warning("compaction.delayed", compaction_id=job.compaction_ids[-1], error=str(error))
             return
         except Exception:
             # The lease runs out and the job is tried again, by whoever comes first.
+            self.on_attempt("crashed")
             log.exception("compaction.crashed", compaction_id=job.compaction_ids[-1])
             return
+        self.on_attempt(outcome)
         seconds = round(time.monotonic() - began, 3)
         match outcome:
             case Committed(version=version, reason=reason):
@@ -164,6 +167,17 @@ class Compactor(_Waker):
                 log.warning("attempt.failed", compaction_id=job.compaction_ids[-1], reason=reason, attempt=job.attempt, seconds=seconds)
             case _:
                 log.info("summary.discarded", compaction_id=job.compaction_ids[-1], seconds=seconds)
+
+    async def _traced(self, job: Job) -> Outcome:
+        """One attempt, in the trace of the event that set it off."""
+        *others, parent = job.traces or (None,)
+        compaction_id = str(job.compaction_ids[-1])
+        with span("compact", kind="consumer", parent=parent, others=others, compaction_id=compaction_id, attempt=job.attempt) as compacting:
+            outcome = await compact(
+                job, store=self._store, summarizer=self._summarizer, writing=self._writing, count=self._count, now_ms=self._now_ms
+            )
+            compacting.note(outcome=type(outcome).__name__, reason=getattr(outcome, "reason", None))
+            return outcome
 
 
 class Idler(_Waker):
@@ -443,6 +457,28 @@ class CatchUp(_Waker):
                 # As with any batch: the others go on, and this one is tried again.
                 log.exception("batch.crashed")
             return found[-1].stream_seq + 1, len(found)
+
+
+class Prober(_Waker):
+    """Sees that the database can be written, and remembers when it could."""
+
+    poll_seconds = 5.0
+
+    def __init__(self, *, probe: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._probe = probe
+        self._written_at = time.monotonic()
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago it could be written."""
+        return time.monotonic() - self._written_at
+
+    async def work(self) -> float:
+        """Look."""
+        await self._probe()
+        self._written_at = time.monotonic()
+        return self.poll_seconds
 
 
 class Child(Protocol):

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
@@ -19,6 +21,8 @@ from turnfold.messages import SessionKey
 from turnfold.operations.ingest import Weigh, ingest
 from turnfold.operations.weighing import Delivery
 from turnfold.ports import Changes, Ingested, IntakeStore, Rules
+from turnfold.tracing import is_on, span, trace_in
+from turnfold_worker.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -33,14 +37,16 @@ ACK_TOKENS = 9
 class Intake:
     """Batches from the stream into the store; acknowledged after the commit, never before."""
 
-    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, weigh: Weigh) -> None:
+    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, weigh: Weigh, metrics: Metrics) -> None:
         self._pull = pull
         self._client = client
         self._store = store
         self._rules = rules
         self._weigh = weigh
+        self._metrics = metrics
         self._places = asyncio.Semaphore(SIDE_BY_SIDE)
         self._in_hand: set[asyncio.Task[None]] = set()
+        self._ended = 0
         self.may_begin = asyncio.Event()
         """Set once no older events are missing, which new ones would overtake."""
         self.on_stored: Callable[[Ingested], object] = lambda _: None
@@ -49,6 +55,11 @@ class Intake:
     def is_busy(self) -> bool:
         """Whether at least a full batch of events is in hand or waits."""
         return self._pull.held >= BATCH
+
+    @property
+    def ended(self) -> int | None:
+        """How many batches came to an end, good or bad; None while none is in hand."""
+        return self._ended if self._in_hand else None
 
     async def run(self) -> None:
         """Take batches until cancelled; what is in hand then is finished first, and what is not comes again."""
@@ -67,17 +78,26 @@ class Intake:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._in_hand.discard(task)
+        self._ended += 1
         self._places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("batch.crashed", exc_info=error)
 
     async def _take(self, batch: Sequence[Msg]) -> None:
-        """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
+        """Store a batch, in the trace of each event that has one."""
         deliveries = [delivery_of(message) for message in batch]
+        with ExitStack() as traced:
+            if is_on():
+                deliveries = [_traced(one, message, traced) for one, message in zip(deliveries, batch, strict=True)]
+            await self._store_all(batch, deliveries)
+
+    async def _store_all(self, batch: Sequence[Msg], deliveries: Sequence[Delivery]) -> None:
+        """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
         try:
             done = await self._ingest(deliveries)
         except Unavailable as error:
             log.warning("batch.returned", events=len(batch), error=str(error))
+            self._metrics.returned()
             await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)
             return
         except BaseException:
@@ -95,7 +115,10 @@ class Intake:
         await self._tell(await self._ingest(deliveries))
 
     async def _ingest(self, deliveries: Sequence[Delivery]) -> Ingested:
-        return await ingest(deliveries, store=self._store, rules=self._rules, weigh=self._weigh)
+        began = time.perf_counter()
+        done = await ingest(deliveries, store=self._store, rules=self._rules, weigh=self._weigh)
+        self._metrics.stored(done, events=len(deliveries), seconds=time.perf_counter() - began)
+        return done
 
     async def _tell(self, done: Ingested) -> None:
         self.on_stored(done)
@@ -103,6 +126,15 @@ class Intake:
         if done.dead_letters:
             log.warning("events.buried", dead_letters=done.dead_letters)
         log.debug("batch.stored", events=done.events, messages=done.messages, evictions=done.evictions)
+
+
+def _traced(delivery: Delivery, message: Msg, traced: ExitStack) -> Delivery:
+    """The delivery with a span of its own, in the trace that its header names; without one it has none."""
+    parent = trace_in(message.headers)
+    if parent is None:
+        return delivery
+    ingesting = traced.enter_context(span("ingest", kind="consumer", parent=parent, stream_seq=delivery.stream_seq))
+    return delivery._replace(trace=ingesting.trace)
 
 
 def delivery_of(message: Msg) -> Delivery:

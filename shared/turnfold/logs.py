@@ -4,7 +4,7 @@ import logging
 import sys
 import traceback
 from collections.abc import MutableMapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 import structlog
@@ -89,6 +89,14 @@ def _described(error: BaseException) -> str:
     return " <- ".join(parts)
 
 
+def places_of(frame: FrameType | None) -> list[str]:
+    """Where a thread is now, and how it came there: files, lines and functions."""
+    return _told(traceback.extract_stack(frame)) if frame is not None else []
+
+
 def _places(trace: TracebackType | None) -> list[str]:
-    frames = traceback.extract_tb(trace)[-FRAMES:]
-    return [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
+    return _told(traceback.extract_tb(trace))
+
+
+def _told(frames: traceback.StackSummary) -> list[str]:
+    return [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-FRAMES:]]

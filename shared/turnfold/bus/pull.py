@@ -48,6 +48,8 @@ class Pull:
         self._waiting: deque[Msg] = deque()
         self._arrived = asyncio.Event()
         self._heard = 0.0
+        self._words = 0
+        self._served_at = 0.0
         self._missing_since: float | None = None
         self._connections = client.stats["reconnects"]
         self._failure: StartError | None = None
@@ -58,7 +60,7 @@ class Pull:
     async def start(self) -> None:
         """Begin to receive."""
         self._subscription = await self._client.subscribe(self._inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
-        self._heard = asyncio.get_running_loop().time()
+        self._heard = self._served_at = asyncio.get_running_loop().time()
         self._keeper = asyncio.create_task(self._keep(), name="pull")
         await self._ask()
 
@@ -66,6 +68,17 @@ class Pull:
     def held(self) -> int:
         """How many messages are here and not acknowledged; more may wait in the stream."""
         return len(self._held)
+
+    @property
+    def words(self) -> int | None:
+        """How often the consumer was heard; None while there is nothing to hear: no connection, or no room for more messages."""
+        is_full = self._asked == 0 and not self._has_room()
+        return None if is_full or not self._client.is_connected else self._words
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long ago it was heard last, though there was room for more."""
+        return asyncio.get_running_loop().time() - self._served_at
 
     async def take(self, most: int) -> list[Msg]:
         """The oldest messages that wait, at least one and at most so many.
@@ -112,7 +125,7 @@ class Pull:
         """Ask for as many as there is room for, once a quarter of the room is free."""
         room = self._ahead - self._asked - len(self._held)
         room_bytes = AHEAD_BYTES - self._asked_bytes - self._held_bytes
-        if room < self._ahead // 4 or room_bytes < AHEAD_BYTES // 4 or not self._client.is_connected or self._subscription is None:
+        if not self._has_room() or not self._client.is_connected or self._subscription is None:
             return
         self._asked += room
         self._asked_bytes += room_bytes
@@ -123,6 +136,11 @@ class Pull:
             "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
         }
         await self._client.publish(self._next, json.dumps(wanted).encode(), reply=self._inbox)
+
+    def _has_room(self) -> bool:
+        """Whether at least a quarter of the room is neither taken nor promised."""
+        room = self._ahead - self._asked - len(self._held)
+        return room >= self._ahead // 4 and AHEAD_BYTES - self._asked_bytes - self._held_bytes >= AHEAD_BYTES // 4
 
     def _asked_for(self, messages: int, size: int) -> None:
         """How much of what was asked for may still come; a request that was met in full says nothing of what it left over."""
@@ -135,6 +153,7 @@ class Pull:
             await self._on_status(message)
             return
         self._missing_since = None
+        self._is_served()
         self._asked_for(self._asked - 1, self._asked_bytes - len(message.data))
         self._held[id(message)] = message
         self._held_bytes += len(message.data)
@@ -151,6 +170,7 @@ class Pull:
             self._asked_for(0, 0)
             return
         self._missing_since = None
+        self._is_served()
         if status == "100":
             return
         told = headers.get("Description", "").lower()
@@ -160,6 +180,10 @@ class Pull:
         left, left_bytes = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes")
         self._asked_for(self._asked - int(left or self._asked), self._asked_bytes - int(left_bytes or self._asked_bytes))
         await self._ask()
+
+    def _is_served(self) -> None:
+        self._words += 1
+        self._served_at = self._heard
 
     def _fail(self, told: str) -> None:
         self._failure = StartError(f"{told}; run `turnfold migrate` and start again")
@@ -193,6 +217,8 @@ class Pull:
             log.info("pull.asked_again", silent_seconds=round(now - self._heard, 1))
             self._asked_for(0, 0)
             self._heard = now
+        if self.words is None:
+            self._served_at = now
         if self._missing_since is not None and now - self._missing_since > MISSING_SECONDS:
             self._fail(f"nobody on the bus knows this consumer for {MISSING_SECONDS:g} seconds")
         await self._ask()

@@ -198,6 +198,42 @@ async def read_events(client: Client, *, first_seq: int, last_seq: int, most: in
             await subscription.unsubscribe()
 
 
+class Lag(NamedTuple):
+    """What is published and not stored yet: so many events, the oldest so many seconds old."""
+
+    events: int = 0
+    seconds: float = 0.0
+
+
+async def lag(client: Client, *, now_ms: int) -> Lag:
+    """How far the workers are behind the stream.
+
+    Raises:
+        Unavailable: the stream does not answer, or its consumer is gone.
+    """
+    jetstream = client.jetstream(timeout=2.0)
+    try:
+        consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+        events = (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
+        if not events:
+            return Lag()
+        floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+        return Lag(events, await _age_seconds(jetstream, floor + 1, now_ms))
+    except NotFoundError:
+        raise Unavailable("the stream of events or its consumer is gone; run `turnfold migrate`") from None
+    except (APIError, nats.errors.Error, TimeoutError) as error:
+        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+
+
+async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> float:
+    """How old the first event from a sequence on is; 0 where there is none, for what was there may be erased."""
+    try:
+        oldest = await jetstream.get_msg(EVENTS_STREAM, seq=seq, subject=">", next=True)
+    except NotFoundError:
+        return 0.0
+    return max(0.0, now_ms / 1000 - oldest.time.timestamp()) if oldest.time else 0.0
+
+
 async def differences(client: Client) -> list[str]:
     """What differs between the streams and consumer on the server and those the system needs, one text each."""
     jetstream = client.jetstream()

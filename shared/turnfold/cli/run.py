@@ -43,6 +43,7 @@ def up(
         nats_port=nats_port,
         http_host=settings.http_host,
         http_port=settings.http_port,
+        worker_http_port=settings.worker_http_port or 0,
         database_url=settings.database_url if "database_url" in settings.named else None,
         nats_server=settings.nats_server,
         environ=os.environ,
@@ -102,6 +103,7 @@ def _print_panel(ready: Mapping[str, Any]) -> None:
     rows = Table.grid(padding=(0, 2))
     rows.add_row("bus", redacted(ready["nats_url"]))
     rows.add_row("http", f"{ready['http_url']}  (docs at {ready['http_url']}/docs)")
+    rows.add_row("figures", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
     rows.add_row("database", redacted(ready["database_url"]))
     rows.add_row("processes", ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items()))
     rows.add_row("try", "turnfold replay FILE, then turnfold sessions (with TURNFOLD_DATA_DIR set to this data directory)")

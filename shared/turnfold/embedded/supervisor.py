@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnfold.embedded.child import Child, Part
 from turnfold.embedded.directory import DataDirectory
@@ -41,6 +41,7 @@ class Plan:
     nats_port: int = 4222
     http_host: str = "127.0.0.1"
     http_port: int = 8080
+    worker_http_port: int = 0
     database_url: str | None = None
     nats_server: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +65,10 @@ async def run(plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log:
         stack.callback(nats_port.release)
         http_port = ReservedPort.reserve(plan.http_host, plan.http_port, option="--http-port")
         stack.callback(http_port.release)
-        system = _System(plan, directory, nats_port=nats_port.number, http_port=http_port.number, on_ready=on_ready, log=log)
+        worker_port = ReservedPort.reserve(plan.http_host, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT")
+        stack.callback(worker_port.release)
+        ports = _Ports(nats_port.number, http_port.number, worker_port.number)
+        system = _System(plan, directory, ports, on_ready=on_ready, log=log)
         await system.run()
 
 
@@ -77,6 +81,14 @@ def absolute_database_url(url: str) -> str:
     return f"{scheme}:///{Path(name).absolute().resolve()}{query}{rest}"
 
 
+class _Ports(NamedTuple):
+    """Where the parts listen."""
+
+    nats: int
+    http: int
+    worker: int
+
+
 class _System:
     """The children, which of them are ready, and what was last said about them."""
 
@@ -84,16 +96,15 @@ class _System:
         self,
         plan: Plan,
         directory: DataDirectory,
+        ports: _Ports,
         *,
-        nats_port: int,
-        http_port: int,
         on_ready: Callable[[Mapping[str, Any]], None],
         log: Callable[..., None],
     ) -> None:
         self._directory = directory
         self._log = log
         self._nats_directory = directory.path / "nats"
-        self._nats_port = nats_port
+        self._nats_port = ports.nats
         self._on_ready = on_ready
         self._children: dict[str, Child] = {}
         self._ready: dict[str, Mapping[str, int]] = {}
@@ -102,8 +113,9 @@ class _System:
         self._stop = asyncio.Event()
         self._is_ready = asyncio.Event()
         self._urls = {
-            "nats_url": f"nats://{HOST}:{nats_port}",
-            "http_url": http_url(plan.http_host, http_port),
+            "nats_url": f"nats://{HOST}:{ports.nats}",
+            "http_url": http_url(plan.http_host, ports.http),
+            "worker_url": http_url(plan.http_host, ports.worker),
             "database_url": absolute_database_url(plan.database_url or f"sqlite+aiosqlite:///{directory.path}/turnfold.db"),
         }
         self._environ = {name: value for name, value in plan.environ.items() if name not in DROPPED} | {
@@ -111,10 +123,11 @@ class _System:
             "TURNFOLD_DATABASE_URL": self._urls["database_url"],
             "TURNFOLD_DATA_DIR": str(directory.path),
             "TURNFOLD_HTTP_HOST": plan.http_host,
-            "TURNFOLD_HTTP_PORT": str(http_port),
+            "TURNFOLD_HTTP_PORT": str(ports.http),
+            "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
             ANNOUNCE: "1",
         }
-        config = write_config(self._nats_directory, port=nats_port)
+        config = write_config(self._nats_directory, port=ports.nats)
         binary = find_server(plan.nats_server)
         # The lock lives as long as the server: no second one can open the same streams.
         nats = Part(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from turnfold.core.growth import Growth, PendingRow
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.render import Rendered, render
-from turnfold.core.window import Asked, Plan, Stored, budget_of, grown, planned
+from turnfold.core.window import Account, Asked, Plan, Stored, budget_of, grown, planned
 from turnfold.core.wrapping import Placement, SummaryFacts, summary_facts
 from turnfold.errors import RequestError
 from turnfold.lately import Lately
@@ -56,11 +57,18 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A window as the JSON that travels."""
+    """A window as the JSON that travels.
+
+    `is_fresh` says whether it shows what was asked for, `account` what became of the messages, and `seconds` how long it took
+    to build, without the waiting.
+    """
 
     body: bytes
     etag: str
     is_modified: bool = True
+    is_fresh: bool = True
+    account: Account | None = None
+    seconds: float = 0.0
 
 
 async def context(key: SessionKey, request: ContextRequest, *, store: WindowStore, answering: Answering, arrivals: Arrivals) -> Answer:
@@ -75,7 +83,7 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
     moment = None if request.as_of is None else moment_of(request.as_of)
     spread = 1.0
     while True:
-        patience = deadline - asyncio.get_running_loop().time()
+        patience, began = deadline - asyncio.get_running_loop().time(), time.perf_counter()
         reading = _Reading(key, request, answering, may_wait=patience > 0, spread=spread)
         if moment is None:
             seen, bodies = await store.window(key, glance=reading.glance, choose=reading.choose)
@@ -91,7 +99,7 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
                 if seen.max_chars and (characters := seen.characters(rendered)) > seen.max_chars:
                     spread = next_spread(spread, characters, seen.max_chars)
                     continue
-                answer = seen.answer(rendered)
+                answer = seen.answer(rendered, began)
                 if moment is None and not seen.asked.is_emergency and seen.facts.session is not None:
                     answering.grown.keep(
                         (seen.facts.session.sid, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken)
@@ -135,9 +143,10 @@ class _Planned:
         beside = len(OPENING) + len(SILENT) if self.is_anthropic else 0
         return beside + characters_of(rendered, with_summary=self.plan.placement is Placement.SEPARATE)
 
-    def answer(self, rendered: Rendered) -> Answer:
-        """Write it in the shape that was asked for."""
-        return Answer(_as_json(self, shaped(self.plan, rendered) if self.is_anthropic else None, rendered), self.etag)
+    def answer(self, rendered: Rendered, began: float) -> Answer:
+        """Write it in the shape that was asked for; work on it `began` then."""
+        body = _as_json(self, shaped(self.plan, rendered) if self.is_anthropic else None, rendered)
+        return Answer(body, self.etag, is_fresh=self.is_fresh, account=self.plan.account, seconds=time.perf_counter() - began)
 
 
 class _Reading:

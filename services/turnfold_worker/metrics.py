@@ -1,0 +1,122 @@
+"""What the worker counts."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from turnfold.bus.streams import Lag
+from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack
+from turnfold.ports import Ingested
+from turnfold.store.figures import Waiting
+
+BATCH_EVENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+BATCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SUMMARY_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """The figures of one process, in a registry of its own. Nothing is counted for each event, only for each batch and job."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._count_intake()
+        self._count_summaries()
+        self._tell_what_waits()
+
+    def _count_intake(self) -> None:
+        registry = self.registry
+        self._events = Counter("turnfold_events_stored", "Events that were stored.", registry=registry)
+        self._messages = Counter("turnfold_messages_stored", "Messages that were stored.", registry=registry)
+        self._duplicates = Counter("turnfold_duplicates", "Copies of events that were stored before.", registry=registry)
+        self._buried = Counter("turnfold_events_buried", "Events that became dead letters.", registry=registry)
+        self._evictions = Counter("turnfold_evictions", "Compactions that were opened as events were stored.", registry=registry)
+        self._returned = Counter("turnfold_batches_returned", "Batches that could not be stored and came again.", registry=registry)
+        self._batch_events = Histogram("turnfold_batch_events", "Events in a batch.", buckets=BATCH_EVENTS, registry=registry)
+        self._batch_seconds = Histogram(
+            "turnfold_batch_seconds", "Time from taking a batch to its acknowledgement.", buckets=BATCH_SECONDS, registry=registry
+        )
+
+    def _count_summaries(self) -> None:
+        registry = self.registry
+        self._attempts = Counter("turnfold_attempts", "Attempts at a summary, by how they ended.", ["outcome", "reason"], registry=registry)
+        self._summary_seconds = Histogram(
+            "turnfold_summary_seconds", "Time to write a version that was committed.", ["kind"], buckets=SUMMARY_SECONDS, registry=registry
+        )
+        self._saved = Counter("turnfold_tokens_saved", "Tokens by which new versions made windows smaller.", registry=registry)
+        self._model_tokens = Counter(
+            "turnfold_model_tokens", "Tokens that models took for committed versions.", ["model", "direction"], registry=registry
+        )
+        self._cost = Counter(
+            "turnfold_model_cost_dollars", "What models took for committed versions, in US dollars.", ["model"], registry=registry
+        )
+
+    def _tell_what_waits(self) -> None:
+        registry = self.registry
+        self._lag_events = Gauge("turnfold_lag_events", "Events that are published and not stored yet.", registry=registry)
+        self._lag_seconds = Gauge("turnfold_lag_seconds", "Age of the oldest event that is not stored yet.", registry=registry)
+        self._jobs = Gauge("turnfold_jobs", "Open compactions.", ["status"], registry=registry)
+        self._late = Gauge("turnfold_jobs_late_seconds", "For how long the latest open compaction is due.", registry=registry)
+        self._pending = Gauge("turnfold_pending_messages", "Evicted messages that no summary speaks for yet.", registry=registry)
+        self._notices = Gauge("turnfold_outbox_notices", "Notices that wait to be sent.", registry=registry)
+        self._unindexed = Gauge("turnfold_unindexed_sessions", "Sessions with messages that are not indexed yet.", registry=registry)
+
+    def stored(self, done: Ingested, *, events: int, seconds: float) -> None:
+        """Count a batch of so many events, from when it was taken to when it was acknowledged."""
+        self._batch_events.observe(events)
+        self._batch_seconds.observe(seconds)
+        self._events.inc(done.events)
+        self._messages.inc(done.messages)
+        self._duplicates.inc(done.duplicates)
+        self._buried.inc(done.dead_letters)
+        self._evictions.inc(done.evictions)
+
+    def returned(self) -> None:
+        """Count a batch that was given back."""
+        self._returned.inc()
+
+    def attempted(self, outcome: Outcome | str) -> None:
+        """Count an attempt at a summary: how it ended, or in a word what kept it from any end of its own."""
+        match outcome:
+            case str():
+                self._attempts.labels(outcome, "").inc()
+            case Committed(reason=reason):
+                self._attempts.labels("committed", reason or "").inc()
+                self._committed(outcome)
+            case GivenBack(reason=reason):
+                self._attempts.labels("given_back", reason).inc()
+            case RolledBack(reason=reason):
+                self._attempts.labels("rolled_back", reason or "").inc()
+            case _:
+                self._attempts.labels("discarded", "").inc()
+
+    def _committed(self, done: Committed) -> None:
+        self._saved.inc(done.tokens_saved)
+        if done.made is None:
+            return
+        draft = done.made.draft
+        self._summary_seconds.labels(draft.kind).observe(done.made.seconds or 0.0)
+        if draft.model is None:
+            return
+        self._model_tokens.labels(draft.model, "prompt").inc(draft.prompt_tokens or 0)
+        self._model_tokens.labels(draft.model, "completion").inc(draft.completion_tokens or 0)
+        self._cost.labels(draft.model).inc(draft.cost or 0.0)
+
+    def lags(self, lag: Lag) -> None:
+        """Tell how far the stream is ahead."""
+        self._lag_events.set(lag.events)
+        self._lag_seconds.set(lag.seconds)
+
+    def waits(self, waiting: Waiting) -> None:
+        """Tell what waits in the database."""
+        self._jobs.labels("pending").set(waiting.pending)
+        self._jobs.labels("running").set(waiting.running)
+        self._late.set(waiting.late_seconds)
+        self._pending.set(waiting.messages)
+        self._notices.set(waiting.notices)
+        self._unindexed.set(waiting.unindexed_sessions)
+
+    def text(self) -> bytes:
+        """Everything in the Prometheus format."""
+        return generate_latest(self.registry)
