@@ -15,6 +15,8 @@ from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.search import found, question_of
 from turnfold.ports import Scope
+from turnfold.store.engine import Database
+from turnfold.store.figures import SqlFigures
 
 GROWING = ("messages", "events", "tool_calls", "sessions", "compactions", "summaries", "audit", "outbox", "dead_letters", "usage_reports")
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
@@ -74,6 +76,11 @@ class Watched:
         self.stores = stores
         self._recorder = recorder
         self._path = path
+
+    @property
+    def url(self) -> str:
+        """Its database."""
+        return f"sqlite+aiosqlite:///{self._path}"
 
     def begin(self) -> None:
         """Forget what was sent."""
@@ -258,3 +265,15 @@ async def test_a_scan_would_be_seen(watched: Watched) -> None:
     await watched.stores.seen()
 
     assert {step.split()[1] for step, _ in watched.scans()} >= {"messages", "events", "audit"}
+
+
+@pytest.mark.proves("O4")
+async def test_whoever_watches_reads_what_is_open_and_not_what_ever_was(watched: Watched) -> None:
+    database = Database(watched.url, writes=False)
+    watched.begin()
+    await SqlFigures(database).waiting(now_ms=NOON)
+    await database.close()
+
+    assert {step for step, _ in watched.scans()} == {"SCAN outbox"}
+    assert "ix_compactions_open" in watched.steps()
+    assert "ix_sessions_unindexed" in watched.steps()

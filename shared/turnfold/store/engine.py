@@ -219,8 +219,9 @@ class _Translated:
             raise Unavailable(f"the database cannot be used now ({_first_line(error)}); try again later") from error
 
 
-_PASSING = ("08", "3D", "40", "53", "55", "57", "58")
-"""Classes of SQLSTATE that say nothing against the statement: connections, a database that is being put in its place, deadlocks, resources, locks, operators, the system."""
+_PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58")
+"""Classes of SQLSTATE that say nothing against the statement: connections, transactions (a server that only reads since a
+failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system."""
 
 
 def may_pass(error: BaseException | None) -> bool:
