@@ -68,7 +68,7 @@ class Answer:
     is_modified: bool = True
     is_fresh: bool = True
     account: Account | None = None
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
 
 
 async def context(key: SessionKey, request: ContextRequest, *, store: WindowStore, answering: Answering, arrivals: Arrivals) -> Answer:
