@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from tests.invariants import faults
-from tests.stores import LEASE_MS, NOON, Stores, assistant, result, sql_stores, summary, tool, turn, user
+from tests.stores import LEASE_MS, NOON, Stores, assistant, places, result, sql_stores, summary, tool, turn, user
 from turnfold.errors import LostLease, RequestError, StaleVersion
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
 from turnfold.ports import Arrival, Wanted
@@ -61,7 +61,7 @@ class Storm:
         await stores.intake.ingest(batch, (), rules=stores.rules)
 
     async def write(self, stores: Stores, _: SessionKey, now_ms: int) -> None:
-        for job in await stores.jobs.claim(limit=3, lease_ms=LEASE_MS, now_ms=now_ms, policy=stores.policy):
+        for job in await stores.jobs.claim(places(3), lease_ms=LEASE_MS, now_ms=now_ms, policy=stores.policy):
             await stores.jobs.load(job, now_ms=now_ms)
             await stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=now_ms)
             if self.chance.random() < 0.2:
