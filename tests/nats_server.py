@@ -70,6 +70,10 @@ class NatsServer:
         """End it as a crash would."""
         self._signal(signal.SIGKILL)
 
+    def reload(self) -> None:
+        """Have it read its configuration again."""
+        os.kill(self.pid, signal.SIGHUP)
+
     def _signal(self, number: int) -> None:
         if self._process and self._process.poll() is None:
             os.kill(self._process.pid, number)

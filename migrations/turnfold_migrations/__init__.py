@@ -139,7 +139,7 @@ def migrate(settings: Settings) -> None:
 async def _migrate(settings: Settings) -> None:
     await upgrade(settings.database_url)
     database = Database(settings.database_url, writes=True)
-    client = await connect(settings, name="migrate", role="provisioner", seconds=60.0)
+    client = await connect(settings, name="migrate", seconds=60.0)
     try:
         first_seq = await next_seq(database)
         created = await provision(client, first_seq=first_seq, replicas=settings.nats_replicas, max_bytes=settings.stream_max_bytes)

@@ -14,6 +14,7 @@ from faststream.nats import NatsBroker
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from turnfold.access.bearers import Bearers, check_listening, is_loopback
 from turnfold.bus.admission import Admission
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
@@ -68,8 +69,10 @@ def main(settings: Settings, *, http_host: str, http_port: int) -> int:
 
 
 async def _run(settings: Settings, http_host: str, http_port: int) -> None:
-    if settings.http_tokens is not None:
-        raise StartError("this version does not check TURNFOLD_HTTP_TOKENS; unset it, and put something that checks in front of HTTP")
+    check_listening(http_host, has_tokens=settings.http_tokens is not None, is_checked_elsewhere=settings.http_checked_elsewhere)
+    bearers = Bearers(settings.http_tokens) if settings.http_tokens is not None else None
+    if bearers is not None and settings.http_certificate is None and not is_loopback(http_host):
+        log.warning("http.unencrypted", advice="tokens travel in the clear: set TURNFOLD_HTTP_CERTIFICATE, or encrypt in front")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,10 +82,10 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
     database = Database(settings.database_url, writes=False)
     try:
         await wait_for_schema(database)
-        client = await connect(settings, name="query", role="query", seconds=60.0)
+        client = await connect(settings, name="query", seconds=60.0)
         try:
             await wait_for_streams(client)
-            await _serve(settings, database, client, stop, http_host, http_port)
+            await _serve(settings, database, client, stop, http_host, http_port, bearers)
         finally:
             with contextlib.suppress(Exception):
                 await client.close()
@@ -91,7 +94,15 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
         watchdog.stop()
 
 
-async def _serve(settings: Settings, database: Database, client: Client, stop: asyncio.Event, http_host: str, http_port: int) -> None:
+async def _serve(
+    settings: Settings,
+    database: Database,
+    client: Client,
+    stop: asyncio.Event,
+    http_host: str,
+    http_port: int,
+    bearers: Bearers | None,
+) -> None:
     windows = ModelWindows()
     answering = Answering(
         policy=policy_rule(settings.preset, settings.policy_of),
@@ -111,7 +122,7 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
     desk = Desk(questions, metrics, admission)
 
     def broker_of(names: Iterable[str]) -> NatsBroker:
-        made = NatsBroker(**broker_options(settings, "query", role="query"), logger=None, graceful_timeout=5.0, apply_types=False)
+        made = NatsBroker(**broker_options(settings, "query"), logger=None, graceful_timeout=5.0, apply_types=False)
         made.include_router(make_router(desk, names))
         return made
 
@@ -140,8 +151,15 @@ async def _serve(settings: Settings, database: Database, client: Client, stop: a
         limits=settings.event_limits,
         is_ready=is_ready,
         asyncapi=lambda: asyncapi_of(broker_of(questions.shapes)),
+        bearers=bearers,
     )
-    listener = Listener(Admitted(app, admission), host=http_host, port=http_port)
+    listener = Listener(
+        Admitted(app, admission),
+        host=http_host,
+        port=http_port,
+        certificate=settings.http_certificate,
+        certificate_key=settings.http_certificate_key,
+    )
     try:
         await client.subscribe(INGESTED, cb=on_word)
         await desk.listen(client, CONTEXT)

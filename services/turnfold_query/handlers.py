@@ -26,7 +26,7 @@ from turnfold.contracts.requests import (
     SummaryRequest,
     read_request,
 )
-from turnfold.contracts.subjects import key_of_subject
+from turnfold.contracts.subjects import QUERY_QUEUE, key_of_subject
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.operations import expand, history, query, search
@@ -36,7 +36,6 @@ from turnfold_query.metrics import Metrics
 
 log = structlog.get_logger()
 
-QUEUE = "turnfold-query"
 CONTEXT = "context.get"
 """Asked before every call of a model, and nobody waits for anything else."""
 ANSWER_ROOM_BYTES = 64 * 1024
@@ -140,7 +139,7 @@ class Desk:
         async def on_request(message: Msg) -> None:
             self.take(name, message)
 
-        self._heard.append(await client.subscribe(f"{name}.*.*", queue=QUEUE, cb=on_request))
+        self._heard.append(await client.subscribe(f"{name}.*.*", queue=QUERY_QUEUE, cb=on_request))
 
     async def close(self) -> None:
         """Take nothing more, and finish what is in hand."""
@@ -191,7 +190,7 @@ def make_router(desk: Desk, names: Iterable[str]) -> NatsRouter:
     router = NatsRouter()
 
     def listens(name: str) -> None:
-        @router.subscriber(f"{name}.*.*", queue=QUEUE, decoder=as_it_came, no_reply=True, title=name)
+        @router.subscriber(f"{name}.*.*", queue=QUERY_QUEUE, decoder=as_it_came, no_reply=True, title=name)
         async def on_request(message: NatsMessage) -> None:
             raw = message.raw_message
             assert isinstance(raw, Msg)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnfold import contracts
+from turnfold.access.bearers import Bearers
 from turnfold.bus.admission import Admission
 from turnfold.contracts.events import Limits, id_fault, read_payload
 from turnfold.contracts.refusals import refused
@@ -33,11 +35,12 @@ from turnfold.contracts.requests import (
     read_query,
 )
 from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject, token_of
-from turnfold.errors import BadEvent, BadRequest, RequestError, TooLarge, Unavailable, UnknownSession
+from turnfold.errors import BadEvent, BadRequest, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations import history, letters
 from turnfold.ports import DeadLetters, HistoryStore
 from turnfold.tracing import HEADER, is_on, span
+from turnfold_query.guard import Guard, grant_of
 from turnfold_query.handlers import Questions
 from turnfold_query.metrics import Metrics
 from turnfold_query.pages import reference_page
@@ -111,7 +114,7 @@ class Traced:
                 answering.rename(f"{scope['method']} {path}")
 
 
-def make_http(
+def make_http(  # noqa: PLR0913  # it is told of every part
     *,
     questions: Questions,
     histories: HistoryStore,
@@ -121,8 +124,9 @@ def make_http(
     limits: Limits,
     is_ready: Callable[[], Awaitable[list[str]]],
     asyncapi: Callable[[], str],
+    bearers: Bearers | None = None,
 ) -> ASGIApp:
-    """The HTTP application."""
+    """The HTTP application; with `bearers`, for those alone who show a token."""
     app = FastAPI(
         title="Turnfold",
         summary="What should my model see next?",
@@ -137,7 +141,8 @@ def make_http(
     _writes(app, client)
     _listings(app, histories, dead_letters)
     _pages(app, histories, metrics, is_ready, asyncapi)
-    return EncodedPaths(Traced(app) if is_on() else app)
+    guarded = app if bearers is None else Guard(app, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code))
+    return EncodedPaths(Traced(guarded) if is_on() else guarded)
 
 
 # --- errors
@@ -244,6 +249,7 @@ def _reads(app: FastAPI, questions: Questions) -> None:
 
 def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
     most = limits.bytes + ENVELOPE_BYTES
+    secret = secrets.token_urlsafe(12)
 
     @app.post(SESSION + "/events", summary="Publish an event", response_model=None)
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
@@ -255,7 +261,7 @@ def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
             raise (TooLarge if error.reason == "too_large" else BadRequest)(str(error)) from None
         if event.key != key:
             raise BadRequest("the event names another agent or session than the path")
-        headers = {"Nats-Msg-Id": message_header(key.agent_id, event.event_id)}
+        headers = {"Nats-Msg-Id": message_header(key.agent_id, event.event_id, secret)}
         try:
             with span("publish", kind="producer", event=kind) as publishing:
                 done = await client.jetstream(timeout=PUBLISH_SECONDS).publish(
@@ -386,11 +392,13 @@ def _kind_of(body: bytes) -> str:
 def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetters) -> None:
     @app.get("/v1/sessions", summary="Sessions, the newest event first", response_model=None)
     async def get_sessions(
+        http: Request,
         agent_id: str | None = None,
         after: Annotated[str | None, Query(max_length=100, description="`next_after` of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     ) -> Response:
-        return _json(await history.sessions(agent_id=agent_id, after=after, limit=limit, store=histories))
+        agents = grant_of(http.scope).agents_among(agent_id)
+        return _json(await history.sessions(agent_ids=agents, after=after, limit=limit, store=histories))
 
     @app.get("/v1/deadletters", summary="Events that could not be stored", response_model=None)
     async def get_dead_letters(after: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:

@@ -117,7 +117,7 @@ class Seen:
 
 async def _serve(settings: Settings, database: Database, seen: Seen, stop: asyncio.Event) -> None:
     """Tell how the worker is while it runs."""
-    listener = None if settings.worker_http_port is None else await _listening(settings.http_host, settings.worker_http_port, seen)
+    listener = None if settings.worker_http_port is None else await _listening(settings.worker_http_host, settings.worker_http_port, seen)
     try:
         await _start(settings, database, seen, stop)
     finally:
@@ -141,7 +141,7 @@ async def _start(settings: Settings, database: Database, seen: Seen, stop: async
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
     weighers = Weighers(counting, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
     await _unless(stop, wait_for_schema(database))
-    client = await connect(settings, name="worker", role="worker", seconds=60.0)
+    client = await connect(settings, name="worker", seconds=60.0)
     try:
         stream = await _unless(stop, wait_for_streams(client))
         if stream is None:
@@ -269,7 +269,7 @@ def _broker(
     settings: Settings, database: Database, client: Client, rules: Rules, look_again: Callable[[], object], eraser: Eraser, desk: Desk
 ) -> NatsBroker:
     """Who answers requests that write."""
-    broker = NatsBroker(**broker_options(settings, "worker", role="worker"), logger=None, graceful_timeout=5.0, apply_types=False)
+    broker = NatsBroker(**broker_options(settings, "worker"), logger=None, graceful_timeout=5.0, apply_types=False)
     broker.include_routers(
         make_request_router(
             changes=SqlChanges(database),

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from turnfold.bus.admission import Admission
 from turnfold.bus.pull import Pull
 from turnfold.contracts.requests import CompactionRequest, PolicyRequest, SessionRequest, read_request
-from turnfold.contracts.subjects import INGESTED, key_of_subject
+from turnfold.contracts.subjects import INGESTED, WORKER_QUEUE, key_of_subject
 from turnfold.errors import RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.operations.ingest import Weigh, ingest
@@ -30,7 +30,6 @@ BATCH = 1_000
 SIDE_BY_SIDE = 3
 """Batches in hand: one is being weighed, one committed, and one waits for its turn at either."""
 RETRY_SECONDS = 1.0
-WORKER_QUEUE = "turnfold-worker"
 ACK_TOKENS = 9
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Generator
+from pathlib import Path
 from socket import socket
 
 import uvicorn
@@ -14,11 +15,19 @@ STOP_SECONDS = 10.0
 
 
 class Listener:
-    """Serves an application until it is closed. `ended` is done when it cannot go on; `port` is the one that was free where 0 was asked."""
+    """Serves an application until it is closed. `ended` is done when it cannot go on; `port` is the one that was free where 0 was asked.
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int) -> None:
+    With a certificate and its key (PEM files) it speaks TLS.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, certificate: Path | None = None, certificate_key: Path | None = None) -> None:
         self._where = f"{host}:{port}"
-        self._server = _Server(uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False, lifespan="off"))
+        self._server = _Server(
+            uvicorn.Config(
+                app, host=host, port=port, log_config=None, access_log=False, lifespan="off",
+                ssl_certfile=certificate, ssl_keyfile=certificate_key,
+            )
+        )  # fmt: skip
         self.ended = asyncio.create_task(self._server.serve(), name="http")
 
     @property

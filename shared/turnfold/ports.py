@@ -1,6 +1,6 @@
 """What the operations need from outside, as Protocols, and the values that cross."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -509,7 +509,9 @@ class HistoryStore(Protocol):
 
     async def counts(self, key: SessionKey) -> SessionCounts: ...
 
-    async def sessions(self, *, agent_id: str | None, limit: int, after: tuple[int, int] | None = None) -> Sequence[SessionCounts]: ...
+    async def sessions(
+        self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
+    ) -> Sequence[SessionCounts]: ...
 
     async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]: ...
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from turnfold.access.identity import Identity
 from turnfold.contracts.events import LIMITS, Limits
 from turnfold.core.presets import DEFAULT_PRESET, FIELD_TYPES, Mode, Policy, adjusted, preset_named
 from turnfold.core.prompt import checked_task
@@ -51,6 +52,10 @@ class Settings:
     nats_user: str | None = None
     nats_password: str | None = field(default=None, repr=False)
     nats_nkey: str | None = field(default=None, repr=False)
+    nats_ca: Path | None = None
+    nats_certificate: Path | None = None
+    nats_certificate_key: Path | None = None
+    nats_tls_first: bool = False
     nats_replicas: int = 1
     nats_server: Path | None = None
 
@@ -61,6 +66,10 @@ class Settings:
     http_port: int = DEFAULT_HTTP_PORT
     http_url: str = f"http://{DEFAULT_HTTP_HOST}:{DEFAULT_HTTP_PORT}"
     http_tokens: Path | None = None
+    http_token: str | None = field(default=None, repr=False)
+    http_checked_elsewhere: bool = False
+    http_certificate: Path | None = None
+    http_certificate_key: Path | None = None
 
     preset: str = DEFAULT_PRESET
     policy: Policy = Policy()
@@ -88,11 +97,26 @@ class Settings:
     log_level: str = "info"
     log_format: str = "auto"
     traces: bool = False
+    worker_http_host: str = DEFAULT_HTTP_HOST
     worker_http_port: int | None = None
     watchdog_seconds: float = 60.0
     announce: bool = False
 
     named: frozenset[str] = frozenset()
+
+    @property
+    def identity(self) -> Identity:
+        """Who this process is on the bus."""
+        return Identity(
+            creds=_spelt(self.nats_creds),
+            nkey=self.nats_nkey,
+            user=self.nats_user,
+            password=self.nats_password,
+            ca=_spelt(self.nats_ca),
+            certificate=_spelt(self.nats_certificate),
+            certificate_key=_spelt(self.nats_certificate_key),
+            tls_first="1" if self.nats_tls_first else None,
+        )
 
     @property
     def mode(self) -> Mode:
@@ -149,17 +173,19 @@ def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = 
     values.pop("context_window", None)
     values["named"] = frozenset(values)
 
-    if "http_host" in values or "http_port" in values:
-        values["http_url"] = http_url(values.get("http_host", DEFAULT_HTTP_HOST), values.get("http_port", DEFAULT_HTTP_PORT))
+    if not {"http_host", "http_port", "http_certificate"}.isdisjoint(values):
+        host, port = values.get("http_host", DEFAULT_HTTP_HOST), values.get("http_port", DEFAULT_HTTP_PORT)
+        values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
     if "nats_url" not in values and values.get("data_dir"):
         values = _running(values["data_dir"]) | values
     return _with_policy(values, numbers, short_overrides(environ))
 
 
-def http_url(host: str, port: int) -> str:
+def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
     """Where a server that listens on `host` is reached from this machine."""
+    scheme = "https" if is_encrypted else "http"
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - nothing is bound here
-    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+    return f"{scheme}://[{reached}]:{port}" if ":" in reached else f"{scheme}://{reached}:{port}"
 
 
 def redacted(url: str) -> str:
@@ -243,6 +269,10 @@ def _read(name: str, raw: Any, layer: _Layer) -> Any:
         return _READERS[name](raw)
     except (TypeError, ValueError) as error:
         raise StartError(f"{layer.spelt(name)} is not valid: {error}") from error
+
+
+def _spelt(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _text(raw: Any) -> str:
@@ -330,6 +360,10 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "nats_user": _text,
     "nats_password": _text,
     "nats_nkey": _text,
+    "nats_ca": _path,
+    "nats_certificate": _path,
+    "nats_certificate_key": _path,
+    "nats_tls_first": _switch,
     "nats_replicas": _whole(1, 5),
     "nats_server": _path,
     "database_url": _url(DATABASE_SCHEMES),
@@ -337,6 +371,10 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "http_host": _text,
     "http_port": _whole(0, 65_535),
     "http_tokens": _path,
+    "http_token": _text,
+    "http_checked_elsewhere": _switch,
+    "http_certificate": _path,
+    "http_certificate_key": _path,
     "mode": _one_of(tuple(Mode)),
     "preset": _text,
     "context_window": _whole(0),
@@ -359,6 +397,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
     "traces": _switch,
+    "worker_http_host": _text,
     "worker_http_port": _whole(0, 65_535),
     "watchdog_seconds": _seconds,
     "announce": _switch,

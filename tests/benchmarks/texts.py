@@ -62,7 +62,7 @@ def subject(session_id: str) -> str:
 
 def headers(event_id: str) -> dict[str, str]:
     """The headers of a publish that the broker may deduplicate."""
-    return {"Nats-Msg-Id": message_header(AGENT, event_id)}
+    return {"Nats-Msg-Id": message_header(AGENT, event_id, "figures")}
 
 
 def question(session_id: str) -> str:

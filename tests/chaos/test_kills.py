@@ -93,8 +93,8 @@ class Chaos:
         await self.system.ended()
         await self.system.start()
 
-    async def publish(self, number: int, named: Client, nameless: Client, bus: Bus) -> None:
-        """Publish conversations one after another until there is calm; some events twice, some between them bad."""
+    async def publish(self, number: int, named: Client, another: Client, bus: Bus) -> None:
+        """Publish conversations one after another until there is calm; some events twice, also by another client, some between them bad."""
         await self.publish_bad(bus)
         for recording, step in conversations(number):
             for event, _ in events_of(recording, step):
@@ -102,7 +102,7 @@ class Chaos:
                     return
                 await self.publish_event(named, event)
                 if self.random.random() < 0.15:
-                    await self.publish_event(self.random.choice((named, nameless)), event)
+                    await self.publish_event(self.random.choice((named, another)), event)
                 if self.random.random() < 0.02:
                     await self.publish_bad(bus)
                 await asyncio.sleep(self.random.uniform(0, 0.05))
@@ -201,7 +201,7 @@ async def run(chaos: Chaos) -> None:
     system = chaos.system
     async with (
         client_of(system, timeout_seconds=2) as named,
-        connect(system.nats_url, timeout_seconds=2, attempts=60, names_copies=False, environ={}) as nameless,
+        connect(system.nats_url, timeout_seconds=2, attempts=60, environ={}) as another,
     ):
         bus = await nats.connect(system.nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.2, error_cb=_unheard)
         try:
@@ -211,7 +211,7 @@ async def run(chaos: Chaos) -> None:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(chaos.kill())
                     for number in range(PUBLISHERS):
-                        group.create_task(chaos.publish(number, named, nameless, bus))
+                        group.create_task(chaos.publish(number, named, another, bus))
                 await settle(chaos, named)
                 for key in chaos.published.order:
                     await chaos.ask(named, key, max(BUDGETS))

@@ -172,7 +172,7 @@ async def test_a_request_evicts_below_every_limit(stores: Stores) -> None:
 @pytest.mark.proves("E1")
 async def test_a_session_nobody_published_in_has_nothing_to_evict(stores: Stores) -> None:
     assert await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON) is None
-    assert await stores.history.sessions(agent_id=None, limit=9) == []
+    assert await stores.history.sessions(agent_ids=None, limit=9) == []
 
 
 # --- what sessions and agents want

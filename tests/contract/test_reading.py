@@ -153,8 +153,8 @@ async def test_sessions_are_listed_with_the_newest_first_and_by_agent(stores: St
     for seq, key in enumerate((other(1), stranger, other(3), other(2)), start=1):
         await stores.ingest(turn(seq, user("hello"), key=key))
 
-    every = await stores.history.sessions(agent_id=None, limit=3)
-    mine = await stores.history.sessions(agent_id="ada", limit=9)
+    every = await stores.history.sessions(agent_ids=None, limit=3)
+    mine = await stores.history.sessions(agent_ids={"ada"}, limit=9)
 
     assert [(one.agent_id, one.session_id) for one in every] == [("ada", "s-2"), ("ada", "s-3"), ("bob", "s-1")]
     assert [one.session_id for one in mine] == ["s-2", "s-3", "s-1"]

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from faststream.nats import NatsBroker
 from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
 
+import turnfold
 from tests.nats_server import NatsServer, nats_server
 from turnfold.bus import broker_options, connect, connect_options, differences, provision, server_warnings, stream_created, wait_for_streams
-from turnfold.errors import StartError
-from turnfold.settings import Settings
+from turnfold.errors import NotAllowed, StartError, Unavailable
+from turnfold.settings import Settings, read_settings
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def client(server: NatsServer) -> AsyncIterator[Client]:
-    connection = await connect(Settings(nats_url=server.url), name="test", role="provisioner")
+    connection = await connect(Settings(nats_url=server.url), name="test")
     yield connection
     await connection.close()
 
@@ -126,7 +128,7 @@ async def test_nobody_on_the_bus_is_said_in_time_with_what_would_help(tmp_path: 
     began = time.monotonic()
 
     with pytest.raises(StartError, match=r"no NATS server took a connection at nats://127.0.0.1:\d+ within 0.5 s .*turnfold up"):
-        await connect(Settings(nats_url=url.replace("://", "://me:secret@")), name="test", role="worker", seconds=0.5)
+        await connect(Settings(nats_url=url.replace("://", "://me:secret@")), name="test", seconds=0.5)
 
     assert time.monotonic() - began < 3
 
@@ -137,8 +139,8 @@ async def test_wrong_credentials_are_refused_at_once_and_not_repeated(tmp_path: 
         began = time.monotonic()
 
         with pytest.raises(StartError, match="refused these credentials") as refused:
-            await connect(Settings(nats_url=running.url, nats_user="worker", nats_password="wrong"), name="test", role="worker")
-        known = await connect(Settings(nats_url=running.url, nats_user="worker", nats_password="right"), name="test", role="worker")
+            await connect(Settings(nats_url=running.url, nats_user="worker", nats_password="wrong"), name="test")
+        known = await connect(Settings(nats_url=running.url, nats_user="worker", nats_password="right"), name="test")
 
         assert known.is_connected
         assert "wrong" not in str(refused.value)
@@ -146,9 +148,76 @@ async def test_wrong_credentials_are_refused_at_once_and_not_repeated(tmp_path: 
         await known.close()
 
 
+@pytest.fixture
+def certificates(tmp_path: Path) -> dict[str, str]:
+    """Who we are for a server that wants encryption, and its own certificate beside it."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    for name in ("127.0.0.1", "worker"):
+        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(tmp_path / f"{name}.pem"))
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "another.pem"))
+    return {"TURNFOLD_NATS_CA": str(tmp_path / "ca.pem"), "TURNFOLD_NATS_CERTIFICATE": str(tmp_path / "worker.pem")}
+
+
+ENCRYPTED = """
+tls {{ cert_file: "{0}/127.0.0.1.pem", key_file: "{0}/127.0.0.1.pem", ca_file: "{0}/ca.pem", verify: {1}, handshake_first: {2} }}
+"""
+
+
+@pytest.mark.proves("X1")
+@pytest.mark.parametrize(("verify", "first"), [("false", "false"), ("true", "auto")])
+async def test_the_bus_is_encrypted_with_certificates_of_ones_own(
+    tmp_path: Path, certificates: dict[str, str], verify: str, first: str
+) -> None:
+    with nats_server(tmp_path, more=ENCRYPTED.format(tmp_path, verify, first)) as running:
+        url = running.url.replace("nats://", "tls://")
+        environ = certificates | {"TURNFOLD_NATS_URL": url, "TURNFOLD_NATS_TLS_FIRST": "1" if first == "auto" else "0"}
+        settings = read_settings(environ)
+        plain = await connect(settings, name="test")
+        broker = NatsBroker(**broker_options(settings, "test"), logger=None)
+        async with turnfold.connect(url, environ=environ) as client, broker:
+            await broker.start()
+            with pytest.raises(Unavailable, match="nobody answers"):
+                await client.session("support", "s").context()
+        await plain.close()
+
+        with pytest.raises(StartError, match="no NATS server took a connection"):
+            await connect(read_settings(environ | {"TURNFOLD_NATS_CA": str(tmp_path / "another.pem")}), name="test", seconds=1)
+
+
+@pytest.mark.proves("X1")
+async def test_with_encryption_first_a_server_that_offers_none_is_told_nothing(tmp_path: Path, certificates: dict[str, str]) -> None:
+    with nats_server(tmp_path) as running:
+        environ = certificates | {"TURNFOLD_NATS_URL": running.url.replace("nats://", "tls://"), "TURNFOLD_NATS_TLS_FIRST": "1"}
+
+        with pytest.raises(StartError, match="no NATS server took a connection"):
+            await connect(read_settings(environ), name="test", seconds=1)
+
+
+@pytest.mark.proves("X1", "O5")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("NKEY", "TURNFOLD_NATS_NKEY names no file that can be read"),
+        ("CREDS", "TURNFOLD_NATS_CREDS names no file that can be read"),
+        ("CA", "cannot be used"),
+    ],
+)
+async def test_credentials_that_cannot_be_read_are_told_and_not_shown(name: str, told: str) -> None:
+    environ = {f"TURNFOLD_NATS_{name}": "/secret/SUAB"}
+
+    with pytest.raises(StartError, match=told) as stopped:
+        await connect(read_settings(environ), name="test")
+    with pytest.raises(NotAllowed, match=told):
+        async with turnfold.connect(environ=environ):
+            pass
+
+    assert name == "CA" or "SUAB" not in str(stopped.value)
+
+
 async def test_a_server_without_jetstream_is_told_from_one_that_fails(tmp_path: Path) -> None:
     with nats_server(tmp_path, jetstream=False) as running:
-        client = await connect(Settings(nats_url=running.url), name="test", role="provisioner")
+        client = await connect(Settings(nats_url=running.url), name="test")
 
         with pytest.raises(StartError, match="start it with JetStream"):
             await provision(client, first_seq=1)
@@ -158,7 +227,7 @@ async def test_a_server_without_jetstream_is_told_from_one_that_fails(tmp_path: 
 
 async def test_a_server_that_takes_only_small_messages_is_advised_against(tmp_path: Path) -> None:
     with nats_server(tmp_path, more="max_payload: 1MB") as running:
-        client = await connect(Settings(nats_url=running.url), name="test", role="provisioner")
+        client = await connect(Settings(nats_url=running.url), name="test")
 
         assert [advice for advice in server_warnings(client) if "set max_payload: 8MB" in advice]
 
@@ -180,7 +249,7 @@ async def test_a_connection_comes_back_after_the_server_was_away(server: NatsSer
 async def test_the_same_settings_connect_a_faststream_broker_and_show_no_password(tmp_path: Path) -> None:
     with nats_server(tmp_path, more="authorization { user: query, password: secret }") as running:
         settings = Settings(nats_url=running.url, nats_user="query", nats_password="secret")
-        broker = NatsBroker(**broker_options(settings, "query", role="query"), logger=None)
+        broker = NatsBroker(**broker_options(settings, "query"), logger=None)
         heard: asyncio.Queue[Any] = asyncio.Queue()
 
         @broker.subscriber("greeting")
@@ -194,4 +263,4 @@ async def test_the_same_settings_connect_a_faststream_broker_and_show_no_passwor
                 assert await heard.get() == "hello"
 
         assert "secret" not in str(broker.specification.url)
-        assert connect_options(settings, "query", role="query")["max_reconnect_attempts"] == -1
+        assert connect_options(settings, "query")["max_reconnect_attempts"] == -1

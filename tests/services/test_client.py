@@ -109,12 +109,16 @@ async def test_an_event_published_again_is_the_same_event(server: NatsServer, bu
     assert len(await stored(bus)) == 1
 
 
-async def test_agents_that_do_not_trust_each_other_leave_the_header_out(server: NatsServer, bus: Bus) -> None:
-    async with turnfold.connect(server.url, names_copies=False) as client:
-        await client.session("support", "user-42").turn_completed([USER], event_id="mine")
-        await client.session("support", "user-42").turn_completed([USER], event_id="mine")
+@pytest.mark.proves("L12", "X1")
+async def test_whoever_guesses_an_event_id_does_not_suppress_the_event(server: NatsServer, bus: Bus) -> None:
+    for guess in ("support.mine", "mine"):
+        await bus.jetstream().publish("turn.completed.other.s", b"{}", headers={"Nats-Msg-Id": guess})
 
-    assert len(await stored(bus)) == 2
+    async with turnfold.connect(server.url) as client, turnfold.connect(server.url) as another:
+        await another.session("support", "user-42").turn_completed([USER], event_id="mine")
+        receipt = await client.session("support", "user-42").turn_completed([USER], event_id="mine")
+
+    assert (receipt.seq, receipt.is_duplicate) == (4, False)
 
 
 @pytest.mark.proves("L1", "L2")

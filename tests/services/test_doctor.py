@@ -73,7 +73,7 @@ async def test_each_fault_goes_away_with_what_the_advice_says(tmp_path: Path) ->
         )
         before = await examine(settings, monitoring_url=NOBODY)
 
-        client = await connect(settings, name="test", role="provisioner")
+        client = await connect(settings, name="test")
         await provision(client, first_seq=1)
         await upgrade(settings.database_url)
         events = await client.jetstream().pull_subscribe_bind("ingest", "TURNFOLD_EVENTS")
@@ -104,7 +104,7 @@ def settings_of(tmp_path: Path, url: str = "nats://127.0.0.1:9", **more: Any) ->
 
 @asynccontextmanager
 async def streams_of(server: NatsServer) -> AsyncGenerator[Client]:
-    client = await connect(Settings(nats_url=server.url), name="test", role="provisioner")
+    client = await connect(Settings(nats_url=server.url), name="test")
     await provision(client, first_seq=1)
     try:
         yield client

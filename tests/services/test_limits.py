@@ -39,7 +39,7 @@ def count(parts: Parts, table: str) -> int:
 @asynccontextmanager
 async def stream_of(server: NatsServer, **config: Any) -> AsyncGenerator[Client]:
     """A provisioner on a server whose stream of events has this besides."""
-    client = await connect(Settings(nats_url=server.url), name="test", role="provisioner")
+    client = await connect(Settings(nats_url=server.url), name="test")
     try:
         await provision(client, first_seq=1)
         jetstream = client.jetstream()

@@ -31,7 +31,6 @@ def test_an_event_goes_to_the_subject_of_its_session_with_its_own_header() -> No
     event = turn_event(KEY, [{"role": "user", "content": "hi"}], event_id="e 1")
 
     assert event.subject == "turn.completed.support.user%2E42"
-    assert event.broker_id == "support.e%201"
 
 
 @pytest.mark.proves("I2")

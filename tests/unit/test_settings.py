@@ -139,13 +139,14 @@ def test_nothing_secret_stands_in_the_repr() -> None:
             "TURNFOLD_NATS_PASSWORD": "secret",
             "TURNFOLD_NATS_NKEY": "SUsecret",
             "TURNFOLD_DATABASE_URL": "postgresql+asyncpg://me:secret@host/db",
+            "TURNFOLD_HTTP_TOKEN": "secret",
             "TURNFOLD_SUMMARY_API_KEY": "secret",
             "TURNFOLD_SUMMARY_API_BASE": "https://me:secret@host/v1",
         }
     )
 
-    assert settings.nats_password == "secret"
-    assert "secret" not in repr(settings)
+    assert settings.nats_password == settings.http_token == "secret"
+    assert "secret" not in repr(settings) + repr(settings.identity)
 
 
 def test_urls_are_shown_without_user_and_password() -> None:
@@ -154,6 +155,7 @@ def test_urls_are_shown_without_user_and_password() -> None:
     assert redacted("sqlite+aiosqlite:////data/turnfold.db") == "sqlite+aiosqlite:////data/turnfold.db"
     assert http_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert http_url("::1", 1) == "http://[::1]:1"
+    assert read_settings({"TURNFOLD_HTTP_CERTIFICATE": "c.pem"}).http_url == "https://127.0.0.1:8080"
 
 
 @pytest.fixture

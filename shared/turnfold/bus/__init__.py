@@ -1,11 +1,9 @@
 """The bus: connections to NATS, and the streams on it."""
 
-from turnfold.bus.connection import INBOX_PREFIXES, BusRole, broker_options, connect, connect_options
+from turnfold.bus.connection import broker_options, connect, connect_options
 from turnfold.bus.streams import check_server, differences, provision, server_warnings, stream_created, wait_for_streams
 
 __all__ = [
-    "INBOX_PREFIXES",
-    "BusRole",
     "broker_options",
     "check_server",
     "connect",

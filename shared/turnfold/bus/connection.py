@@ -2,44 +2,33 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import nats.errors
 import structlog
 from nats.aio.client import Client
 
+from turnfold.access.identity import INBOX
 from turnfold.errors import StartError
 from turnfold.settings import Settings, redacted
 
 log = structlog.get_logger()
 
-BusRole = Literal["worker", "query", "provisioner", "auditor", "command"]
-INBOX_PREFIXES: Mapping[BusRole, str] = {
-    "worker": "_INBOX_.worker",
-    "query": "_INBOX_.query",
-    "provisioner": "_INBOX_.provisioner",
-    "auditor": "_INBOX_.auditor",
-    "command": "_INBOX_.command",
-}
-"""Where answers arrive. An agent's inbox is `_INBOX_<agent token>`, so no agent id can name one of these.
-
-A pull subscriber of FastStream wants its own `inbox_prefix`: this text as bytes, with a dot at the end.
-"""
-
-CREDENTIALS = ("user", "password", "user_credentials", "nkeys_seed", "nkeys_seed_str")
 ERROR_EVERY_SECONDS = 10.0
 """The same trouble is logged at most so often."""
 
 
-def connect_options(settings: Settings, name: str, *, role: BusRole = "command") -> dict[str, Any]:
-    """The arguments of `nats.connect` for a connection called `name`. It reconnects for ever."""
+def connect_options(settings: Settings, name: str) -> dict[str, Any]:
+    """The arguments of `nats.connect` for a connection called `name`. It reconnects for ever.
+
+    Raises:
+        StartError: what it should sign in with cannot be used.
+    """
     watch = _Watch(name)
     options: dict[str, Any] = {
         "servers": [one.strip() for one in settings.nats_url.split(",")],
         "name": f"turnfold-{name}",
-        "inbox_prefix": INBOX_PREFIXES[role],
+        "inbox_prefix": INBOX,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.25,
         "connect_timeout": 5,
@@ -51,35 +40,38 @@ def connect_options(settings: Settings, name: str, *, role: BusRole = "command")
         "reconnected_cb": watch.on_reconnected,
         "closed_cb": watch.on_closed,
     }
-    if settings.nats_user is not None:
-        options |= {"user": settings.nats_user, "password": settings.nats_password or ""}
-    if settings.nats_creds is not None:
-        options["user_credentials"] = str(settings.nats_creds)
-    elif settings.nats_nkey is not None:
-        options["nkeys_seed_str" if _is_seed(settings.nats_nkey) else "nkeys_seed"] = settings.nats_nkey
-    return options
+    try:
+        return options | settings.identity.options()
+    except ValueError as error:
+        raise StartError(f"the credentials of the bus cannot be used: {error}") from error
 
 
-def broker_options(settings: Settings, name: str, *, role: BusRole) -> dict[str, Any]:
+def broker_options(settings: Settings, name: str) -> dict[str, Any]:
     """The arguments of FastStream's `NatsBroker` for the same connection; no password reaches its documents."""
     # A plain connection needs no FastStream, which takes a second to import.
-    from faststream.nats.security import NatsCredentials, NatsNKey, NatsUserPassword  # noqa: PLC0415
+    from faststream.nats.security import NatsCredentials, NatsNKey, NatsSecurity, NatsUserPassword  # noqa: PLC0415
 
-    options = connect_options(settings, name, role=role)
-    given = {key: options.pop(key) for key in CREDENTIALS if key in options}
+    options = connect_options(settings, name)
     options["specification_url"] = redacted(settings.nats_url)
-    if "user_credentials" in given:
-        options["security"] = NatsCredentials.from_file(given["user_credentials"])
-    elif "nkeys_seed" in given:
-        options["security"] = NatsNKey.from_file(given["nkeys_seed"])
-    elif "nkeys_seed_str" in given:
-        options["security"] = NatsNKey.from_seed(given["nkeys_seed_str"])
-    elif "user" in given:
-        options["security"] = NatsUserPassword(given["user"], given["password"])
+    encryption: dict[str, Any] = {
+        "ssl_context": options.pop("tls", None),
+        "tls_handshake_first": options.pop("tls_handshake_first", False),
+    }
+    match options:
+        case {"user_credentials": creds}:
+            options["security"] = NatsCredentials.from_file(creds, **encryption)
+        case {"nkeys_seed_str": seed}:
+            options["security"] = NatsNKey.from_seed(seed, **encryption)
+        case {"user": user, "password": password}:
+            options["security"] = NatsUserPassword(user, password, **encryption)
+        case _:
+            options["security"] = NatsSecurity(**encryption)
+    for given in ("user_credentials", "nkeys_seed_str", "user", "password"):
+        options.pop(given, None)
     return options
 
 
-async def connect(settings: Settings, *, name: str, role: BusRole, seconds: float = 10.0) -> Client:
+async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Client:
     """A connection to the bus; the caller closes it.
 
     Raises:
@@ -87,14 +79,15 @@ async def connect(settings: Settings, *, name: str, role: BusRole, seconds: floa
     """
     client = Client()
     attempt = _Attempt(client)
-    options = connect_options(settings, name, role=role)
+    options = connect_options(settings, name)
     log_error = options["error_cb"]
 
     async def on_error(error: Exception) -> None:
         attempt.failed(error)
         await log_error(error)
 
-    connecting = asyncio.ensure_future(_open(client, options | {"error_cb": on_error}))
+    options["error_cb"] = on_error
+    connecting = asyncio.ensure_future(client.connect(**options))
     await asyncio.wait([connecting, attempt.refused], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     if connecting.done() and connecting.exception() is None:
         return client
@@ -106,7 +99,7 @@ async def connect(settings: Settings, *, name: str, role: BusRole, seconds: floa
         raise error
     where = redacted(settings.nats_url)
     if attempt.refused.done():
-        raise StartError(f"the bus at {where} refused these credentials; correct TURNFOLD_NATS_CREDS, _NKEY or _USER and _PASSWORD")
+        raise StartError(f"the bus at {where} refused these credentials; correct TURNFOLD_NATS_NKEY, _CREDS or _USER and _PASSWORD")
     raise StartError(
         f"no NATS server took a connection at {where} within {seconds:g} s{attempt.last}; "
         "start one with `turnfold up`, or correct TURNFOLD_NATS_URL"
@@ -126,19 +119,6 @@ class _Attempt:
         text = str(error).lower()
         if not self._client.is_connected and not self.refused.done() and ("authorization" in text or "authentication" in text):
             self.refused.set_result(None)
-
-
-async def _open(client: Client, options: Mapping[str, Any]) -> None:
-    try:
-        await client.connect(**options)
-    except ModuleNotFoundError as error:
-        raise StartError(f"credentials of this kind need the package {error.name}; install `nats-py[nkeys]`") from error
-    except OSError as error:
-        raise StartError(f"the credentials of the bus cannot be read ({error.strerror}); correct TURNFOLD_NATS_CREDS or _NKEY") from error
-
-
-def _is_seed(nkey: str) -> bool:
-    return nkey.startswith("SU") and not Path(nkey).exists()
 
 
 class _Watch:

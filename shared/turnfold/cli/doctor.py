@@ -63,7 +63,12 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
 ) -> None:
     """Check the bus, the database, the worker, the query service, the model and the machine."""
-    findings = asyncio.run(examine(settings_here(), asks_model=asks_model, monitoring_url=monitoring))
+    from turnfold.logs import configure_logs
+
+    settings = settings_here()
+    # What it sees is in its findings.
+    configure_logs(role="doctor", level="critical", format=settings.log_format)
+    findings = asyncio.run(examine(settings, asks_model=asks_model, monitoring_url=monitoring))
     show_rows(
         "turnfold doctor", ("check", "outcome", "found", "advice"), [asdict(one) for one in findings], as_json=as_json, empty="Nothing."
     )
@@ -113,7 +118,7 @@ async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
 async def _connected(settings: Settings) -> AsyncGenerator[Client, None]:
     from turnfold.bus import connect
 
-    client = await connect(settings, name="doctor", role="command", seconds=BUS_SECONDS)
+    client = await connect(settings, name="doctor", seconds=BUS_SECONDS)
     try:
         yield client
     finally:

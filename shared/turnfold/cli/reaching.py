@@ -16,7 +16,6 @@ from turnfold.errors import Unavailable
 from turnfold.settings import Settings, read_settings
 
 DEFAULT_DATA_DIR = Path(".turnfold")
-INBOX = "_INBOX_.command"
 HTTP_SECONDS = 30
 
 
@@ -36,13 +35,7 @@ def settings_here(environ: Mapping[str, str] | None = None) -> Settings:
 async def reached(settings: Settings | None = None) -> AsyncGenerator[Client, None]:
     """A client of the running system."""
     chosen = settings or settings_here()
-    credentials = {
-        "TURNFOLD_NATS_CREDS": str(chosen.nats_creds or ""),
-        "TURNFOLD_NATS_NKEY": chosen.nats_nkey or "",
-        "TURNFOLD_NATS_USER": chosen.nats_user or "",
-        "TURNFOLD_NATS_PASSWORD": chosen.nats_password or "",
-    }
-    async with connect(chosen.nats_url, inbox_prefix=INBOX, environ=credentials) as client:
+    async with connect(chosen.nats_url, environ=chosen.identity.as_environ()) as client:
         yield client
 
 
@@ -52,15 +45,17 @@ async def http_get(path: str, settings: Settings | None = None) -> dict[str, Any
     Raises:
         RequestError: it answers an error, or nothing answers there.
     """
-    return await asyncio.to_thread(_http_get, (settings or settings_here()).http_url, path)
+    chosen = settings or settings_here()
+    return await asyncio.to_thread(_http_get, chosen.http_url, path, chosen.http_token)
 
 
-def _http_get(url: str, path: str) -> dict[str, Any]:
+def _http_get(url: str, path: str, token: str | None) -> dict[str, Any]:
     target = urlsplit(url)
     kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
     connection = kind(target.hostname or "127.0.0.1", target.port, timeout=HTTP_SECONDS)
     try:
-        connection.request("GET", target.path.rstrip("/") + path, headers={"Accept": "application/json"})
+        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token is not None else {})
+        connection.request("GET", target.path.rstrip("/") + path, headers=headers)
         told = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unavailable(f"no query service answers at {url}: start the system with `turnfold up`, or set TURNFOLD_DATA_DIR") from error

@@ -27,16 +27,16 @@ async def connect(
     *,
     timeout_seconds: float = 5.0,
     attempts: int = 5,
-    names_copies: bool = True,
-    inbox_prefix: str = "_INBOX",
+    inbox_prefix: str | None = None,
     buffering: Buffering | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> AsyncGenerator["Client", None]:
     """Connect to the bus; several servers are separated by commas, and without any it is `TURNFOLD_NATS_URL`.
 
-    `timeout_seconds` bounds the connecting, each request and each of the `attempts` to publish. `names_copies` has the
-    broker recognise copies of an event by its id; switch it off where agents that do not trust each other share a
-    stream. `inbox_prefix` is where answers arrive; with the credentials of one agent it is `_INBOX_<agent token>`.
+    `timeout_seconds` bounds the connecting, each request and each of the `attempts` to publish. Who we are stands in
+    `TURNFOLD_NATS_NKEY` (a file of `turnfold keys new agent`), `_CREDS`, or `_USER` and `_PASSWORD`; `TURNFOLD_NATS_CA`,
+    `_CERTIFICATE`, `_CERTIFICATE_KEY` and `_TLS_FIRST` say how the connection is encrypted. Answers arrive where the
+    permissions of `turnfold keys nats` let this key listen; `inbox_prefix` names another place.
 
     With `buffering` no agent waits for a bus that is away: this returns also while no server answers and connects as
     soon as one does, and events that are not acknowledged in time wait in memory (`Client.publish`).
@@ -53,7 +53,7 @@ async def connect(
 
     Raises:
         Unavailable: no server answered in time, and nothing is buffered.
-        NotAllowed: the server does not accept the credentials.
+        NotAllowed: the credentials cannot be read, or the server does not accept them.
         StartError: traces are asked for, and their packages are not installed.
     """
     if is_wanted(environ):
@@ -64,7 +64,7 @@ async def connect(
     connection = await Connection.open(
         chosen, environ, timeout_seconds=timeout_seconds, attempts=attempts, inbox_prefix=inbox_prefix, may_be_away=buffering is not None
     )
-    client = Client(connection, names_copies=names_copies, buffering=buffering)
+    client = Client(connection, buffering=buffering)
     try:
         yield client
     finally:
@@ -75,10 +75,9 @@ async def connect(
 class Client:
     """Publishes events and asks requests over one connection; made by `connect`."""
 
-    def __init__(self, connection: "Connection", *, names_copies: bool = True, buffering: Buffering | None = None) -> None:
+    def __init__(self, connection: "Connection", *, buffering: Buffering | None = None) -> None:
         self._connection = connection
         self._buffer = Buffer(self._publish_now, buffering) if buffering is not None else None
-        self._names_copies = names_copies
         self._newest: OrderedDict[SessionKey, int] = OrderedDict()
         self._forgotten = 0
 
@@ -117,7 +116,7 @@ class Client:
             await self._buffer.close()
 
     async def _publish_now(self, event: Event) -> Receipt:
-        receipt = await self._connection.publish(event, names_copies=self._names_copies)
+        receipt = await self._connection.publish(event)
         self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
         if len(self._newest) > REMEMBERED_SESSIONS:
             _, seq = self._newest.popitem(last=False)

@@ -5,18 +5,19 @@ import contextlib
 import json
 import logging
 import re
+import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client as Bus
 
+from turnfold.access.identity import INBOX, Identity
 from turnfold.client.answers import error_told
 from turnfold.client.events import Event, Receipt, encoded
 from turnfold.contracts.refusals import refused
-from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.contracts.subjects import EVENTS_STREAM, message_header
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
 from turnfold.tracing import span
 
@@ -37,6 +38,8 @@ class Connection:
         self._attempts = attempts
         self._waiting: dict[str, set[asyncio.Future[Any]]] = {}
         self._opening: asyncio.Future[None] | None = None
+        # What another client publishes is never taken for a copy of ours, whatever ids it guesses.
+        self._secret = secrets.token_urlsafe(12)
 
     @classmethod
     async def open(
@@ -46,18 +49,24 @@ class Connection:
         *,
         timeout_seconds: float,
         attempts: int,
-        inbox_prefix: str,
+        inbox_prefix: str | None,
         may_be_away: bool = False,
     ) -> "Connection":
-        """Connect; who we are stands in the URL or in `TURNFOLD_NATS_CREDS`, `_NKEY`, or `_USER` and `_PASSWORD`.
+        """Connect; who we are stands in the URL or in `TURNFOLD_NATS_*` (see `Identity`).
 
         With `may_be_away` it goes on connecting where no server answers in time, and until then every request ends as
         one that was not answered.
 
         Raises:
-            NotAllowed: the server does not accept these credentials.
+            NotAllowed: the credentials cannot be read, or the server does not accept them.
             Unavailable: no server answered in time.
         """
+        try:
+            signing: dict[str, Any] = {"inbox_prefix": INBOX} | Identity.of(environ).options()
+        except ValueError as error:
+            raise NotAllowed(f"the credentials of the bus cannot be used: {error}") from error
+        if inbox_prefix is not None:
+            signing["inbox_prefix"] = inbox_prefix
         connection = cls(Bus(), timeout_seconds=timeout_seconds, attempts=attempts)
         servers = [server.strip() for server in url.split(",")]
         shown = ", ".join(_without_password(server) for server in servers)
@@ -69,9 +78,8 @@ class Connection:
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
                 pending_size=_PENDING_BYTES,
-                inbox_prefix=inbox_prefix,
                 error_cb=connection._on_error,
-                **_credentials(environ),
+                **signing,
             )
         )
         try:
@@ -126,8 +134,8 @@ class Connection:
             raise error_told(told)
         return answer
 
-    async def publish(self, event: Event, *, names_copies: bool) -> Receipt:
-        """Publish until the stream acknowledges, each time as the same event.
+    async def publish(self, event: Event) -> Receipt:
+        """Publish until the stream acknowledges, each time as the same event; a copy that we published is recognised by the broker.
 
         Raises:
             NotAllowed: these credentials may not publish for this session.
@@ -135,7 +143,8 @@ class Connection:
             StreamFull: the stream has no room; the event was not stored.
             Unavailable: no acknowledgement came; the event may be stored or not, and may be published again as it is.
         """
-        headers = {"Nats-Expected-Stream": EVENTS_STREAM} | ({"Nats-Msg-Id": event.broker_id} if names_copies else {})
+        broker_id = message_header(event.key.agent_id, event.event_id, self._secret)
+        headers = {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": broker_id}
         with span("publish", kind="producer", event=event.kind) as publishing:
             receipt = await self._published(event, headers | dict(publishing.headers))
             publishing.note(stream_seq=receipt.seq)
@@ -206,17 +215,6 @@ async def _given_up(opening: asyncio.Future[None], bus: Bus) -> None:
     await asyncio.gather(opening, return_exceptions=True)
     with contextlib.suppress(Exception):
         await bus.close()
-
-
-def _credentials(environ: Mapping[str, str]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
-    if creds := environ.get("TURNFOLD_NATS_CREDS"):
-        chosen["user_credentials"] = creds
-    if nkey := environ.get("TURNFOLD_NATS_NKEY"):
-        chosen["nkeys_seed" if Path(nkey).exists() else "nkeys_seed_str"] = nkey
-    if user := environ.get("TURNFOLD_NATS_USER"):
-        chosen |= {"user": user, "password": environ.get("TURNFOLD_NATS_PASSWORD", "")}
-    return chosen
 
 
 def _without_password(url: str) -> str:

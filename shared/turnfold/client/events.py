@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from turnfold.contracts.events import LIMITS, id_fault
-from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, message_header, session_subject
+from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, session_subject
 from turnfold.errors import BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey
 
@@ -29,11 +29,6 @@ class Event:
     def subject(self) -> str:
         """Where it is published."""
         return session_subject(self.kind, self.key)
-
-    @property
-    def broker_id(self) -> str:
-        """What the broker recognises a second copy by."""
-        return message_header(self.key.agent_id, self.event_id)
 
 
 @dataclass(frozen=True, slots=True)

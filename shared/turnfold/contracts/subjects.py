@@ -16,6 +16,33 @@ TURN_COMPLETED = "turn.completed"
 TOOL_RESULT = "tool.result"
 EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT)
 
+READS = (
+    "context.get",
+    "history.get",
+    "history.search",
+    "summary.list",
+    "summary.get",
+    "summary.expand",
+    "session.get",
+    "audit.list",
+)
+"""Requests about a session that query servers answer."""
+WRITES = (
+    "session.policy",
+    "session.erase",
+    "compaction.request",
+    "compaction.restore",
+    "summary.promote",
+    "summary.regenerate",
+)
+"""Requests about a session that a worker answers."""
+AGENT_WRITES = ("agent.policy", "agent.erase", "agent.regenerate")
+"""The same about all of an agent."""
+INSTALLATION_REQUESTS = ("installation.regenerate", "campaign.get", "deadletters.replay")
+"""The same about everybody: their subjects name no agent."""
+QUERY_QUEUE = "turnfold-query"
+WORKER_QUEUE = "turnfold-worker"
+
 INGESTED = "turnfold.ingested"
 """Best-effort word that new sequences are stored; whoever waits for one looks again."""
 ERASED = b"erased"
@@ -46,9 +73,9 @@ def session_subject(name: str, key: SessionKey) -> str:
     return f"{name}.{token_of(key.agent_id)}.{token_of(key.session_id)}"
 
 
-def message_header(agent_id: str, event_id: str) -> str:
-    """The `Nats-Msg-Id` of an event."""
-    return f"{token_of(agent_id)}.{token_of(event_id)}"
+def message_header(agent_id: str, event_id: str, secret: str) -> str:
+    """The `Nats-Msg-Id` of an event. The broker looks for copies in the whole stream: nobody may guess what another uses."""
+    return f"{token_of(agent_id)}.{token_of(event_id)}.{secret}"
 
 
 def key_of_event_subject(subject: str) -> SessionKey | None:

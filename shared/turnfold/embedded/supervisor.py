@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from turnfold.access.identity import NAMES, PREFIX
 from turnfold.embedded.child import Child, Part
 from turnfold.embedded.directory import DataDirectory
 from turnfold.embedded.nats import HOST, find_server, log_file, log_tail, until_answering, write_config
@@ -29,7 +30,7 @@ STEADY_SECONDS = 30.0
 TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
 COMMANDS: Mapping[str, Sequence[str]] = {name: (*TURNFOLD, name) for name in ("migrate", "worker", "query")}
 """The command lines of the services; `migrate` runs once."""
-DROPPED = ("TURNFOLD_NATS_CREDS", "TURNFOLD_NATS_USER", "TURNFOLD_NATS_PASSWORD", "TURNFOLD_NATS_NKEY")
+DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 """Credentials of another server; the embedded one listens on loopback only and asks for none."""
 
 
@@ -42,6 +43,7 @@ class Plan:
     http_host: str = "127.0.0.1"
     http_port: int = 8080
     worker_http_port: int = 0
+    is_http_encrypted: bool = False
     database_url: str | None = None
     nats_server: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +67,7 @@ async def run(plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log:
         stack.callback(nats_port.release)
         http_port = ReservedPort.reserve(plan.http_host, plan.http_port, option="--http-port")
         stack.callback(http_port.release)
-        worker_port = ReservedPort.reserve(plan.http_host, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT")
+        worker_port = ReservedPort.reserve(HOST, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT")
         stack.callback(worker_port.release)
         ports = _Ports(nats_port.number, http_port.number, worker_port.number)
         system = _System(plan, directory, ports, on_ready=on_ready, log=log)
@@ -114,8 +116,8 @@ class _System:
         self._is_ready = asyncio.Event()
         self._urls = {
             "nats_url": f"nats://{HOST}:{ports.nats}",
-            "http_url": http_url(plan.http_host, ports.http),
-            "worker_url": http_url(plan.http_host, ports.worker),
+            "http_url": http_url(plan.http_host, ports.http, is_encrypted=plan.is_http_encrypted),
+            "worker_url": http_url(HOST, ports.worker),
             "database_url": absolute_database_url(plan.database_url or f"sqlite+aiosqlite:///{directory.path}/turnfold.db"),
         }
         self._environ = {name: value for name, value in plan.environ.items() if name not in DROPPED} | {
@@ -124,6 +126,7 @@ class _System:
             "TURNFOLD_DATA_DIR": str(directory.path),
             "TURNFOLD_HTTP_HOST": plan.http_host,
             "TURNFOLD_HTTP_PORT": str(ports.http),
+            "TURNFOLD_WORKER_HTTP_HOST": HOST,
             "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
             ANNOUNCE: "1",
         }

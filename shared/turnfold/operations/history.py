@@ -1,7 +1,7 @@
 """Questions about the past: originals, versions, the audit, and what an installation holds."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from turnfold.contracts.requests import AuditRequest, HistoryRequest, SessionRequest, SummaryRequest
@@ -56,12 +56,12 @@ def session_json(counts: SessionCounts) -> dict[str, Any]:
     return told | {"last_event_at": rfc3339(last) if last is not None else None}
 
 
-async def sessions(*, agent_id: str | None, after: str | None, limit: int, store: HistoryStore) -> dict[str, Any]:
-    """The sessions of an installation or of an agent, a page of them; `next_after` asks for the next, and is null at the end.
+async def sessions(*, agent_ids: Collection[str] | None, after: str | None, limit: int, store: HistoryStore) -> dict[str, Any]:
+    """The sessions of an installation or of these agents, a page of them; `next_after` asks for the next, and is null at the end.
 
     A session whose newest event comes while somebody turns pages moves to the front: it may be missed behind, or be seen again.
     """
-    page = await store.sessions(agent_id=agent_id, after=None if after is None else _place(after), limit=limit)
+    page = await store.sessions(agent_ids=agent_ids, after=None if after is None else _place(after), limit=limit)
     at_ms, number = page[-1].place if page else (0, 0)
     return {"sessions": [session_json(one) for one in page], "next_after": f"{at_ms}.{number}" if len(page) == limit else None}
 

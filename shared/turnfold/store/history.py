@@ -1,6 +1,6 @@
 """What a session was: originals, versions, audit; and what an installation holds."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -66,14 +66,16 @@ class SqlHistory:
         async with self._session(key) as (connection, sid):
             return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
 
-    async def sessions(self, *, agent_id: str | None, limit: int, after: tuple[int, int] | None = None) -> Sequence[SessionCounts]:
-        """Sessions behind a place, the one with the newest event first."""
+    async def sessions(
+        self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
+    ) -> Sequence[SessionCounts]:
+        """Sessions behind a place, of these agents or of all, the one with the newest event first."""
         at_ms = func.coalesce(sessions.c.last_event_at_ms, literal_column("-1"))
         chosen = _SESSIONS.order_by(at_ms.desc(), sessions.c.sid).limit(limit)
         if after is not None:
             chosen = chosen.where(or_(at_ms < after[0], (at_ms == after[0]) & (sessions.c.sid > after[1])))
-        if agent_id is not None:
-            chosen = chosen.where(sessions.c.agent_id == agent_id)
+        if agent_ids is not None:
+            chosen = chosen.where(sessions.c.agent_id.in_(agent_ids))
         async with self._database.read() as connection:
             return await _counts(connection, chosen)
 

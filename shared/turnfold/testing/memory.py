@@ -1,7 +1,7 @@
 """A store in memory that satisfies every port: the same contract as the databases, without one."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from secrets import randbits
 
@@ -124,9 +124,11 @@ class MemoryHistory:
         """What a session holds."""
         return self._session(key).counts(self._memory.wishes_of(key.agent_id))
 
-    async def sessions(self, *, agent_id: str | None, limit: int, after: tuple[int, int] | None = None) -> Sequence[SessionCounts]:
-        """Sessions behind a place, the one with the newest event first."""
-        chosen = [session for key, session in self._memory.sessions.items() if agent_id in (None, key.agent_id)]
+    async def sessions(
+        self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
+    ) -> Sequence[SessionCounts]:
+        """Sessions behind a place, of these agents or of all, the one with the newest event first."""
+        chosen = [session for key, session in self._memory.sessions.items() if agent_ids is None or key.agent_id in agent_ids]
         found = [session.counts(self._memory.wishes_of(session.key.agent_id)) for session in chosen]
         found.sort(key=_order)
         return [one for one in found if after is None or _order(one) > (-after[0], after[1])][:limit]

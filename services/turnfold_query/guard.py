@@ -1,0 +1,71 @@
+"""Who may ask over HTTP: a bearer token stands for agents, and nothing is looked up before it is known to reach them."""
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnfold.access.bearers import EVERYTHING, OUT_OF_REACH, Bearers, Grant
+from turnfold.errors import NotAllowed
+
+OPEN = ("/healthz", "/readyz")
+"""What tells whether a process lives is told to everybody."""
+LISTED = "/v1/sessions"
+"""What shows each bearer its own."""
+AGENTS = "/v1/agents/"
+_GRANT = "turnfold.grant"
+
+
+class Guard:
+    """Lets through what the bearer of a token reaches: paths of its agents; an operator's reaches everything.
+
+    It stands before the routes and sees the path as they will, so a route that is added is closed until somebody opens it.
+    """
+
+    def __init__(self, app: ASGIApp, bearers: Bearers, *, on_refusal: Callable[[], object]) -> None:
+        self._app = app
+        self._bearers = bearers
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on, or refuse it."""
+        if scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        grant = self._bearers.grant(Headers(scope=scope).get("authorization"))
+        if grant is None:
+            refused = _refusal(HTTPStatus.UNAUTHORIZED, "show a token of this installation: Authorization: Bearer …")
+        elif not _is_within(grant, scope["path"]):
+            refused = _refusal(HTTPStatus.FORBIDDEN, OUT_OF_REACH)
+        else:
+            await self._app({**scope, _GRANT: grant}, receive, send)
+            return
+        self._on_refusal()
+        await refused(scope, receive, send)
+
+
+def grant_of(scope: Scope) -> Grant:
+    """What whoever asks may reach; everything, where nobody has to show a token."""
+    grant: Grant = scope.get(_GRANT, EVERYTHING)
+    return grant
+
+
+def _is_within(grant: Grant, path: str) -> bool:
+    if grant.is_operators or path == LISTED:
+        return True
+    if not path.startswith(AGENTS):
+        return False
+    try:
+        agent_id = unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode()
+    except UnicodeDecodeError:
+        return False
+    return grant.reaches(agent_id)
+
+
+def _refusal(status: HTTPStatus, told: str) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
+    return Response(json.dumps(NotAllowed(told).as_json()), status, media_type="application/json", headers=headers)

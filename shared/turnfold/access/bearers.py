@@ -1,0 +1,172 @@
+"""Bearer tokens of HTTP: what each may reach, kept as hashes in a file that is read again when it changes."""
+
+import hmac
+import ipaddress
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import structlog
+
+from turnfold.access.files import changing, write_private
+from turnfold.errors import NotAllowed, StartError
+
+EVERY_AGENT = "*"
+"""In the place of an agent's id: a token of an operator. An agent of that name can have no token of its own."""
+OUT_OF_REACH = "this token does not reach that; ask with one of an operator, or of that agent"
+PREFIX = "tf_"
+SECRET_BYTES = 32
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the bearer of a token may reach: these agents, or everything."""
+
+    agents: frozenset[str]
+
+    @property
+    def is_operators(self) -> bool:
+        """Whether it reaches everything."""
+        return EVERY_AGENT in self.agents
+
+    def reaches(self, agent_id: str) -> bool:
+        """Whether it reaches the sessions of an agent."""
+        return self.is_operators or agent_id in self.agents
+
+    def agents_among(self, agent_id: str | None) -> frozenset[str] | None:
+        """The agents that a listing is about: the one that was asked for, else all within reach; None for all there are.
+
+        Raises:
+            NotAllowed: that one is out of reach.
+        """
+        if agent_id is None:
+            return None if self.is_operators else self.agents
+        if not self.reaches(agent_id):
+            raise NotAllowed(OUT_OF_REACH)
+        return frozenset({agent_id})
+
+
+EVERYTHING = Grant(frozenset({EVERY_AGENT}))
+
+
+class Bearers:
+    """The tokens of a file. As long as it cannot be read, nobody is let in.
+
+    Raises:
+        StartError: the file cannot be read to begin with.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = _stamp(path)
+        self._grants = _grants(path)
+
+    def grant(self, authorization: str | None) -> Grant | None:
+        """What the bearer of this `Authorization` header may reach; None for somebody unknown.
+
+        Every hash is compared to its end, whether one before it was the right one or not.
+        """
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        self._look()
+        given = _digest(token.strip())
+        found: Grant | None = None
+        for digest, grant in self._grants:
+            if hmac.compare_digest(digest, given):
+                found = grant
+        return found
+
+    def _look(self) -> None:
+        """Read the file again if it is another one."""
+        stamp = _stamp(self._path)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._grants = _grants(self._path)
+        except StartError as error:
+            self._grants = []
+            log.error("tokens.unreadable", error=str(error))  # noqa: TRY400  # its text says it all
+
+
+def new_token(path: Path, agents: Iterable[str]) -> str:
+    """A token for these agents, which is told here and nowhere else: the file gets its hash."""
+    token = f"{PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}"
+    with changing(path.parent):
+        _write(path, {**(read_tokens(path) if path.exists() else {}), _digest(token).hex(): sorted(agents)})
+    return token
+
+
+def revoke_token(path: Path, digest: str) -> None:
+    """Have the token of this hash let nobody in."""
+    with changing(path.parent):
+        _write(path, {known: agents for known, agents in read_tokens(path).items() if known != digest})
+
+
+def read_tokens(path: Path) -> dict[str, list[str]]:
+    """The hashes of a file, in hexadecimal, and the agents that each stands for.
+
+    Raises:
+        StartError: it cannot be read, or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {bytes.fromhex(digest).hex(): _texts(agents) for digest, agents in found.items()}
+    except OSError as error:
+        raise StartError(f"the tokens in {path} cannot be read ({error.strerror}); correct TURNFOLD_HTTP_TOKENS") from error
+    except (ValueError, AttributeError, TypeError) as error:
+        raise StartError(f"{path} does not hold the hashes of tokens, each with a list of agents; see docs/security.md") from error
+
+
+def check_listening(host: str, *, has_tokens: bool, is_checked_elsewhere: bool) -> None:
+    """Refuse to serve strangers.
+
+    Raises:
+        StartError: others than this machine reach that address, and nobody asks them who they are.
+    """
+    if not (has_tokens or is_checked_elsewhere or is_loopback(host)):
+        raise StartError(
+            f"whoever reaches {host} would read every session: set TURNFOLD_HTTP_TOKENS (`turnfold keys token` makes the file), "
+            "or TURNFOLD_HTTP_CHECKED_ELSEWHERE=1 if something in front checks who asks"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address; a name other than localhost could be any."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _write(path: Path, tokens: Mapping[str, list[str]]) -> None:
+    write_private(path, json.dumps(tokens, indent=1, ensure_ascii=False) + "\n")
+
+
+def _texts(values: object) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError("agents are a list of texts")
+    return [str(value) for value in values]
+
+
+def _grants(path: Path) -> list[tuple[bytes, Grant]]:
+    return [(bytes.fromhex(digest), Grant(frozenset(agents))) for digest, agents in read_tokens(path).items()]
+
+
+def _digest(token: str) -> bytes:
+    """A token is as random as a key, so one round of SHA-256 keeps it as secret."""
+    return sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_size, seen.st_ino

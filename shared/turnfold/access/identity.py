@@ -1,0 +1,96 @@
+"""Who we are on the bus: what a connection signs in with, how it is encrypted, and where its answers arrive."""
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from turnfold.contracts.subjects import token_of
+
+PREFIX = "TURNFOLD_NATS_"
+INBOX = "_INBOX"
+_SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What somebody was given to sign in with; with nothing, nobody in particular.
+
+    `nkey` is a seed or the path of a file that holds one; of `creds`, `nkey` and `user` the first that is there counts.
+    `ca`, `certificate` and `certificate_key` are paths. With `tls_first` nothing travels before the connection is
+    encrypted, and nobody on the way can talk it out of that.
+    """
+
+    creds: str | None = None
+    nkey: str | None = field(default=None, repr=False)
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    certificate: str | None = None
+    certificate_key: str | None = None
+    tls_first: str | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> "Identity":
+        """What `TURNFOLD_NATS_*` says."""
+        return cls(**{name: environ.get(f"{PREFIX}{name.upper()}") or None for name in NAMES})
+
+    def as_environ(self) -> dict[str, str]:
+        """The variables that say the same."""
+        return {f"{PREFIX}{name.upper()}": str(value) for name in NAMES if (value := getattr(self, name))}
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `nats.connect` that stand for it.
+
+        Answers arrive under the name that was used to sign in: `_INBOX.<public key>`, or `_INBOX.<user>`. So permissions
+        can give everybody an inbox that nobody else may listen to, and nobody has to name it.
+
+        Raises:
+            ValueError: a file cannot be read or holds nothing of use; the text names the file and nothing that it holds.
+        """
+        options = self._encryption()
+        if self.creds is not None:
+            options |= {"user_credentials": self.creds, "inbox_prefix": f"{INBOX}.{public_key(_seed_in(self.creds, 'CREDS'))}"}
+        elif self.nkey is not None:
+            seed = self.nkey if _SEED.fullmatch(self.nkey) else _seed_in(self.nkey, "NKEY")
+            options |= {"nkeys_seed_str": seed, "inbox_prefix": f"{INBOX}.{public_key(seed)}"}
+        elif self.user is not None:
+            options |= {"user": self.user, "password": self.password or "", "inbox_prefix": f"{INBOX}.{token_of(self.user)}"}
+        return options
+
+    def _encryption(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.ca is not None or self.certificate is not None:
+            try:
+                options["tls"] = ssl.create_default_context(cafile=self.ca)
+                if self.certificate is not None:
+                    options["tls"].load_cert_chain(self.certificate, self.certificate_key)
+            except (OSError, ssl.SSLError) as error:
+                named = ", ".join(one for one in (self.ca, self.certificate, self.certificate_key) if one is not None)
+                raise ValueError(f"{named} cannot be used ({error.strerror or type(error).__name__})") from error
+        if self.tls_first in ("1", "true", "yes"):
+            options["tls_handshake_first"] = True
+        return options
+
+
+NAMES = tuple(one.name for one in fields(Identity))
+
+
+def public_key(seed: str) -> str:
+    """What everybody may know of a key."""
+    import nkeys  # noqa: PLC0415  # libsodium is loaded where there is a key, and nowhere else
+
+    return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
+
+
+def _seed_in(path: str, variable: str) -> str:
+    try:
+        found = _SEED.search(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        # What was meant to be a seed may stand in the place of the path.
+        raise ValueError(f"{PREFIX}{variable} names no file that can be read ({type(error).__name__})") from error
+    if found is None:
+        raise ValueError(f"the file that {PREFIX}{variable} names holds no seed of an nkey (SU…)")
+    return found[0]

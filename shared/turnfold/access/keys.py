@@ -1,0 +1,64 @@
+"""The keys of the bus: made here, their public halves kept in a file, their secret halves each in a file of its own."""
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from turnfold.access.files import changing, write_private
+from turnfold.access.identity import public_key
+from turnfold.access.roles import ROLES, Key, Role
+from turnfold.contracts.subjects import token_of
+from turnfold.errors import StartError
+
+KEYS_FILE = "keys.json"
+NAME_CHARACTERS = 60
+
+
+def new_key(directory: Path, role: Role, agent_id: str | None = None) -> tuple[Key, Path]:
+    """A key of this role: what everybody may know of it, and the file of its seed."""
+    import nkeys  # noqa: PLC0415  # libsodium is loaded where there is a key, and nowhere else
+
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
+    key = Key(public_key(seed), role, agent_id, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
+    owner = role if agent_id is None else f"{role}-{token_of(agent_id)[:NAME_CHARACTERS]}"
+    path = directory / f"{owner}-{key.key[1:9]}.nk"
+    with changing(directory):
+        known = read_keys(directory)
+        write_private(path, f"{seed}\n")
+        _write_keys(directory, [*known, key])
+    return key, path
+
+
+def revoke_key(directory: Path, key: Key) -> None:
+    """Have the next configuration do without this key."""
+    with changing(directory):
+        _write_keys(directory, [known for known in read_keys(directory) if known.key != key.key])
+
+
+def read_keys(directory: Path) -> list[Key]:
+    """The public halves of the keys that hold, oldest first.
+
+    Raises:
+        StartError: the file cannot be read, or holds something else.
+    """
+    path = directory / KEYS_FILE
+    try:
+        return [_key(**fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StartError(f"{path} cannot be read ({error.strerror}); name another directory with --dir") from error
+    except (ValueError, TypeError) as error:
+        raise StartError(f"{path} does not hold keys; mend it, or name another directory with --dir") from error
+
+
+def _key(*, key: str, role: Role, agent_id: str | None, created_at: str) -> Key:
+    if role not in ROLES or not key.isalnum() or (role == "agent") != isinstance(agent_id, str):
+        raise ValueError("no key")
+    return Key(key, role, agent_id, created_at)
+
+
+def _write_keys(directory: Path, keys: Sequence[Key]) -> None:
+    write_private(directory / KEYS_FILE, json.dumps([key._asdict() for key in keys], indent=1, ensure_ascii=False) + "\n")
