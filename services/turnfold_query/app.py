@@ -20,7 +20,7 @@ from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.embedded.ready import announce
-from turnfold.errors import StartError, Unavailable
+from turnfold.errors import Unavailable
 from turnfold.listening import Listener
 from turnfold.model_windows import ModelWindows
 from turnfold.operations.query import Answering

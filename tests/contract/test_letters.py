@@ -87,7 +87,7 @@ async def test_beyond_its_limit_an_agent_begins_no_session_and_goes_on_in_those_
 
     assert (done.events, done.dead_letters) == (3, 2)
     assert (again.events, again.dead_letters) == (1, 1)
-    found = await stores.history.sessions(agent_ids="ada", limit=9)
+    found = await stores.history.sessions(agent_ids={"ada"}, limit=9)
     assert sorted((one.session_id, one.messages_total) for one in found) == [("new-1", 1), ("new-2", 2), ("new-3", 1)]
     told = await stores.history.dead_letters(after=0, limit=9)
     assert [(row.stream_seq, row.reason) for row in told] == [(4, "too_many_sessions"), (5, "too_many_sessions"), (11, "too_many_sessions")]

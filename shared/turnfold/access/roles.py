@@ -138,7 +138,7 @@ _ROLES: Mapping[Role, Permissions] = {
     ),
     # What is posted over HTTP is published, and what is to be written is passed on.
     "query": Permissions(
-        publish=(*_INFO, f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}", *_EVENTS, *_WRITES, *_ANSWERS),
+        publish=(*_INFO, *_EVENTS, *_WRITES, *_ANSWERS),
         subscribe=(*(f"{subject} {QUERY_QUEUE}" for subject in _READS), INGESTED),
     ),
     "provisioner": Permissions(publish=(f"{_API}.>",), subscribe=()),
