@@ -259,6 +259,7 @@ def _writing(settings: Settings, windows: ModelWindows) -> Writing:
         api_key=settings.summary_api_key,
         call_timeout_seconds=settings.summary_timeout_seconds,
         job_timeout_seconds=settings.summary_job_timeout_seconds,
+        lease_seconds=settings.summary_lease_seconds,
         window=lambda model: windows(model, override=settings.summary_window),
         task=settings.summary_prompt,
         redactions=settings.redact_patterns,

@@ -81,6 +81,7 @@ class Settings:
     summary_api_key: str | None = field(default=None, repr=False)
     summary_timeout_seconds: float = 120.0
     summary_job_timeout_seconds: float = 600.0
+    summary_lease_seconds: float = 60.0
     summary_window: int | None = None
     summary_prompt: str | None = field(default=None, repr=False)
     redact_patterns: tuple[str, ...] = field(default=(), repr=False)
@@ -383,6 +384,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "summary_api_key": _text,
     "summary_timeout_seconds": _seconds,
     "summary_job_timeout_seconds": _seconds,
+    "summary_lease_seconds": _seconds,
     "summary_window": _whole(1_000),
     "summary_prompt": _file_read_by(checked_task),
     "redact_patterns": _file_read_by(checked_patterns),

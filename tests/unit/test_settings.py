@@ -109,6 +109,7 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
         ({"TURNFOLD_HTTP_PORT": "eighty"}, "TURNFOLD_HTTP_PORT is not valid: it has to be a whole number of at least 0 and at most 65535"),
         ({"TURNFOLD_HTTP_PORT": "70000"}, "at most 65535"),
         ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "0"}, "a number of seconds above 0"),
+        ({"TURNFOLD_SUMMARY_LEASE_SECONDS": "-1"}, "a number of seconds above 0"),
         ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "nan"}, "a number of seconds above 0"),
         ({"TURNFOLD_MODE": "sometimes"}, "it is one of off, manual, auto"),
         ({"TURNFOLD_LOG_LEVEL": "loud"}, "it is one of debug, info"),

@@ -32,7 +32,6 @@ class Writing:
     call_timeout_seconds: float = 120.0
     job_timeout_seconds: float = 600.0
     lease_seconds: float = 60.0
-    renew_seconds: float = 20.0
     attempts: int = 3
     backoff_seconds: float = 1.0
     backoff_max_seconds: float = 30.0

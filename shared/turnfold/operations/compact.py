@@ -16,6 +16,8 @@ from turnfold.tracing import span
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
 """Reasons that speak of the provider; the others speak of what the model wrote."""
+RENEWALS = 3
+"""How often a lease is renewed in the time that it holds: one that fails, or is late, does not lose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ async def _renewed(job: Job, store: JobStore, writing: Writing, now_ms: Callable
 
     async def keep() -> None:
         while True:
-            await asyncio.sleep(writing.renew_seconds)
+            await asyncio.sleep(writing.lease_seconds / RENEWALS)
             with contextlib.suppress(Unavailable):
                 await store.renew(job, lease_ms=lease_ms, now_ms=now_ms())
 
