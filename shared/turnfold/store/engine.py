@@ -219,15 +219,17 @@ class _Translated:
             raise Unavailable(f"the database cannot be used now ({_first_line(error)}); try again later") from error
 
 
-_PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58")
+_PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
 """Classes of SQLSTATE that say nothing against the statement: connections, transactions (a server that only reads since a
-failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system."""
+failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system, damage."""
+_PASSING_KINDS = ("OperationalError", "InterfaceError", "InternalClientError", "InvalidCachedStatementError")
+"""The last two are asyncpg's words for a connection that its server ended a moment ago, and for tables that were migrated meanwhile."""
 
 
 def may_pass(error: BaseException | None) -> bool:
     """Whether a later try of what made the driver raise this may succeed."""
     sqlstate = getattr(error, "sqlstate", None) or ""
-    return sqlstate[:2] in _PASSING or type(error).__name__ in ("OperationalError", "InterfaceError")
+    return sqlstate[:2] in _PASSING or type(error).__name__ in _PASSING_KINDS
 
 
 def _first_line(error: BaseException | None) -> str:
