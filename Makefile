@@ -7,9 +7,13 @@ CUTS ?= 1000000
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
 COOLDOWN ?= 1 week
 UPGRADE ?=
+KILLS ?= 1000
+MINUTES ?= 120
+SEED ?=
+FIGURES ?= build/chaos.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -25,6 +29,9 @@ test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit 
 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
 	@$(BIN)/python -m tests.prove --cuts $(CUTS) --processes $(PROCESSES)
+
+chaos: setup ## kill so many processes of whole systems, go on from FIGURES, and check every law (KILLS=1000 MINUTES=120 SEED=...)
+	@$(BIN)/python -m tests.chaos --kills $(KILLS) --minutes $(MINUTES) --figures $(FIGURES) $(if $(SEED),--seed $(SEED))
 
 up: setup ## run the whole system on this machine: NATS, SQLite, worker and query
 	@$(BIN)/turnfold up

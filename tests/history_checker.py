@@ -1,8 +1,8 @@
-"""Proof, from SQL and from what readers were told, that a history is what was published: laws L1, L2, L3, L5, L6, L7, L10 and the audit."""
+"""Proof, from SQL and from what readers were told, that a history is what was published: laws L1 to L3, L5 to L7, L10, L12 and the audit."""
 
 import json
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,17 +21,41 @@ Row = sqlite3.Row
 SHOWN_FAULTS = 12
 AMPLE_TOKENS = 100_000
 SETTLED = frozenset({"committed", "restored", "rejected", "failed", "stale"})
+ENDS_OF_EVICTIONS = frozenset({"pending", "running", "committed", "restored"})
+MARK = "said_by"
+"""A field that names the agent in each of its messages that is no result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One answer of `context.get`: how many messages were acknowledged before it was asked, and attempted before it came."""
+    """One answer of `context.get`: how many messages were acknowledged before it was asked, and attempted before it came.
+
+    `began` and `ended` are seconds of one clock.
+    """
 
     key: SessionKey
     acknowledged: int
     after: int | None
     answer: Json
     attempted: int
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer of `history.get`."""
+
+    key: SessionKey
+    answer: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One answer of `summary.list`."""
+
+    key: SessionKey
+    answer: Json
 
 
 @dataclass
@@ -43,6 +67,8 @@ class Published:
     order: defaultdict[SessionKey, list[str]] = field(default_factory=lambda: defaultdict(list))
     bad: dict[bytes, str] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
+    pages: list[Page] = field(default_factory=list)
+    lists: list[Listed] = field(default_factory=list)
     messages_attempted: Counter[SessionKey] = field(default_factory=Counter)
     messages_acknowledged: Counter[SessionKey] = field(default_factory=Counter)
     newest_seq: dict[SessionKey, int] = field(default_factory=dict)
@@ -88,8 +114,11 @@ class Checker:
         self._published = published
         self._stream = stream
         self._is_settled = is_settled
-        self._first = self._first_seqs()
+        self._seqs = self._seqs_of_events()
+        self._first = {name: seqs[0] for name, seqs in self._seqs.items()}
         self._summaries: dict[tuple[str, str, int], Row] = {}
+        self._places: dict[SessionKey, dict[str, tuple[int, int | None]]] = defaultdict(dict)
+        self._speaks_for: dict[tuple[str, str, int], frozenset[int]] = {}
         self._faults: list[str] = []
 
     def faults(self) -> list[str]:
@@ -99,6 +128,7 @@ class Checker:
             self._ask: Callable[..., list[Row]] = lambda statement, *values: connection.execute(statement, values).fetchall()
             connection.execute("BEGIN")
             self._integrity()
+            self._where()
             self._stored()
             self._order()
             self._sums()
@@ -108,6 +138,9 @@ class Checker:
             self._dead_letters()
             self._ingested()
         self._readings()
+        self._backwards()
+        self._pages()
+        self._lists()
         return self._faults
 
     def _fault(self, text: str) -> None:
@@ -119,6 +152,12 @@ class Checker:
             self._fault(f"the file is damaged: {told}")
         if self._ask("PRAGMA foreign_key_check"):
             self._fault("a row refers to a session that is not there")
+
+    def _where(self) -> None:
+        """What is stored of each message, for those who were told of it."""
+        for row in self._ask("SELECT * FROM messages_view"):
+            key, taken_by = SessionKey(row["agent_id"], row["session_id"]), row["compaction_id"]
+            self._places[key][row["message_id"]] = (row["position"], None if taken_by is None else int(taken_by))
 
     # --- L1, L2: stored once, as it was
 
@@ -150,14 +189,14 @@ class Checker:
 
     # --- L3: the order is the stream's
 
-    def _first_seqs(self) -> dict[tuple[str, str], int]:
-        """Where the stream holds each valid event first."""
-        found: dict[tuple[str, str], int] = {}
+    def _seqs_of_events(self) -> dict[tuple[str, str], list[int]]:
+        """Where the stream holds each valid event."""
+        found: dict[tuple[str, str], list[int]] = {}
         by_payload = {event.payload: name for name, event in self._published.attempted.items()}
         for entry in self._stream:
             name = by_payload.get(entry.payload)
             if name is not None and entry.payload not in self._published.bad:
-                found.setdefault(name, entry.seq)
+                found.setdefault(name, []).append(entry.seq)
         return found
 
     def _order(self) -> None:
@@ -218,6 +257,8 @@ class Checker:
                 self._fault(f"{name}: a message lies outside its span")
             if row["is_covered"] != (row["status"] == "committed" and row["messages_evicted"] > 0):
                 self._fault(f"{name}: {row['status']} and covered {bool(row['is_covered'])}")
+            if row["messages_evicted"] and row["status"] not in ENDS_OF_EVICTIONS:
+                self._fault(f"{name}: it evicted {row['messages_evicted']} messages and ended {row['status']}")
             # A stand-in waits until the model may be asked again, and what it rewrites is in force meanwhile.
             if self._is_settled and row["status"] not in SETTLED and row["trigger"] != "stand_in":
                 self._fault(f"{name}: still {row['status']}")
@@ -232,26 +273,29 @@ class Checker:
     # --- L10: versions
 
     def _versions(self) -> None:
-        covered: defaultdict[tuple[int, int], int] = defaultdict(int)
-        for row in self._ask("SELECT sid, version, messages_evicted FROM compactions WHERE version IS NOT NULL"):
-            covered[row["sid"], row["version"]] += row["messages_evicted"]
+        added: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        for row in self._ask("SELECT sid, version, compaction_id FROM coverage"):
+            added[row["sid"], row["version"]].add(row["compaction_id"])
+        evicted = {row["compaction_id"]: row["messages_evicted"] for row in self._ask("SELECT * FROM compactions")}
+        reigns = {row["sid"]: row["version"] for row in self._ask("SELECT sid, version FROM reigns ORDER BY ordinal")}
         versions: defaultdict[int, list[Row]] = defaultdict(list)
         stored = self._ask("SELECT s.agent_id, s.session_id, v.* FROM summaries v JOIN sessions s USING (sid) ORDER BY sid, v.version")
         for row in stored:
             versions[row["sid"]].append(row)
-            self._summaries[row["agent_id"], row["session_id"], row["version"]] = row
+            name = row["agent_id"], row["session_id"], row["version"]
+            base = self._speaks_for.get((*name[:2], row["base_version"]), frozenset())
+            self._summaries[name], self._speaks_for[name] = row, base | added[row["sid"], row["version"]]
+            covered = sum(evicted[one] for one in self._speaks_for[name])
+            if row["messages_covered"] != covered:
+                self._fault(f"{name}: it says {row['messages_covered']} messages, covered are {covered}")
+            if row["base_version"] is not None and not 0 < row["base_version"] < row["version"]:
+                self._fault(f"{name}: it stands on {row['base_version']}")
         for session in self._ask("SELECT * FROM sessions"):
-            mine = versions[session["sid"]]
-            numbers = [row["version"] for row in mine]
-            if numbers != list(range(1, session["versions"] + 1)) or session["version"] != (numbers[-1] if numbers else None):
-                self._fault(f"{session['session_id']}: versions {numbers}, counted {session['versions']}, in force {session['version']}")
-            sums = 0
-            for row in mine:
-                sums += covered[row["sid"], row["version"]]
-                if row["base_version"] != (row["version"] - 1 or None):
-                    self._fault(f"{session['session_id']}: version {row['version']} stands on {row['base_version']}")
-                if row["messages_covered"] != sums:
-                    self._fault(f"{session['session_id']}: version {row['version']} says {row['messages_covered']}, covered are {sums}")
+            numbers = [row["version"] for row in versions[session["sid"]]]
+            if numbers != list(range(1, session["versions"] + 1)):
+                self._fault(f"{session['session_id']}: versions {numbers}, counted {session['versions']}")
+            if session["version"] != reigns.get(session["sid"]) or (numbers and session["version"] not in numbers):
+                self._fault(f"{session['session_id']}: in force is {session['version']}, last to reign {reigns.get(session['sid'])}")
 
     # --- the audit chain
 
@@ -297,13 +341,95 @@ class Checker:
         told: defaultdict[str, int] = defaultdict(int)
         for reading in self._published.readings:
             for text in reading_faults(reading):
-                told[f"{reading.key.session_id}: {text}"] += 1
+                told[f"{reading.key}: {text}"] += 1
             summary = reading.answer["summary"]
             fault = self._summary_fault(reading, summary) if summary is not None else None
-            if fault is not None:
-                told[f"{reading.key.session_id}: {fault}"] += 1
+            for text in [fault] if fault is not None else self._torn(reading):
+                told[f"{reading.key}: {text}"] += 1
         for text, times in told.items():
             self._fault(f"{text} ({times} times)")
+
+    def _torn(self, reading: Reading) -> Iterator[str]:
+        """What speaks against the answer being one state of the session: what its version covers, and everything else."""
+        key, account, summary = reading.key, reading.answer["account"], reading.answer["summary"]
+        version = summary["version"] if summary is not None else 0
+        if account["covered"] != (summary["covers"]["messages"] if summary is not None else 0):
+            yield f"version {version} and {account['covered']} covered messages"
+        covered = self._speaks_for.get((key.agent_id, key.session_id, version), frozenset())
+        places = self._places[key]
+        shown = {one for one in reading.answer["message_ids"] if one is not None}
+        if strangers := shown - places.keys():
+            yield f"shown and not stored: {_some(strangers)}"
+        if twice := {one for one in shown & places.keys() if places[one][1] in covered}:
+            yield f"shown beside version {version}, which covers it: {_some(twice)}"
+        if reading.answer["fresh"]:
+            missing = [one for one in self._first_messages(reading) if one not in shown and places.get(one, (0, None))[1] not in covered]
+            if len(missing) > account["folded"] + account["pending_digested"]:
+                yield f"neither shown nor covered by version {version}: {_some(missing)}"
+        changed = [
+            one
+            for one, message in zip(reading.answer["message_ids"], reading.answer["messages"], strict=False)
+            if one is not None and not self._is_published(key, one, message)
+        ]
+        if len(changed) > account["trimmed"] + account["pending_shown"]:
+            yield f"shown otherwise than published, and not trimmed: {_some(changed)}"
+
+    def _first_messages(self, reading: Reading) -> Iterator[str]:
+        """The messages that were acknowledged before a window was asked for: those of the first events of their session."""
+        left = reading.acknowledged
+        for event_id in self._published.order[reading.key]:
+            messages = len(messages_of(self._published.attempted[reading.key.agent_id, event_id]))
+            if messages > left:
+                return
+            left -= messages
+            yield from (f"{event_id}#{index}" for index in range(messages))
+
+    def _is_published(self, key: SessionKey, message_id: str, told: Json) -> bool:
+        event_id, _, index = message_id.rpartition("#")
+        event = self._published.attempted.get((key.agent_id, event_id))
+        if event is None:
+            return False
+        published = messages_of(event)[int(index)]
+        return told == published if event.kind == TURN_COMPLETED else published.items() <= told.items()
+
+    def _backwards(self) -> None:
+        """Who asks after somebody else was answered sees at least what that one saw."""
+        of_session: defaultdict[SessionKey, list[Reading]] = defaultdict(list)
+        for reading in self._published.readings:
+            of_session[reading.key].append(reading)
+        for key, readings in of_session.items():
+            ended, seen = deque(sorted(readings, key=lambda one: one.ended)), [0, 0, 0]
+            for reading in sorted(readings, key=lambda one: one.began):
+                while ended[0].ended < reading.began:
+                    seen = list(map(max, seen, _progress(ended.popleft())))
+                if any(now < before for now, before in zip(_progress(reading), seen, strict=True)):
+                    self._fault(f"{key}: version, messages and covered were {seen} and then {_progress(reading)}")
+
+    def _pages(self) -> None:
+        for page in self._published.pages:
+            told = page.answer["messages"]
+            positions = [one["position"] for one in told]
+            if positions != sorted(set(positions)):
+                self._fault(f"{page.key}: a page of originals is out of order: {positions}")
+            for one in told:
+                event_id, _, index = one["message_id"].rpartition("#")
+                # Where a copy was stored before the event that it is a copy of, that one took its place later.
+                seqs = self._seqs.get((page.key.agent_id, event_id), [])
+                if one["position"] not in [seq * MESSAGES_PER_EVENT + int(index) for seq in seqs]:
+                    self._fault(f"{page.key}: {one['message_id']} was told at {one['position']}, the stream has it at {seqs}")
+                if not self._is_published(page.key, one["message_id"], one["message"]):
+                    self._fault(f"{page.key}: {one['message_id']} was told otherwise than published")
+
+    def _lists(self) -> None:
+        for listed in self._published.lists:
+            told = listed.answer["summaries"]
+            numbers = sorted(one["version"] for one in told)
+            if numbers != list(range(1, len(told) + 1)) or sum(one["in_force"] for one in told) != bool(told):
+                self._fault(f"{listed.key}: told were versions {numbers}, in force {[one['version'] for one in told if one['in_force']]}")
+            for one in told:
+                stored = self._summaries.get((listed.key.agent_id, listed.key.session_id, one["version"]))
+                if stored is None or (one["kind"], one["tokens"]) != (stored["kind"], stored["tokens"]):
+                    self._fault(f"{listed.key}: version {one['version']} was told otherwise than it is stored")
 
     def _summary_fault(self, reading: Reading, summary: Json) -> str | None:
         """A version says the same for ever; only a small budget shortens what is told of it."""
@@ -339,7 +465,9 @@ def reading_faults(reading: Reading) -> Iterator[str]:
     named = [one for one in answer["message_ids"] if one is not None]
     if len(set(named)) != len(named):
         yield "a message is shown twice"
-    if account["total"] and not messages:
+    if strangers := {one[MARK] for one in messages if MARK in one} - {reading.key.agent_id}:
+        yield f"messages of other agents: {strangers}"
+    if account["total"] > account["folded"] and not messages:
         yield "the window is empty"
     if account["total"] > reading.attempted:
         yield f"{account['total']} messages, only {reading.attempted} were ever published"
@@ -358,6 +486,12 @@ def faults_in_notices(database: Path, notices: Iterable[tuple[str, Json]]) -> li
         versions = connection.execute("SELECT s.agent_id, s.session_id, v.version FROM summaries v JOIN sessions s USING (sid)")
         found += [f"nobody was told of version {row}" for row in versions if not told["summary.updated", "/".join(map(str, row))]]
     return found
+
+
+def _progress(reading: Reading) -> list[int]:
+    """What only grows in a session of which nothing is undone: its version, its messages, and those that are covered."""
+    summary, account = reading.answer["summary"], reading.answer["account"]
+    return [summary["version"] if summary is not None else 0, account["total"], account["covered"]]
 
 
 def _noticed(said: Mapping[str, Any]) -> str:

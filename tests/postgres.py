@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ class _Server:
         log = self._home / f"log-{time.monotonic_ns()}"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                self._command, user=self._user, cwd=self._home, env=_environment(), stdout=output, stderr=subprocess.STDOUT
+                self._command, user=self._user, cwd=self._home, env=environment(), stdout=output, stderr=subprocess.STDOUT
             )
         _wait_until_ready(self._process, self._port, log)
 
@@ -70,7 +70,7 @@ class Postgres:
 
     def url(self, database: str) -> str:
         """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""
-        return f"postgresql+asyncpg://{OWNER}@127.0.0.1:{self.port}/{database}"
+        return url_of(self.port, database)
 
     async def create_database(self, *, like: str = "template1") -> str:
         """Make a database, empty or like one that nobody is connected to, and return its name."""
@@ -106,41 +106,56 @@ class Postgres:
             await connection.close()
 
 
+def url_of(port: int, database: str) -> str:
+    """Where a database of a server on this port is, as `TURNFOLD_DATABASE_URL` wants it."""
+    return f"postgresql+asyncpg://{OWNER}@127.0.0.1:{port}/{database}"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Programs and an empty data directory, of which a server can be started as often as one likes; `user` is who has to run it."""
+
+    home: Path
+    programs: Path
+    user: int | None
+    port: int
+
+    def command(self, settings: Mapping[str, str]) -> list[str]:
+        """The command of a server on loopback with these settings above its defaults; its working directory is `home`."""
+        listens = {"port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "200"}
+        given = [f"--{name}={value}" for name, value in (listens | dict(settings)).items()]
+        return [str(self.programs / "postgres"), "-D", str(self.home / "data"), *given]
+
+
+def install(home: Path) -> Installed:
+    """Make a data directory in `home`, where whoever runs the server may go."""
+    user = _prepared(home)
+    programs = _programs(home if user else None)
+    make: list[str | Path] = [programs / "initdb", "-D", home / "data", "-U", OWNER, "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
+    made = subprocess.run(make, user=user, cwd=home, env=environment(), capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise RuntimeError(f"initdb failed: {made.stderr}")
+    return Installed(home, programs, user, _free_port())
+
+
 @contextmanager
 def running_postgres() -> Generator[Postgres]:
     """Start a server on a data directory of its own; both are gone at the end."""
     with tempfile.TemporaryDirectory(prefix="turnfold-postgres-", ignore_cleanup_errors=True) as made:
-        home = Path(made)
-        user = _prepared(home)
-        programs = _programs(home if user else None)
-        data, port = home / "data", _free_port()
-        make: list[str | Path] = [programs / "initdb", "-D", data, "-U", OWNER, "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
-        made_data = subprocess.run(make, user=user, cwd=home, env=_environment(), capture_output=True, text=True, check=False)
-        if made_data.returncode:
-            raise RuntimeError(f"initdb failed: {made_data.stderr}")
+        installed = install(Path(made))
         # Nothing here outlives the run, so nothing waits for a disk.
-        settings = {
-            "port": port,
-            "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": "",
-            "fsync": "off",
-            "synchronous_commit": "off",
-            "full_page_writes": "off",
-            "max_connections": 200,
-        }
-        start: list[str | Path] = [programs / "postgres", "-D", data]
-        start += [f"--{name}={value}" for name, value in settings.items()]
-        server = _Server(start, home, user, port)
+        command = installed.command({"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
+        server = _Server(command, installed.home, installed.user, installed.port)
         try:
             server.start()
-            yield Postgres(port, server)
+            yield Postgres(installed.port, server)
         finally:
             server.end(signal.SIGINT)
 
 
 async def _output(*command: str | Path, stdin: bytes = b"") -> bytes:
     """What a program wrote."""
-    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment())
+    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment())
     out, err = await child.communicate(stdin)
     if child.returncode:
         raise RuntimeError(f"{command[0]} failed: {err.decode(errors='replace')}")
@@ -171,7 +186,7 @@ def _programs(copied_to: Path | None) -> Path:
     return copied_to / "programs" / package.name / "pginstall" / "bin"
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What the server may know of ours: no `PG*` variable, and one language for its messages."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 

@@ -95,7 +95,7 @@ class System:
     def pid(self, name: str) -> int | None:
         """The process of this name, if it is a living descendant of the supervisor; found also before it said that it is ready."""
         if Path("/proc/self").exists():
-            return _parts_of(self.process.pid).get(name)
+            return parts_of(self.process.pid).get(name)
         told = self.ready["pids"].get(name)
         return told if isinstance(told, int) else None
 
@@ -441,22 +441,32 @@ def free_port() -> int:
 
 def parts_alive(lines: Sequence[Json]) -> list[int]:
     """Which of the processes that these ready lines name still run."""
-    return [pid for line in lines for pid in line["pids"].values() if _state(pid)]
+    return [pid for line in lines for pid in line["pids"].values() if state_of(pid)]
 
 
-def _parts_of(supervisor: int) -> dict[str, int]:
+def parts_of(supervisor: int) -> dict[str, int]:
     """The living parts of a system by name, as Linux tells them."""
     found: dict[str, int] = {}
     unseen = [supervisor]
     while unseen:
-        parent = unseen.pop()
-        with contextlib.suppress(OSError):
-            children = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-            unseen += children
-            for pid in children:
-                if _state(pid) and (name := _name_of(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1])):
-                    found[name] = pid
+        children = children_of(unseen.pop())
+        unseen += children
+        found |= {name: pid for pid in children if (name := _name_of(arguments_of(pid)))}
     return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The living children of a process."""
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if state_of(int(child))]
+    return []
+
+
+def arguments_of(pid: int) -> list[bytes]:
+    """The command line of a process; empty for one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    return []
 
 
 def _name_of(arguments: Sequence[bytes]) -> str | None:
@@ -469,7 +479,7 @@ def _name_of(arguments: Sequence[bytes]) -> str | None:
     return last if b"turnfold.cli" in arguments and last in ("worker", "query", "migrate") else None
 
 
-def _state(pid: int) -> list[str]:
+def state_of(pid: int) -> list[str]:
     """State, parent and so on, as Linux tells them; empty for a process that has ended."""
     with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,215 @@
+"""One system, faults until so many of its processes were killed, and what a checker finds afterwards."""
+
+import asyncio
+import contextlib
+import json
+import random
+import sqlite3
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import nats
+from sqlalchemy import Connection, Table, insert, select
+
+from tests.chaos.installation import START_SECONDS, Installation, running
+from tests.chaos.load import PUBLISHERS, READERS, Clients, Load
+from tests.chaos.plan import Topology, plan
+from tests.history_checker import Checker, Published, faults_in_notices
+from tests.model_server import ModelServer, running_model_server
+from tests.system import Streamed, streamed, wait_until
+from turnfold.client import connect
+from turnfold.store import schema
+from turnfold.store.engine import Database
+from turnfold_migrations import upgrade
+
+MODEL_FAULTS = ("answer",) * 6 + ("500", "429", "503", "drop", "empty", "broken", "length", "prose", "null", "refuse")
+MODEL_ANSWERS = 10_000
+POLICY = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What an episode was, and what came of it."""
+
+    seed: int
+    topology: Topology
+    kills: int
+    has_model: bool
+    seconds: float
+    done: Mapping[str, int]
+    missed: Mapping[str, int]
+    ended_by_themselves: Mapping[str, int]
+    crashes: Mapping[str, int]
+    events: int
+    copies: int
+    windows: int
+    fresh_windows: int
+    pages: int
+    refused: Mapping[str, int]
+    faults: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that was recorded: the database as a file of SQLite, and what was published, streamed and noticed."""
+
+    database: Path
+    published: Published
+    stream: Sequence[Streamed]
+    notices: Sequence[tuple[str, dict[str, Any]]]
+
+    def faults(self) -> list[str]:
+        """A sentence for each law that was broken."""
+        return [*Checker(self.database, self.published, self.stream).faults(), *faults_in_notices(self.database, self.notices)]
+
+
+async def run(directory: Path, topology: Topology, *, seed: int, kills: int, has_model: bool = False) -> tuple[Told, History]:
+    """Publish, read and do faults until so many processes were killed; then wait until all is settled, and look."""
+    began = monotonic()
+    async with _model(seed, has_model=has_model) as environ, running(directory, topology, {**POLICY, **environ}) as installation:
+        async with connected(installation.nats_urls) as clients:
+            load = Load(seed, clients)
+            await _troubled(installation, load, seed=seed, kills=kills, has_model=has_model)
+        history = await recorded(installation, load.published)
+        readings = load.published.readings
+        return Told(
+            seed=seed,
+            topology=topology,
+            kills=installation.kills,
+            has_model=has_model,
+            seconds=round(monotonic() - began, 1),
+            done={f"{kind} {role}": times for (kind, role), times in sorted(installation.done.items())},
+            missed={f"{kind} {role}": times for (kind, role), times in sorted(installation.missed.items())},
+            ended_by_themselves=installation.ended_by_themselves(),
+            crashes=installation.crashes(),
+            events=len(load.published.attempted),
+            copies=len(history.stream) - len(load.published.attempted),
+            windows=len(readings),
+            fresh_windows=sum(reading.answer["fresh"] for reading in readings),
+            pages=len(load.published.pages),
+            refused=dict(load.refused),
+            faults=[*installation.faults, *_unused(load), *await asyncio.to_thread(history.faults)],
+        ), history
+
+
+def _unused(load: Load) -> list[str]:
+    """A system that was of no use to anybody proves nothing."""
+    windows = sum(reading.answer["fresh"] for reading in load.published.readings)
+    return [] if windows and load.published.acknowledged else [f"{len(load.published.acknowledged)} events and {windows} fresh windows"]
+
+
+async def _troubled(installation: Installation, load: Load, *, seed: int, kills: int, has_model: bool) -> None:
+    async with asyncio.TaskGroup() as readers:
+        for number in range(READERS):
+            readers.create_task(load.read(number))
+        async with asyncio.TaskGroup() as publishers:
+            for number in range(PUBLISHERS):
+                publishers.create_task(load.publish(number))
+            async with asyncio.TaskGroup() as troubles:
+                await wait_until(lambda: load.published.readings, seconds=START_SECONDS, told=installation.words)
+                for fault in plan(seed, installation.topology, has_model=has_model):
+                    await asyncio.sleep(fault.pause_seconds)
+                    await load.flowed(fault.after_events)
+                    troubles.create_task(installation.strike(fault))
+                    if installation.kills >= kills:
+                        break
+            load.is_calm.set()
+        await load.settle(installation.words)
+
+
+@asynccontextmanager
+async def connected(urls: Sequence[str]) -> AsyncGenerator[Clients]:
+    """Connections to a bus that dies now and then."""
+    url = ",".join(urls)
+    async with (
+        connect(url, timeout_seconds=2, attempts=60, environ={}) as named,
+        connect(url, timeout_seconds=2, attempts=60, names_copies=False, environ={}) as nameless,
+    ):
+        bus = await nats.connect(list(urls), max_reconnect_attempts=-1, reconnect_time_wait=0.2, error_cb=_unheard)
+        try:
+            yield Clients(named, nameless, bus)
+        finally:
+            await bus.close()
+
+
+async def _unheard(_: Exception) -> None:
+    """A bus that is killed is expected to complain."""
+
+
+@asynccontextmanager
+async def _model(seed: int, *, has_model: bool) -> AsyncGenerator[Mapping[str, str]]:
+    """The settings that name a model which fails now and then; none where there is to be none."""
+    if not has_model:
+        yield {}
+        return
+    async with running_model_server() as server:
+        server.script = random.Random(f"{seed} answers").choices(MODEL_FAULTS, k=MODEL_ANSWERS)
+        yield _settings_of(server)
+
+
+def _settings_of(server: ModelServer) -> Mapping[str, str]:
+    return {
+        "TURNFOLD_SUMMARY_MODEL": "openai/x",
+        "TURNFOLD_SUMMARY_API_BASE": server.url,
+        "TURNFOLD_SUMMARY_API_KEY": "none-needed",
+        "TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "5",
+    }
+
+
+async def recorded(installation: Installation, published: Published) -> History:
+    """What a system that has settled holds, beside what was published to it."""
+    copy, url = installation.directory / "copy.db", installation.nats_urls[0]
+    if installation.topology is Topology.SQLITE:
+        _back_up(Path(installation.database_url.partition(":///")[2]), copy)
+    else:
+        await _move(installation.database_url, copy)
+    return History(copy, published, await streamed(url), await _noticed(url))
+
+
+def _back_up(database: Path, copy: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+
+
+async def _move(url: str, copy: Path) -> None:
+    """All rows of a database, into a file of SQLite that the migrations made: both have the same tables and views."""
+    await upgrade(f"sqlite+aiosqlite:///{copy}")
+    source, target = Database(url, writes=False), Database(f"sqlite+aiosqlite:///{copy}", writes=True)
+    try:
+        for table in schema.metadata.sorted_tables:
+            rows = await source.snapshot(partial(_rows_of, table))
+            if rows:
+                await target.write(partial(_put, table, rows))
+    finally:
+        await source.close()
+        await target.close()
+
+
+def _rows_of(table: Table, connection: Connection) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(select(table)).mappings()]
+
+
+def _put(table: Table, rows: list[dict[str, Any]], connection: Connection) -> None:
+    connection.execute(insert(table), rows)
+
+
+async def _noticed(url: str) -> list[tuple[str, dict[str, Any]]]:
+    """All that the stream of notices holds."""
+    bus = await nats.connect(url)
+    try:
+        jetstream = bus.jetstream(timeout=30)
+        count = (await jetstream.stream_info("TURNFOLD_NOTICES")).state.messages
+        subscription = await jetstream.subscribe("", stream="TURNFOLD_NOTICES", ordered_consumer=True)
+        messages = [await subscription.next_msg(timeout=30) for _ in range(count)]
+        await subscription.unsubscribe()
+        return [(message.subject, json.loads(message.data)) for message in messages]
+    finally:
+        await bus.close()
