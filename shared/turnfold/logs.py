@@ -1,11 +1,12 @@
 """Logs: one structured line per unit of work, to standard error, without anything a user wrote."""
 
+import contextlib
 import logging
 import sys
 import traceback
 from collections.abc import MutableMapping
 from types import FrameType, TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -21,7 +22,7 @@ def configure_logs(*, role: str, level: str = "info", format: str = "auto", stre
     """Send the logs of this process, ours and the libraries', to standard error; call it once.
 
     Every line names the `role`. `format` is `json`, `console`, or `auto`: console on a terminal. Exceptions are told
-    by type and place, never by their text, which may quote a message.
+    by type and place, never by their text, which may quote a message. A line that cannot be written is lost, and stops no work.
     """
     out = stream or sys.stderr
     is_console = format == "console" or (format == "auto" and out.isatty())
@@ -44,7 +45,7 @@ def configure_logs(*, role: str, level: str = "info", format: str = "auto", stre
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(file=out),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Unfailing(out))),
         cache_logger_on_first_use=True,
     )
 
@@ -58,6 +59,23 @@ def configure_logs(*, role: str, level: str = "info", format: str = "auto", stre
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+class _Unfailing:
+    """A stream for lines that may get lost: where a log goes to a full disk, the work it tells of goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Have it written, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def tell_exception(_: WrappedLogger, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

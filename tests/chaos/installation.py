@@ -126,7 +126,9 @@ class Installation:
     def crashes(self) -> dict[str, int]:
         """What services logged as exceptions, or ended of, and how often."""
         told = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        ends = [line for before, line in pairwise(told) if before.startswith("  ") and line[:1].isalpha()]
+        ends = [
+            line for before, line in pairwise(told) if (before.startswith("  ") and line[:1].isalpha()) or line.startswith("turnfold: ")
+        ]
         logged = [one for line in told if "at" in (one := _said(line))]
         return dict(Counter([*ends, *(f"{one['event']}: {one['error']}" for one in logged)]))
 
@@ -274,14 +276,14 @@ class Installation:
 
     async def _fill(self, role: str, pid: int, seconds: float) -> bool:
         """Let no file grow for a while: what is written fails as on a full disk."""
-        _limit(pid, FULL_BYTES)
+        limit_files(pid, FULL_BYTES)
         await asyncio.sleep(seconds)
         if role == "nats":
             # A stream that could not be written takes nothing more until its server is started again.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGTERM)
         if state_of(pid):
-            _limit(pid, resource.RLIM_INFINITY)
+            limit_files(pid, resource.RLIM_INFINITY)
         return True
 
     async def _hold(self, seconds: float) -> bool:
@@ -317,7 +319,7 @@ def _gentle(role: str) -> int:
     return SIGINT if role == "postgres" else SIGTERM
 
 
-def _limit(pid: int, most: int) -> None:
+def limit_files(pid: int, most: int) -> None:
     """Bound the files that a running process may write. Only its own user may, and PostgreSQL has one of its own."""
     limits = (most, resource.RLIM_INFINITY)
     try:
