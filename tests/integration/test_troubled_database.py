@@ -1,12 +1,18 @@
 """A database in trouble says nothing against the events that it cannot store just now."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.chaos.mortal import Life, living
 from turnfold.errors import Unavailable
-from turnfold.store.engine import may_pass
+from turnfold.store.belonging import adopt, wait_until_adopted
+from turnfold.store.engine import Database, may_pass
 from turnfold_migrations import upgrade
 
 DAMAGE = """
@@ -39,3 +45,32 @@ def test_a_connection_whose_server_has_just_ended_it_is_passing_trouble() -> Non
     kind: type[Exception] = AsyncAdapt_asyncpg_dbapi.InternalClientError
 
     assert may_pass(kind("cannot switch to state 12; another operation (2) is in progress"))
+
+
+class Recovering(Database):
+    """A database that cannot be read at first."""
+
+    times_away = 2
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[AsyncConnection]:
+        """A snapshot, once it is back."""
+        self.times_away -= 1
+        if self.times_away >= 0:
+            raise Unavailable("the database system is in recovery mode")
+        async with super().read() as connection:
+            yield connection
+
+
+async def test_a_worker_that_starts_while_its_database_recovers_waits_for_it(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'turnfold.db'}"
+    await upgrade(url)
+    database = Recovering(url, writes=True)
+    try:
+        await adopt(database, created="2026-11-20T10:00:00Z", first_seq=1)
+
+        await wait_until_adopted(database, created="2026-11-20T10:00:00Z")
+
+        assert database.times_away < 0
+    finally:
+        await database.close()

@@ -47,12 +47,20 @@ async def wait_until_adopted(database: Database, *, created: str, seconds: float
 
     Raises:
         StartError: it belongs to none after `seconds`, or still to another one after `patience_seconds`.
+        Unavailable: it cannot be read, and could not for `seconds`.
     """
     clock = asyncio.get_running_loop().time
     began = clock()
-    while (recorded := await belongs_to(database)) != created:
+    while True:
+        recorded, trouble = None, None
+        try:
+            recorded = await belongs_to(database)
+        except Unavailable as error:
+            trouble = error
+        if recorded == created:
+            return
         if clock() - began > (seconds if recorded is None else patience_seconds):
-            raise StartError(
+            raise trouble or StartError(
                 f"the database belongs to {f'the stream made at {recorded}' if recorded else 'no stream yet'}, and the bus has the one "
                 f"made at {created}; point the worker at the right bus, or run `turnfold migrate` to go on with this stream"
             )
