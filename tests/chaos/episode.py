@@ -127,12 +127,12 @@ async def connected(urls: Sequence[str]) -> AsyncGenerator[Clients]:
     """Connections to a bus that dies now and then."""
     url = ",".join(urls)
     async with (
-        connect(url, timeout_seconds=2, attempts=60, environ={}) as named,
-        connect(url, timeout_seconds=2, attempts=60, names_copies=False, environ={}) as nameless,
+        connect(url, timeout_seconds=2, attempts=60, environ={}) as one,
+        connect(url, timeout_seconds=2, attempts=60, environ={}) as another,
     ):
         bus = await nats.connect(list(urls), max_reconnect_attempts=-1, reconnect_time_wait=0.2, error_cb=_unheard)
         try:
-            yield Clients(named, nameless, bus)
+            yield Clients(one, another, bus)
         finally:
             await bus.close()
 

@@ -40,8 +40,8 @@ BAD = {
 class Clients:
     """Connections: one names its events to the broker, one does not, and one publishes what is no event."""
 
-    named: Client
-    nameless: Client
+    one: Client
+    another: Client
     bus: Bus
 
 
@@ -64,9 +64,9 @@ class Load:
             for event in shuffled((event for event, _ in events_of(recording, step)), random):
                 if self.is_calm.is_set():
                     return
-                await self.publish_event(self.clients.named, event)
+                await self.publish_event(self.clients.one, event)
                 if random.random() < 0.15:
-                    await self.publish_event(random.choice((self.clients.named, self.clients.nameless)), event)
+                    await self.publish_event(random.choice((self.clients.one, self.clients.another)), event)
                 if random.random() < 0.02:
                     await self.publish_bad(random)
                 await asyncio.sleep(random.uniform(0, 0.05))
@@ -103,7 +103,7 @@ class Load:
         request = {"max_tokens": max_tokens, "after": after, "wait_ms": 500}
         began = monotonic()
         with self._told():
-            answer = await self.clients.named.ask(session_subject("context.get", key), request, patience_seconds=0.5)
+            answer = await self.clients.one.ask(session_subject("context.get", key), request, patience_seconds=0.5)
             attempted = published.messages_attempted[key]
             published.readings.append(Reading(key, acknowledged, after, answer, attempted, began, monotonic()))
 
@@ -112,14 +112,14 @@ class Load:
         after = max((one.answer["messages"][-1]["position"] for one in self.published.pages if one.key == key), default=0)
         with self._told():
             request = {"after_position": after or None, "limit": PAGE}
-            answer = await self.clients.named.ask(session_subject("history.get", key), request)
+            answer = await self.clients.one.ask(session_subject("history.get", key), request)
             if answer["messages"]:
                 self.published.pages.append(Page(key, answer))
 
     async def list(self, key: SessionKey) -> None:
         """The versions of a session."""
         with self._told():
-            self.published.lists.append(Listed(key, await self.clients.named.ask(session_subject("summary.list", key), {})))
+            self.published.lists.append(Listed(key, await self.clients.one.ask(session_subject("summary.list", key), {})))
 
     @contextlib.contextmanager
     def _told(self) -> Generator[None]:
@@ -148,7 +148,7 @@ class Load:
 
     async def _has_settled(self, key: SessionKey) -> bool:
         """Whether a session holds all that was acknowledged, and has summarised what it evicted."""
-        session = self.clients.named.session(*key)
+        session = self.clients.one.session(*key)
         with contextlib.suppress(Unavailable):
             window = await session.context(max_tokens=10_000_000, after=self.published.newest_seq.get(key), wait_ms=2_000)
             return window.fresh and not (await session.status())["messages_pending"]

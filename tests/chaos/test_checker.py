@@ -79,8 +79,8 @@ async def _recorded(directory: Path) -> History:
                 for events in told:
                     some = list(islice(events, EVENTS))
                     for event in some:
-                        await load.publish_event(clients.named, event)
-                    await load.publish_event(clients.nameless, some[0])
+                        await load.publish_event(clients.one, event)
+                    await load.publish_event(clients.another, some[0])
                 await load.publish_bad(Random(0))
                 await load.settle(installation.words)
             for key in load.published.order:
