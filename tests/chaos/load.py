@@ -38,7 +38,7 @@ BAD = {
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Connections: one names its events to the broker, one does not, and one publishes what is no event."""
+    """Connections: two that know nothing of what the other publishes, and one for what is no event."""
 
     one: Client
     another: Client
