@@ -249,9 +249,7 @@ async def test_a_burst_is_answered_or_refused_at_once_and_afterwards_all_is_as_b
             return str(told["error"]["code"] if "error" in told else "answered")
 
         before = await asked("history.get", {})
-        # These hold all places for as long as they may wait.
-        waiting = [asyncio.create_task(asked("context.get", {"after": receipt.seq + 9, "wait_ms": 3_000})) for _ in range(50)]
-        await wait_until_refused(asked)
+        waiting = await all_places_held(asked, {"after": receipt.seq + 9, "wait_ms": 5_000})
         refused = await http(parts, "GET", "/v1/sessions")
         alive = await http(parts, "GET", "/healthz")
         burst = await asyncio.gather(*(asked("history.get", {}) for _ in range(5_000)))
@@ -269,10 +267,16 @@ async def test_a_burst_is_answered_or_refused_at_once_and_afterwards_all_is_as_b
     assert after == ("answered", 200, "answered")
 
 
-async def wait_until_refused(asked: Any) -> None:
-    """Return when there is no place left."""
+async def all_places_held(asked: Any, patient: Json) -> list[asyncio.Task[str]]:
+    """Requests that hold every place for as long as they may wait."""
 
-    async def is_refused() -> bool:
-        return bool(await asked("history.get", {}) == "unavailable")
+    async def held() -> list[asyncio.Task[str]] | None:
+        waiting = [asyncio.create_task(asked("context.get", patient)) for _ in range(50)]
+        # Sent before the question whether there is a place left.
+        await asyncio.sleep(0)
+        if await asked("history.get", {}) == "unavailable":
+            return waiting
+        await asyncio.gather(*waiting)
+        return None
 
-    await eventually(is_refused)
+    return await eventually(held, seconds=60)

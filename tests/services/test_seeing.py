@@ -160,8 +160,8 @@ async def live(scene: Scene) -> None:
             await bus.request("context.get.ada.written", request, timeout=10)
         await bus.request("compaction.request.ada.written", b"quokka", timeout=10)
         session = client.session("ada", "written")
-        await session.search("the quokka")
         window = await session.context(wait_ms=5_000)
+        await session.search("the quokka")
         assert await session.context(known=window) is window
         with pytest.raises(BadRequest):
             await session.policy(overrides={"quokka": 1})

@@ -31,7 +31,7 @@ from turnfold.store.schema import (
     sessions,
     spending,
 )
-from turnfold.store.sessions import ANY_NUMBER, Records, SessionRow, count_down, lock_by_key, lock_by_sid
+from turnfold.store.sessions import ANY_NUMBER, Records, SessionRow, count_down, hold_counts, lock_by_key, lock_by_sid
 
 RETENTION = "retention"
 AT_ONCE = 400
@@ -106,6 +106,7 @@ class SqlErasures:
 def erase(connection: Connection, key: SessionKey | AgentId, *, last_seq: int, now_ms: int) -> Erased:
     """Erase a session, or all of an agent, in the transaction that is open."""
     keep_apart(connection, is_erasing=True)
+    hold_counts(connection, [key.agent_id if isinstance(key, SessionKey) else key])
     if isinstance(key, SessionKey):
         # One that nobody knows may have events on their way: it gets its tombstone like any other.
         locked = list(lock_by_key(connection, [key], create=ANY_NUMBER).values())
@@ -128,6 +129,7 @@ def erase(connection: Connection, key: SessionKey | AgentId, *, last_seq: int, n
 def _expire(connection: Connection, *, sid: int, rules: Rules, now_ms: int) -> None:
     """Erase a session whose time is over; what is on its way to it was published since, and begins it afresh."""
     keep_apart(connection, is_erasing=True)
+    hold_counts(connection, connection.execute(select(sessions.c.agent_id).where(sessions.c.sid == sid)).scalars())
     for session in lock_by_sid(connection, [sid]).values():
         if is_over(session.last_event_at_ms, rules.policy(session.agent_wishes, session.wishes), now_ms=now_ms):
             ingested_to = max((last for (last,) in _INGESTED_TO.rows(connection)), default=0)

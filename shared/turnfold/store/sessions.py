@@ -123,6 +123,9 @@ _LOCKED = (
 _pairs = PreparedPairs.pairs
 _is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
 _BY_KEY = PreparedPairs(_LOCKED.where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type))
+_KNOWN = PreparedPairs(
+    select(sessions.c.agent_id, sessions.c.session_id).where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type)
+)
 _AUDIT_ENDS = PreparedPairs(
     select(erasures.c.agent_id, erasures.c.session_id, erasures.c.audit_rows, erasures.c.audit_hash).where(
         erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b
@@ -153,23 +156,22 @@ _TOLD = BulkInsert(outbox, ("subject", "payload"))
 def lock_by_key(connection: Connection, keys: Iterable[SessionKey], *, create: int = 0) -> dict[SessionKey, SessionRow]:
     """Lock the sessions of these keys. Those that are missing are made, the first first, while their agent has less than `create`."""
     wanted = list(dict.fromkeys(keys))
-    found = _by_key(_BY_KEY.rows(connection, sorted(wanted)))
-    missing = [key for key in wanted if key not in found]
-    if missing and create:
-        found |= _made(connection, missing, create)
-    return found
+    if create and (missing := _unknown(connection, wanted)):
+        _make(connection, missing, create)
+    return _by_key(_BY_KEY.rows(connection, sorted(wanted)))
 
 
-def _made(connection: Connection, missing: Sequence[SessionKey], most: int) -> dict[SessionKey, SessionRow]:
+def _unknown(connection: Connection, keys: Sequence[SessionKey]) -> list[SessionKey]:
+    known = {SessionKey(*row) for row in map(tuple, _KNOWN.rows(connection, sorted(keys)))}
+    return [key for key in keys if key not in known]
+
+
+def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> None:
     """Make sessions. Whoever does so holds the count of their agent: nobody makes the same ones, or one too many, meanwhile."""
-    agent_ids = sorted({key.agent_id for key in missing})
-    rows = [{"agent_id": agent_id} for agent_id in agent_ids]
-    connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
-    counts: dict[str, int] = {str(agent_id): int(number) for agent_id, number in _COUNTS.rows(connection, agent_ids)}
-    found = _by_key(_BY_KEY.rows(connection, sorted(missing)))
+    counts = hold_counts(connection, {key.agent_id for key in missing})
     chosen: list[SessionKey] = []
-    for key in missing:
-        if key not in found and counts[key.agent_id] < most:
+    for key in _unknown(connection, missing):
+        if counts[key.agent_id] < most:
             counts[key.agent_id] += 1
             chosen.append(key)
     if chosen:
@@ -178,8 +180,14 @@ def _made(connection: Connection, missing: Sequence[SessionKey], most: int) -> d
         connection.execute(sessions.insert(), [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in chosen])
         more = Counter(key.agent_id for key in chosen)
         _COUNT.run(connection, [(number, agent_id) for agent_id, number in more.items()])
-        found |= _by_key(_BY_KEY.rows(connection, sorted(chosen)))
-    return found
+
+
+def hold_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
+    """How many sessions each of these agents has; locked, which has to be done before any session is."""
+    wanted = sorted(set(agent_ids))
+    rows = [{"agent_id": agent_id} for agent_id in wanted]
+    connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
+    return {str(agent_id): int(number) for agent_id, number in _COUNTS.rows(connection, wanted)}
 
 
 def count_down(connection: Connection, gone: Iterable[SessionKey]) -> None:
