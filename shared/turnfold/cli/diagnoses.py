@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Literal
+
+from turnfold.access.bearers import is_loopback
 
 if TYPE_CHECKING:
     from turnfold.bus.health import BusHealth
@@ -124,16 +125,7 @@ def of_disk(path: str, *, free: int, total: int) -> Finding:
 
 def of_exposure(host: str, *, checks_tokens: bool) -> Finding:
     """Whether HTTP is open to others without asking who they are."""
-    if checks_tokens or _is_loopback(host):
+    if checks_tokens or is_loopback(host):
         return Finding("exposure", "ok", f"HTTP listens on {host}{' and checks tokens' if checks_tokens else ''}")
-    advice = "set TURNFOLD_HTTP_TOKENS, or TURNFOLD_HTTP_HOST=127.0.0.1, unless something in front of it checks who asks"
+    advice = "set TURNFOLD_HTTP_TOKENS, or see that what stands in front of it checks who asks"
     return Finding("exposure", "warning", f"HTTP listens on {host} and answers whoever reaches it", advice)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
