@@ -4,6 +4,8 @@ BIN := .venv/bin
 FILES ?= $(wildcard examples/*.jsonl)
 TESTS ?= tests
 CUTS ?= 1000000
+INPUTS ?= 200000
+ONLY ?=
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
 COOLDOWN ?= 1 week
 UPGRADE ?=
@@ -13,7 +15,7 @@ SEED ?=
 FIGURES ?= build/chaos.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos fuzz up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -32,6 +34,9 @@ prove: setup ## cut a million windows and check each against the laws (CUTS=1000
 
 chaos: setup ## kill so many processes of whole systems, go on from FIGURES, and check every law (KILLS=1000 MINUTES=120 SEED=...)
 	@$(BIN)/python -m tests.chaos --kills $(KILLS) --minutes $(MINUTES) --figures $(FIGURES) $(if $(SEED),--seed $(SEED))
+
+fuzz: setup ## hand mutated bytes to everything that reads what comes from outside (INPUTS=200000 SEED=1 PROCESSES=2 ONLY=event)
+	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(or $(SEED),1) --processes $(PROCESSES) $(if $(ONLY),--only $(ONLY))
 
 up: setup ## run the whole system on this machine: NATS, SQLite, worker and query
 	@$(BIN)/turnfold up

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from turnfold import contracts
 from turnfold.access.bearers import Bearers
 from turnfold.bus.admission import Admission
-from turnfold.contracts.events import Limits, id_fault, read_payload
+from turnfold.contracts.events import Limits, read_payload
 from turnfold.contracts.refusals import refused
 from turnfold.contracts.requests import (
     AuditRequest,
@@ -34,7 +34,7 @@ from turnfold.contracts.requests import (
     SummaryRequest,
     read_query,
 )
-from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject, token_of
+from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, id_fault, message_header, session_subject, token_of
 from turnfold.errors import BadEvent, BadRequest, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations import history, letters

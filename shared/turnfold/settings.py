@@ -232,7 +232,7 @@ def _file(path: Path) -> _Layer:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StartError(f"TURNFOLD_CONFIG names {path}, which cannot be read ({error.strerror}); correct the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StartError(f"{path} is not TOML: {error}") from error
     policy = found.pop("policy", {})
     if not isinstance(policy, dict):
@@ -249,7 +249,7 @@ def _running(data_dir: Path) -> dict[str, str]:
     """The URLs of the system that runs on this data directory, if one does."""
     try:
         ready = json.loads((data_dir / READY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     names = ("nats_url", "database_url", "http_url")
     return {name: ready[name] for name in names if isinstance(ready.get(name), str)} if isinstance(ready, dict) else {}

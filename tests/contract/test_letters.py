@@ -148,3 +148,13 @@ async def test_sessions_are_listed_page_by_page_each_once(stores: Stores) -> Non
         after = page[-1].place
 
     assert seen == ["new-6", "new-7", "new-4", "new-5", "new-2", "new-3", "new-1", "new-99"]
+
+
+@pytest.mark.proves("I5", "X2")
+async def test_a_letter_whose_subject_names_what_no_database_keeps_is_stored_without_a_session(stores: Stores) -> None:
+    dead = weigh_all([Delivery("turn.completed.%00.%00", b"no json", 1, NOON)], count=len).dead
+
+    await stores.intake.ingest([turn(2, user("Hello."))], dead, rules=stores.rules)
+    (letter,) = await stores.letters.letters([1])
+
+    assert letter.row.subject == "turn.completed.%00.%00"

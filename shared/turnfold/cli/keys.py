@@ -48,7 +48,7 @@ def new(
 ) -> None:
     """Make a key of the bus: its seed goes into a file that only you may read, its public half into keys.json."""
     from turnfold.access.keys import new_key
-    from turnfold.contracts.events import id_fault
+    from turnfold.contracts.subjects import id_fault
 
     if (role is RoleName.AGENT) == (agent is None):
         raise typer.BadParameter("an agent is named, and nobody else: turnfold keys new agent AGENT, turnfold keys new worker")
@@ -70,7 +70,7 @@ def token(
 ) -> None:
     """Make a bearer token of HTTP and show it, this once. The file of TURNFOLD_HTTP_TOKENS (else tokens.json) gets its hash."""
     from turnfold.access.bearers import EVERY_AGENT, new_token
-    from turnfold.contracts.events import id_fault
+    from turnfold.contracts.subjects import id_fault
 
     if is_operators == bool(agents):
         raise typer.BadParameter("name the agents that it reaches, or say --operator")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from turnfold.contracts.events import LIMITS, id_fault
-from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, session_subject
+from turnfold.contracts.events import LIMITS
+from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, id_fault, session_subject
 from turnfold.errors import BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey
 

@@ -12,11 +12,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, NoReturn
 
-from turnfold.contracts.subjects import EVENT_TYPES, TOOL_RESULT, TURN_COMPLETED, token_of
+from turnfold.contracts.subjects import EVENT_TYPES, ID_MAX_BYTES, TOOL_RESULT, TURN_COMPLETED, id_fault, token_of
 from turnfold.errors import BadEvent
 from turnfold.messages import AgentId, EventId, Role, SessionId, SessionKey
 
-ID_MAX_BYTES = 256
 INTEGER_MAX_DIGITS = 4_000
 
 
@@ -32,7 +31,6 @@ LIMITS = Limits()
 
 
 ROLES = frozenset(str(role) for role in Role)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -173,19 +171,6 @@ def _id(fields: dict[str, Any], name: str) -> str:
     if fault:
         raise BadEvent("wrong_shape", f"{name} {fault}")
     return str(value)
-
-
-def id_fault(value: object) -> str | None:
-    """What is wrong with an id, in words that follow its name; None when it is one."""
-    if not isinstance(value, str):
-        return "must be a text"
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        return "holds a lone surrogate"
-    if not 1 <= size <= ID_MAX_BYTES:
-        return f"has {size} bytes; 1 to {ID_MAX_BYTES} are allowed"
-    return "holds a control character" if _CONTROL.search(value) else None
 
 
 def claimed_key(payload: bytes) -> SessionKey | None:

@@ -48,8 +48,23 @@ INGESTED = "turnfold.ingested"
 ERASED = b"erased"
 """What such a word says besides where something was erased: whoever remembers texts forgets them."""
 
+ID_MAX_BYTES = 256
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PLAIN = re.compile(rb"[^A-Za-z0-9_-]")
 _TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+")
+
+
+def id_fault(value: object) -> str | None:
+    """What is wrong with an id, in words that follow its name; None when it is one."""
+    if not isinstance(value, str):
+        return "must be a text"
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "holds a lone surrogate"
+    if not 1 <= size <= ID_MAX_BYTES:
+        return f"has {size} bytes; 1 to {ID_MAX_BYTES} are allowed"
+    return "holds a control character" if _CONTROL.search(value) else None
 
 
 def token_of(identifier: str) -> str:
@@ -58,14 +73,14 @@ def token_of(identifier: str) -> str:
 
 
 def id_of(token: str) -> str | None:
-    """The id a token stands for, or None when no id is written so."""
+    """The id a token stands for, or None when no id is written so, or none may be what is written."""
     if not _TOKEN.fullmatch(token):
         return None
     try:
         identifier = unquote_to_bytes(token).decode()
     except UnicodeDecodeError:
         return None
-    return identifier if token_of(identifier) == token else None
+    return identifier if id_fault(identifier) is None and token_of(identifier) == token else None
 
 
 def session_subject(name: str, key: SessionKey) -> str:

@@ -11,7 +11,7 @@ from turnfold.core.pairing import CallSeen, ResultSeen, pair
 from turnfold.core.presets import Policy
 from turnfold.core.priority import classify
 from turnfold.core.render import render
-from turnfold.core.sendable import ROLES, faults
+from turnfold.core.sendable import ROLES, faults, is_role
 from turnfold.core.tokens import measure
 from turnfold.core.window import EMERGENCY_FIFTHS, UNLIMITED, Asked, Stored, plan
 from turnfold.errors import BadRequest, CannotFit
@@ -121,7 +121,7 @@ def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) 
     found: list[Message] = []
     for index, body in enumerate(bodies):
         role = body.get("role")
-        if role not in ROLES:
+        if not is_role(role):
             raise BadRequest(f"message {index} has the role {role!r}; a chat message has one of {', '.join(sorted(ROLES))}")
         measured = measure(body, count)
         call_id = body.get("tool_call_id") if role == "tool" else None

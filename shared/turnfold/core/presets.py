@@ -42,6 +42,10 @@ class View(StrEnum):
     """Nothing is shortened as long as a message of lower priority can be left out."""
 
 
+MOST = 2**53
+"""No number of a policy is larger: every reader of JSON and every database keeps it exactly."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """All numbers of one behaviour. 0 switches a trigger, a keep or a cap off."""
@@ -104,8 +108,8 @@ class Policy:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if value < 0:
-                raise ValueError(f"{field.name} is {value}; it cannot be negative")
+            if not 0 <= value <= MOST:
+                raise ValueError(f"{field.name} is {_named(value)}; it is a number from 0 to {MOST}")
             if field.name.endswith("_ratio") and value > 1:
                 raise ValueError(f"{field.name} is {value}; a ratio is at most 1")
         if self.low_water_ratio == 0:
@@ -175,9 +179,16 @@ def _converted(name: str, value: Any) -> Any:
             continue
         try:
             return _as(target, value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{name} cannot be {value!r}") from error
-    raise ValueError(f"{name} cannot be {value!r}")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{name} cannot be {_named(value)}") from error
+    raise ValueError(f"{name} cannot be {_named(value)}")
+
+
+def _named(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except (ValueError, RecursionError):
+        return "this"
 
 
 def _as(target: Any, value: Any) -> Any:

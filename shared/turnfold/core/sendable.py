@@ -2,9 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+def is_role(role: object) -> TypeGuard[str]:
+    """Whether a chat message may have this role."""
+    return isinstance(role, str) and role in ROLES
 
 
 def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -22,17 +27,25 @@ def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             found.append(f"message {index} ({role}) stands where the result of {owed[0]} belongs")
             owed = []
-        if role not in ROLES:
+        if not is_role(role):
             found.append(f"message {index} has the role {role!r}")
         elif role == "tool":
             found.append(f"message {index} answers {message.get('tool_call_id')!r}, which nobody called")
         elif role == "assistant":
-            owed = [call.get("id") for call in message.get("tool_calls") or ()]
+            calls = message.get("tool_calls") or []
+            owed = _ids(calls)
+            if not isinstance(calls, list) or len(owed) != len(calls):
+                found.append(f"message {index} has calls that are none")
             if len(set(owed)) != len(owed):
                 found.append(f"message {index} repeats a call id")
     if owed:
         found.append(f"the result of {owed[0]} is missing at the end")
     return found
+
+
+def _ids(calls: object) -> list[str]:
+    found = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    return [call_id for call_id in found if isinstance(call_id, str)]
 
 
 _IDS: Final = re.compile(r"[a-zA-Z0-9_-]+")

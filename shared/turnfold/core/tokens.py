@@ -61,8 +61,8 @@ def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_
     calls: tuple[Call, ...] = ()
     is_irregular = False
     reasoning_tokens = 0
-    # Most messages have only these two keys; the rest is looked for in the others alone.
-    if len(body) > 2:
+    # Most messages have a role and a content, and nothing else to be looked for.
+    if len(body) > 2 or "content" not in body:
         reasoning_tokens = _reasoning(body, count)
         calls, calls_tokens, is_irregular = _calls(body.get("tool_calls"), count)
         tokens += reasoning_tokens + calls_tokens + _extras(body, count)

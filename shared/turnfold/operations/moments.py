@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 
-from turnfold.contracts.events import id_fault
+from turnfold.contracts.subjects import id_fault
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
 from turnfold.errors import BadRequest
 from turnfold.messages import split_message_id

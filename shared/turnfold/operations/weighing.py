@@ -105,7 +105,7 @@ def _calls(event: Event) -> dict[str, dict[str, Any]]:
     """The calls of this very event by id: enough to tell, in a whole turn, a result that was read from one that was written."""
     found: dict[str, dict[str, Any]] = {}
     for body in event.parsed:
-        calls = body.get("tool_calls") if len(body) > 2 else None
+        calls = body.get("tool_calls")
         if isinstance(calls, list):
             found.update((str(call.get("id")), call) for call in calls if isinstance(call, dict))
     return found

@@ -33,6 +33,8 @@ async def read_frame(reader: StreamReader) -> dict[str, Any] | None:
         value = json.loads(await reader.readexactly(length))
     except (IncompleteReadError, ConnectionError):
         return None
+    except RecursionError:
+        raise ValueError("a frame that is nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError("a frame is an object")  # noqa: TRY004 - what came is wrong, not what was passed
     return value

@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from turnfold.contracts.events import ROLES, id_fault
+from turnfold.contracts.events import ROLES
+from turnfold.contracts.subjects import id_fault
 from turnfold.errors import TurnfoldError
 from turnfold.messages import Json, Role
 from turnfold.transcripts.claude_code import Transcript
@@ -168,8 +169,9 @@ class _Reader:
     def message(self, number: int, index: int, message: Any) -> Json:
         if not isinstance(message, Mapping):
             self.refuse(number, f"message {index} is not an object")
-        if message.get("role") not in ROLES:
-            self.refuse(number, f"message {index} has the role {message.get('role')!r}; it must be one of {', '.join(Role)}")
+        role = message.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            self.refuse(number, f"message {index} has the role {repr(role)[:80]}; it must be one of {', '.join(Role)}")
         return message
 
     def refuse(self, number: int, cause: str, error: Exception | None = None) -> NoReturn:

@@ -1,0 +1,401 @@
+"""Every part that reads what comes from outside, with what may come of any bytes: a value that keeps its promises, or the error it names."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+from urllib.parse import parse_qsl
+from warnings import catch_warnings
+
+from tests.fuzz.mutations import mutated
+from tests.histories import history
+from tests.stores import words
+from turnfold.cli.deadletters import printable
+from turnfold.client.answers import error_told
+from turnfold.contracts.events import Limits, claimed_key
+from turnfold.contracts.requests import ContextRequest, PolicyRequest, Request, read_query, read_request
+from turnfold.contracts.subjects import id_fault, id_of, key_of_event_subject, key_of_subject, session_subject, token_of
+from turnfold.core.anthropic import shaped
+from turnfold.core.compressor import LadderCompressor
+from turnfold.core.cuts import Cuts
+from turnfold.core.gate import Answer, check, spoken
+from turnfold.core.overflow import overflow_told
+from turnfold.core.precedence import Wishes, in_force
+from turnfold.core.presets import Policy, preset_named
+from turnfold.core.prompt import parse_answer
+from turnfold.core.search import Question, searchable
+from turnfold.core.sendable import anthropic_faults, faults
+from turnfold.core.usage import read_report
+from turnfold.core.window import Asked, plan
+from turnfold.core.words import terms
+from turnfold.errors import BadEvent, BadRequest, CannotFit, RequestError, StartError, SummarizerError
+from turnfold.messages import Role, SessionKey
+from turnfold.operations.moments import moment_of
+from turnfold.operations.weighing import Delivery, bury, weigh
+from turnfold.settings import read_settings
+from turnfold.summarizer.wire import frame, read_frame
+from turnfold.transcripts import UnreadableTranscript, read_conversations, turns
+from turnfold_query.http import _kind_of, _with
+
+GOLDEN = Path(__file__).parent.parent / "contract" / "golden"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+LIMITS = Limits(bytes=8_192, messages=20, depth=12)
+REASONS = {"too_large", "not_json", "too_deep", "wrong_shape", "too_many_messages", "unknown_type", "subject_mismatch"}
+SUBJECTS = (
+    "turn.completed",
+    "tool.result",
+    "turn.completed.support.user-42",
+    "tool.result.support.user-42",
+    "turn.completed.%00.x",
+    "turn",
+)
+POLICY = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One reader: bytes that it understands, and a check that any bytes must pass. `folder` is the check's own."""
+
+    name: str
+    corpus: Sequence[bytes]
+    check: Callable[[bytes, Path], None]
+
+    def input(self, seed: int, number: int) -> bytes:
+        """The input of this number; the corpus itself comes first."""
+        return self.corpus[number] if number < len(self.corpus) else mutated(Random(f"{seed}/{self.name}/{number}"), self.corpus)
+
+    def fault(self, data: bytes, folder: Path) -> str | None:
+        """What is wrong with what came of these bytes; None when nothing is."""
+        try:
+            self.check(data, folder)
+        except Exception as error:  # noqa: BLE001 - whatever comes out that is not declared is what is looked for
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+def _text(data: bytes) -> str:
+    """As what is decoded elsewhere arrives: also with lone surrogates, never with bytes that no text stands for."""
+    return data.decode("utf-8", "replace" if len(data) % 2 else "surrogateescape")
+
+
+def _strict(text: str | bytes) -> Any:
+    """The value of a JSON text; NaN and infinities are none."""
+    return json.loads(text, parse_constant=_no_number)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --- what agents publish
+
+
+def _event(data: bytes, _: Path) -> None:
+    subject = SUBJECTS[len(data) % len(SUBJECTS)]
+    delivery = Delivery(subject, data, 1, 1)
+    try:
+        arrival = weigh(delivery, count=words, limits=LIMITS)
+    except BadEvent as error:
+        _buried(delivery, error)
+        return
+    assert not any(map(id_fault, arrival.key))
+    assert len(arrival.messages) <= LIMITS.messages
+    for message in arrival.messages:
+        assert _strict(message.body)["role"] in set(Role)
+        assert message.tokens >= 0
+        Cuts.parse(message.cuts)
+    again = weigh(delivery, count=words, limits=LIMITS)
+    assert again == arrival
+
+
+def _buried(delivery: Delivery, error: BadEvent) -> None:
+    letter = bury(delivery, error)
+    assert letter.reason in REASONS, letter.reason
+    assert letter.key is None or not any(map(id_fault, letter.key)), letter.key
+    assert letter.detail.isascii(), letter.detail
+
+
+def _claim(data: bytes, _: Path) -> None:
+    key = claimed_key(data)
+    assert key is None or not any(map(id_fault, key))
+
+
+def _subject(data: bytes, _: Path) -> None:
+    text = _text(data)
+    identifier = id_of(text)
+    if identifier is not None:
+        assert token_of(identifier) == text
+        assert id_fault(identifier) is None, "an id that no event can have"
+    for name in ("turn.completed", "context.get"):
+        with suppress(BadRequest):
+            key = key_of_subject(name, f"{name}.{text}")
+            if isinstance(key, SessionKey):
+                assert session_subject(name, key) == f"{name}.{text}"
+    key_of_event_subject(text)
+    if id_fault(text) is None:
+        assert id_of(token_of(text)) == text
+
+
+def _usage(data: bytes, _: Path) -> None:
+    with suppress(ValueError, RecursionError):
+        usage = json.loads(data)
+        if isinstance(usage, dict):
+            read_report(usage)
+
+
+# --- what is asked
+
+
+def _request(data: bytes, _: Path) -> None:
+    for shape in Request.__subclasses__():
+        with suppress(BadRequest):
+            asked = read_request(shape, data)
+            if isinstance(asked, ContextRequest) and asked.as_of is not None:
+                moment_of(asked.as_of)
+            if isinstance(asked, PolicyRequest):
+                _wish(asked)
+
+
+def _wish(asked: PolicyRequest) -> None:
+    with suppress(ValueError):
+        wishes = Wishes().changed(preset=asked.preset, mode=asked.mode, overrides=asked.overrides)
+        policy = in_force(Wishes(), wishes, default_preset="balanced", policy_of=preset_named)
+        _strict(wishes.overrides or "{}")
+        assert 0 <= policy.trigger_ratio <= 1
+
+
+def _query(data: bytes, _: Path) -> None:
+    fields = dict(parse_qsl(data.decode("latin-1"), max_num_fields=1_000) if data.count(b"&") < 1_000 else ())
+    for shape in Request.__subclasses__():
+        with suppress(BadRequest):
+            read_query(shape, fields)
+
+
+def _body(data: bytes, _: Path) -> None:
+    with suppress(BadRequest):
+        _kind_of(data)
+    with suppress(BadRequest):
+        assert json.loads(_with(data, {"version": 1}))["version"] == 1
+
+
+def _moment(data: bytes, _: Path) -> None:
+    with suppress(BadRequest):
+        moment_of(_text(data)[:300])
+
+
+def _search(data: bytes, _: Path) -> None:
+    first, _mark, second = _text(data).partition("\n")
+    asked = Question.of(first[:1_000])
+    for lookup in (*asked.lookups(), *asked.beginnings(), *asked.any_word()):
+        for term in lookup:
+            assert term.text.isalnum(), f"{term.text!r} is syntax to an index"
+    text = searchable({"role": "user", "content": second or first})
+    asked.grade(text)
+    asked.holds(text)
+    terms(text)
+
+
+# --- what is configured and read by commands
+
+
+def _settings(data: bytes, folder: Path) -> None:
+    path = folder / "settings"
+    path.write_bytes(data)
+    text = data.decode("utf-8", "ignore").replace("\0", "")
+    named = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    for environ in (
+        {"TURNFOLD_CONFIG": str(path)},
+        {"TURNFOLD_SUMMARY_PROMPT": str(path)},
+        {"TURNFOLD_REDACT_PATTERNS": str(path)},
+        {name.strip().upper(): value for name, value in named.items()},
+        {f"TURNFOLD_POLICY__{name.strip().upper()}": value for name, value in named.items()},
+    ):
+        # Python warns of expressions that it may read otherwise one day; they are expressions all the same.
+        with suppress(StartError), catch_warnings(category=FutureWarning, action="ignore"):
+            read_settings(environ)
+
+
+def _ready(data: bytes, folder: Path) -> None:
+    (folder / "turnfold.json").write_bytes(data)
+    read_settings({"TURNFOLD_DATA_DIR": str(folder)})
+
+
+def _transcript(data: bytes, folder: Path) -> None:
+    path = folder / "transcript.jsonl"
+    path.write_bytes(data)
+    with suppress(UnreadableTranscript):
+        for told in read_conversations(path):
+            assert [one for turn in turns(told.messages, told.machine_made) for one in turn.messages] == list(told.messages)
+            assert id_fault(told.conversation_id) is None
+            json.dumps(told.messages)
+
+
+def _shown(data: bytes, _: Path) -> None:
+    for text in (_text(data), data.decode("latin-1")):
+        shown = printable(text)
+        assert all(one.isprintable() or one in "\n\t" for one in shown), "a terminal's cursor could move"
+
+
+# --- what models and children say
+
+
+def _answer(data: bytes, _: Path) -> None:
+    text = _text(data)
+    for style in ("structured", "narrative"):
+        for max_words in (0, 40):
+            with suppress(SummarizerError):
+                told, sections = parse_answer(text, style, max_words=max_words)
+                assert told.strip()
+                json.dumps(sections)
+                assert _is_encodable(told) or not _is_encodable(text)
+    check(Answer(text, finish_reason=text[:10]), input_tokens=len(text), output_tokens=len(spoken(text)))
+    overflow_told(text)
+
+
+def _frame(data: bytes, _: Path) -> None:
+    async def framed(*sent: bytes) -> list[dict[str, Any] | None]:
+        reader = asyncio.StreamReader()
+        for one in sent:
+            reader.feed_data(one)
+        reader.feed_eof()
+        return [await read_frame(reader) for _ in sent]
+
+    with suppress(ValueError):
+        asyncio.run(framed(len(data).to_bytes(4, "big") + data))
+    with suppress(ValueError):
+        asyncio.run(framed(data))
+    value = {"text": _text(data)}
+    assert asyncio.run(framed(frame(value))) == [value]
+
+
+def _refusal(data: bytes, _: Path) -> None:
+    with suppress(ValueError, RecursionError):
+        told = json.loads(data)
+        if isinstance(told, dict):
+            assert isinstance(error_told(told), RequestError)
+
+
+def _cuts(data: bytes, _: Path) -> None:
+    text = _text(data)
+    with suppress(ValueError):
+        Cuts.parse(text)
+    made = Cuts.of(text, words)
+    assert Cuts.parse(made.encode()) == made
+    assert made.characters == len(text)
+
+
+# --- what is sent to models
+
+
+def _window(data: bytes, _: Path) -> None:
+    """A published turn, however odd, becomes lists that providers take, in both shapes."""
+    try:
+        arrival = weigh(Delivery("turn.completed", data, 1, 1), count=words, limits=LIMITS)
+    except BadEvent:
+        return
+    bodies = [json.loads(message.body) for message in arrival.messages]
+    with suppress(CannotFit):
+        compressed = LadderCompressor(count=words).compress(bodies, 400)
+        assert not faults(compressed.messages), faults(compressed.messages)
+    told = history(bodies)
+    with suppress(CannotFit):
+        planned = plan(told.stored, Asked(budget_tokens=2_000), POLICY)
+        rendered = told.rendered(planned)
+        assert not faults([json.loads(text) for text in rendered.messages])
+        messages = [_strict(text) for text in shaped(planned, rendered).messages]
+        assert not anthropic_faults(messages), anthropic_faults(messages)
+
+
+# --- what each understands
+
+_EVENTS = [path.read_bytes() for path in sorted(GOLDEN.glob("t*.json"))] + [
+    (
+        b'{"event_id":"e","agent_id":"support","session_id":"user-42","messages":[{"role":"user","content":"Where is order 7341?"},'
+        b'{"role":"assistant","content":null,"tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{\\"p\\":[1.5e3]}"}},'
+        b'{"id":"b","type":"function","function":{"name":"g","arguments":{}}}]},{"role":"tool","tool_call_id":"b","content":[{"type":"text",'
+        b'"text":"42"}]}]}'
+    ),
+    (
+        b'{"event_id":"e","agent_id":"a","session_id":"s","messages":[{"role":"assistant","thinking_blocks":[{"type":"thinking","thinking":"x",'
+        b'"signature":"y"}],"content":[{"type":"image_url","image_url":{"url":"https://x/y.png"}},{"type":"file","file":{"file_data":"data:a/b;base64,AA"}}],'
+        b'"function_call":{"name":"f","arguments":"{"},"refusal":"no"}]}'
+    ),
+]
+_REQUESTS = [
+    b"",
+    b'{"max_tokens":4000,"model":"gpt-4.1","system_tokens":0,"mode":"normal","format":"anthropic","after":7,"wait_ms":0,"as_of":"e1#0"}',
+    b'{"after_position":0,"limit":10,"message_ids":["e1#0"],"q":"order 7341","state":"live","role":"user","before_position":9}',
+    b'{"version":1,"over":2,"entry":0,"line":0,"compaction_id":"abc","campaign_id":"c","style":"narrative","prompt":"Short.","at_once":2}',
+    b'{"mode":"auto","preset":"rolling","overrides":{"trigger_ratio":0.5,"keep_messages":10,"summary_model":"openai/gpt","uses_model":true}}',
+    b'{"dead_letter_ids":[1],"reason":"not_json","all":false,"after":0,"until":1,"as_of":3}',
+]
+_ANSWERS = [
+    b'```json\n{"current_task":"Ship it","decisions":["use B"],"file_changes":[{"path":"a.py","change":"modified"}],"context":"They spoke."}\n```',
+    b"<think>hm</think><summary>They looked for order 7341. It ships.</summary>",
+    "抱歉，我无法总结。".encode(),
+    b"This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
+]
+_SETTINGS = [
+    b'nats_url = "nats://127.0.0.1:4222"\nhttp_port = 80\npreset = "rolling"\n[policy]\nkeep_messages = 4\ntrigger_ratio = 0.5\n',
+    b"TURNFOLD_MODE=auto\nTURNFOLD_HTTP_PORT=80\nMAX_CONTEXT_TOKENS=4000\nTURNFOLD_SUMMARY_TIMEOUT_SECONDS=1.5\nTURNFOLD_LOG_LEVEL=info\n",
+    b"keep_messages=4\ntrigger_ratio=0.5\nuses_model=true\nsummary_model=openai/x\nstyle=narrative\n",
+    b"# secrets\nsk-[a-z]{3,}\n(?i)bearer .*\n",
+    b"Summarise in {words} words, {style}.",
+]
+_READY = [b'{"ready":true,"nats_url":"nats://127.0.0.1:4222","database_url":"sqlite+aiosqlite:///x.db","http_url":"http://127.0.0.1:8080"}']
+_CLAUDE = [
+    (
+        b'{"type":"user","uuid":"u1","sessionId":"s","message":{"role":"user","content":"Look."}}\n'
+        b'{"type":"assistant","uuid":"u2","sessionId":"s","isSidechain":true,"parentUuid":"u1","message":{"id":"m","model":"x","content":[{"type":'
+        b'"thinking","thinking":"hm"},{"type":"tool_use","id":"t","name":"Read","input":{"p":1}},{"type":"text","text":"So."}]}}\n'
+        b'{"type":"user","uuid":"u3","sessionId":"s","message":{"content":[{"type":"tool_result","tool_use_id":"t","is_error":true,"content":'
+        b'[{"type":"image","source":{"media_type":"image/png","data":"AA"}}]}]}}\n'
+    )
+]
+_TRANSCRIPTS = [
+    b'{"id":"c1","agent":"support","messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n',
+    b'[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]',
+    b'{"role":"user","content":"Hi"}\n{"role":"tool","tool_call_id":"a","content":"x"}\n',
+    b'[{"id":1,"messages":[{"role":"system","content":"x"}]},\n{"session_id":"b","messages":[{"role":"user","content":null}]}]',
+    b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff",
+]
+_WORDS = [
+    b"order 7341\nWhere is order 7341, and src/a.py?",
+    "航班 SK-1472\n航班 SK-1472 到奥斯陆".encode(),
+    b'"a" OR b* NEAR(c)\n' + b"word " * 50,
+]
+
+DECODERS: Sequence[Decoder] = (
+    Decoder("event", _EVENTS, _event),
+    Decoder("claim", _EVENTS, _claim),
+    Decoder("subject", [b"support.user-42", b"%E6%BC%A2.a%2Eb", b"turn.completed.support.user-42", b"a", b"%20.%25"], _subject),
+    Decoder(
+        "usage", [b'{"prompt_tokens":1,"completion_tokens":2}', b'{"input_tokens":1,"cache_read_input_tokens":2,"output_tokens":3}'], _usage
+    ),
+    Decoder("request", _REQUESTS, _request),
+    Decoder("body", [*_REQUESTS, *_EVENTS], _body),
+    Decoder("query", [b"max_tokens=4000&model=x&as_of=3&wait_ms=0", b"q=order&limit=5&state=live", b"version=1&entry=0"], _query),
+    Decoder("moment", [b"3", b"e1#0", b"2026-11-20T10:00:00Z", b"2026-11-20 10:00:00.123 05:30"], _moment),
+    Decoder("search", _WORDS, _search),
+    Decoder("settings", _SETTINGS, _settings),
+    Decoder("ready", _READY, _ready),
+    Decoder("transcript", [*_TRANSCRIPTS, *_CLAUDE], _transcript),
+    Decoder("shown", [b"plain\ttext\n", b"\x1b]0;title\x07", b"\xc2\x9b2J"], _shown),
+    Decoder("answer", _ANSWERS, _answer),
+    Decoder("frame", [b'{"id":1}', frame({"id": 0}), b"\xff\xff\xff\xff"], _frame),
+    Decoder("refusal", [b'{"code":"cannot_fit","message":"m","needed_tokens":5}', b'{"code":"conflict"}'], _refusal),
+    Decoder("cuts", [b"256.80.3 10.2", b"line\n" * 100], _cuts),
+    Decoder("window", _EVENTS, _window),
+)

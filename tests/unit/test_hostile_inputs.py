@@ -1,0 +1,100 @@
+"""Inputs that once broke a reader, found by `make fuzz`: each comes to what its reader declares."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stores import words
+from turnfold.contracts.requests import PolicyRequest, read_request
+from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
+from turnfold.core.compressor import LadderCompressor
+from turnfold.core.presets import Policy, adjusted
+from turnfold.core.sendable import faults
+from turnfold.core.tokens import measure
+from turnfold.errors import BadRequest, StartError
+from turnfold.operations.weighing import Delivery, weigh_all
+from turnfold.settings import read_settings
+from turnfold.summarizer.wire import read_frame
+from turnfold.transcripts import UnreadableTranscript, read_conversations
+
+DEEP = 100_000
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def test_the_calls_of_a_message_that_has_no_content_at_all_are_seen() -> None:
+    asking = {"role": "assistant", "tool_calls": [CALL]}
+    said: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        asking,
+        {"role": "tool", "tool_call_id": "a", "content": "x" * 4_000},
+    ]
+
+    compressed = LadderCompressor(count=words).compress(said, 200)
+
+    assert [call.call_id for call in measure(asking, words).calls] == ["a"]
+    assert faults(compressed.messages) == []
+    assert [one["role"] for one in compressed.messages] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("calls", [5, "calls", {"id": "a"}, [None], ["a"], [{"id": ["a"]}], [{}]])
+def test_calls_that_are_none_are_a_fault_and_are_mended(calls: Any) -> None:
+    said = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": "So.", "tool_calls": calls}]
+
+    compressed = LadderCompressor(count=words).compress(said, 4_000)
+
+    assert faults(said) == ["message 1 has calls that are none"]
+    assert faults(compressed.messages) == []
+
+
+@pytest.mark.parametrize("role", [[], {}, None, 1, "nobody"])
+def test_a_role_of_any_shape_is_refused_in_words(role: Any, tmp_path: Path) -> None:
+    (tmp_path / "said.json").write_text(json.dumps([{"role": role, "content": "x"}]))
+
+    with pytest.raises(BadRequest, match="has the role"):
+        LadderCompressor(count=words).compress([{"role": role}], 100)
+    with pytest.raises(UnreadableTranscript, match="has the role"):
+        list(read_conversations(tmp_path / "said.json"))
+
+
+@pytest.mark.proves("X2", "I5")
+@pytest.mark.parametrize("token", ["%00", "a%0Ab", "%C2%85", "%7F", "a" * 257])
+def test_a_token_that_stands_for_no_id_an_event_may_have_names_nothing(token: str) -> None:
+    (letter,) = weigh_all([Delivery(f"turn.completed.{token}.s", b"{", 1, 1)], count=words).dead
+
+    assert id_of(token) is None
+    assert key_of_event_subject(f"turn.completed.{token}.s") is None
+    assert letter.key is None
+    with pytest.raises(BadRequest):
+        key_of_subject("context.get", f"context.get.{token}.s")
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "9" * 5_000, "NaN", "Infinity", "1e999", str(2**53 + 1), "-1"])
+@pytest.mark.parametrize("name", ["trigger_ratio", "keep_messages", "chunk_share"])
+def test_a_policy_takes_no_number_that_is_none_or_that_no_database_keeps(name: str, number: str) -> None:
+    try:
+        asked = read_request(PolicyRequest, f'{{"overrides":{{"{name}":{number}}}}}'.encode())
+    except BadRequest:
+        return
+
+    with pytest.raises(ValueError, match=name):
+        adjusted(Policy(), asked.overrides or {})
+
+
+def test_files_that_are_nested_too_deep_are_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "turnfold.json").write_text("[" * DEEP)
+    (tmp_path / "turnfold.toml").write_text("preset = " + "[" * DEEP)
+
+    assert read_settings({"TURNFOLD_DATA_DIR": str(tmp_path)}).data_dir == tmp_path
+    with pytest.raises(StartError, match="is not TOML"):
+        read_settings({"TURNFOLD_CONFIG": str(tmp_path / "turnfold.toml")})
+
+
+async def test_a_frame_that_is_nested_too_deep_is_no_frame() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(DEEP.to_bytes(4, "big") + b"[" * DEEP)
+
+    with pytest.raises(ValueError, match="nested too deep"):
+        await read_frame(reader)
