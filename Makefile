@@ -5,6 +5,7 @@ FILES ?= $(wildcard examples/*.jsonl)
 TESTS ?= tests
 CUTS ?= 1000000
 INPUTS ?= 200000
+EXAMPLES ?= 30
 ONLY ?=
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
 COOLDOWN ?= 1 week
@@ -35,8 +36,9 @@ prove: setup ## cut a million windows and check each against the laws (CUTS=1000
 chaos: setup ## kill so many processes of whole systems, go on from FIGURES, and check every law (KILLS=1000 MINUTES=120 SEED=...)
 	@$(BIN)/python -m tests.chaos --kills $(KILLS) --minutes $(MINUTES) --figures $(FIGURES) $(if $(SEED),--seed $(SEED))
 
-fuzz: setup ## hand mutated bytes to everything that reads what comes from outside (INPUTS=200000 SEED=1 PROCESSES=2 ONLY=event)
+fuzz: setup ## hand mutated bytes to every reader, to HTTP and to the bus (INPUTS=200000 EXAMPLES=30 SEED=1 PROCESSES=2 ONLY=event)
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(or $(SEED),1) --processes $(PROCESSES) $(if $(ONLY),--only $(ONLY))
+	@$(if $(ONLY),:,FUZZ_SEED=$(or $(SEED),1) FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout 1200 tests/services/test_hostile_requests.py)
 
 up: setup ## run the whole system on this machine: NATS, SQLite, worker and query
 	@$(BIN)/turnfold up

@@ -3,15 +3,15 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import unquote_to_bytes
 
 import nats.errors
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from nats.aio.client import Client
 from nats.js.errors import APIError
 from nats.js.errors import Error as JetStreamError
@@ -26,14 +26,21 @@ from turnfold.contracts.events import Limits, read_payload
 from turnfold.contracts.refusals import refused
 from turnfold.contracts.requests import (
     AuditRequest,
+    CampaignRequest,
+    CompactionRequest,
     ContextRequest,
     ExpandRequest,
     HistoryRequest,
+    PolicyRequest,
+    Refusal,
+    RegenerateRequest,
+    ReplayRequest,
     SearchRequest,
     SessionRequest,
     SummaryRequest,
     read_query,
 )
+from turnfold.contracts.requests import Request as Asked
 from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, id_fault, message_header, session_subject, token_of
 from turnfold.errors import BadEvent, BadRequest, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
@@ -134,6 +141,7 @@ def make_http(  # noqa: PLR0913  # it is told of every part
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
+        responses={"default": {"model": Refusal, "description": "What was wrong, or is."}},
     )
     _errors(app)
     _reads(app, questions)
@@ -143,6 +151,32 @@ def make_http(  # noqa: PLR0913  # it is told of every part
     _pages(app, histories, metrics, is_ready, asyncapi)
     guarded = app if bearers is None else Guard(app, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code))
     return EncodedPaths(Traced(guarded) if is_on() else guarded)
+
+
+# --- what is written down of bodies, which the application does not read itself
+
+EVENT_BODY: Final[Mapping[str, Any]] = {
+    "required": True,
+    "description": "An event as it travels, and its `type`.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["type", "event_id", "agent_id", "session_id"],
+                "properties": {
+                    "type": {"enum": list(EVENT_TYPES)},
+                    "event_id": {"type": "string"},
+                    "agent_id": {"type": "string"},
+                    "session_id": {"type": "string"},
+                },
+            }
+        }
+    },
+}
+
+
+def _asks(shape: type[Asked]) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": shape.model_json_schema()}}}}
 
 
 # --- errors
@@ -197,7 +231,12 @@ AGENT = "/v1/agents/{agent_id}"
 
 
 def _reads(app: FastAPI, questions: Questions) -> None:
-    @app.get(SESSION + "/context", summary="What should my model see next?", response_model=None)
+    @app.get(
+        SESSION + "/context",
+        summary="What should my model see next?",
+        response_model=None,
+        responses={304: {"description": "Nothing changed since `etag`.", "content": {}}},
+    )
     async def get_context(
         agent_id: AgentPath, session_id: SessionPath, asked: Annotated[ContextRequest, Query()], http: Request
     ) -> Response:
@@ -251,7 +290,7 @@ def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
     most = limits.bytes + ENVELOPE_BYTES
     secret = secrets.token_urlsafe(12)
 
-    @app.post(SESSION + "/events", summary="Publish an event", response_model=None)
+    @app.post(SESSION + "/events", summary="Publish an event", response_model=None, openapi_extra={"requestBody": EVENT_BODY})
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         key, body = _key(agent_id, session_id), await _body(http, most)
         kind = _kind_of(body)
@@ -286,27 +325,37 @@ def _writes(app: FastAPI, client: Client) -> None:
         code = json.loads(reply.data).get("error", {}).get("code")
         return _body_of(reply.data, _STATUS.get(code, 400) if code else 200)
 
-    @app.patch(SESSION + "/policy", summary="Set what a session wants", response_model=None)
+    @app.patch(SESSION + "/policy", summary="Set what a session wants", response_model=None, openapi_extra=_asks(PolicyRequest))
     async def patch_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await passed_on(session_subject("session.policy", _key(agent_id, session_id)), http)
 
-    @app.patch(AGENT + "/policy", summary="Set what an agent wants", response_model=None)
+    @app.patch(AGENT + "/policy", summary="Set what an agent wants", response_model=None, openapi_extra=_asks(PolicyRequest))
     async def patch_agent_policy(agent_id: AgentPath, http: Request) -> Response:
         return await passed_on(f"agent.policy.{token_of(_decoded(agent_id))}", http)
 
-    @app.post(SESSION + "/compactions", summary="Compact now", response_model=None)
+    @app.post(SESSION + "/compactions", summary="Compact now", response_model=None, openapi_extra=_asks(CompactionRequest))
     async def post_compaction(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await passed_on(session_subject("compaction.request", _key(agent_id, session_id)), http)
 
-    @app.post(SESSION + "/summaries", summary="Have the summary written anew, beside the old", response_model=None)
+    @app.post(
+        SESSION + "/summaries",
+        summary="Have the summary written anew, beside the old",
+        response_model=None,
+        openapi_extra=_asks(RegenerateRequest),
+    )
     async def post_summary(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await passed_on(session_subject("summary.regenerate", _key(agent_id, session_id)), http)
 
-    @app.post(AGENT + "/summaries", summary="Have all summaries of an agent written anew", response_model=None)
+    @app.post(
+        AGENT + "/summaries",
+        summary="Have all summaries of an agent written anew",
+        response_model=None,
+        openapi_extra=_asks(CampaignRequest),
+    )
     async def post_agent_summaries(agent_id: AgentPath, http: Request) -> Response:
         return await passed_on(f"agent.regenerate.{token_of(_decoded(agent_id))}", http)
 
-    @app.post("/v1/summaries", summary="Have all summaries written anew", response_model=None)
+    @app.post("/v1/summaries", summary="Have all summaries written anew", response_model=None, openapi_extra=_asks(CampaignRequest))
     async def post_all_summaries(http: Request) -> Response:
         return await passed_on("installation.regenerate", http)
 
@@ -328,7 +377,7 @@ def _writes(app: FastAPI, client: Client) -> None:
 
 
 def _replays(app: FastAPI, passed_on: Callable[[str, Request], Awaitable[Response]]) -> None:
-    @app.post("/v1/deadletters/replay", summary="Publish dead letters again", response_model=None)
+    @app.post("/v1/deadletters/replay", summary="Publish dead letters again", response_model=None, openapi_extra=_asks(ReplayRequest))
     async def post_replay(http: Request) -> Response:
         return await passed_on("deadletters.replay", http)
 
@@ -397,11 +446,15 @@ def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetters) 
         after: Annotated[str | None, Query(max_length=100, description="`next_after` of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     ) -> Response:
+        if agent_id is not None and (fault := id_fault(agent_id)):
+            raise BadRequest(f"agent_id {fault}")
         agents = grant_of(http.scope).agents_among(agent_id)
         return _json(await history.sessions(agent_ids=agents, after=after, limit=limit, store=histories))
 
     @app.get("/v1/deadletters", summary="Events that could not be stored", response_model=None)
-    async def get_dead_letters(after: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Response:
+    async def get_dead_letters(
+        after: Annotated[int, Query(ge=0, le=2**63 - 1)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
+    ) -> Response:
         return _json(await history.dead_letters(after=after, limit=limit, store=histories))
 
     @app.get("/v1/deadletters/{dead_letter_id}", summary="One of them with its bytes", response_model=None)
@@ -421,14 +474,14 @@ def _pages(
         missing = await is_ready()
         return _json({"status": "ready" if not missing else "not ready", "missing": missing}, 503 if missing else 200)
 
-    @app.get("/metrics", summary="Figures in the Prometheus format", response_model=None)
+    @app.get("/metrics", summary="Figures in the Prometheus format", response_model=None, response_class=PlainTextResponse)
     async def get_metrics() -> Response:
         # Without a database the other figures are wanted all the more.
         with suppress(Unavailable):
             metrics.buried(await histories.dead_letter_counts())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/docs", summary="This interface, to read", response_model=None)
+    @app.get("/docs", summary="This interface, to read", response_model=None, response_class=HTMLResponse)
     async def get_docs() -> Response:
         return HTMLResponse(reference_page(app.openapi()))
 

@@ -14,6 +14,7 @@ from warnings import catch_warnings
 from tests.fuzz.mutations import mutated
 from tests.histories import history
 from tests.stores import words
+from turnfold.access.bearers import Bearers
 from turnfold.cli.deadletters import printable
 from turnfold.client.answers import error_told
 from turnfold.contracts.events import Limits, claimed_key
@@ -232,6 +233,13 @@ def _ready(data: bytes, folder: Path) -> None:
     read_settings({"TURNFOLD_DATA_DIR": str(folder)})
 
 
+def _tokens(data: bytes, folder: Path) -> None:
+    path = folder / "tokens.json"
+    path.write_bytes(data)
+    with suppress(StartError):
+        assert Bearers(path).grant(f"Bearer {_text(data)[:200]}") is None
+
+
 def _transcript(data: bytes, folder: Path) -> None:
     path = folder / "transcript.jsonl"
     path.write_bytes(data)
@@ -391,6 +399,7 @@ DECODERS: Sequence[Decoder] = (
     Decoder("search", _WORDS, _search),
     Decoder("settings", _SETTINGS, _settings),
     Decoder("ready", _READY, _ready),
+    Decoder("tokens", [b'{"00ff":["support","*"]}', b"{}"], _tokens),
     Decoder("transcript", [*_TRANSCRIPTS, *_CLAUDE], _transcript),
     Decoder("shown", [b"plain\ttext\n", b"\x1b]0;title\x07", b"\xc2\x9b2J"], _shown),
     Decoder("answer", _ANSWERS, _answer),

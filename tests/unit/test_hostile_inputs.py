@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.stores import words
+from turnfold.access.bearers import read_tokens
 from turnfold.contracts.requests import PolicyRequest, read_request
 from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
 from turnfold.core.compressor import LadderCompressor
@@ -87,6 +88,8 @@ def test_files_that_are_nested_too_deep_are_no_settings(tmp_path: Path) -> None:
     (tmp_path / "turnfold.json").write_text("[" * DEEP)
     (tmp_path / "turnfold.toml").write_text("preset = " + "[" * DEEP)
 
+    with pytest.raises(StartError, match="does not hold the hashes"):
+        read_tokens(tmp_path / "turnfold.json")
     assert read_settings({"TURNFOLD_DATA_DIR": str(tmp_path)}).data_dir == tmp_path
     with pytest.raises(StartError, match="is not TOML"):
         read_settings({"TURNFOLD_CONFIG": str(tmp_path / "turnfold.toml")})

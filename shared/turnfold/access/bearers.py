@@ -120,7 +120,7 @@ def read_tokens(path: Path) -> dict[str, list[str]]:
         return {bytes.fromhex(digest).hex(): _texts(agents) for digest, agents in found.items()}
     except OSError as error:
         raise StartError(f"the tokens in {path} cannot be read ({error.strerror}); correct TURNFOLD_HTTP_TOKENS") from error
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise StartError(f"{path} does not hold the hashes of tokens, each with a list of agents; see docs/security.md") from error
 
 

@@ -130,6 +130,21 @@ class ReplayRequest(Request):
     ] = None
 
 
+class RefusalFields(BaseModel):
+    """What was wrong in a word of the contract and in a sentence; what would fit, where something did not."""
+
+    code: str
+    message: str
+    needed_tokens: int | None = None
+    needed_messages: int | None = None
+
+
+class Refusal(BaseModel):
+    """The answer to a request that cannot be answered."""
+
+    error: RefusalFields
+
+
 class SessionRequest(Request):
     """The session itself."""
 

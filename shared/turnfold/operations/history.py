@@ -1,6 +1,7 @@
 """Questions about the past: originals, versions, the audit, and what an installation holds."""
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query import rfc3339, summary_json
 from turnfold.ports import DeadLetterRow, HistoryStore, Original, SessionCounts
+
+_PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
 
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
@@ -67,11 +70,10 @@ async def sessions(*, agent_ids: Collection[str] | None, after: str | None, limi
 
 
 def _place(after: str) -> tuple[int, int]:
-    at_ms, _, number = after.partition(".")
-    try:
-        return int(at_ms), int(number)
-    except ValueError:
-        raise BadRequest("after: take next_after of the page before") from None
+    found = _PLACE.fullmatch(after)
+    if found is None:
+        raise BadRequest("after: take next_after of the page before")
+    return int(found[1]), int(found[2])
 
 
 async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import Select, func, literal_column, or_, select, text
+from sqlalchemy import BigInteger, Select, func, literal, literal_column, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.states import state_of
@@ -90,7 +90,7 @@ class SqlHistory:
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
         """Audit rows of a session behind an ordinal; they outlive the session."""
-        mine = (audit.c.agent_id == key.agent_id) & (audit.c.session_id == key.session_id) & (audit.c.ordinal > after)
+        mine = (audit.c.agent_id == key.agent_id) & (audit.c.session_id == key.session_id) & (audit.c.ordinal > literal(after, BigInteger))
         async with self._database.read() as connection:
             rows = await connection.execute(select(*_AUDIT).where(mine).order_by(audit.c.ordinal).limit(limit))
             return [AuditRow(*row) for row in rows]
