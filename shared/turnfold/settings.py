@@ -232,7 +232,7 @@ def _file(path: Path) -> _Layer:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StartError(f"TURNFOLD_CONFIG names {path}, which cannot be read ({error.strerror}); correct the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise StartError(f"{path} is not TOML: {error}") from error
     policy = found.pop("policy", {})
     if not isinstance(policy, dict):

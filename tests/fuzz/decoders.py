@@ -203,8 +203,9 @@ def _search(data: bytes, _: Path) -> None:
         for term in lookup:
             assert term.text.isalnum(), f"{term.text!r} is syntax to an index"
     text = searchable({"role": "user", "content": second or first})
-    asked.grade(text)
-    asked.holds(text)
+    if asked.words:
+        asked.grade(text)
+        asked.holds(text)
     terms(text)
 
 

@@ -117,7 +117,7 @@ def every_operation_asked(url: str) -> int:
             @seed(SEED)
             @settings(
                 max_examples=EXAMPLES, database=None, deadline=None, phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
             )  # fmt: skip
             @given(case=operation.as_strategy(generation_mode=mode))
             def ask(case: schemathesis.Case[Any]) -> None:

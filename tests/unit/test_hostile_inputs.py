@@ -13,6 +13,7 @@ from turnfold.contracts.requests import PolicyRequest, read_request
 from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
 from turnfold.core.compressor import LadderCompressor
 from turnfold.core.presets import Policy, adjusted
+from turnfold.core.prompt import parse_answer
 from turnfold.core.sendable import faults
 from turnfold.core.tokens import measure
 from turnfold.errors import BadRequest, StartError
@@ -93,6 +94,15 @@ def test_files_that_are_nested_too_deep_are_no_settings(tmp_path: Path) -> None:
     assert read_settings({"TURNFOLD_DATA_DIR": str(tmp_path)}).data_dir == tmp_path
     with pytest.raises(StartError, match="is not TOML"):
         read_settings({"TURNFOLD_CONFIG": str(tmp_path / "turnfold.toml")})
+
+
+def test_an_escape_in_an_answer_brings_nothing_into_a_summary_that_no_store_takes() -> None:
+    text, sections = parse_answer('{"decisions": ["use \\u0000B\\ud800"], "context": "They spo\\udfffke."}', "structured")
+
+    assert sections["decisions"] == ["use B"]
+    assert sections["context"] == "They spoke."
+    assert "\0" not in text
+    text.encode()
 
 
 async def test_a_frame_that_is_nested_too_deep_is_no_frame() -> None:

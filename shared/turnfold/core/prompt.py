@@ -265,7 +265,7 @@ def _object_in(answer: str) -> Mapping[str, Any] | None:
         return None
     for attempt in (candidate[start:], _TRAILING_COMMA.sub(r"\1", candidate[start:])):
         try:
-            found, _ = json.JSONDecoder(strict=False).raw_decode(attempt)
+            found = _unescaped(json.JSONDecoder(strict=False).raw_decode(attempt)[0])
         except (ValueError, RecursionError):
             continue
         if isinstance(found, Mapping) and (_KEY.search(candidate) or start == 0):
@@ -273,6 +273,15 @@ def _object_in(answer: str) -> Mapping[str, Any] | None:
     if start == 0 or fenced or _KEY.search(candidate) or answer.lstrip().startswith(("{", "[")):
         raise SummarizerError(Reason.UNPARSABLE, "the answer is no JSON")
     return None
+
+
+def _unescaped(value: Any) -> Any:
+    """A JSON value without what its escapes may stand for and no store takes."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_unescaped(item) for item in value]
+    return {printable(key): _unescaped(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _items(value: Any) -> Sequence[Any]:
