@@ -10,12 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import context, counting, faults, hanging, intake, start, stored, survival, window
+from tests.benchmarks import context, counting, faults, hanging, intake, load, start, stored, survival, window
 from tests.benchmarks.figures import Figure, as_json, show
 
 BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "intake": intake.measure,
     "context": context.measure,
+    "load": load.measure,
     "hanging": hanging.measure,
     "faults": faults.measure,
     "start": start.measure,

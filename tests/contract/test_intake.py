@@ -137,6 +137,16 @@ async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_wo
     assert (first.created_at_ms, first.is_meta) == (NOON + 2, True)
 
 
+@pytest.mark.proves("L2", "L3")
+async def test_a_copy_that_was_stored_before_its_event_leaves_no_later_time(stores: Stores) -> None:
+    await stores.ingest(turn(3, user("first")))
+    await stores.ingest(turn(9, user("hello"), event_id="e"))
+
+    await stores.ingest(turn(5, user("hello"), event_id="e"))
+
+    assert (await stores.seen()).sessions[KEY].counters.last_event_at_ms == NOON + 5
+
+
 @pytest.mark.proves("I1", "L3")
 async def test_a_call_that_moves_takes_its_answer_along(stores: Stores) -> None:
     await stores.ingest(turn(2, assistant(None, "c"), event_id="near"), result(3, "c", "42"))

@@ -8,7 +8,7 @@ from hashlib import sha256
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
 
 from turnfold.core.eviction import idle_at_ms
@@ -221,6 +221,10 @@ class _Batch:
         mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
         rows = select(messages.c.position, messages.c.compaction_id).where(mine, messages.c.compaction_id.is_not(None))
         evicted = [(row, sid, first + position - span["first"]) for position, row in connection.execute(rows)]
+        came_last = (
+            connection.execute(select(func.max(messages.c.created_at_ms)).where(mine)).scalar()
+            == self._sessions[arrival.key].last_event_at_ms
+        )
         forget(connection, sid, first=span["first"], last=span["last"])
         connection.execute(delete(messages).where(mine))
         calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(span["first"], span["last"])
@@ -239,6 +243,11 @@ class _Batch:
         session.evicted_changes += bool(evicted)
         session.unindexed_from = first if session.unindexed_from is None else min(first, session.unindexed_from)
         session.gauge = session.gauge.moved(span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms)
+        if came_last:
+            session.last_event_at_ms = connection.execute(
+                select(func.max(messages.c.created_at_ms)).where(messages.c.sid == sid)
+            ).scalar_one()
+            session.idle_at_ms = self._idle_at_ms(session)
         self._moved.add(arrival.key)
 
     def _refuse(self, arrival: Arrival, reason: str, detail: str) -> None:
@@ -271,6 +280,9 @@ class _Batch:
             values.sort(key=_first_two)
             insert.run(self._connection, values)
 
+    def _idle_at_ms(self, session: SessionRow) -> int | None:
+        return idle_at_ms(session.last_event_at_ms or 0, self._rules.policy(session.agent_wishes, session.wishes))
+
     def _count(self) -> list[SessionRow]:
         """Bring the counters of the touched sessions up to date; the sessions that changed."""
         by_session: defaultdict[SessionKey, list[Arrival]] = defaultdict(list)
@@ -298,7 +310,7 @@ class _Batch:
             first = position_of(min([arrival.stream_seq for arrival in arrivals]), 0)
             session.unindexed_from = first if session.unindexed_from is None else min(first, session.unindexed_from)
             session.last_event_at_ms = max(session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals])
-            session.idle_at_ms = idle_at_ms(session.last_event_at_ms, self._rules.policy(session.agent_wishes, session.wishes))
+            session.idle_at_ms = self._idle_at_ms(session)
         return [session for key, session in self._sessions.items() if key in by_session or key in self._moved]
 
     def _bury(self) -> None:

@@ -50,10 +50,8 @@ class MemoryIntake:
                 if arrival.report is not None:
                     reading = Reading(arrival.stream_seq, arrival.at_ms, arrival.report.tokens)
                     readings.setdefault(session.key, {})[arrival.stream_seq] = reading
-                session.last_event_at_ms = max(session.last_event_at_ms or 0, arrival.at_ms)
+                self._came(session, max(session.last_event_at_ms or 0, arrival.at_ms), rules)
                 session.rounds += 0 if arrival.is_meta else sum(message.role == "user" for message in arrival.messages)
-                policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
-                session.idle_at_ms = idle_at_ms(session.last_event_at_ms, policy)
             elif known.key != session.key or not _says_the_same(known, arrival):
                 letters.append(_refused(arrival, "event_id_reused", payloads))
                 continue
@@ -65,6 +63,8 @@ class MemoryIntake:
                     continue
                 session.gauge = session.gauge.moved(known.stream_seq, arrival.stream_seq, arrival.at_ms)
             session.events[event_id] = arrival
+            if known is not None and known.at_ms == session.last_event_at_ms:
+                self._came(session, max(one.at_ms for one in session.events.values()), rules)
             changed[session.key] = session
         evictions, learning = 0, Learning(self._memory)
         for session in sorted(changed.values(), key=lambda session: session.sid):
@@ -76,6 +76,10 @@ class MemoryIntake:
         self._bury(letters)
         self._memory.add_ingested((seq, seq) for seq in sequences)
         return Ingested(len(new), sum(len(arrival.messages) for arrival in new), duplicates, len(letters), evictions)
+
+    def _came(self, session: Session, at_ms: int, rules: Rules) -> None:
+        session.last_event_at_ms = at_ms
+        session.idle_at_ms = idle_at_ms(at_ms, rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes))
 
     def _admitted(self, arrivals: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[Arrival]]:
         """Those whose session is there or may be made, and the others."""

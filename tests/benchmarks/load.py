@@ -1,0 +1,166 @@
+"""One query server that sixteen callers ask at once while agents publish, and how soon an event is seen when little happens.
+
+The callers run in a process of their own, and beside them the floor: the same callers asking an echo of the same size.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import nats
+from nats.aio.client import Client
+
+from tests.benchmarks.context import Session as Asked
+from tests.benchmarks.context import ask
+from tests.benchmarks.figures import RATIO, Figure, Spread, middle
+from tests.benchmarks.floors import echo
+from tests.benchmarks.system import System, cpu_seconds, system
+from tests.benchmarks.texts import event, headers, question, subject, turn
+
+NAME = "load"
+SESSIONS = 200
+TURNS = 20
+CALLERS = 16
+EVENTS_PER_SECOND = 100
+SECONDS = float(os.environ.get("BENCH_LOAD_SECONDS", "15"))
+QUIET_TURNS = 200
+QUIET_PAUSE_SECONDS = 0.02
+
+
+async def measure(directory: Path) -> AsyncIterator[Figure]:
+    """Fill sessions, see how soon an event is there, then let callers and publishers loose together."""
+    async with (
+        system(directory) as one,
+        one.running("worker") as worker,
+        one.running("query") as query,
+        await nats.connect(one.url) as client,
+        echo(one.url, client),
+    ):
+        size = await fill(one, client)
+        visible = await until_visible(client)
+        yield Figure(benchmark=NAME, what="publish to an answer that shows it, p50", value=visible.p50_ms, unit="ms", at_most=50)
+        yield Figure(benchmark=NAME, what="publish to an answer that shows it, p99", value=visible.p99_ms, unit="ms")
+        floor = await called(one.url, "echo", size)
+        used = cpu_seconds(query.pid)
+        memory = resident_mb(query.pid), resident_mb(worker.pid)
+        publishing = asyncio.create_task(publish_steadily(client))
+        found = await called(one.url, "context", size)
+        if publishing.done():
+            publishing.result()
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        used, grown = cpu_seconds(query.pid) - used, (resident_mb(query.pid) - memory[0], resident_mb(worker.pid) - memory[1])
+    yield Figure(benchmark=NAME, what="echo, 16 at once", value=floor.rate, unit="requests/s")
+    yield Figure(benchmark=NAME, what="echo, 16 at once, p99", value=floor.spread.p99_ms, unit="ms")
+    yield Figure(benchmark=NAME, what="windows to echoes, 16 at once", value=found.rate / floor.rate, unit=RATIO)
+    yield Figure(benchmark=NAME, what="windows, 16 at once, 100 events/s beside", value=found.rate, unit="requests/s", at_least=1_500)
+    yield Figure(benchmark=NAME, what="windows, 16 at once, p50", value=found.spread.p50_ms, unit="ms")
+    yield Figure(benchmark=NAME, what="windows, 16 at once, p99", value=found.spread.p99_ms, unit="ms", at_most=20)
+    yield Figure(benchmark=NAME, what="processor a window", value=used / found.number * 1000, unit="ms")
+    yield Figure(benchmark=NAME, what="reply", value=size, unit="bytes")
+    yield Figure(benchmark=NAME, what="memory of the query server grew by", value=grown[0], unit="MB")
+    yield Figure(benchmark=NAME, what="memory of the worker grew by", value=grown[1], unit="MB")
+
+
+class Called:
+    """What callers saw: how many answers, how many a second, and how long each took."""
+
+    def __init__(self, seconds: float, durations: list[float]) -> None:
+        self.number = len(durations)
+        self.rate = self.number / seconds
+        self.spread = Spread.of(durations)
+
+
+async def called(url: str, what: str, size: int) -> Called:
+    """Have the callers ask for some seconds, from a process of their own."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.benchmarks.load", url, what, str(size), stdout=PIPE)
+    told, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError("the callers failed")
+    return Called(*json.loads(told))
+
+
+async def fill(one: System, client: Client) -> int:
+    """Sessions with some past; the usual size of an answer."""
+    stream = client.jetstream(timeout=30)
+    random, seq = Random("load"), 0
+    for number in range(TURNS):
+        acks = [
+            stream.publish(subject(f"l{at}"), event(f"{number}-{at}", f"l{at}", turn(random, number)), headers=headers(f"{number}-{at}"))
+            for at in range(SESSIONS)
+        ]
+        seq = max([ack.seq for ack in await asyncio.gather(*acks)])
+    await one.ingested(seq)
+    await one.settled()
+    sizes = [len((await client.request(question(f"l{at}"), b'{"max_tokens": 8000}', timeout=10)).data) for at in range(20)]
+    return int(middle(sizes))
+
+
+async def until_visible(client: Client) -> Spread:
+    """From the publish of a turn to the answer that shows it, where nothing else happens."""
+    stream, random, taken = client.jetstream(timeout=30), Random("quiet"), list[float]()
+    session = Asked(1)
+    for number in range(QUIET_TURNS):
+        body = event(f"quiet-{number}", session.session_id, turn(random, number))
+        began = time.perf_counter()
+        ack = await stream.publish(subject(session.session_id), body, headers=headers(f"quiet-{number}"))
+        await ask(client, session, after=ack.seq)
+        taken.append(time.perf_counter() - began)
+        await asyncio.sleep(QUIET_PAUSE_SECONDS)
+    return Spread.of(taken)
+
+
+async def publish_steadily(client: Client) -> None:
+    """So many turns a second, over all sessions, until cancelled."""
+    stream, random, number = client.jetstream(timeout=30), Random("steady"), 0
+    began = time.perf_counter()
+    while True:
+        at = f"l{number % SESSIONS}"
+        await stream.publish(subject(at), event(f"steady-{number}", at, turn(random, 10**6 + number)), headers=headers(f"steady-{number}"))
+        number += 1
+        await asyncio.sleep(max(0.0, began + number / EVENTS_PER_SECOND - time.perf_counter()))
+
+
+def resident_mb(pid: int) -> float:
+    """The memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+async def _call(url: str, what: str, size: int) -> None:
+    """The callers: each asks again as soon as it was answered."""
+    durations: list[float] = []
+    async with await nats.connect(url) as client:
+        deadline = time.perf_counter() + SECONDS
+
+        async def caller(number: int) -> None:
+            random = Random(number)
+            while time.perf_counter() < deadline:
+                began = time.perf_counter()
+                await asks[what](client, random, size)
+                durations.append(time.perf_counter() - began)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(caller(number) for number in range(CALLERS)))
+        print(json.dumps([time.perf_counter() - began, durations]))
+
+
+async def _window(client: Client, random: Random, _: int) -> None:
+    reply = await client.request(question(f"l{random.randrange(SESSIONS)}"), b'{"max_tokens": 8000}', timeout=10)
+    assert b'"error"' not in reply.data[:20], reply.data[:300]
+
+
+async def _echo(client: Client, _: Random, size: int) -> None:
+    await client.request("echo", b"%d" % size, timeout=10)
+
+
+asks: dict[str, Callable[[Client, Random, int], Awaitable[None]]] = {"context": _window, "echo": _echo}
+
+if __name__ == "__main__":
+    asyncio.run(_call(sys.argv[1], sys.argv[2], int(sys.argv[3])))
