@@ -53,7 +53,7 @@ lint: setup ## check the form of the code, and that the locks name no index
 	@if grep -n '://' requirements/*.lock; then echo 'lint: a lock names a host; run make lock' >&2; exit 1; fi
 
 types: setup ## check the types, with mypy and with pyright
-	@$(BIN)/mypy; mypy=$$?; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 PYRIGHT_PYTHON_GLOBAL_NODE=0 $(BIN)/pyright && exit $$mypy
+	@$(BIN)/mypy & mypy=$$!; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 PYRIGHT_PYTHON_GLOBAL_NODE=0 $(BIN)/pyright; pyright=$$?; wait $$mypy && exit $$pyright
 
 layers: setup ## check who imports whom
 	@$(BIN)/lint-imports
