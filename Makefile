@@ -8,6 +8,8 @@ INPUTS ?= 200000
 EXAMPLES ?= 30
 ONLY ?=
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
+# Tests wait more than they compute: one more than there are cores.
+TESTERS ?= $(shell echo $$(($(PROCESSES) + 1)))
 COOLDOWN ?= 1 week
 UPGRADE ?=
 KILLS ?= 1000
@@ -27,8 +29,8 @@ setup: ## make .venv with everything locked in it (the other targets do it when 
 demo: setup ## replay recorded conversations through bus, worker and query, and show what happened (FILES=...)
 	@$(BIN)/turnfold demo $(FILES)
 
-test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit for a part, PROCESSES=1 for one core)
-	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile $(TESTS)
+test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit for a part, TESTERS=1 for one at a time)
+	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile $(TESTS)
 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
 	@$(BIN)/python -m tests.prove --cuts $(CUTS) --processes $(PROCESSES)

@@ -19,6 +19,11 @@ def waiting(parts: Parts) -> int:
     return int(rows(parts.database, "SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL")[0][0])
 
 
+def stored(parts: Parts) -> int:
+    """How many messages the database holds."""
+    return int(rows(parts.database, "SELECT count(*) FROM messages")[0][0])
+
+
 def indexed(parts: Parts) -> int:
     """How many messages are."""
     return int(rows(parts.database, "SELECT count(*) FROM word_index_docsize")[0][0])
@@ -46,11 +51,11 @@ async def test_a_worker_that_is_killed_while_it_indexes_leaves_nothing_unfound_a
         httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=30) as http,
     ):
         session = client.session("support", "user-42")
+        # All of it waits before anybody stores it, so that there is much to index at once.
+        for number in range(TURNS):
+            await session.turn_completed([{"role": "user", "content": f"Ticket TF-{number}, 第{number}号。"}], event_id=f"e{number}")
         async with parts.running("worker") as worker:
-            for number in range(TURNS):
-                await session.turn_completed([{"role": "user", "content": f"Ticket TF-{number}, 第{number}号。"}], event_id=f"e{number}")
-            await session.context(wait_ms=5_000)
-            await wait_until(lambda: 0 < indexed(parts) < TURNS, every=0.002)
+            await wait_until(lambda: stored(parts) == TURNS and 0 < indexed(parts) < TURNS, every=0.002)
             worker.signal(SIGKILL)
             await worker.ended()
         left = waiting(parts)
