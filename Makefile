@@ -8,8 +8,8 @@ INPUTS ?= 200000
 EXAMPLES ?= 30
 ONLY ?=
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
-# Tests wait more than they compute: one more than there are cores.
-TESTERS ?= $(shell echo $$(($(PROCESSES) + 1)))
+# How many tests run at once.
+TESTERS ?= $(PROCESSES)
 COOLDOWN ?= 1 week
 UPGRADE ?=
 KILLS ?= 1000
