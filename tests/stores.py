@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tests.invariants import Seen, seen_in_database, seen_in_memory
+from tests.postgres import Postgres
 from turnfold.core.presets import PRESETS, Policy, adjusted
 from turnfold.core.sharing import Places
 from turnfold.core.sources import Draft
@@ -177,6 +178,13 @@ def new_sqlite(folder: Path) -> str:
     path = folder / "turnfold.db"
     shutil.copyfile(_migrated(), path)
     return f"sqlite+aiosqlite:///{path}"
+
+
+async def new_postgres(server: Postgres) -> str:
+    """The URL of a database of its own on this server, its tables made."""
+    url = server.url(await server.create_database())
+    await upgrade(url)
+    return url
 
 
 @cache

@@ -20,8 +20,7 @@ from tests.chaos.mortal import Fate, Life, Worker, Writer, living
 from tests.invariants import Seen, SessionSeen, faults, seen_in_database
 from tests.model_server import ModelServer, running_model_server
 from tests.nats_server import nats_server
-from tests.postgres import Postgres
-from tests.stores import KEY, LEASE_MS, assistant, new_sqlite, tool, turn, turns, user
+from tests.stores import KEY, LEASE_MS, assistant, new_postgres, new_sqlite, tool, turn, turns, user
 from tests.system import wait_until
 from turnfold.bus.streams import provision
 from turnfold.contracts.subjects import NOTICES_STREAM
@@ -29,7 +28,6 @@ from turnfold.core.sources import Draft, SummaryJob
 from turnfold.embedded.directory import is_alive
 from turnfold.operations.compact import Committed, Discarded
 from turnfold.store.engine import Database
-from turnfold_migrations import upgrade
 
 ROOT = Path(__file__).parents[2]
 TEN_MINUTES_MS = 600_000
@@ -46,12 +44,7 @@ async def model() -> AsyncIterator[ModelServer]:
 @pytest.fixture(params=["sqlite"])
 async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database with its tables; which one says the test."""
-    if request.param == "sqlite":
-        return new_sqlite(tmp_path)
-    postgres: Postgres = request.getfixturevalue("postgres")
-    url = postgres.url(await postgres.create_database())
-    await upgrade(url)
-    return url
+    return new_sqlite(tmp_path) if request.param == "sqlite" else await new_postgres(request.getfixturevalue("postgres"))
 
 
 @dataclass

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres import Postgres
-from tests.stores import KEY, NOON, Stores, new_sqlite, sql_stores, summary, turns
+from tests.stores import KEY, NOON, Stores, new_postgres, new_sqlite, sql_stores, summary, turns
 from turnfold.errors import Unavailable
 from turnfold.store.engine import Database
 from turnfold.store.figures import SqlFigures
@@ -17,12 +16,7 @@ from turnfold_migrations import upgrade
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return new_sqlite(tmp_path)
-    postgres: Postgres = request.getfixturevalue("postgres")
-    url = postgres.url(await postgres.create_database())
-    await upgrade(url)
-    return url
+    return new_sqlite(tmp_path) if request.param == "sqlite" else await new_postgres(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture
