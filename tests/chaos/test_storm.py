@@ -13,7 +13,7 @@ from tests.invariants import faults
 from tests.stores import LEASE_MS, NOON, Stores, assistant, places, result, sql_stores, summary, tool, turn, user
 from turnfold.errors import LostLease, RequestError, StaleVersion
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
-from turnfold.ports import Arrival, Wanted
+from turnfold.ports import Arrival, Ending, Wanted
 from turnfold_migrations import upgrade
 
 WORKERS = 6
@@ -62,9 +62,12 @@ class Storm:
 
     async def write(self, stores: Stores, _: SessionKey, now_ms: int) -> None:
         for job in await stores.jobs.claim(places(3), lease_ms=LEASE_MS, now_ms=now_ms, policy=stores.policy):
-            await stores.jobs.load(job, now_ms=now_ms)
+            given = await stores.jobs.load(job, now_ms=now_ms)
             await stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=now_ms)
-            if self.chance.random() < 0.2:
+            if not given.evicted:
+                # What it was to tell again is live again.
+                await stores.jobs.end(job, ending=Ending.STALE, reason=None, detail="nothing is left", now_ms=now_ms)
+            elif self.chance.random() < 0.2:
                 await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=now_ms, now_ms=now_ms)
             else:
                 await stores.jobs.commit(job, summary(f"version of {now_ms}"), reason=None, now_ms=now_ms)
