@@ -295,3 +295,11 @@ def test_a_result_that_is_an_error_says_so() -> None:
 )
 def test_what_may_not_be_sent_in_this_shape_is_said_in_words(messages: list[Json], fault: str) -> None:
     assert any(fault in found for found in anthropic_faults(messages))
+
+
+@pytest.mark.parametrize("blank", [{"function_call": " "}, {"refusal": "\n"}, {"function_call": {}}])
+def test_what_is_said_beside_the_content_makes_no_empty_text(blank: Json) -> None:
+    asked, answered = messages_of(user("look"), {"role": "assistant", "content": "I will not.", **blank})
+
+    assert answered["content"] == [text("I will not.")]
+    assert asked["role"] == "user"

@@ -127,12 +127,10 @@ class _Turns:
 
 def _assistant(body: Mapping[str, Any], calls: Sequence[Call], names: Mapping[str, str]) -> list[str]:
     blocks = [*_thinking(body.get("thinking_blocks")), *_content(body.get("content"), "assistant")]
-    refusal, old_call = body.get("refusal"), body.get("function_call")
-    if isinstance(refusal, str) and refusal.strip():
-        blocks.append(_text(refusal.rstrip()))
-    if old_call:
-        # The shape before `tool_calls` has no id that a result could name.
-        blocks.append(_text(old_call.rstrip() if isinstance(old_call, str) else json_text(old_call)))
+    # The shape before `tool_calls` has no id that a result could name.
+    old_call = body.get("function_call") or ""
+    beside = (body.get("refusal"), old_call if isinstance(old_call, str) else json_text(old_call))
+    blocks.extend(_text(said.rstrip()) for said in beside if isinstance(said, str) and said.strip())
     for call, found in zip(calls, body.get("tool_calls") or (), strict=True):
         name = _UNFIT.sub("_", call.name)[:NAME_CHARACTERS]
         arguments = _object(found["function"].get("arguments"), call.tokens - ceiling(call.name))
