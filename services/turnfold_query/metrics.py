@@ -49,7 +49,8 @@ class Metrics(Collector):
             self._answers["not_modified"] += 1
             return
         self._answers["fresh" if answer.is_fresh else "stale"] += 1
-        self._built.add(answer.seconds)
+        if answer.seconds is not None:
+            self._built.add(answer.seconds)
         account, trims = answer.account, self._trims
         trims["shortened"] += account.trimmed
         trims["folded"] += account.folded

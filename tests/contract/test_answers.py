@@ -39,6 +39,9 @@ class Asker:
         request = ContextRequest(**fields)
         return await context(KEY, request, store=self._stores.windows, answering=self._answering, arrivals=NoArrivals())
 
+    def forget(self) -> None:
+        self._answering.forget()
+
     async def told(self, **fields: Any) -> Json:
         found: Json = json.loads((await self.answer(**fields)).body)
         return found
@@ -109,6 +112,26 @@ async def test_an_answer_of_the_past_adds_up_and_disturbs_no_other(stores: Store
     assert now == await undisturbed.answer(max_tokens=5_000)
     assert await asker.told(max_tokens=5_000, as_of="e3#1") == {**then, "etag": (await asker.answer(max_tokens=5_000, as_of="e3#1")).etag}
     assert json.loads(first.body)["messages"] == (await asker.told(max_tokens=5_000, as_of="e9#1"))["messages"]
+
+
+@pytest.mark.proves("W6")
+async def test_an_answer_is_given_again_while_nothing_has_changed_and_only_then(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 3))
+    asker = Asker(stores)
+
+    first = await asker.answer(max_tokens=5_000)
+    again = await asker.answer(max_tokens=5_000)
+    late = await asker.answer(max_tokens=5_000, after=999, wait_ms=0)
+    other = await asker.answer(max_tokens=4_999)
+    await stores.ingest(turn(9, user("more")))
+    next_one = await asker.answer(max_tokens=5_000)
+
+    assert (first.seconds is None, again.seconds, again) == (False, None, first)
+    assert (late.is_fresh, json.loads(late.body)) == (False, json.loads(first.body) | {"fresh": False})
+    assert other.etag != first.etag
+    assert b"more" in next_one.body
+    asker.forget()
+    assert (await asker.answer(max_tokens=5_000)).seconds is not None
 
 
 @pytest.mark.proves("W6")

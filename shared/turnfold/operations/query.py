@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
@@ -40,18 +40,27 @@ GROWN_BYTES = 6_000_000
 MESSAGE_BYTES = 600
 """Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
 
+GIVEN_BYTES = 8_000_000
+"""So many bytes of answers are remembered, to be given again while their session is as it was."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What answers depend on besides the store. `grown` only saves the work of growing a window from the start."""
+    """What answers depend on besides the store.
+
+    The rest only saves work: `grown` that of growing a window from the start, `given`, by etag and freshness, that of
+    answering the same question about the same session again.
+    """
 
     policy: PolicyOf
     model_window: Callable[[str | None, Policy], int]
     grown: Lately[tuple[int, Asked], Growth] = field(default_factory=lambda: Lately(GROWN_BYTES))
+    given: "Lately[tuple[str, bool], Answer]" = field(default_factory=lambda: Lately(GIVEN_BYTES))
 
     def forget(self) -> None:
         """Keep no text in memory: something was erased."""
         self.grown.clear()
+        self.given.clear()
         _told.cache_clear()
 
 
@@ -60,7 +69,7 @@ class Answer:
     """A window as the JSON that travels.
 
     `is_fresh` says whether it shows what was asked for, `account` what became of the messages, and `seconds` how long it took
-    to build, without the waiting.
+    to build, without the waiting; None where nothing had to be built.
     """
 
     body: bytes
@@ -68,7 +77,7 @@ class Answer:
     is_modified: bool = True
     is_fresh: bool = True
     account: Account | None = None
-    seconds: float = field(default=0.0, compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
 
 async def context(key: SessionKey, request: ContextRequest, *, store: WindowStore, answering: Answering, arrivals: Arrivals) -> Answer:
@@ -100,11 +109,16 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
                     spread = next_spread(spread, characters, seen.max_chars)
                     continue
                 answer = seen.answer(rendered, began)
-                if moment is None and not seen.asked.is_emergency and seen.facts.session is not None:
-                    answering.grown.keep(
-                        (seen.facts.session.sid, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken)
-                    )
+                if moment is None and seen.facts.session is not None:
+                    _remember(answering, seen, answer, seen.facts.session.sid)
                 return answer
+
+
+def _remember(answering: Answering, seen: "_Planned", answer: Answer, sid: int) -> None:
+    """Keep what the next request about this session may use."""
+    answering.given.keep((answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body))
+    if not seen.asked.is_emergency:
+        answering.grown.keep((sid, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +179,13 @@ class _Reading:
         is_fresh = request.after is None or request.after <= facts.ingested_to
         if not is_fresh and self._may_wait:
             return _Stale()
-        if request.etag is not None and request.etag == (etag := self._etag(facts.session, *self._terms(facts.session))):
+        etag = self._etag(facts.session, *self._terms(facts.session))
+        if request.etag == etag:
             return Answer(json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False)
-        return None
+        given = self._answering.given.take((etag, is_fresh))
+        if given is not None:
+            self._answering.given.keep((etag, is_fresh), given, len(given.body))
+        return given
 
     def choose(self, facts: WindowFacts) -> "tuple[Answer | _Stale | _Planned, Sequence[int]]":
         """Decide the window, and which texts it needs."""

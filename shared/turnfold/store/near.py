@@ -10,7 +10,7 @@ from sqlalchemy.engine import Dialect
 from turnfold.errors import Unavailable
 
 SLOW_SECONDS = 0.05
-FAR_SECONDS = 10.0
+FAR_SECONDS = 1.0
 
 Found = TypeVar("Found")
 
