@@ -21,7 +21,7 @@ from tests.chaos.load import PUBLISHERS, READERS, Clients, Load
 from tests.chaos.plan import Topology, plan
 from tests.history_checker import Checker, Published, faults_in_notices
 from tests.model_server import ModelServer, running_model_server
-from tests.system import Streamed, streamed, wait_until
+from tests.system import Streamed, eventually, streamed, wait_until
 from turnfold.client import connect
 from turnfold.store import schema
 from turnfold.store.engine import Database
@@ -29,6 +29,7 @@ from turnfold_migrations import upgrade
 
 MODEL_FAULTS = ("answer",) * 6 + ("500", "429", "503", "drop", "empty", "broken", "length", "prose", "null", "refuse")
 MODEL_ANSWERS = 10_000
+NOTICES_SECONDS = 60.0
 POLICY = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "16"}
 
 
@@ -162,12 +163,17 @@ def _settings_of(server: ModelServer) -> Mapping[str, str]:
 
 
 async def recorded(installation: Installation, published: Published) -> History:
-    """What a system that has settled holds, beside what was published to it."""
+    """What a system that has settled holds, beside what was published to it. It may still write stand-ins again meanwhile."""
     copy, url = installation.directory / "copy.db", installation.nats_urls[0]
-    if installation.topology is Topology.SQLITE:
-        _back_up(Path(installation.database_url.partition(":///")[2]), copy)
-    else:
-        await _move(installation.database_url, copy)
+    database = Database(installation.database_url, writes=False)
+    try:
+        if database.is_sqlite:
+            _back_up(Path(str(database.url.database)), copy)
+        else:
+            await _move(database, copy)
+        await eventually(partial(_is_told, database), seconds=NOTICES_SECONDS, told=installation.words)
+    finally:
+        await database.close()
     return History(copy, published, await streamed(url), await _noticed(url))
 
 
@@ -179,26 +185,30 @@ def _back_up(database: Path, copy: Path) -> None:
         source.backup(target)
 
 
-async def _move(url: str, copy: Path) -> None:
-    """All rows of a database, into a file of SQLite that the migrations made: both have the same tables and views."""
+async def _move(source: Database, copy: Path) -> None:
+    """All rows of one snapshot, into a file of SQLite that the migrations made: both have the same tables and views."""
     await upgrade(f"sqlite+aiosqlite:///{copy}")
-    source, target = Database(url, writes=False), Database(f"sqlite+aiosqlite:///{copy}", writes=True)
+    tables = await source.snapshot(_all_rows)
+    target = Database(f"sqlite+aiosqlite:///{copy}", writes=True)
     try:
-        for table in schema.metadata.sorted_tables:
-            rows = await source.snapshot(partial(_rows_of, table))
-            if rows:
-                await target.write(partial(_put, table, rows))
+        await target.write(partial(_put, tables))
     finally:
-        await source.close()
         await target.close()
 
 
-def _rows_of(table: Table, connection: Connection) -> list[dict[str, Any]]:
-    return [dict(row) for row in connection.execute(select(table)).mappings()]
+def _all_rows(connection: Connection) -> list[tuple[Table, list[dict[str, Any]]]]:
+    return [(table, [dict(row) for row in connection.execute(select(table)).mappings()]) for table in schema.metadata.sorted_tables]
 
 
-def _put(table: Table, rows: list[dict[str, Any]], connection: Connection) -> None:
-    connection.execute(insert(table), rows)
+def _put(tables: Sequence[tuple[Table, list[dict[str, Any]]]], connection: Connection) -> None:
+    for table, rows in tables:
+        if rows:
+            connection.execute(insert(table), rows)
+
+
+async def _is_told(database: Database) -> bool:
+    """Whether every notice was published; those of what was copied before were then, too."""
+    return not await database.snapshot(lambda connection: connection.execute(select(schema.outbox).limit(1)).all())
 
 
 async def _noticed(url: str) -> list[tuple[str, dict[str, Any]]]:
