@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turnfold.core.cuts import STEP_CHARACTERS
+from turnfold.core.cuts import STEP_BYTES
 from turnfold.core.tokens import MESSAGE_TOKENS, Count, Cuts, ceiling, estimate, lines_of, measure, pieces
 from turnfold.vocabulary import load_counter
 
@@ -86,7 +86,7 @@ def test_a_grid_covers_its_text_in_small_steps_and_survives_its_encoding(text: s
 
     assert grid.offsets[0] == 0
     assert grid.offsets[-1] == grid.characters == len(text)
-    assert all(0 < after - before <= STEP_CHARACTERS for before, after in zip(grid.offsets, grid.offsets[1:], strict=False))
+    assert all(0 < after - before <= STEP_BYTES for before, after in zip(grid.offsets, grid.offsets[1:], strict=False))
     assert [text[:offset].count("\n") for offset in grid.offsets] == list(grid.line_ends)
     assert grid.lines == lines_of(text)
     assert Cuts.parse(grid.encode()) == grid

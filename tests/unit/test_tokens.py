@@ -1,5 +1,6 @@
 """What a message costs, whatever its shape, and what the parts of a long text cost."""
 
+import itertools
 import json
 import os
 import string
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from turnfold.core.cuts import STEP_CHARACTERS
+from turnfold.core.cuts import STEP_BYTES, is_long
 from turnfold.core.estimates import COMMON
 from turnfold.core.tokens import CALL_TOKENS, MESSAGE_TOKENS, Count, Cuts, ceiling, estimate, lines_of, measure, pieces, text_of
 from turnfold.errors import StartError
@@ -264,13 +265,29 @@ def test_other_numbers_of_lines_are_never_exceeded(lines: int) -> None:
     assert lines_of(text[grid.tail_lines(lines).offset :]) <= lines
 
 
+@pytest.mark.parametrize(("text", "step"), [("word " * 400, 256), ("漢字の長い文。" * 60, 90), ("🙂" * 300, 64)])
+def test_a_grid_is_as_fine_for_wide_letters_as_for_narrow_ones(text: str, step: int) -> None:
+    offsets = Cuts.of(text, len).offsets
+
+    assert max(after - before for before, after in itertools.pairwise(offsets)) <= step
+    assert len(offsets) <= len(text) // step * 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("x" * 512, False), ("x" * 513, True), ("漢" * 170, False), ("漢" * 171, True), ("é" * 256, False)]
+)
+def test_a_text_is_long_by_its_bytes(text: str, *, is_one: bool) -> None:
+    assert is_long(text) is is_one
+    assert bool(measure({"role": "user", "content": text}, len).cuts) is is_one
+
+
 def test_points_are_found_on_both_sides_of_an_offset() -> None:
     grid = Cuts.of("word " * 400, len)
 
     assert grid.at_or_before(0) == grid.at_or_after(-5) == 0
     assert grid.at_or_before(10**6) == grid.at_or_after(10**6) == 2_000
     before, after = grid.at_or_before(1_000), grid.at_or_after(1_000)
-    assert before <= 1_000 <= after <= before + STEP_CHARACTERS
+    assert before <= 1_000 <= after <= before + STEP_BYTES
     assert grid.tokens_between(before, after) == after - before
     assert grid.tokens_between(before + 1, after - 1) == after - before
     assert grid.tokens_between(after, before) == 0

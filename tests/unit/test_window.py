@@ -1,5 +1,6 @@
 """What a window shows, and what it gives up first."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -172,13 +173,34 @@ def test_placeholders_stop_at_the_first_point_that_fits() -> None:
 @pytest.mark.proves("W3")
 def test_a_placeholder_names_tool_size_file_and_original() -> None:
     call = assistant(None, "a", name="read_file", arguments='{"path":"src/app.py"}')
-    session = history([user("go"), call, tool("a", words(300)), assistant("ok"), user("next")])
-
-    made = asked_of(session, tokens_of(session) - 1, replace(FIRST_FIT, hard_ratio=0.1, soft_ratio=1.0))
+    session = history([user(words(2_000)), call, tool("a", words(300)), assistant("ok"), user("next")])
 
     tokens = session.stored.messages[2].content_tokens
+    made = asked_of(session, tokens_of(session) - tokens + 50, replace(FIRST_FIT, hard_ratio=0.1, soft_ratio=1.0))
+
     content = text(parsed(session.rendered(made))[2])
     assert content == f"[read_file src/app.py: {tokens} tokens left out, original: e3#0]"
+
+
+@pytest.mark.proves("W3")
+def test_a_result_of_which_little_has_to_go_keeps_its_beginning_and_its_end() -> None:
+    session = history([user("go"), assistant(None, "a"), tool("a", words(300)), assistant("ok"), user("next")])
+
+    made = asked_of(session, tokens_of(session) - 60, replace(FIRST_FIT, hard_ratio=0.1, soft_ratio=1.0))
+
+    cut = forms(made)["e3#0"].cut
+    assert cut is not None
+    assert made.tokens >= 0.7 * tokens_of(session)
+
+
+@pytest.mark.proves("W3")
+def test_arguments_that_were_shortened_before_are_shortened_on_only_as_far_as_it_takes() -> None:
+    written = json.dumps({"path": "a.py", "text": words(2_000)})
+    session = history([user("go"), assistant(None, "a", arguments=written), tool("a", "done"), assistant(words(60)), user("next")])
+
+    made = asked_of(session, 1_600, FIRST_FIT)
+
+    assert made.tokens >= 0.95 * 1_600
 
 
 @pytest.mark.proves("W3", "C20")

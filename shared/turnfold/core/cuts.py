@@ -8,7 +8,8 @@ from typing import Final, NamedTuple, Self
 
 Count = Callable[[str], int]
 
-STEP_CHARACTERS: Final = 256
+LONG_BYTES: Final = 512
+STEP_BYTES: Final = 256
 HEAD_LINES: Final = 20
 TAIL_LINES: Final = 10
 
@@ -20,11 +21,20 @@ class Cut(NamedTuple):
     tokens: int
 
 
+def is_long(text: str) -> bool:
+    """Whether a text is worth a grid: above 512 bytes."""
+    return len(text) > LONG_BYTES or (4 * len(text) > LONG_BYTES and not text.isascii() and _bytes_of(text) > LONG_BYTES)
+
+
+def _bytes_of(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """The grid of a text: at each point its offset, and the tokens and line ends before it.
 
-    The first point is the text's start, the last its end, and no two neighbours are more than 256 characters apart. The
+    The first point is the text's start, the last its end, and neighbours are at most some 256 bytes apart. The
     ends of the first 20 lines and the starts of the last 10 are points where that parts no token, the 20th and the 10th always. Prices add up,
     and none is below what the tokenizer counts for the text between two points.
     """
@@ -168,10 +178,10 @@ def pieces(text: str, characters: int) -> Iterator[str]:
 
 
 def _grid(text: str) -> Iterator[int]:
-    start = 0
+    start, step = 0, STEP_BYTES if text.isascii() else STEP_BYTES * len(text) // _bytes_of(text)
     for stop in _line_stops(text):
         while start < stop:
-            start = _cut(text, start, stop, STEP_CHARACTERS)
+            start = _cut(text, start, stop, step)
             yield start
 
 

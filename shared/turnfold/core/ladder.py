@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, LEAST_CHARACTERS, arguments_tokens, cut_characters, cut_to, cut_within
+from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, LEAST_CHARACTERS, cut_characters, cut_to, cut_within
 from turnfold.core.growth import Growth, levelled
 from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import View
@@ -57,7 +57,7 @@ def replace_results(window: Growth, target: int) -> None:
 
     def replace(_: Unit, piece: Piece) -> int:
         excess = window.total - target
-        if piece.message.characters > PLAIN_CHARACTERS and piece.text - excess > window.waste_tokens:
+        if piece.text - excess > window.waste_tokens:
             freed = piece.shorten(cut_to(piece.message, piece.grid, piece.text - excess))
             if freed >= excess:
                 return freed
@@ -85,8 +85,8 @@ def preview_costly(window: Growth, target: int) -> None:
     def preview(_: Unit, piece: Piece) -> int:
         excess = window.total - target
         if piece.call is None:
-            calls = piece.message.calls
-            may_keep = sum(map(arguments_tokens, calls)) - excess if len(calls) == 1 else 0
+            sizes = piece.arguments_sizes
+            may_keep = levelled(sizes, excess + NAME_TOKENS * len(sizes))
             freed = piece.preview_arguments(policy.arguments_max_tokens, may_keep) if is_waste(may_keep) else 0
             return freed or piece.preview_arguments(policy.arguments_max_tokens, policy.preview_tokens)
         may_keep = piece.text - excess

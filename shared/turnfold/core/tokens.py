@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from turnfold.core.cuts import Count, Cut, Cuts, pieces
+from turnfold.core.cuts import Count, Cut, Cuts, is_long, pieces
 from turnfold.core.estimates import ceiling, estimate, is_within
 from turnfold.messages import Call
 
@@ -14,7 +14,6 @@ __all__ = ["Count", "Cut", "Cuts", "Measured", "ceiling", "estimate", "is_within
 MESSAGE_TOKENS: Final = 4
 CALL_TOKENS: Final = 4
 IMAGE_TOKENS: Final = 1_200
-LONG_CHARACTERS: Final = 512
 PATH_CHARACTERS: Final = 300
 
 TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
@@ -28,7 +27,7 @@ class Measured:
     """What one message holds. `tokens` is all of it, overhead included; the other tokens are parts of that.
 
     `characters` and `lines` are those of its text (`text_of`). `cuts` is the text's grid of prices, empty for texts of
-    at most 512 characters. `is_irregular` says that `tool_calls` holds what may not be sent.
+    at most 512 bytes. `is_irregular` says that `tool_calls` holds what may not be sent.
     """
 
     tokens: int
@@ -51,7 +50,7 @@ def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_
     else:
         text, content_tokens = text_of(body), _other_parts(content, count, image_tokens)
     cuts = ""
-    if len(text) > LONG_CHARACTERS:
+    if is_long(text):
         grid = Cuts.of(text, count)
         content_tokens += grid.total
         cuts = grid.encode()
