@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
-from nats.aio.client import Client
 
 from turnfold.cli.diagnoses import (
     MOST_ATTEMPTS,
@@ -35,6 +34,8 @@ from turnfold.errors import TurnfoldError
 from turnfold.settings import READY_FILE, Settings, redacted
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
+
     from turnfold.store.engine import Database
     from turnfold.store.health import Health
 
@@ -115,7 +116,7 @@ async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
 
 
 @asynccontextmanager
-async def _connected(settings: Settings) -> AsyncGenerator[Client, None]:
+async def _connected(settings: Settings) -> AsyncGenerator["Client", None]:
     from turnfold.bus import connect
 
     client = await connect(settings, name="doctor", seconds=BUS_SECONDS)
@@ -138,7 +139,7 @@ async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
     return of_disk_writes(True if is_embedded else await syncs_always(monitoring_url), monitoring_url)
 
 
-async def _stream(settings: Settings, client: Client) -> list[Finding]:
+async def _stream(settings: Settings, client: "Client") -> list[Finding]:
     """A worker that lives asks for events all the time; the server counts who waits."""
     from turnfold.bus.health import look
     from turnfold.store.health import file_of, is_writer_there
