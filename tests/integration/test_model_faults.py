@@ -24,6 +24,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MINUTE_MS = 60_000
 TEN_MINUTES_MS = 10 * MINUTE_MS
 DAY_MS = 24 * 60 * MINUTE_MS
+LONG_SECONDS = 60.0
+"""What no call takes that gets an answer, not even the first one, for which litellm loads half of itself."""
+SHORT_SECONDS = 1.0
+"""How long a call waits for an answer that never comes: time enough to send the question."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -97,7 +101,7 @@ async def desk(summarizer: Summarizer, model: ModelServer, tmp_path: Path) -> As
 
 async def desk_with(summarizer: Summarizer, model: ModelServer, folder: Path, policy: Policy, **writing: Any) -> AsyncIterator[Desk]:
     url = new_sqlite(folder)
-    chosen = Writing(model="openai/x", api_base=model.url, api_key="none-needed", call_timeout_seconds=5, backoff_seconds=0.01)
+    chosen = Writing(model="openai/x", api_base=model.url, api_key="none-needed", call_timeout_seconds=LONG_SECONDS, backoff_seconds=0.01)
     async with sql_stores(url, policy) as stores:
         yield Desk(stores, summarizer, replace(chosen, **writing), Path(url.partition(":///")[2]))
 
@@ -129,11 +133,12 @@ async def desk_with(summarizer: Summarizer, model: ModelServer, folder: Path, po
 async def test_a_fault_leaves_the_version_in_force_until_the_stand_in_takes_over(
     desk: Desk, model: ModelServer, fault: str, reason: str, requests: int
 ) -> None:
-    desk.writing = replace(desk.writing, call_timeout_seconds=0.3 if reason == "timeout" else 5)
     await desk.evict()
     assert isinstance(await desk.finish(), Committed)
     await desk.evict()
     model.fault, model.requests = fault, []
+    if reason == "timeout":
+        desk.writing = replace(desk.writing, call_timeout_seconds=SHORT_SECONDS)
 
     for _ in range(requests - 1):
         assert isinstance(await desk.attempt(), GivenBack)
@@ -377,7 +382,7 @@ async def test_one_huge_message_is_noted_and_the_small_ones_are_shown_whole(desk
 async def test_a_job_that_takes_too_long_ends_its_attempt_and_keeps_its_parts(desk: Desk, model: ModelServer) -> None:
     model.script = ["answer", "answer", "hang"]
     await long_desk(desk)
-    desk.writing = replace(desk.writing, call_timeout_seconds=60, job_timeout_seconds=2)
+    desk.writing = replace(desk.writing, job_timeout_seconds=2)
 
     assert await desk.attempt() == GivenBack("timeout")
 
@@ -391,7 +396,7 @@ async def test_a_worker_that_dies_amid_a_long_job_costs_one_call(desk: Desk, mod
     model.script = ["answer", "answer", "hang"]
     await long_desk(desk)
     dying = asyncio.create_task(desk.attempt())
-    await asyncio.wait_for(model.is_hanging.wait(), 10)
+    await asyncio.wait_for(model.is_hanging.wait(), LONG_SECONDS)
     dying.cancel()
     await asyncio.wait([dying])
     lost = len(model.requests)
@@ -476,7 +481,8 @@ async def test_attempts_that_fail_are_counted_too(desk: Desk, model: ModelServer
 @pytest.mark.parametrize("fault", ["unbilled", "hang"])
 @pytest.mark.proves("S7")
 async def test_tokens_are_counted_here_where_no_provider_reports_them(desk: Desk, model: ModelServer, fault: str) -> None:
-    desk.writing = replace(desk.writing, call_timeout_seconds=0.3 if fault == "hang" else 5)
+    if fault == "hang":
+        desk.writing = replace(desk.writing, call_timeout_seconds=SHORT_SECONDS)
     model.fault = fault
     await desk.evict()
 
