@@ -182,9 +182,14 @@ def new_sqlite(folder: Path) -> str:
 
 async def new_postgres(server: Postgres) -> str:
     """The URL of a database of its own on this server, its tables made."""
-    url = server.url(await server.create_database())
-    await upgrade(url)
-    return url
+    if server not in _migrated_on:
+        _migrated_on[server] = await server.create_database()
+        await upgrade(server.url(_migrated_on[server]))
+    return server.url(await server.create_database(like=_migrated_on[server]))
+
+
+_migrated_on: dict[Postgres, str] = {}
+"""A migrated database on a server, for others to be made like."""
 
 
 @cache

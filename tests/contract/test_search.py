@@ -44,41 +44,39 @@ async def garden(request: pytest.FixtureRequest, stores: Stores) -> Stores:
     return stores
 
 
+FOUND = {
+    "quincunx": "e1#0",
+    "QUINCUNX garden": "e1#0",
+    "吊坠": "e2#0",
+    "坠": "e2#0",
+    "里": "e2#0",
+    "蜃気楼": "e2#1",
+    "서울": "e2#2",
+    "/srv/zephyr-7719/config.toml": "e3#0",
+    "config.toml": "e3#0",
+    "zephyr": "e3#0",
+    "zeph": "e3#0",
+    "17.5 kg": "e3#1",
+    "v2.4.1": "e3#1",
+    "8b8a5eb0c4d2e8f1a3b5c7d9e0f1a2b3c4d5e6f7": "e4#1",
+    "8b8a5eb": "e4#1",
+    "https://example.org/wiki/Garden_paths?page=2": "e5#0",
+    "wiki/Garden_paths": "e5#0",
+    "TF-118": "e5#0",
+    "look_up": "e4#0",
+}
+"""What is asked for in the garden, and the message that answers best."""
+
+
 @pytest.mark.proves("F1")
-@pytest.mark.parametrize(
-    ("q", "first"),
-    [
-        ("quincunx", "e1#0"),
-        ("QUINCUNX garden", "e1#0"),
-        ("吊坠", "e2#0"),
-        ("坠", "e2#0"),
-        ("里", "e2#0"),
-        ("蜃気楼", "e2#1"),
-        ("서울", "e2#2"),
-        ("/srv/zephyr-7719/config.toml", "e3#0"),
-        ("config.toml", "e3#0"),
-        ("zephyr", "e3#0"),
-        ("zeph", "e3#0"),
-        ("17.5 kg", "e3#1"),
-        ("v2.4.1", "e3#1"),
-        ("8b8a5eb0c4d2e8f1a3b5c7d9e0f1a2b3c4d5e6f7", "e4#1"),
-        ("8b8a5eb", "e4#1"),
-        ("https://example.org/wiki/Garden_paths?page=2", "e5#0"),
-        ("wiki/Garden_paths", "e5#0"),
-        ("TF-118", "e5#0"),
-        ("look_up", "e4#0"),
-    ],
-)
-async def test_words_characters_and_values_are_found_whole_and_in_part(garden: Stores, q: str, first: str) -> None:
-    assert (await ids(garden, q))[0] == first
+async def test_words_characters_and_values_are_found_whole_and_in_part(garden: Stores) -> None:
+    assert {q: (await ids(garden, q))[:1] for q in FOUND} == {q: [first] for q, first in FOUND.items()}
 
 
 @pytest.mark.proves("F1", "X2")
-@pytest.mark.parametrize(
-    "q", ["a AND", "NEAR(garden", "terms:garden", "garden*", "' OR 1=1 --", "garden OR", "(garden", "^garden", "x' & 'y"]
-)
-async def test_what_looks_like_the_syntax_of_an_index_is_only_text(garden: Stores, q: str) -> None:
-    assert set(await ids(garden, q)) <= {"e1#0", "e5#0", "e4#1", "e3#1"}
+async def test_what_looks_like_the_syntax_of_an_index_is_only_text(garden: Stores) -> None:
+    for q in ("a AND", "NEAR(garden", "terms:garden", "garden*", "' OR 1=1 --", "garden OR", "(garden", "^garden", "x' & 'y"):
+        assert set(await ids(garden, q)) <= {"e1#0", "e5#0", "e4#1", "e3#1"}, q
 
 
 @pytest.mark.proves("F1", "X2")
