@@ -21,7 +21,7 @@ from nats.js.api import DeliverPolicy
 from sqlalchemy import NullPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests import invariants
+from tests import forked, invariants
 from tests.nats_server import NatsServer, nats_server
 from tests.postgres import Postgres
 from turnfold.client import Client, connect
@@ -388,13 +388,10 @@ class Command:
 async def command(*arguments: str, environ: Mapping[str, str] | None = None, seconds: float = 60.0) -> Command:
     """Run `turnfold` with these arguments."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
-    child = await asyncio.create_subprocess_exec(
-        *TURNFOLD, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=inherited | dict(environ or {})
-    )
-    async with asyncio.timeout(seconds):
-        out, err = await child.communicate()
-    assert child.returncode is not None
-    return Command(child.returncode, out.decode(), err.decode())
+    with tempfile.TemporaryDirectory() as made:
+        out, err = Path(made) / "out", Path(made) / "err"
+        process = await asyncio.to_thread(forked.begun, forked.command, arguments, inherited | dict(environ or {}), out, err)
+        return Command(await forked.ended(process, seconds=seconds), out.read_text(), err.read_text())
 
 
 def rows(database: Path, statement: str, *values: object) -> list[sqlite3.Row]:

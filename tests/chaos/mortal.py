@@ -1,15 +1,14 @@
-"""A worker that can be made to die at a point: `python -m tests.chaos.mortal LIFE`, where a life is JSON."""
+"""A worker that can be made to die at a point."""
 
 import asyncio
 import http.client
 import json
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -60,10 +59,6 @@ class Life:
     numbers: dict[str, Any] = field(default_factory=dict)
     first_id: int = 1
     has_child: bool = False
-
-    def as_json(self) -> str:
-        """The argument of the program."""
-        return json.dumps(asdict(self))
 
 
 class Fate:
@@ -243,10 +238,11 @@ async def living(life: Life) -> AsyncGenerator[Worker]:
         await database.close()
 
 
+def live(life: Life) -> None:
+    """Live this life, in a process of its own."""
+    asyncio.run(_lived(life))
+
+
 async def _lived(life: Life) -> None:
     async with living(life) as worker:
         await worker.do(life.deed, life.subject)
-
-
-if __name__ == "__main__":
-    asyncio.run(_lived(Life(**json.loads(sys.argv[1]))))

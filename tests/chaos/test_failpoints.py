@@ -3,12 +3,11 @@
 import asyncio
 import shutil
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import nats
 import pytest
 from sqlalchemy import text
 
-from tests.chaos.mortal import Fate, Life, Worker, Writer, living
+from tests.chaos.mortal import Fate, Life, Worker, Writer, live, living
+from tests.forked import PATIENCE_SECONDS, begun, ended
 from tests.invariants import Seen, SessionSeen, faults, seen_in_database
 from tests.model_server import ModelServer, running_model_server
 from tests.nats_server import nats_server
@@ -29,7 +29,6 @@ from turnfold.embedded.directory import is_alive
 from turnfold.operations.compact import Committed, Discarded
 from turnfold.store.engine import Database
 
-ROOT = Path(__file__).parents[2]
 TEN_MINUTES_MS = 600_000
 DEED_IDS = 1_000
 """The first id of a compaction that a dying worker makes: the same as that of the worker who does it again."""
@@ -68,19 +67,18 @@ class Scene:
         """The notices that wait in the outbox, by kind."""
         return Counter(notice.subject.split(".ada.")[0] for notice in await self.worker.outbox.unsent(1_000))
 
-    async def begin(self, deed: str, moment: str, step: str, **more: Any) -> Process:
+    async def begin(self, deed: str, moment: str, step: str, **more: Any) -> BaseProcess:
         """Start a worker that will die."""
         life = replace(self.life, deed=deed, moment=moment, step=step, now_ms=self.worker.now_ms, first_id=DEED_IDS, **more)
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.chaos.mortal", life.as_json(), cwd=ROOT, stderr=PIPE)
+        return await asyncio.to_thread(begun, live, life)
 
     async def die(self, deed: str, moment: str, step: str, **more: Any) -> None:
         """Have a worker live and die; where it dies `while` the model writes, it is this test that kills it."""
         process = await self.begin(deed, "" if moment == "while" else moment, step, **more)
         if moment == "while":
-            await asyncio.wait_for(self.model.is_hanging.wait(), 60)
+            await asyncio.wait_for(self.model.is_hanging.wait(), PATIENCE_SECONDS)
             process.kill()
-        _, err = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == -signal.SIGKILL, err.decode()[-2_000:]
+        assert await ended(process) == -signal.SIGKILL
         self.model.fault, self.model.script = "answer", []
 
     async def settle(self) -> None:
@@ -184,7 +182,7 @@ async def test_no_transaction_is_open_while_the_model_writes_and_what_comes_mean
     scene.model.script = ["hang"]
     await scene.worker.do("ingest", "1")
     dying = await scene.begin("write", "", "")
-    await asyncio.wait_for(scene.model.is_hanging.wait(), 60)
+    await asyncio.wait_for(scene.model.is_hanging.wait(), PATIENCE_SECONDS)
 
     (transactions,) = await scene.database.snapshot(lambda connection: list(connection.execute(open_now).scalars()))
     await scene.worker.intake.ingest(turns(8, 3), (), rules=scene.worker.rules)
@@ -192,7 +190,7 @@ async def test_no_transaction_is_open_while_the_model_writes_and_what_comes_mean
     await scene.worker.do("ingest", "11")
     assert await scene.worker.claim() == []
     dying.kill()
-    await dying.communicate()
+    await ended(dying)
 
     assert transactions == 1, "the one that asks"
     session = await scene.finished()
@@ -521,10 +519,11 @@ async def test_a_worker_that_dies_with_its_summariser_at_work_takes_it_along_and
     scene.model.script = ["hang"]
 
     dying = await scene.begin("write", "", "", has_child=True)
-    await asyncio.wait_for(scene.model.is_hanging.wait(), 60)
+    await asyncio.wait_for(scene.model.is_hanging.wait(), PATIENCE_SECONDS)
+    assert dying.pid
     children = children_of(dying.pid)
     dying.kill()
-    await dying.communicate()
+    await ended(dying)
 
     assert len(children) == 1
     await wait_until(lambda: not is_alive(children[0]))

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,9 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from tests.stores import KEY, NOON, Stores, result, sql_stores, summary, turn, turns, user
+from tests.forked import begun, ended
+from tests.postgres import Postgres
+from tests.stores import KEY, NOON, Stores, new_postgres, new_sqlite, result, sql_stores, summary, turn, turns, user
 from turnfold.errors import StartError
 from turnfold.store.belonging import wait_for_schema
 from turnfold.store.engine import Database
@@ -48,6 +49,12 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite+aiosqlite:///{tmp_path}/new/turnfold.db"
     url: str = request.getfixturevalue("postgres_url")
     return url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database with all tables is."""
+    return new_sqlite(tmp_path) if request.param == "sqlite" else await new_postgres(request.getfixturevalue("postgres"))
 
 
 @asynccontextmanager
@@ -106,10 +113,8 @@ async def test_going_up_twice_changes_nothing(database_url: str) -> None:
 
 
 @pytest.mark.proves("O6")
-async def test_the_migrations_build_what_the_schema_says(database_url: str) -> None:
-    await upgrade(database_url)
-
-    assert await looked_up(database_url, differences) == []
+async def test_the_migrations_build_what_the_schema_says(migrated_url: str) -> None:
+    assert await looked_up(migrated_url, differences) == []
 
 
 @pytest.mark.proves("O6", "C54")
@@ -126,17 +131,20 @@ async def test_what_the_first_schema_held_is_there_in_the_newest(database_url: s
 
 
 @pytest.mark.proves("O6")
-async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(database_url: str) -> None:
-    await upgrade(database_url)
-    async with engine_of(database_url) as engine, engine.begin() as connection:
+async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(migrated_url: str) -> None:
+    async with engine_of(migrated_url) as engine, engine.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
 
-    await upgrade(database_url)
+    await upgrade(migrated_url)
 
-    assert await looked_up(database_url, revision_of) == "9999"
-    database = Database(database_url, writes=False)
+    assert await looked_up(migrated_url, revision_of) == "9999"
+    database = Database(migrated_url, writes=False)
     await wait_for_schema(database, seconds=5)
     await database.close()
+
+
+def bring_up(url: str) -> None:
+    asyncio.run(upgrade(url))
 
 
 @pytest.mark.proves("O6", "C48")
@@ -144,14 +152,9 @@ async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_s
 async def test_several_may_bring_the_tables_up_at_once(database_url: str, begun_at: str | None) -> None:
     if begun_at:
         await upgrade(database_url, begun_at)
-    program = "import asyncio, sys; from turnfold_migrations import upgrade; asyncio.run(upgrade(sys.argv[1]))"
-    children = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", program, database_url, stderr=asyncio.subprocess.PIPE) for _ in range(3)
-    ]
+    processes = [await asyncio.to_thread(begun, bring_up, database_url) for _ in range(3)]
 
-    told = await asyncio.gather(*(child.communicate() for child in children))
-
-    assert [child.returncode for child in children] == [0, 0, 0], told
+    assert [await ended(process) for process in processes] == [0, 0, 0]
     assert await looked_up(database_url, differences) == []
 
 
@@ -165,13 +168,11 @@ async def test_a_database_out_of_reach_is_told_in_one_sentence(tmp_path: Path) -
 
 
 @pytest.mark.proves("A2")
-async def test_the_views_have_the_columns_of_the_contract(database_url: str) -> None:
-    await upgrade(database_url)
-
+async def test_the_views_have_the_columns_of_the_contract(migrated_url: str) -> None:
     def columns(connection: Connection) -> dict[str, str]:
         return {name: " ".join(column["name"] for column in inspect(connection).get_columns(name)) for name in VIEWS}
 
-    assert await looked_up(database_url, columns) == VIEW_COLUMNS
+    assert await looked_up(migrated_url, columns) == VIEW_COLUMNS
 
 
 @pytest.mark.proves("A2")
@@ -197,49 +198,45 @@ async def lived(stores: Stores) -> None:
 
 
 @pytest.mark.proves("A2", "L7")
-async def test_the_views_tell_what_happened(database_url: str) -> None:
-    await upgrade(database_url)
-    async with sql_stores(database_url) as stores:
+async def test_the_views_tell_what_happened(migrated_url: str) -> None:
+    async with sql_stores(migrated_url) as stores:
         await lived(stores)
         counters = (await stores.seen()).sessions[KEY].counters
 
-    (session,) = await rows(database_url, "SELECT * FROM sessions_view")
+    (session,) = await rows(migrated_url, "SELECT * FROM sessions_view")
     assert [session[f"messages_{state}"] for state in ("total", "live", "pending", "covered")] == [26, 7, 9, 10]
     assert (session["tokens_live"], session["model"], session["summary_version"]) == (counters.live_tokens, "gpt-5", 1)
-    messages = await rows(database_url, "SELECT * FROM messages_view ORDER BY position")
+    messages = await rows(migrated_url, "SELECT * FROM messages_view ORDER BY position")
     assert [one["state"] for one in messages] == ["covered"] * 10 + ["pending"] * 9 + ["live"] * 7
     assert [one["message_id"] for one in messages][:2] == ["e1#0", "e1#1"]
     assert [one["stream_seq"] for one in messages] == [one["position"] // 1024 for one in messages]
-    compactions = await rows(database_url, "SELECT * FROM compactions_view ORDER BY requested_at")
+    compactions = await rows(migrated_url, "SELECT * FROM compactions_view ORDER BY requested_at")
     assert [(one["status"], one["attempts"], one["messages_evicted"]) for one in compactions] == [("committed", 2, 10), ("pending", 0, 9)]
-    (version,) = await rows(database_url, "SELECT * FROM summaries_view")
+    (version,) = await rows(migrated_url, "SELECT * FROM summaries_view")
     assert (version["version"], bool(version["in_force"]), version["compaction_id"]) == (1, True, compactions[0]["compaction_id"])
-    audit = await rows(database_url, "SELECT * FROM audit_view ORDER BY audit_id")
+    audit = await rows(migrated_url, "SELECT * FROM audit_view ORDER BY audit_id")
     assert [one["phase"] for one in audit] == ["evicted", "summary_start", "attempt_failed", "summary_start", "summary_done", "evicted"]
     assert {one["compaction_id"] for one in audit} == {one["compaction_id"] for one in compactions}
     assert json.loads(audit[0]["details"])["trigger"] == "messages"
-    (letter,) = await rows(database_url, "SELECT * FROM dead_letters_view")
+    (letter,) = await rows(migrated_url, "SELECT * FROM dead_letters_view")
     assert (letter["reason"], letter["stream_seq"], letter["replayed_at"]) == ("event_id_reused", 15, None)
 
 
 @pytest.mark.proves("A1")
-async def test_the_audit_refuses_to_be_changed(database_url: str) -> None:
-    await upgrade(database_url)
-    async with sql_stores(database_url) as stores:
+async def test_the_audit_refuses_to_be_changed(migrated_url: str) -> None:
+    async with sql_stores(migrated_url) as stores:
         await lived(stores)
-    before = await rows(database_url, "SELECT * FROM audit ORDER BY audit_id")
+    before = await rows(migrated_url, "SELECT * FROM audit ORDER BY audit_id")
 
     for change in ("UPDATE audit SET phase = 'x'", "UPDATE audit SET at_ms = 0 WHERE audit_id = 1", "DELETE FROM audit"):
-        assert "append-only" in str(await refusal(database_url, change))
+        assert "append-only" in str(await refusal(migrated_url, change))
 
-    assert await rows(database_url, "SELECT * FROM audit ORDER BY audit_id") == before
+    assert await rows(migrated_url, "SELECT * FROM audit ORDER BY audit_id") == before
 
 
 @pytest.mark.proves("A1")
-async def test_the_audit_refuses_to_be_emptied(postgres_url: str) -> None:
-    await upgrade(postgres_url)
-
-    assert "append-only" in str(await refusal(postgres_url, "TRUNCATE audit"))
+async def test_the_audit_refuses_to_be_emptied(postgres: Postgres) -> None:
+    assert "append-only" in str(await refusal(await new_postgres(postgres), "TRUNCATE audit"))
 
 
 IMPOSSIBLE = [
@@ -259,13 +256,12 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.proves("L1")
-async def test_rows_that_must_not_exist_are_refused(database_url: str) -> None:
-    await upgrade(database_url)
-    async with sql_stores(database_url) as stores:
+async def test_rows_that_must_not_exist_are_refused(migrated_url: str) -> None:
+    async with sql_stores(migrated_url) as stores:
         await lived(stores)
 
     for change in IMPOSSIBLE:
-        assert isinstance(await refusal(database_url, change), IntegrityError), change
+        assert isinstance(await refusal(migrated_url, change), IntegrityError), change
 
 
 async def refusal(url: str, change: str) -> DBAPIError | None:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import turnfold
+from tests import system
 from turnfold.core.audit import seal
 from turnfold.embedded.directory import is_alive
 from turnfold.errors import UnknownSession
@@ -56,13 +57,8 @@ async def eventually(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
 
 async def command(data_dir: Path, *arguments: str) -> tuple[int, str, str]:
     """A command of `turnfold` against the system that runs on this directory."""
-    environ = os.environ | {"TURNFOLD_DATA_DIR": str(data_dir)}
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "turnfold.cli", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
-    )
-    out, err = await asyncio.wait_for(child.communicate(), 60)
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
+    ended = await system.command(*arguments, environ={"TURNFOLD_DATA_DIR": str(data_dir)})
+    return ended.status, ended.out, ended.err
 
 
 @pytest.mark.proves("W5", "E2", "L7", "S4", "A1", "F1")
