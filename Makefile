@@ -8,7 +8,7 @@ INPUTS ?= 200000
 EXAMPLES ?= 30
 ONLY ?=
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
-# How many tests run at once.
+# How many tests run at once. Files go in the order of their names, so that the short ones of tests/unit fill up the end.
 TESTERS ?= $(PROCESSES)
 COOLDOWN ?= 1 week
 UPGRADE ?=
@@ -30,7 +30,7 @@ demo: setup ## replay recorded conversations through bus, worker and query, and 
 	@$(BIN)/turnfold demo $(FILES)
 
 test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit for a part, TESTERS=1 for one at a time)
-	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile $(TESTS)
+	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
 	@$(BIN)/python -m tests.prove --cuts $(CUTS) --processes $(PROCESSES)
