@@ -243,6 +243,11 @@ class Checker:
             if (row["live_messages"], row["live_tokens"]) != (row["messages"], row["tokens"]):
                 self._fault(f"{row['session_id']}: the triggers look at {tuple(row)[1:3]}, live are {tuple(row)[3:]}")
 
+        there = {tuple(row) for row in self._ask("SELECT agent_id, count(*) FROM sessions GROUP BY agent_id")}
+        told_of = {tuple(row) for row in self._ask("SELECT agent_id, total FROM session_counts WHERE total <> 0")}
+        if there != told_of:
+            self._fault(f"agents have {there} sessions, counted are {told_of}")
+
     def _compactions(self) -> None:
         counted = self._ask(
             "SELECT c.*, s.session_id, count(m.position) AS marked, min(m.position) AS first_marked, max(m.position) AS last_marked"

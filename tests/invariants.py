@@ -112,9 +112,10 @@ class SessionSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Everything a store holds."""
+    """Everything a store holds; `counted` is how many sessions it thinks that each agent has."""
 
     sessions: Mapping[SessionKey, SessionSeen]
+    counted: Mapping[str, int]
     ingested: tuple[tuple[int, int], ...]
     dead_letters: tuple[tuple[int, str, str], ...]
 
@@ -124,6 +125,8 @@ def faults(seen: Seen) -> list[str]:
     found = [f"{key}: {fault}" for key, session in seen.sessions.items() for fault in _session_faults(session)]
     reaches = [(0, -1), *seen.ingested]
     found += [f"ingested ranges meet: {before} {after}" for before, after in pairwise(reaches) if after[0] <= before[1] + 1]
+    agents = Counter(key.agent_id for key in seen.sessions)
+    found += [f"sessions are counted {dict(seen.counted)}, there are {dict(agents)}"] if seen.counted != agents else []
     named = Counter((key.agent_id, event_id) for key, session in seen.sessions.items() for event_id in session.events)
     return found + [f"an event is stored {times} times: {event}" for event, times in named.items() if times > 1]
 
@@ -271,6 +274,7 @@ def _seen(connection: Connection) -> Seen:
     audit = all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
     events = all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
     ingested = all_of(schema.ingested)
+    counts = all_of(schema.session_counts)
     dead = all_of(schema.dead_letters.c.stream_seq, schema.dead_letters.c.reason, schema.dead_letters.c.subject)
 
     def numbered(message: Message) -> Message:
@@ -318,6 +322,7 @@ def _seen(connection: Connection) -> Seen:
 
     return Seen(
         sessions={SessionKey(row.agent_id, row.session_id): session_of(row) for row in sessions},
+        counted={row.agent_id: row.total for row in counts if row.total},
         ingested=tuple(sorted((row.first_seq, row.last_seq) for row in ingested)),
         dead_letters=tuple(sorted(tuple(row) for row in dead)),
     )
@@ -376,6 +381,7 @@ def seen_in_memory(memory: Memory) -> Seen:
         )  # fmt: skip
     return Seen(
         sessions=found,
+        counted=Counter(key.agent_id for key in found),
         ingested=tuple(memory.ingested),
         dead_letters=tuple(sorted((row.stream_seq, row.reason, row.subject) for row in memory.dead_letters)),
     )

@@ -40,6 +40,8 @@ async def upgrade(database_url: str, revision: str = "head") -> None:
         if revision != "head" or (revision_of(connection) or "") < REVISION:
             from alembic import command  # noqa: PLC0415
 
+            # Inside of a transaction that looked Alembic would commit nothing by itself.
+            connection.commit()
             command.upgrade(_config(connection), revision)
 
     await _with_connection(database_url, work)

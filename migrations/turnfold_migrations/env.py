@@ -5,6 +5,7 @@ from alembic import context
 from turnfold.store.schema import metadata
 
 connection = context.config.attributes["connection"]
-context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, compare_type=True, transaction_per_migration=False)
+# Each holds the locks of its own tables alone: all in one transaction would meet services that write meanwhile, in a deadlock.
+context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, compare_type=True, transaction_per_migration=True)
 with context.begin_transaction():
     context.run_migrations()

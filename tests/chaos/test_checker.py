@@ -43,6 +43,7 @@ DAMAGES = {
     ),
     "L7: a counter is wrong": "UPDATE sessions SET messages_total = messages_total + 1 WHERE sid = 1",
     "L7: what the triggers look at is wrong": "UPDATE sessions SET live_tokens = live_tokens + 1 WHERE sid = 1",
+    "L7: sessions are miscounted": "UPDATE session_counts SET total = total + 1",
     "L10: a version is gone": "DELETE FROM summaries WHERE (sid, version) = (SELECT sid, max(version) FROM summaries)",
     "L10: a version was changed": "UPDATE summaries SET text = text || '.'",
     "L10: another version is in force": "UPDATE sessions SET version = versions + 1 WHERE versions > 0",

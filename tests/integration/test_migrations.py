@@ -128,6 +128,7 @@ async def test_what_the_first_schema_held_is_there_in_the_newest(database_url: s
     assert await rows(database_url, "SELECT session_id, messages_total, evicted_changes FROM sessions") == [
         {"session_id": "s-1", "messages_total": 7, "evicted_changes": 0}
     ]
+    assert await rows(database_url, "SELECT agent_id, total FROM session_counts") == [{"agent_id": "ada", "total": 1}]
 
 
 @pytest.mark.proves("O6")

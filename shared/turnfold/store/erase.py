@@ -31,7 +31,7 @@ from turnfold.store.schema import (
     sessions,
     spending,
 )
-from turnfold.store.sessions import ANY_NUMBER, Records, SessionRow, count_down, hold_counts, lock_by_key, lock_by_sid
+from turnfold.store.sessions import ANY_NUMBER, Records, SessionRow, hold_counts, lock_by_key, lock_by_sid
 
 RETENTION = "retention"
 AT_ONCE = 400
@@ -157,7 +157,6 @@ def _erase_sessions(connection: Connection, locked: Sequence[SessionRow], last_s
             total += number
             records.seal(session, "erased", at_ms=now_ms, reason=reason, messages=number, versions=session.versions, last_seq=last_seq)
             _remember(connection, session.key, last_seq, now_ms, rows=session.audit_rows, hash_=session.audit_hash)
-    count_down(connection, [session.key for session in locked])
     records.write(connection)
     return Erased(len(locked), total)
 

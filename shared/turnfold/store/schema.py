@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0011"
+REVISION = "0012"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -136,10 +136,12 @@ session_counts = Table(
     "session_counts",
     metadata,
     Column("agent_id", Text, primary_key=True),
+    # What services from before migration 0012 count, each for itself.
     Column("sessions", Big, nullable=False, server_default=text("0")),
+    Column("total", Big, nullable=False, server_default=text("0")),
     sqlite_with_rowid=False,
 )
-"""How many sessions an agent has: asked when it begins a new one, and locked by who makes it."""
+"""How many sessions an agent has: asked when it begins a new one, and locked by who makes it. Triggers keep the total."""
 
 events = Table(
     "events",

@@ -1,13 +1,12 @@
 """Session rows inside one transaction: locked, changed, sealed into the audit, and written back at its end."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Integer, bindparam, func, literal_column, select, update
+from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import SEALED_FIELDS, seal
@@ -15,7 +14,7 @@ from turnfold.core.eviction import Load, cooldown_ms
 from turnfold.core.precedence import Wishes
 from turnfold.core.usage import Gauge
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.store.bulk import Bulk, BulkInsert, PreparedIn, PreparedPairs, bulk_update
+from turnfold.store.bulk import BulkInsert, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.engine import insert_for
 from turnfold.store.schema import agents, audit, erasures, outbox, session_counts, sessions, summaries
 
@@ -135,17 +134,11 @@ _AUDIT_ENDS = PreparedPairs(
 _MADE = ("agent_id", "session_id", "audit_rows", "audit_hash")
 _BY_SID = PreparedIn(_LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True))), "sids")
 _COUNTS = PreparedIn(
-    select(session_counts.c.agent_id, session_counts.c.sessions)
+    select(session_counts.c.agent_id, session_counts.c.total)
     .where(session_counts.c.agent_id.in_(bindparam("ids", expanding=True)))
     .order_by(session_counts.c.agent_id)
     .with_for_update(),
     "ids",
-)
-_COUNT = Bulk(
-    update(session_counts)
-    .where(session_counts.c.agent_id == bindparam("of_agent"))
-    .values(sessions=session_counts.c.sessions + bindparam("more", type_=Integer)),
-    ("more", "of_agent"),
 )
 _WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
 _stored_values = attrgetter(*COUNTERS, "sid")
@@ -178,8 +171,6 @@ def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> N
         # The audit of a session that was erased goes on.
         ends = {row[:2]: row[2:] for row in map(tuple, _AUDIT_ENDS.rows(connection, chosen))}
         connection.execute(sessions.insert(), [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in chosen])
-        more = Counter(key.agent_id for key in chosen)
-        _COUNT.run(connection, [(number, agent_id) for agent_id, number in more.items()])
 
 
 def hold_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
@@ -188,11 +179,6 @@ def hold_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[st
     rows = [{"agent_id": agent_id} for agent_id in wanted]
     connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
     return {str(agent_id): int(number) for agent_id, number in _COUNTS.rows(connection, wanted)}
-
-
-def count_down(connection: Connection, gone: Iterable[SessionKey]) -> None:
-    """Count sessions as gone."""
-    _COUNT.run(connection, [(-number, agent_id) for agent_id, number in Counter(key.agent_id for key in gone).items()])
 
 
 def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:
