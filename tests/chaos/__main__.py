@@ -23,10 +23,13 @@ from rich.table import Table
 
 from tests.chaos.episode import run
 from tests.chaos.plan import Topology
+from tests.yesterday import TOLERANT, NoHistory, code_of
 
 EACH = 30
 MODEL_EVERY = 4
 """One episode in so many has a model, which is slow to load and fails now and then."""
+MIXED_EVERY = 5
+"""One in so many has services of yesterday beside those of today, where their code is to be had."""
 
 
 def main() -> None:
@@ -68,7 +71,8 @@ def _episode(seed: int, topology: Topology, kills: int, console: Console) -> dic
     has_model = seed % MODEL_EVERY == 0
     directory = Path(tempfile.mkdtemp(prefix=f"turnfold-chaos-{topology}-{seed}-"))
     try:
-        told_here, history = asyncio.run(run(directory, topology, seed=seed, kills=kills, has_model=has_model))
+        yesterday = _yesterday(directory, console) if seed % MIXED_EVERY == 0 else None
+        told_here, history = asyncio.run(run(directory, topology, seed=seed, kills=kills, has_model=has_model, yesterday=yesterday))
     except Exception:
         console.print(f"the driver failed; {directory} is kept; replay: {_command({'seed': seed, 'topology': topology, 'kills': kills})}")
         raise
@@ -81,6 +85,15 @@ def _episode(seed: int, topology: Topology, kills: int, console: Console) -> dic
     figures = {name: value for name, value in told.items() if name != "faults" and value not in ({}, 0)}
     console.print(json.dumps(figures), markup=False, highlight=False, soft_wrap=True)
     return told
+
+
+def _yesterday(directory: Path, console: Console) -> Mapping[str, str] | None:
+    """The environment of older code; None, and a word of it, where that is not to be had."""
+    try:
+        return code_of(TOLERANT, directory / "yesterday")
+    except NoHistory as error:
+        console.print(f"no older code takes part: {error}", markup=False, soft_wrap=True)
+        return None
 
 
 def _command(one: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ class Told:
     topology: Topology
     kills: int
     has_model: bool
+    is_mixed: bool
     seconds: float
     done: Mapping[str, int]
     missed: Mapping[str, int]
@@ -69,10 +70,18 @@ class History:
         return [*Checker(self.database, self.published, self.stream).faults(), *faults_in_notices(self.database, self.notices)]
 
 
-async def run(directory: Path, topology: Topology, *, seed: int, kills: int, has_model: bool = False) -> tuple[Told, History]:
-    """Publish, read and do faults until so many processes were killed; then wait until all is settled, and look."""
+async def run(
+    directory: Path, topology: Topology, *, seed: int, kills: int, has_model: bool = False, yesterday: Mapping[str, str] | None = None
+) -> tuple[Told, History]:
+    """Publish, read and do faults until so many processes were killed; then wait until all is settled, and look.
+
+    With `yesterday`, the environment of older code, services of two versions are at work.
+    """
     began = monotonic()
-    async with _model(seed, has_model=has_model) as environ, running(directory, topology, {**POLICY, **environ}) as installation:
+    async with (
+        _model(seed, has_model=has_model) as environ,
+        running(directory, topology, {**POLICY, **environ}, yesterday) as installation,
+    ):
         async with connected(installation.nats_urls) as clients:
             load = Load(seed, clients)
             await _troubled(installation, load, seed=seed, kills=kills, has_model=has_model)
@@ -83,6 +92,7 @@ async def run(directory: Path, topology: Topology, *, seed: int, kills: int, has
             topology=topology,
             kills=installation.kills,
             has_model=has_model,
+            is_mixed=yesterday is not None,
             seconds=round(monotonic() - began, 1),
             done={f"{kind} {role}": times for (kind, role), times in sorted(installation.done.items())},
             missed={f"{kind} {role}": times for (kind, role), times in sorted(installation.missed.items())},

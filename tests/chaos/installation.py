@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM
 from typing import Any
@@ -50,14 +50,14 @@ CLUSTER = 'cluster {{ name: "chaos", listen: "127.0.0.1:{port}", routes: [{route
 
 
 class Part:
-    """One process; who looks after it starts it again whenever it ends."""
+    """One process; who looks after it starts it again whenever it ends, in the next of its environments."""
 
-    def __init__(self, role: str, arguments: Sequence[str], log: Path, environ: Mapping[str, str], user: int | None = None) -> None:
+    def __init__(self, role: str, arguments: Sequence[str], log: Path, *environs: Mapping[str, str], user: int | None = None) -> None:
         self.role = role
         self.statuses: list[int] = []
         self._arguments = arguments
         self._log = log
-        self._environ = environ
+        self._environs = cycle(environs)
         self._user = user
         self._process: asyncio.subprocess.Process | None = None
 
@@ -72,7 +72,7 @@ class Part:
             while True:
                 with self._log.open("ab") as log:
                     self._process = await asyncio.create_subprocess_exec(
-                        *self._arguments, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ, user=self._user,
+                        *self._arguments, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=next(self._environs), user=self._user,
                         cwd=self._log.parent, process_group=0, preexec_fn=die_with_parent(),
                     )  # fmt: skip
                 self.statuses.append(await self._process.wait())
@@ -89,11 +89,16 @@ class Part:
 
 @dataclass
 class Installation:
-    """The parts of one system in a directory, where to reach it, and what was done to it."""
+    """The parts of one system in a directory, where to reach it, and what was done to it.
+
+    With `yesterday`, what older code needs in its environment, versions take turns: each time a service is started it is of
+    the other one. The first of a role begins with today's, the second with the older one.
+    """
 
     directory: Path
     topology: Topology
     environ: Mapping[str, str] = field(default_factory=dict)
+    yesterday: Mapping[str, str] | None = None
     parts: list[Part] = field(default_factory=list)
     nats_urls: list[str] = field(default_factory=list)
     database_url: str = ""
@@ -165,7 +170,7 @@ class Installation:
         self.database_url = postgres.url_of(installed.port, DATABASE)
         log = home / "postgres.log"
         # What is committed is on the disk, as where somebody relies on it.
-        self.parts.append(Part("postgres", installed.command({"fsync": "on"}), log, postgres.environment(), installed.user))
+        self.parts.append(Part("postgres", installed.command({"fsync": "on"}), log, postgres.environment(), user=installed.user))
         for _ in range(WORKERS):
             self._add("worker", [*TURNFOLD, "worker"])
         for _ in range(QUERIES):
@@ -182,7 +187,10 @@ class Installation:
         self.nats_urls = [f"nats://127.0.0.1:{port}" for port in ports]
 
     def _add(self, role: str, arguments: Sequence[str], **more: str) -> None:
-        self.parts.append(Part(role, arguments, self.log, self.settings() | more))
+        versions: list[Mapping[str, str]] = [{}] if self.yesterday is None else [{}, self.yesterday]
+        if sum(part.role == role for part in self.parts) % 2:
+            versions.reverse()
+        self.parts.append(Part(role, arguments, self.log, *(self.settings() | more | dict(version) for version in versions)))
 
     def settings(self) -> dict[str, str]:
         """The environment of every process of ours."""
@@ -346,9 +354,11 @@ def _held(database: Path, seconds: float) -> bool:
 
 
 @asynccontextmanager
-async def running(directory: Path, topology: Topology, environ: Mapping[str, str]) -> AsyncGenerator[Installation]:
+async def running(
+    directory: Path, topology: Topology, environ: Mapping[str, str], yesterday: Mapping[str, str] | None = None
+) -> AsyncGenerator[Installation]:
     """A system with its tables and streams, whose services may still be starting; nothing of it outlives the block."""
-    installation = Installation(directory, topology, environ)
+    installation = Installation(directory, topology, environ, yesterday)
     await asyncio.to_thread(installation.make)
     keeping: list[asyncio.Task[None]] = []
     try:
