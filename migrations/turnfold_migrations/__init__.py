@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.bus.connection import connect
@@ -17,7 +17,7 @@ from turnfold.bus.streams import provision
 from turnfold.errors import StartError
 from turnfold.settings import Settings
 from turnfold.store.belonging import adopt, belongs_to, next_seq
-from turnfold.store.engine import Database
+from turnfold.store.engine import Database, connecting
 from turnfold.store.schema import REVISION
 
 if TYPE_CHECKING:
@@ -77,12 +77,13 @@ def revision_of(connection: Connection) -> str | None:
 
 async def _with_connection(database_url: str, work: Callable[[Connection], None]) -> None:
     with _one_at_a_time(database_url):
-        engine = create_async_engine(database_url)
+        url, arguments = connecting(make_url(database_url))
+        engine = create_async_engine(url, connect_args=arguments)
         try:
             await _run(engine, work)
         except OSError as error:
             raise StartError(f"the database cannot be reached: {error}") from error
-        except OperationalError as error:
+        except (OperationalError, InterfaceError) as error:
             raise StartError(f"the database cannot be migrated: {error.orig}") from error
         finally:
             await engine.dispose()

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -126,8 +127,9 @@ class Database:
     def _engine(self, *, writes: bool) -> AsyncEngine:
         """Connections to await; on SQLite only to read."""
         if not self.is_sqlite:
+            url, arguments = connecting(self.url)
             options = {} if writes else {"isolation_level": "REPEATABLE READ"}
-            return create_async_engine(self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True, **options)
+            return create_async_engine(url, connect_args=arguments, pool_size=READERS, max_overflow=0, pool_pre_ping=True, **options)
         engine = create_async_engine(
             self._read_only(), pool_size=READERS, max_overflow=0, pool_timeout=BUSY_SECONDS, connect_args={"timeout": BUSY_SECONDS}
         )
@@ -147,6 +149,12 @@ class Database:
         if not path or path == ":memory:":
             raise StartError("TURNFOLD_DATABASE_URL names no file; sqlite+aiosqlite:///path/to/turnfold.db does")
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
+
+
+def connecting(url: URL) -> tuple[URL, dict[str, str]]:
+    """What an engine takes for a URL: its words on encryption (`sslmode`, `sslrootcert`) are libpq's, and asyncpg knows them in a DSN alone."""
+    words = {name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"}
+    return url.difference_update_query(words), {"dsn": f"postgresql://?{urlencode(words)}"} if words else {}
 
 
 class _InThreads:
