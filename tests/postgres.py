@@ -87,6 +87,10 @@ class Postgres:
         await _output(programs / "pg_restore", f"{server}/{copy}", "--exit-on-error", stdin=dumped)
         return copy
 
+    async def set(self, database: str, name: str, value: str) -> None:
+        """Change a setting for whoever connects to a database from now on."""
+        await self._execute(f"ALTER DATABASE {database} SET {name} = '{value}'")
+
     async def rename_database(self, name: str, to: str) -> None:
         """Give a database another name; whoever is connected to it loses the connection."""
         ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"

@@ -13,7 +13,7 @@ SHELVES = ("shared", "services", "migrations")
 EXACT = "f03081a0c56d0c9b1edf8ed8ed8bda0d7bd7a2c9"
 """The last code that starts on no schema but its own, which it made itself; what runs when the tables are migrated runs on."""
 TOLERANT = "4ee296221591ce063ac5aa23acb73b74cb0de470"
-"""The last code before the newest migration; it starts on newer tables, too."""
+"""Code from before the newest migration that starts on newer tables, too."""
 
 
 class NoHistory(Exception):

@@ -30,10 +30,24 @@ _earlier, _before, _between, _first = (
 _previous = (
     select(func.max(_before.c.position)).where(_before.c.sid == _later.c.sid, _before.c.position < _later.c.position).scalar_subquery()
 )
-_begins = _earlier.c.position - _earlier.c.position % literal_column(str(MESSAGES_PER_EVENT))
+# Put together before any message is looked at, or PostgreSQL walks a session from its first message for each report.
+_step = (
+    select(
+        _later.c.sid,
+        _later.c.position,
+        _later.c.at_ms,
+        (_later.c.prompt_tokens - _earlier.c.prompt_tokens).label("more_tokens"),
+        _earlier.c.position.label("since"),
+        _earlier.c.model,
+    )
+    .select_from(_later)
+    .join(_earlier, (_earlier.c.sid == _later.c.sid) & (_earlier.c.position == _previous))
+    .cte("step")
+    .prefix_with("MATERIALIZED", dialect="postgresql")
+)
 _called_after = (
     select(_first.c.created_at_ms)
-    .where(_first.c.sid == _later.c.sid, _first.c.position < _begins)
+    .where(_first.c.sid == _step.c.sid, _first.c.position < _step.c.since - _step.c.since % literal_column(str(MESSAGES_PER_EVENT)))
     .order_by(_first.c.position.desc())
     .limit(literal_column("1"))
     .scalar_subquery()
@@ -43,32 +57,23 @@ _is_shown = or_(_between.c.role != literal_column("'tool'"), _between.c.answers_
 _ZERO, _ONE = literal_column("0", Integer), literal_column("1", Integer)
 _DIFFERENCES = Prepared(
     select(
-        _later.c.sid,
-        _later.c.position,
+        _step.c.sid,
+        _step.c.position,
         func.coalesce(_called_after, _ZERO),
-        _later.c.at_ms,
-        _later.c.prompt_tokens - _earlier.c.prompt_tokens,
+        _step.c.at_ms,
+        _step.c.more_tokens,
         func.sum(case((_is_shown, _between.c.tokens), else_=_ZERO)),
         # A new system message takes another's place, and who sends old reasoning again is for the agent to say.
         func.sum(case((or_(_is_system, _between.c.reasoning_tokens > _ZERO), _ONE), else_=_ZERO)),
-        _earlier.c.model,
+        _step.c.model,
     )
-    .select_from(_later)
-    .join(_earlier, (_earlier.c.sid == _later.c.sid) & (_earlier.c.position == _previous))
+    .select_from(_step)
     .join(
         _between,
-        (_between.c.sid == _later.c.sid) & (_between.c.position >= _earlier.c.position) & (_between.c.position < _later.c.position),
+        (_between.c.sid == _step.c.sid) & (_between.c.position >= _step.c.since) & (_between.c.position < _step.c.position),
     )
-    .group_by(
-        _later.c.sid,
-        _later.c.position,
-        _later.c.at_ms,
-        _later.c.prompt_tokens,
-        _earlier.c.position,
-        _earlier.c.prompt_tokens,
-        _earlier.c.model,
-    )
-    .order_by(_later.c.position.desc()),
+    .group_by(*_step.c)
+    .order_by(_step.c.position.desc()),
     ("agent_id", "model", "most"),
 )
 _REPORTED = Prepared(
@@ -82,7 +87,7 @@ _COMPACTED = PreparedIn(
     select(compactions.c.sid, compactions.c.requested_at_ms, compactions.c.finished_at_ms, compactions.c.restored_at_ms)
     .join(sessions, sessions.c.sid == compactions.c.sid)
     .where(
-        compactions.c.sid.in_(bindparam("sids", expanding=True)),
+        sessions.c.sid.in_(bindparam("sids", expanding=True)),
         compactions.c.ordinal > sessions.c.compactions - literal_column(str(COMPACTIONS_LOOKED_AT)),
     ),
     "sids",
