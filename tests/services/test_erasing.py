@@ -13,7 +13,8 @@ import nats
 import pytest
 
 from tests.model_server import running_model_server
-from tests.system import Parts, command, rows, running_parts, streamed, wait_until
+from tests.postgres import Postgres
+from tests.system import Parts, command, eventually, rows, running_parts, streamed, wait_until
 from turnfold.client import Client, connect, session_key, turn_event
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
@@ -35,12 +36,16 @@ async def publish(client: Client, key: SessionKey, first: int, number: int, mark
 
 async def is_stored(parts: Parts, seq: int) -> None:
     """Wait until everything up to a sequence is stored."""
-    await wait_until(lambda: rows(parts.database, "SELECT 1 FROM ingested WHERE first_seq = 1 AND last_seq >= ?", seq), told=parts.words)
+    await eventually(lambda: parts.rows(f"SELECT 1 FROM ingested WHERE first_seq = 1 AND last_seq >= {seq}"), told=parts.words)
 
 
 async def is_forgotten(parts: Parts) -> None:
     """Wait until the stream has nothing left to forget."""
-    await wait_until(lambda: not rows(parts.database, "SELECT 1 FROM purges"), told=parts.words)
+
+    async def is_empty() -> bool:
+        return not await parts.rows("SELECT 1 FROM purges")
+
+    await eventually(is_empty, told=parts.words)
 
 
 def files_with(directory: Path, mark: str) -> list[str]:
@@ -150,9 +155,9 @@ async def test_the_command_asks_first_and_erases_a_session_or_an_agent(tmp_path:
 
 
 @pytest.mark.proves("A6")
-async def test_http_passes_an_erasure_on_to_a_worker(tmp_path: Path) -> None:
+async def test_http_passes_an_erasure_on_to_a_worker(tmp_path: Path, sql: Postgres | None) -> None:
     async with (
-        running_parts(tmp_path, environ=ENVIRON) as parts,
+        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
         parts.running("query"),
         connect(parts.server.url, environ={}) as client,
     ):
@@ -164,7 +169,7 @@ async def test_http_passes_an_erasure_on_to_a_worker(tmp_path: Path) -> None:
 
             assert await deleted(path) == (200, 6)
             assert await deleted(url) == (200, 0)
-            assert not rows(parts.database, "SELECT 1 FROM sessions_view")
+            assert not await parts.rows("SELECT 1 FROM sessions_view")
 
 
 async def deleted(url: str) -> tuple[int, object]:
@@ -205,8 +210,8 @@ async def test_a_worker_erases_the_sessions_whose_time_is_over(tmp_path: Path) -
 
 
 @pytest.mark.proves("A6", "W5")
-async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(tmp_path: Path) -> None:
-    async with running_parts(tmp_path, environ=ENVIRON) as parts, connect(parts.server.url, environ={}) as client:
+async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(tmp_path: Path, sql: Postgres | None) -> None:
+    async with running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts, connect(parts.server.url, environ={}) as client:
         await publish(client, KEY, 0, 300)
         bus = await nats.connect(parts.server.url)
         for seq in [*range(5, 250), 252, 254]:
@@ -216,13 +221,13 @@ async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(tm
         async with parts.running("worker"):
             await is_stored(parts, 300)
 
-        assert len(rows(parts.database, "SELECT 1 FROM events")) == 300 - 247
+        assert len(await parts.rows("SELECT 1 FROM events")) == 300 - 247
 
 
 @pytest.mark.proves("A6")
-async def test_what_the_stream_has_forgotten_already_is_no_trouble(tmp_path: Path) -> None:
+async def test_what_the_stream_has_forgotten_already_is_no_trouble(tmp_path: Path, sql: Postgres | None) -> None:
     async with (
-        running_parts(tmp_path, environ=ENVIRON) as parts,
+        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
         parts.running("worker"),
         connect(parts.server.url, environ={}) as client,
     ):
