@@ -39,7 +39,7 @@ async def test_streams_and_consumer_are_as_the_contract_says(client: Client) -> 
     events = (await client.jetstream().stream_info("TURNFOLD_EVENTS")).config
     consumer = (await client.jetstream().consumer_info("TURNFOLD_EVENTS", "ingest")).config
     assert set(events.subjects or ()) == {"turn.completed", "turn.completed.>", "tool.result", "tool.result.>"}
-    assert (events.storage, events.discard, events.duplicate_window) == ("file", "new", 600)
+    assert (events.storage, events.discard, events.duplicate_window, events.allow_atomic) == ("file", "new", 600, True)
     assert (consumer.ack_policy, consumer.ack_wait, consumer.max_deliver, consumer.max_ack_pending) == ("explicit", 5, -1, 20_000)
     assert await differences(client) == []
     assert created == await stream_created(client)
@@ -76,7 +76,7 @@ async def test_settings_that_drifted_are_named_and_set_right_without_losing_even
     jetstream = client.jetstream()
     await jetstream.publish("tool.result.a.s", b"{}")
     config = (await jetstream.stream_info("TURNFOLD_EVENTS")).config
-    await jetstream.update_stream(config.evolve(subjects=["tool.result.>"], duplicate_window=120.0, max_bytes=1 << 30))
+    await jetstream.update_stream(config.evolve(subjects=["tool.result.>"], duplicate_window=120.0, allow_atomic=False, max_bytes=1 << 30))
     consumer = (await jetstream.consumer_info("TURNFOLD_EVENTS", "ingest")).config
     await jetstream.add_consumer("TURNFOLD_EVENTS", consumer.evolve(name="ingest", ack_wait=7.0))
     found = await differences(client)
@@ -86,6 +86,7 @@ async def test_settings_that_drifted_are_named_and_set_right_without_losing_even
     info = await jetstream.stream_info("TURNFOLD_EVENTS")
     assert [one for one in found if "subjects" in one]
     assert [one for one in found if "duplicate_window 120" in one]
+    assert [one for one in found if "allow_atomic 0, not True" in one]
     assert [one for one in found if "the consumer ingest has ack_wait 7" in one]
     assert await differences(client) == []
     assert (again, info.state.messages, info.config.max_bytes) == (created, 1, 1 << 30)

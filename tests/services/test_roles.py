@@ -20,6 +20,7 @@ from tests.system import TURNFOLD, Parts, command, eventually, rows, wait_until
 from turnfold.access.identity import Identity
 from turnfold.access.keys import new_key, revoke_key
 from turnfold.access.roles import Key, configuration
+from turnfold.client import session_key, turn_event
 from turnfold.errors import BadRequest, NotAllowed
 
 Json = dict[str, Any]
@@ -187,6 +188,18 @@ async def test_agents_of_any_name_reach_what_is_theirs_and_nothing_else(guarded:
                         client.session(wrong, "s")
                     with pytest.raises(BadRequest):
                         client.session(name, wrong)
+
+
+@pytest.mark.proves("X1", "L1")
+async def test_a_batch_with_an_event_that_its_agent_may_not_publish_leaves_nothing(guarded: Guarded, server: NatsServer) -> None:
+    own = [turn_event(session_key("support", f"batch-{number}"), [USER]) for number in range(3)]
+    async with turnfold.connect(server.url, environ=guarded.environ("support")) as client:
+        first, second, third = await client.publish_batch(own)
+        with pytest.raises(NotAllowed, match="may not use turn"):
+            await client.publish_batch([*own, turn_event(session_key("other", "s"), [USER]), own[0]])
+        after = await client.session("support", "batch-0").turn_completed([USER])
+
+    assert [second.seq, third.seq, after.seq] == [first.seq + 1, first.seq + 2, first.seq + 3]
 
 
 # --- what is refused

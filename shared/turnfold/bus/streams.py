@@ -22,6 +22,8 @@ log = structlog.get_logger()
 
 OLDEST_SERVER = (2, 11, 0)
 ADVISED_SERVER = (2, 12, 3)
+ATOMIC_SERVER = (2, 12, 0)
+"""The first that takes batches; an older one drops the setting, and clients publish one by one."""
 EVENT_BYTES = 4 * 1024 * 1024
 DUPLICATE_WINDOW_SECONDS = 600.0
 NOTICES_MAX_AGE_SECONDS = 7 * 86_400.0
@@ -42,6 +44,8 @@ EVENTS = StreamConfig(
     # Erase deletes single messages by their sequence.
     deny_delete=False,
     allow_direct=True,
+    # A client may publish many events at once, all of them or none.
+    allow_atomic=True,
 )
 NOTICES = StreamConfig(
     name=NOTICES_STREAM,
@@ -62,7 +66,9 @@ INGEST = ConsumerConfig(
     max_deliver=-1,
     max_ack_pending=20_000,
 )
-_STREAM_FIELDS = ("subjects", "retention", "storage", "discard", "duplicate_window", "max_age", "deny_delete", "allow_direct")
+_STREAM_FIELDS = (
+    "subjects", "retention", "storage", "discard", "duplicate_window", "max_age", "deny_delete", "allow_direct", "allow_atomic",
+)  # fmt: skip
 _CONSUMER_FIELDS = ("durable_name", "deliver_policy", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending")
 
 
@@ -79,7 +85,7 @@ async def provision(client: Client, *, first_seq: int, replicas: int = 1, max_by
     check_server(client)
     jetstream = client.jetstream()
     try:
-        events = await _ensure_stream(jetstream, EVENTS, first_seq=first_seq, replicas=replicas)
+        events = await _ensure_stream(jetstream, _events_on(client), first_seq=first_seq, replicas=replicas)
         if max_bytes is not None and events.config.max_bytes != max_bytes:
             events = await jetstream.update_stream(events.config.evolve(max_bytes=max_bytes))
             log.info("stream.bounded", stream=EVENTS_STREAM, max_bytes=max_bytes)
@@ -238,7 +244,7 @@ async def differences(client: Client) -> list[str]:
     """What differs between the streams and consumer on the server and those the system needs, one text each."""
     jetstream = client.jetstream()
     found: list[str] = []
-    for wanted in (EVENTS, NOTICES):
+    for wanted in (_events_on(client), NOTICES):
         try:
             actual = (await jetstream.stream_info(str(wanted.name))).config
         except NotFoundError:
@@ -280,6 +286,11 @@ def server_warnings(client: Client) -> list[str]:
     if client.max_payload < EVENT_BYTES:
         warnings.append(f"the server takes {client.max_payload} bytes a message and events may have {EVENT_BYTES}; set max_payload: 8MB")
     return warnings
+
+
+def _events_on(client: Client) -> StreamConfig:
+    """The stream of events as this server can keep it."""
+    return EVENTS if _version(client) >= ATOMIC_SERVER else EVENTS.evolve(allow_atomic=False)
 
 
 def _version(client: Client) -> tuple[int, int, int]:

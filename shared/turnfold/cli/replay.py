@@ -20,6 +20,8 @@ from turnfold.errors import CannotFit, TooLarge, Unavailable
 Told = TypeVar("Told")
 
 IN_FLIGHT = 32
+AT_ONCE = 100
+"""Events of a session in one batch, where nobody asked for a speed."""
 WHOLE_WINDOW_TOKENS = 10_000_000
 STALLED_SECONDS = 60.0
 COLUMNS = ("agent_id", "session_id", "events", "messages", "evictions", "evicted", "summary_versions", "tokens_total", "tokens_live")
@@ -119,7 +121,8 @@ async def _published(
         if speed is not None:
             await asyncio.sleep(1 / speed)
 
-    await client.publish_sessions((counted(one, task) for one in recordings), in_flight=IN_FLIGHT, published=paced)
+    at_once = AT_ONCE if speed is None else 1
+    await client.publish_sessions((counted(one, task) for one in recordings), in_flight=IN_FLIGHT, at_once=at_once, published=paced)
     return counts
 
 

@@ -49,6 +49,10 @@ class Buffer:
         """What was not acknowledged yet, each session's events in order."""
         return tuple(waiting.event for lane in self._lanes.values() for waiting in lane)
 
+    def holds(self, key: SessionKey) -> bool:
+        """Whether events of this session wait."""
+        return key in self._lanes
+
     async def publish(self, event: Event) -> Receipt:
         """The receipt of the event, or one that says that it waits.
 

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ from nats.aio.client import Client as Bus
 from turnfold.access.identity import INBOX, Identity
 from turnfold.client.answers import error_told
 from turnfold.client.events import Event, Receipt, encoded
-from turnfold.contracts.refusals import refused
+from turnfold.contracts.refusals import NO_BATCH, refused
 from turnfold.contracts.subjects import EVENTS_STREAM, message_header
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
 from turnfold.tracing import span
@@ -36,7 +36,7 @@ class Connection:
         self._bus = bus
         self._timeout_seconds = timeout_seconds
         self._attempts = attempts
-        self._waiting: dict[str, set[asyncio.Future[Any]]] = {}
+        self._waiting: dict[str, set[asyncio.Future[str]]] = {}
         self._opening: asyncio.Future[None] | None = None
         # What another client publishes is never taken for a copy of ours, whatever ids it guesses.
         self._secret = secrets.token_urlsafe(12)
@@ -143,54 +143,116 @@ class Connection:
             StreamFull: the stream has no room; the event was not stored.
             Unavailable: no acknowledgement came; the event may be stored or not, and may be published again as it is.
         """
-        broker_id = message_header(event.key.agent_id, event.event_id, self._secret)
-        headers = {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": broker_id}
         with span("publish", kind="producer", event=event.kind) as publishing:
-            receipt = await self._published(event, headers | dict(publishing.headers))
-            publishing.note(stream_seq=receipt.seq)
-            return receipt
+            headers = self._headers(event) | dict(publishing.headers)
 
-    async def _published(self, event: Event, headers: dict[str, str]) -> Receipt:
+            async def send() -> bytes:
+                return await self._request(event.subject, event.payload, timeout_seconds=self._timeout_seconds, headers=headers)
+
+            told = await self._acknowledged(send, f"event {event.event_id}")
+            publishing.note(stream_seq=told["seq"])
+            return Receipt(event.event_id, told["seq"], bool(told.get("duplicate")))
+
+    async def publish_together(self, events: Sequence[Event]) -> list[Receipt]:
+        """Publish different events so that the stream takes all of them or none, in this order.
+
+        Where it cannot do that, or has one of them already, they go one by one, and an error may leave the first of them
+        published.
+
+        Raises:
+            NotAllowed: these credentials may not publish for one of the sessions.
+            TooLarge: the server carries no event of this size, or not so many at once.
+            StreamFull: the stream has no room; none of the events was stored.
+            Unavailable: no acknowledgement came; the events may be stored or not, and may be published again as they are.
+        """
+        subjects = {event.subject for event in events}
+        with span("publish", kind="producer", events=len(events)) as publishing:
+            tracing = dict(publishing.headers)
+
+            async def send() -> bytes:
+                return await self._unless_denied(subjects, lambda: self._batch(events, tracing), timeout_seconds=self._timeout_seconds)
+
+            told = await self._acknowledged(send, f"the batch of event {events[0].event_id}")
+            if "batch" in told:
+                publishing.note(stream_seq=told["seq"])
+                return [Receipt(event.event_id, seq) for seq, event in enumerate(events, told["seq"] - len(events) + 1)]
+        # A server that knows no batches has taken the first event as what it is.
+        taken = [] if "error" in told else [Receipt(events[0].event_id, told["seq"], bool(told.get("duplicate")))]
+        return taken + [await self.publish(event) for event in events[len(taken) :]]
+
+    async def _batch(self, events: Sequence[Event], tracing: dict[str, str]) -> bytes:
+        """What the stream says to the last event, or already to the first where it opens no batch for it."""
+        batch = secrets.token_hex(16)
+        data = b""
+        for number, event in enumerate(events, 1):
+            headers = self._headers(event) | tracing | {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
+            if number == len(events):
+                headers["Nats-Batch-Commit"] = "1"
+            if number in (1, len(events)):
+                data = (await self._bus.request(event.subject, event.payload, timeout=self._timeout_seconds, headers=headers)).data
+                if data:
+                    break
+            else:
+                await self._bus.publish(event.subject, event.payload, headers=headers)
+        return data
+
+    def _headers(self, event: Event) -> dict[str, str]:
+        broker_id = message_header(event.key.agent_id, event.event_id, self._secret)
+        return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": broker_id}
+
+    async def _acknowledged(self, send: Callable[[], Awaitable[bytes]], what: str) -> dict[str, Any]:
+        """What the stream answers once it takes what is sent, or says that it does not take it as a batch."""
         cause: Exception | None = None
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
             try:
-                data = await self._request(event.subject, event.payload, timeout_seconds=self._timeout_seconds, headers=headers)
-                told = json.loads(data)
+                told: dict[str, Any] = json.loads(await send())
             except nats.errors.MaxPayloadError as error:
-                raise TooLarge(f"{len(event.payload)} bytes are more than the server carries") from error
+                raise TooLarge(f"{what} is more than the server carries") from error
             except nats.errors.ConnectionClosedError as error:
                 raise Unavailable("the client is closed") from error
             except nats.errors.Error as error:
                 cause = error
                 continue
-            if "error" not in told:
-                return Receipt(event.event_id, told["seq"], bool(told.get("duplicate")))
-            cause = refused(told["error"].get("err_code"), told["error"].get("description"))
+            failure = told.get("error")
+            if failure is None or failure.get("err_code") in NO_BATCH:
+                return told
+            cause = refused(failure.get("err_code"), failure.get("description"))
             if isinstance(cause, StreamFull):
                 raise cause
-        raise Unavailable(f"event {event.event_id} was not acknowledged ({cause}): publish it again with the same event_id") from cause
+        raise Unavailable(f"{what} was not acknowledged ({cause}): publish it again with the same event_id") from cause
 
     async def _request(self, subject: str, payload: bytes, *, timeout_seconds: float, headers: dict[str, str] | None = None) -> bytes:
-        """The reply to one request. The server tells a forbidden one beside the connection, so that is listened for too."""
+        """The reply to one request."""
+
+        async def ask() -> bytes:
+            return (await self._bus.request(subject, payload, timeout=timeout_seconds, headers=headers)).data
+
+        return await self._unless_denied({subject}, ask, timeout_seconds=timeout_seconds)
+
+    async def _unless_denied(
+        self, subjects: Collection[str], ask: Callable[[], Coroutine[Any, Any, bytes]], *, timeout_seconds: float
+    ) -> bytes:
+        """What comes of publishing there. The server tells a forbidden subject beside the connection, so that is listened for too."""
         if self._opening is not None:
             await self._opened(timeout_seconds)
-        denied: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(subject, set()).add(denied)
-        asked = asyncio.ensure_future(self._bus.request(subject, payload, timeout=timeout_seconds, headers=headers))
+        denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        for subject in subjects:
+            self._waiting.setdefault(subject, set()).add(denied)
+        asked = asyncio.ensure_future(ask())
         try:
             await asyncio.wait((asked, denied), return_when=asyncio.FIRST_COMPLETED)
             if denied.done():
-                raise NotAllowed(f"these credentials may not use {subject}")
-            reply = await asked
-            return reply.data
+                raise NotAllowed(f"these credentials may not use {denied.result()}")
+            return await asked
         finally:
             asked.cancel()
-            waiting = self._waiting[subject]
-            waiting.discard(denied)
-            if not waiting:
-                del self._waiting[subject]
+            for subject in subjects:
+                waiting = self._waiting[subject]
+                waiting.discard(denied)
+                if not waiting:
+                    del self._waiting[subject]
 
     async def _opened(self, timeout_seconds: float) -> None:
         """Wait for the first connection."""
@@ -205,7 +267,7 @@ class Connection:
         if denial := _DENIED.search(str(error)):
             for waiting in self._waiting.get(denial[1], ()):
                 if not waiting.done():
-                    waiting.set_result(None)
+                    waiting.set_result(denial[1])
         log.debug("bus.failed", exc_info=error)
 
 

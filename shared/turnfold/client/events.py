@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +12,10 @@ from turnfold.contracts.events import LIMITS
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, id_fault, session_subject
 from turnfold.errors import BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey
+
+BATCH_EVENTS = 1_000
+"""How many messages a NATS server takes in one batch."""
+BATCH_BYTES = 8 * 1024 * 1024
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -42,6 +46,20 @@ class Receipt:
     seq: int
     is_duplicate: bool = False
     is_waiting: bool = False
+
+
+def batches(events: Iterable[Event], *, most: int) -> Iterator[list[Event]]:
+    """Events in order, at most so many at once, and few where they are large."""
+    batch: list[Event] = []
+    size = 0
+    for event in events:
+        batch.append(event)
+        size += len(event.payload)
+        if len(batch) >= most or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def session_key(agent_id: str, session_id: str) -> SessionKey:
