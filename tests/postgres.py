@@ -143,12 +143,12 @@ def install(home: Path) -> Installed:
 
 
 @contextmanager
-def running_postgres() -> Generator[Postgres]:
-    """Start a server on a data directory of its own; both are gone at the end."""
+def running_postgres(*, is_durable: bool = False) -> Generator[Postgres]:
+    """Start a server on a data directory of its own; both are gone at the end. What it commits is on the disk only where that is asked for."""
     with tempfile.TemporaryDirectory(prefix="turnfold-postgres-", ignore_cleanup_errors=True) as made:
         installed = install(Path(made))
-        # Nothing here outlives the run, so nothing waits for a disk.
-        command = installed.command({"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
+        # Nothing here outlives the run, so a test waits for no disk.
+        command = installed.command({} if is_durable else {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
         server = _Server(command, installed.home, installed.user, installed.port)
         try:
             server.start()

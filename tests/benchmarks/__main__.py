@@ -10,7 +10,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import context, counting, faults, hanging, intake, load, start, stored, survival, window
+from tests.benchmarks import (
+    context,
+    counting,
+    faults,
+    hanging,
+    intake,
+    load,
+    many,
+    memory,
+    million,
+    publishing,
+    start,
+    stored,
+    survival,
+    window,
+)
 from tests.benchmarks.figures import Figure, as_json, show
 
 BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
@@ -19,6 +34,10 @@ BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "load": load.measure,
     "hanging": hanging.measure,
     "faults": faults.measure,
+    "many": many.measure,
+    "million": million.measure,
+    "memory": memory.measure,
+    "publishing": publishing.measure,
     "start": start.measure,
     "counting": counting.measure,
     "window": window.measure,

@@ -34,6 +34,7 @@ class Session:
     """One session under measurement: what its requests took, and the echoes of the same size beside them."""
 
     messages: int
+    name: str = "aged"
     asked: list[float] = field(default_factory=list)
     echoed: list[float] = field(default_factory=list)
     reply_bytes: list[int] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Session:
     @property
     def session_id(self) -> str:
         """Its id."""
-        return f"aged-{self.messages}"
+        return f"{self.name}-{self.messages}"
 
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:

@@ -20,7 +20,7 @@ from tests.benchmarks.context import Session as Asked
 from tests.benchmarks.context import ask
 from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.floors import echo
-from tests.benchmarks.system import System, cpu_seconds, system
+from tests.benchmarks.system import System, cpu_seconds, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
 
 NAME = "load"
@@ -125,12 +125,6 @@ async def publish_steadily(client: Client) -> None:
         await stream.publish(subject(at), event(f"steady-{number}", at, turn(random, 10**6 + number)), headers=headers(f"steady-{number}"))
         number += 1
         await asyncio.sleep(max(0.0, began + number / EVENTS_PER_SECOND - time.perf_counter()))
-
-
-def resident_mb(pid: int) -> float:
-    """The memory of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 async def _call(url: str, what: str, size: int) -> None:

@@ -30,6 +30,7 @@ class System:
 
     def __init__(self, directory: Path, server: NatsServer, settings: Mapping[str, str]) -> None:
         self.url = server.url
+        self.server_pid = server.pid
         self.database = directory / "turnfold.db"
         self._log = directory / "turnfold.log"
         self._reader: sqlite3.Connection | None = None
@@ -138,8 +139,12 @@ async def until(holds: Callable[[], object]) -> None:
 def cpu_seconds(pid: int) -> float:
     """The processor time that a process and those it started have used; steps of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(child)) for child in children)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children(pid)))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def resident_mb(pid: int) -> float:

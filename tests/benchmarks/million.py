@@ -1,0 +1,98 @@
+"""How long the window of a usual session takes while the store around it grows to a million messages.
+
+What is around it are thousands of other sessions, stored by the worker. As in `context`, a new turn is stored before every
+timed request, so no answer can be served twice, and an echo of the same size is timed after it.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import nats
+from nats.aio.client import Client
+
+from tests.benchmarks.context import TURNS, WARM_TURNS, Session, ask_in_turns, load
+from tests.benchmarks.figures import RATIO, Figure, Spread
+from tests.benchmarks.floors import echo
+from tests.benchmarks.system import System, cpu_seconds, system
+from tests.benchmarks.texts import AGENT, headers, prose, subject
+
+NAME = "million"
+MOST = int(os.environ.get("BENCH_MILLION_MESSAGES", "1000000"))
+SIZES = [size for size in (1_000, 100_000) if size < MOST] + [MOST]
+USUAL_MESSAGES = 100
+A_SESSION = 40
+"""Messages of each other session: too few for an eviction, so nothing is left to do once they are stored."""
+IN_FLIGHT = 100
+TEXTS = 1_000
+INDEX_SECONDS = 900.0
+UNINDEXED = "SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL"
+
+
+async def measure(directory: Path) -> AsyncIterator[Figure]:
+    """Fill the store step by step, and ask at each."""
+    first: tuple[float, float] | None = None
+    async with (
+        system(directory) as one,
+        one.running("worker"),
+        one.running("query") as query,
+        await nats.connect(one.url) as client,
+        echo(one.url, client) as bare,
+    ):
+        for size in SIZES:
+            began = time.perf_counter()
+            await fill(one, client, size)
+            filled = time.perf_counter() - began
+            session = Session(USUAL_MESSAGES, f"beside-{size}")
+            await load(one, client, session)
+            used = cpu_seconds(query.pid)
+            await ask_in_turns(one, client, bare, [session])
+            used = (cpu_seconds(query.pid) - used) / (WARM_TURNS + TURNS) * 1000
+            spread, floor = Spread.of(session.asked), Spread.of(session.echoed)
+            of = f"{size:,} messages in the store"
+            to_echo = spread.p50_ms / floor.p50_ms
+            if first:
+                yield Figure(
+                    benchmark=NAME, what=f"p50 to that at {SIZES[0]:,}, {of}", value=spread.p50_ms / first[0], unit=RATIO, at_most=1.3
+                )
+                yield Figure(
+                    benchmark=NAME, what=f"processor to that at {SIZES[0]:,}, {of}", value=used / first[1], unit=RATIO, at_most=1.3
+                )
+            first = first or (spread.p50_ms, used)
+            yield Figure(benchmark=NAME, what=f"p50 to an echo, {of}", value=to_echo, unit=RATIO)
+            yield Figure(benchmark=NAME, what=f"p50, {of}", value=spread.p50_ms, unit="ms")
+            yield Figure(benchmark=NAME, what=f"p99, {of}", value=spread.p99_ms, unit="ms")
+            yield Figure(benchmark=NAME, what=f"echo p50, {of}", value=floor.p50_ms, unit="ms")
+            yield Figure(benchmark=NAME, what=f"processor a request, {of}", value=used, unit="ms")
+            yield Figure(benchmark=NAME, what=f"stored in, {of}", value=filled, unit="s")
+        yield Figure(benchmark=NAME, what="file of the database", value=one.database.stat().st_size / 1e6, unit="MB")
+
+
+async def fill(one: System, client: Client, size: int) -> None:
+    """Store other sessions until there are so many messages."""
+    stream, random, seq = client.jetstream(timeout=60), Random(NAME), 0
+    texts = [prose(random, 175) for _ in range(TEXTS)]
+    missing = size - one.ask("SELECT count(*) FROM messages")[0]
+    numbers = range(size, size + missing // A_SESSION)
+    for start in range(0, len(numbers), IN_FLIGHT):
+        acks = [
+            stream.publish(subject(f"o{number}"), _event(number, texts), headers=headers(f"o{number}"))
+            for number in numbers[start : start + IN_FLIGHT]
+        ]
+        seq = max(ack.seq for ack in await asyncio.gather(*acks))
+    if seq:
+        await one.ingested(seq)
+        deadline = time.monotonic() + INDEX_SECONDS
+        while one.ask(UNINDEXED)[0]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{one.ask(UNINDEXED)[0]} sessions are not indexed after {INDEX_SECONDS:g} s")
+            await asyncio.sleep(0.25)
+
+
+def _event(number: int, texts: list[str]) -> bytes:
+    messages = [{"role": ("user", "assistant")[at % 2], "content": texts[(number * 7 + at) % TEXTS]} for at in range(A_SESSION)]
+    return json.dumps({"event_id": f"o{number}", "agent_id": AGENT, "session_id": f"o{number}", "messages": messages}).encode()
