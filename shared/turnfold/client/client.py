@@ -134,7 +134,8 @@ class Client:
         once. A bus that takes no such batches (older than 2.12), or has one of the events already, gets them one by one;
         an error may then leave the first of them published. To publish the same again is right after every error.
 
-        Batches are not buffered; while the bus is away they end as `Unavailable`.
+        The connection's `timeout_seconds` has to do for the whole batch. Batches are not buffered; while the bus is away they
+        end as `Unavailable`.
 
         Raises:
             TooLarge: more than 1,000 events, or one of them is more than the server carries; nothing was published.
