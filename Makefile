@@ -60,7 +60,7 @@ types: setup ## check the types, with mypy and with pyright
 layers: setup ## check who imports whom
 	@$(BIN)/lint-imports
 
-bench: setup ## count and time what things cost
+bench: setup ## count and time what things cost, in half an hour (`python -m tests.benchmarks NAME` for a part)
 	@$(BIN)/python -m tests.benchmarks
 
 lock: setup ## write requirements/*.lock anew from pyproject.toml, nothing younger than COOLDOWN (UPGRADE=--upgrade for newer versions)
