@@ -99,6 +99,8 @@ class Walk(RuleBasedStateMachine):
         self.open = AsyncExitStack()
         self.memory = memory_stores(TIGHT)
         self.sqlite = self.run(self.open.enter_async_context(sql_stores(new_sqlite(self.folder), TIGHT)))
+        # One of them remembers what a query server does, the other begins afresh: what is remembered shows in no answer.
+        self.remembering = Answering(self.sqlite.policy, self.sqlite.rules.model_window)
 
     def teardown(self) -> None:
         try:
@@ -415,7 +417,7 @@ class Walk(RuleBasedStateMachine):
         assert [sendable.faults(one.get("messages", [])) for one in real] == [[], [], []]
 
     async def window(self, stores: Stores, key: SessionKey, max_tokens: int | None) -> dict[str, Any]:
-        answering = Answering(stores.policy, stores.rules.model_window)
+        answering = self.remembering if stores is self.sqlite else Answering(stores.policy, stores.rules.model_window)
         request = ContextRequest(max_tokens=max_tokens, wait_ms=0)
         try:
             answer = await context(key, request, store=stores.windows, answering=answering, arrivals=Silence())
