@@ -8,11 +8,15 @@ from random import Random
 from tests import laws
 from tests.histories import History, counter
 from tests.prove.sessions import Sitting
+from turnfold.core.cuts import STEP_BYTES
+from turnfold.core.forms import MARK_CHARACTERS, MENDED
+from turnfold.core.pieces import Entry, Shown
 from turnfold.core.presets import Policy
 from turnfold.core.render import Rendered
 from turnfold.core.window import Asked, Plan, plan
 from turnfold.core.wrapping import Placement
 from turnfold.errors import CannotFit
+from turnfold.messages import Role
 
 FULL, DEFAULT = Policy(low_water_ratio=1.0), Policy()
 POLICIES = {
@@ -128,14 +132,38 @@ class Subject:
 
     def leaves_out(self, made: Plan) -> bool:
         """Whether more history was at hand than the window shows."""
-        account = made.account
+        return self.leaves_messages_out(made) or made.account.trimmed > self.mended
+
+    def leaves_messages_out(self, made: Plan) -> bool:
+        """Whether whole messages are missing that could stand in a window."""
         loose = len([place for place in self.told.loose if not self.told.told[place].is_pending])
-        return account.folded > loose or account.trimmed > self.mended
+        return made.account.folded > loose
+
+    def could_show_more(self, made: Plan, policy: Policy) -> bool:
+        """Whether a window left something out that its policy might show, were there room.
+
+        Not so where every message is there, and results above the policy's cap are as long as the cap lets any result be.
+        """
+        return self.leaves_out(made) and (
+            self.leaves_messages_out(made) or any(not _is_at_its_cap(entry, policy) for entry in made.entries if _is_shortened(entry))
+        )
 
     def fits_whole(self, asked: Asked) -> bool:
         """Whether there was room for everything, however many calls were open at a time."""
         is_plain = not asked.is_emergency and asked.max_messages is None and asked.placement is Placement.SEPARATE
         return is_plain and (asked.budget_tokens is None or asked.budget_tokens >= self.most_tokens)
+
+
+def _is_shortened(entry: Entry) -> bool:
+    return isinstance(entry, Shown) and not entry.form.is_whole and entry.form != MENDED
+
+
+def _is_at_its_cap(entry: Entry, policy: Policy) -> bool:
+    """Whether a result is as long as the policy lets any be: its cap less the mark, and less a step of the grid at either end."""
+    if not isinstance(entry, Shown) or entry.form.cut is None or entry.message.role is not Role.TOOL:
+        return False
+    shown = entry.form.cut.head + entry.message.characters - entry.form.cut.tail
+    return 0 < policy.tool_result_max_chars - MARK_CHARACTERS - 2 * STEP_BYTES <= shown
 
 
 def questions(random: Random, tokens: int, number: int) -> Iterator[Question]:
@@ -170,7 +198,7 @@ def cut(subject: Subject, question: Question, tally: Tally) -> list[str]:
     asked, budget = question.asked, question.asked.budget_tokens
     tally.emergencies += asked.is_emergency
     is_measured = question.policy in ("first fit", "balanced") and not asked.is_emergency and asked.max_messages is None
-    if is_measured and budget is not None and subject.leaves_out(made):
+    if is_measured and budget is not None and subject.could_show_more(made, POLICIES[question.policy]):
         origin = "media" if subject.has_media else "generated" if subject.sitting.name == "generated" else "recorded"
         tally.note_use(question.policy, origin, int(budget / subject.sitting.factor), made.tokens / budget)
     return subject.faults(question, made, rendered)
