@@ -131,6 +131,14 @@ def test_shortened_arguments_keep_their_names_and_short_values() -> None:
     assert written["text"].startswith("line 0:")
 
 
+@pytest.mark.parametrize("max_tokens", [200, 1_000, 1_800])
+def test_shortened_arguments_show_as_much_as_they_may(max_tokens: int) -> None:
+    written = shortened_arguments(json.dumps({"path": "src/app.py", "text": "word " * 9_000}), max_tokens, 9_000)
+
+    # Without a tokenizer a text is taken to be dearer than it is.
+    assert max_tokens / 2 <= counter()(written) <= max_tokens
+
+
 @pytest.mark.proves("L5")
 @pytest.mark.parametrize(
     ("messages", "fault"),

@@ -12,7 +12,7 @@ from turnfold.messages import Role
 Step = Callable[[Growth, int], None]
 
 PLAIN_CHARACTERS: Final = 2_048
-"""A result no longer than this takes the form that its step names, however much that frees."""
+"""A result no longer than this becomes the preview of (5), however much that frees."""
 
 NAME_TOKENS: Final = 8
 """By how much the names of calls may be dearer than `arguments_sizes` takes them to be."""
@@ -53,7 +53,7 @@ def trim_large_results(window: Growth, target: int) -> None:
 
 
 def replace_results(window: Growth, target: int) -> None:
-    """(3) While all results together take too large a share, they become one line each."""
+    """(3) While all results together take too large a share, they become one line each; one of which less has to go is cut."""
 
     def replace(_: Unit, piece: Piece) -> int:
         excess = window.total - target

@@ -13,6 +13,8 @@ from turnfold.core.window import Plan
 from turnfold.core.wrapping import Placement, wrapped_digests, wrapped_summary
 from turnfold.messages import CompactionId, Message, MessageId
 
+MOST_CHARACTERS_A_TOKEN = 8
+"""No text is tried that is longer than so many to the token: few are that cheap."""
 REASONING_KEYS = ("reasoning_content", "thinking_blocks")
 
 
@@ -125,7 +127,8 @@ def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
-        best = _longest(lambda characters: json_text(_clipped(found, characters, mark)), 400, max_tokens)
+        most = min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens)
+        best = _longest(lambda characters: json_text(_clipped(found, characters, mark)), most, max_tokens)
         if best is not None:
             return best
     preview = _longest(lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens)
