@@ -101,7 +101,7 @@ class Compactor(_Waker):
         self.on_attempt: Callable[[Outcome | str], object] = lambda _: None
 
     async def run(self) -> None:
-        """Work until cancelled; running jobs are left to their leases."""
+        """Work until cancelled; running jobs are left to whoever comes next."""
         try:
             await super().run()
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.crowd import KEYS, crowd, elsewhere
-from tests.model_server import running_model_server
+from tests.model_server import ModelServer, running_model_server
 from tests.postgres import Postgres, running_postgres
 from tests.system import Parts, eventually, wait_until
 
@@ -18,6 +18,15 @@ async def deadlocks(parts: Parts) -> int:
     """How many transactions the server ended because they waited for each other."""
     (row,) = await parts.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
     return int(row["deadlocks"])
+
+
+def asking(model: ModelServer) -> dict[str, str]:
+    """What makes workers ask this model."""
+    return {
+        "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
+        "TURNFOLD_SUMMARY_API_BASE": model.url,
+        "TURNFOLD_SUMMARY_API_KEY": "none",
+    }
 
 
 @pytest.mark.timeout(240)
@@ -45,23 +54,38 @@ async def test_workers_and_query_servers_come_go_and_die_while_agents_publish(tm
 
 @pytest.mark.proves("C48", "O2")
 async def test_of_two_workers_one_asks_the_model_for_a_version(tmp_path: Path, postgres: Postgres) -> None:
-    async with running_model_server() as model:
-        environ = {
-            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
-            "TURNFOLD_SUMMARY_API_BASE": model.url,
-            "TURNFOLD_SUMMARY_API_KEY": "none",
-        }
-        async with crowd(tmp_path, postgres, **environ) as agents, agents.parts.running("worker", is_awaited=False):
-            async with agents.parts.running("worker"), agents.parts.running("query"):
-                async with agents.at_work():
-                    for _ in range(4):
-                        await agents.goes_on()
-                await agents.parts.settled()
-                seen = await agents.ends_well()
+    async with (
+        running_model_server() as model,
+        crowd(tmp_path, postgres, **asking(model)) as agents,
+        agents.parts.running("worker", is_awaited=False),
+    ):
+        async with agents.parts.running("worker"), agents.parts.running("query"):
+            async with agents.at_work():
+                for _ in range(4):
+                    await agents.goes_on()
+            await agents.parts.settled()
+            seen = await agents.ends_well()
 
-            written = [version.kind for session in seen.sessions.values() for version in session.versions]
-            assert set(written) == {"llm"}
-            assert len(model.requests) == len(written) >= len(KEYS)
+        written = [version.kind for session in seen.sessions.values() for version in session.versions]
+        assert set(written) == {"llm"}
+        assert len(model.requests) == len(written) >= len(KEYS)
+
+
+@pytest.mark.proves("S1", "O2")
+async def test_what_a_stopped_worker_was_writing_another_one_writes_at_once(tmp_path: Path, postgres: Postgres) -> None:
+    async with running_model_server() as model:
+        model.script = ["hang"]
+        async with crowd(tmp_path, postgres, **asking(model), TURNFOLD_SUMMARY_LEASE_SECONDS="3600") as agents:
+            async with agents.parts.running("worker") as first:
+                for _ in range(20):
+                    await agents.says(KEYS[0])
+                await wait_until(model.is_hanging.is_set, told=agents.parts.words)
+                async with agents.parts.running("worker"):
+                    assert await first.stop() == 0
+                    seen = await agents.parts.settled()
+
+            (session,) = seen.sessions.values()
+            assert [version.kind for version in session.versions] == ["llm"]
 
 
 @pytest.fixture

@@ -106,7 +106,8 @@ async def test_the_tables_are_migrated_under_services_that_run_on_beside_new_one
                 await agents.goes_on()
                 assert await worker.stop() == 0
             await a_session_comes_and_one_goes(agents, "new")
-            await eventually(agents.are_summarised, told=parts.words)
+            # What the older worker was writing when it stopped waits for its lease of 60 s.
+            await eventually(agents.are_summarised, seconds=90, told=parts.words)
 
         await parts.settled()
         await agents.ends_well()

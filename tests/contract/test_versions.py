@@ -582,6 +582,37 @@ class DiesThrice:
         return extract(job, count=words)
 
 
+class NeverEnds:
+    """A summariser that begins, and writes for ever."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+
+    async def summarize(self, job: SummaryJob, *, keep: Any = None) -> Draft:  # noqa: ARG002  # it never writes in parts
+        self.has_begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError(job)
+
+
+@pytest.mark.proves("S1", "O2")
+async def test_an_attempt_that_is_cancelled_is_due_again_at_once(stores: Stores) -> None:
+    await stores.ingest(*turns(10, 7))
+    (job,) = await stores.claim(now_ms := await stores.jobs.next_due_ms() or 0)
+    summarizer = NeverEnds()
+    writing = asyncio.create_task(
+        compact(job, store=stores.jobs, summarizer=summarizer, writing=Writing(), count=words, now_ms=lambda: now_ms)
+    )
+    await summarizer.has_begun.wait()
+    assert await stores.claim(now_ms) == []
+
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+
+    (again,) = await stores.claim(now_ms)
+    assert (again.compaction_ids, again.fence > job.fence) == (job.compaction_ids, True)
+
+
 @pytest.mark.proves("S4", "S7")
 async def test_where_no_model_writes_nothing_stands_in_for_one(stores: Stores) -> None:
     await stores.ingest(*turns(10, 7))

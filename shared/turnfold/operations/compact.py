@@ -58,7 +58,7 @@ Outcome = Committed | GivenBack | RolledBack | Discarded
 async def compact(
     job: Job, *, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count, now_ms: Callable[[], int]
 ) -> Outcome:
-    """Write and commit the summary of a claimed job. No transaction is open while the model writes."""
+    """Write and commit the summary of a claimed job. No transaction is open while the model writes; one that is cancelled is due at once."""
     model = model_of(job, writing)
     try:
         given = await store.load(job, now_ms=now_ms(), by_model=model is not None and job.cooling is None)
@@ -70,6 +70,11 @@ async def compact(
     except LostLease:
         await store.discard(job, now_ms=now_ms())
         return Discarded()
+    except asyncio.CancelledError:
+        # A worker that is told to stop: the next one need not wait for its lease.
+        with contextlib.suppress(LostLease, Unavailable):
+            await store.renew(job, lease_ms=0, now_ms=now_ms())
+        raise
 
 
 def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
