@@ -1,6 +1,6 @@
 """The vocabulary: what a message is to the rules, without its text and without where it is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple, NewType
@@ -33,10 +33,12 @@ class Role(StrEnum):
     ASSISTANT = "assistant"
     TOOL = "tool"
 
-    @property
-    def is_system(self) -> bool:
-        """Whether this role gives instructions rather than taking part."""
-        return self is Role.SYSTEM or self is Role.DEVELOPER
+    is_system: bool
+    """Whether this role gives instructions rather than taking part."""
+
+    def __init__(self, name: str) -> None:
+        # An attribute: it is asked for several times a message.
+        self.is_system = name in ("system", "developer")
 
 
 class Priority(IntEnum):
@@ -72,6 +74,13 @@ class Answer(NamedTuple):
     slot: int
 
 
+class LongText(NamedTuple):
+    """A long text with what counts it: its cuts are priced when somebody asks for them, which of most texts nobody does."""
+
+    text: str
+    counter: Callable[[str], int]
+
+
 # Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes one.
 @dataclass(slots=True, unsafe_hash=True)
 class Message:
@@ -81,7 +90,7 @@ class Message:
     are parts of it. `answers` is set on a result that stands beside its call; a result without it waits for a call, or
     is a copy (`is_copy`). `calls` holds only calls that may be sent; `is_irregular` says that the stored body holds
     more than that and is mended when it is rendered. `cuts` prices the cuts of a long text without reading it
-    (`turnfold.core.tokens.Cuts`); it is empty for short ones.
+    (`turnfold.core.tokens.Cuts`), or is that text where nobody stored its prices; it is empty for short ones.
     """
 
     position: int
@@ -100,7 +109,7 @@ class Message:
     is_meta: bool = False
     is_irregular: bool = False
     is_truncated: bool = False
-    cuts: str = ""
+    cuts: str | LongText = ""
     created_at_ms: int = 0
     compaction_id: CompactionId | None = None
     is_error: bool = False

@@ -3,11 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
-
-from turnfold.vocabulary import bundled_file
 
 UNKNOWN_WINDOW_TOKENS: Final = 128_000
 NAME_CHARACTERS: Final = 300
@@ -20,8 +19,16 @@ VENDOR = re.compile(r"[a-z][a-z-]*\.(?=[a-z])")
 
 
 def bundled_map() -> Path | None:
-    """Where litellm keeps its map of models, or None when it is not installed."""
-    return bundled_file("model_prices_and_context_window_backup.json")
+    """Where the installed litellm keeps its map of models, found without importing it, or None."""
+    try:
+        spec = find_spec("litellm")
+    except (ImportError, ValueError):
+        return None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(folder, "model_prices_and_context_window_backup.json")
+        if file.is_file():
+            return file
+    return None
 
 
 class ModelWindows:

@@ -3,6 +3,7 @@
 Run as a program it reads a question a line and answers each with a line: `python tests/benchmarks/trimming.py MESSAGES.json`.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -58,11 +59,11 @@ def python_with_langchain() -> str | None:
 
 
 @contextmanager
-def trimming(python: str, messages: list[dict[str, Any]], directory: Path, tokenizers: Path | None) -> Generator[Trimmer]:
+def trimming(python: str, messages: list[dict[str, Any]], directory: Path, tokenizers: Path) -> Generator[Trimmer]:
     """A process that trims these messages."""
     file = directory / "messages.json"
     file.write_text(json.dumps(messages), encoding="utf-8")
-    environ = {**os.environ, **({"TIKTOKEN_CACHE_DIR": str(tokenizers)} if tokenizers else {})}
+    environ = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tokenizers)}
     process = subprocess.Popen(
         [python, str(Path(__file__)), str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
     )
@@ -83,6 +84,8 @@ def _answer(file: str) -> None:
     for place, message in enumerate(ready):
         message.id = str(place)
     tools.trim_messages(ready[:20], max_tokens=100, token_counter=approximate)
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         question = json.loads(line)
         options = OPTIONS[question.get("options", "advised")]

@@ -1,5 +1,6 @@
 """What a window costs beside `trim_messages` of LangChain, how many cuts can be sent, and how steady their beginnings are."""
 
+import gc
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -16,7 +17,9 @@ from tests.benchmarks.texts import turn
 from tests.benchmarks.trimming import OPTIONS, PYTHON_VARIABLE, Trimmer, python_with_langchain, trimming
 from tests.histories import History, Said, Weighed, history
 from tests.prove.sessions import conversations, data_directory
+from tests.reference_tokenizer import vocabularies
 from turnfold.core import forms
+from turnfold.core.compressor import LadderCompressor
 from turnfold.core.eviction import Due, Evict, Load, decide, fired
 from turnfold.core.growth import Growth
 from turnfold.core.presets import Policy
@@ -24,7 +27,7 @@ from turnfold.core.priority import classify
 from turnfold.core.tokens import measure as measure_message
 from turnfold.core.window import Asked, budget_of, grown, plan, planned
 from turnfold.errors import CannotFit
-from turnfold.vocabulary import bundled_file, load_counter
+from turnfold.vocabulary import load_counter
 
 NAME = "window"
 MESSAGES = 1_000
@@ -70,33 +73,36 @@ def theirs(python: str | None, bodies: list[Json], directory: Path) -> Generator
     if python is None:
         yield None
         return
-    vocabulary = bundled_file("litellm_core_utils", "tokenizers", "fb374d419588a4632f3f557e76b4b70aebbca790")
-    with trimming(python, bodies, directory, vocabulary.parent if vocabulary else None) as trimmer:
+    with trimming(python, bodies, directory, vocabularies()) as trimmer:
         yield trimmer
 
 
 def _timed(name: str, bodies: list[Json], python: str | None, directory: Path) -> Iterator[Figure]:
     policy, count = Policy(), load_counter()
-    asked = Asked(budget_tokens=budget_of(max_tokens=None, model_window=MODEL_WINDOW, policy=policy))
+    budget_tokens = budget_of(max_tokens=None, model_window=MODEL_WINDOW, policy=policy)
+    assert budget_tokens is not None
+    asked, compressor = Asked(budget_tokens=budget_tokens), LadderCompressor(count, policy)
     live = history([weighed(body, count) for body in bodies])
     evicted = after_evictions(live, policy)
     builds: dict[str, Callable[[], object]] = {
         "window, balanced": lambda: built(evicted, asked, policy),
         "window, all live": lambda: built(live, asked, policy),
-        "cold compress": lambda: built(history([weighed(body, count) for body in bodies]), asked, policy),
+        "cold compress": lambda: compressor.compress(bodies, budget_tokens),
     }
     own: dict[str, list[float]] = {what: [] for what in builds}
     trim: dict[str, list[float]] = {"from dicts": [], "from messages": [], "tokenizer": []}
-    assert asked.budget_tokens is not None
+    # What lives already is not collected in the midst of a round, here as there.
+    gc.collect()
+    gc.freeze()
     with theirs(python, bodies, directory) as trimmer:
         for _ in range(ROUNDS):
             for what, build in builds.items():
                 own[what].append(seconds(build))
             if trimmer:
-                trim["from dicts"].append(trimmer.seconds(asked.budget_tokens))
-                trim["from messages"].append(trimmer.seconds(asked.budget_tokens, ready=True))
+                trim["from dicts"].append(trimmer.seconds(budget_tokens))
+                trim["from messages"].append(trimmer.seconds(budget_tokens, ready=True))
         if trimmer:
-            trim["tokenizer"] = [trimmer.seconds(asked.budget_tokens, counter="tokenizer") for _ in range(3)]
+            trim["tokenizer"] = [trimmer.seconds(budget_tokens, counter="tokenizer") for _ in range(3)]
         invalid = {options: _invalid(bodies, live, trimmer, options) for options in OPTIONS} if trimmer else {}
     yield from (_shown(f"{name}: {what}", middle(times) * 1e3, "ms") for what, times in own.items())
     yield from (_shown(f"{name}: trim_messages {what}", middle(times) * 1e3, "ms") for what, times in trim.items() if times)

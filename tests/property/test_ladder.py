@@ -23,6 +23,7 @@ from turnfold.core.forms import (
     call_tokens_within,
     cut_characters,
     cut_within,
+    grid_of,
     line_start_tokens,
     line_tokens,
 )
@@ -174,7 +175,9 @@ texts = st.lists(st.sampled_from(["a line of it\n", "\n", "漢字", "word ", "x"
 
 def priced(text: str) -> tuple[Message, Cuts]:
     stored = history([user(text)]).stored.messages[0]
-    return stored, Cuts.parse(stored.cuts)
+    grid = grid_of(stored)
+    assert grid is not None
+    return stored, grid
 
 
 @pytest.mark.proves("W3", "C15", "C17")

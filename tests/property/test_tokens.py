@@ -7,8 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.prove.sessions import conversations, data_directory
+from tests.reference_tokenizer import reference
 from turnfold.core.cuts import STEP_BYTES
-from turnfold.core.tokens import MESSAGE_TOKENS, Count, Cuts, ceiling, estimate, lines_of, measure, pieces
+from turnfold.core.tokens import MESSAGE_TOKENS, Count, Cuts, ceiling, estimate, lines_of, measure
 from turnfold.vocabulary import load_counter
 
 FRAGMENTS = [
@@ -65,6 +67,20 @@ def counter() -> Count:
     return load_counter()
 
 
+@pytest.mark.proves("T2")
+@given(text=long_texts | own_texts)
+@example(text="It's 12345 naïve 'TESTS' — 今天天气 ひらがな 한국어 😀\r\n\t  x <|endoftext|>")
+def test_a_text_counts_what_the_makers_of_the_vocabulary_count(text: str) -> None:
+    assert counter()(text) == reference()(text)
+
+
+@pytest.mark.proves("T2")
+def test_recorded_messages_count_what_the_makers_of_the_vocabulary_count() -> None:
+    texts = [json.dumps(said.body, ensure_ascii=False) for one in conversations(data_directory()) for said in one.said[:20]]
+
+    assert [counter()(text) for text in texts] == [reference()(text) for text in texts]
+
+
 @pytest.mark.proves("I3", "T2")
 @given(text=long_texts, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_no_price_between_two_points_is_below_the_tokenizers(text: str, cuts: tuple[float, float]) -> None:
@@ -101,14 +117,6 @@ def test_no_head_or_tail_exceeds_what_was_asked(text: str, tokens: int, lines: i
     assert counter()(text[grid.tail(tokens).offset :]) <= grid.tail(tokens).tokens <= tokens
     assert lines_of(text[: grid.head_lines(lines).offset]) <= lines
     assert lines_of(text[grid.tail_lines(lines).offset :]) <= lines
-
-
-@given(text=long_texts, characters=st.integers(4, 9_000))
-def test_pieces_are_the_text(text: str, characters: int) -> None:
-    found = list(pieces(text, characters))
-
-    assert "".join(found) == text
-    assert all(0 < len(piece) <= characters for piece in found)
 
 
 @given(text=own_texts)

@@ -138,7 +138,7 @@ def test_the_plain_library_needs_neither_bus_nor_database_nor_model() -> None:
         "import sys\n"
         "class Missing:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name.split('.')[0] in {'nats', 'sqlalchemy', 'litellm', 'tiktoken', 'faststream'}: raise ImportError(name)\n"
+        "        if name.split('.')[0] in {'nats', 'sqlalchemy', 'litellm', 'toktok', 'faststream'}: raise ImportError(name)\n"
         "sys.meta_path.insert(0, Missing())\n"
         "from turnfold import LadderCompressor, Recovering, assemble, counter\n"
         "compressor = LadderCompressor(counter())\n"

@@ -3,19 +3,22 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from turnfold.core.estimates import estimate
+from turnfold.core.forms import WHOLE
 from turnfold.core.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.pieces import Entry, StandIn
 from turnfold.core.presets import Policy
 from turnfold.core.priority import classify
-from turnfold.core.render import render
+from turnfold.core.render import entry_body
 from turnfold.core.sendable import ROLES, faults, is_role
-from turnfold.core.tokens import measure
+from turnfold.core.tokens import is_long, measure, text_of
 from turnfold.core.window import EMERGENCY_FIFTHS, UNLIMITED, Asked, Stored, plan
 from turnfold.errors import BadRequest, CannotFit
-from turnfold.messages import EventId, Json, Message, Role
+from turnfold.messages import EventId, Json, LongText, Message, Role
 
 LIST: Final = EventId("messages")
 """What stands where a stored message names its event: `messages#3` is the fourth of the list that was given."""
@@ -69,7 +72,7 @@ class LadderCompressor:
 
     def tokens(self, messages: Sequence[Json]) -> int:
         """What these count together, overhead included."""
-        return sum([measure(body, self.count).tokens for body in messages])
+        return sum([measure(body, self.count, is_priced=False).tokens for body in messages])
 
     def compress(self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
         """A list that fits and may be sent comes back as it is.
@@ -99,14 +102,17 @@ class LadderCompressor:
         if system_tokens > cap:
             needed = -(-(system_tokens + planned.tokens) * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens + planned.tokens
             raise CannotFit(f"the system messages alone count {system_tokens} tokens", needed_tokens=needed)
-        texts = {position: json.dumps(bodies[position], ensure_ascii=False, default=repr) for position in planned.positions}
-        rendered = render(planned, texts, digests={})
         shown = [bodies[message.position] for message in kept]
-        for text, message_id in zip(rendered.messages, rendered.message_ids, strict=True):
-            position = int(message_id.rpartition("#")[2]) if message_id else -1
-            shown.append(bodies[position] if texts.get(position) == text else json.loads(text))
-        omitted = len(bodies) - len(kept) - sum(message_id is not None for message_id in rendered.message_ids)
+        shown += [self._as_sent(entry, bodies) for entry in planned.entries]
+        omitted = len(bodies) - len(kept) - sum([part.stored for part in planned.parts])
         return Compressed(shown, system_tokens + planned.tokens, is_whole=shown == bodies, omitted=omitted)
+
+    def _as_sent(self, entry: Entry, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What stands in the list for an entry: the very message that was given, where it is shown whole."""
+        if isinstance(entry, StandIn):
+            return entry_body(entry, {})
+        body = bodies[entry.message.position]
+        return body if entry.form is WHOLE else entry_body(entry, deepcopy(body), self.count)
 
 
 def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) -> list[Message]:
@@ -117,40 +123,45 @@ def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) 
     """
     called: dict[str, dict[str, Any]] = {}
     calls: defaultdict[str, list[CallSeen]] = defaultdict(list)
-    results: defaultdict[str, list[ResultSeen]] = defaultdict(list)
+    results: defaultdict[str, list[int]] = defaultdict(list)
     found: list[Message] = []
     for index, body in enumerate(bodies):
-        role = body.get("role")
-        if not is_role(role):
-            raise BadRequest(f"message {index} has the role {role!r}; a chat message has one of {', '.join(sorted(ROLES))}")
-        measured = measure(body, count)
-        call_id = body.get("tool_call_id") if role == "tool" else None
+        name = body.get("role")
+        if not is_role(name):
+            raise BadRequest(f"message {index} has the role {name!r}; a chat message has one of {', '.join(sorted(ROLES))}")
+        role = Role(name)
+        text, measured = text_of(body), measure(body, count, is_priced=False)
+        is_calling = bool(measured.calls) and role is Role.ASSISTANT
         for call in measured.calls:
             called[call.call_id] = body["tool_calls"][call.slot]
-            if role == "assistant":
+            if is_calling:
                 calls[call.call_id].append(CallSeen(index, call.slot))
-        if isinstance(call_id, str) and call_id:
-            results[call_id].append(ResultSeen(index, _said(body)))
+        answered = None
+        if role is Role.TOOL and isinstance(call_id := body.get("tool_call_id"), str) and call_id:
+            results[call_id].append(index)
+            answered = called.get(call_id)
         found.append(
             Message(
                 position=index,
                 event_id=LIST,
                 index=index,
-                role=Role(role),
+                role=role,
                 tokens=measured.tokens,
                 content_tokens=measured.content_tokens,
                 reasoning_tokens=measured.reasoning_tokens,
                 characters=measured.characters,
                 lines=measured.lines,
-                priority=classify(body, call=called.get(str(call_id))),
-                calls=measured.calls if role == "assistant" else (),
-                is_irregular=measured.is_irregular or (role != "assistant" and bool(measured.calls)),
-                cuts=measured.cuts,
+                priority=classify(body, call=answered),
+                calls=measured.calls if is_calling else (),
+                is_irregular=measured.is_irregular or (bool(measured.calls) and not is_calling),
+                cuts=LongText(text, count) if is_long(text) else "",
             )
         )
-    for call_id, seen in results.items():
+    for call_id, indices in results.items():
+        # What they say matters only where there are several.
+        seen = [ResultSeen(index, _said(bodies[index]) if len(indices) > 1 else b"") for index in indices]
         for position, verdict in pair(calls[call_id], seen).items():
-            found[position] = replace(found[position], answers=verdict.answers, is_copy=verdict.is_copy)
+            found[position].answers, found[position].is_copy = verdict.answers, verdict.is_copy
     return found
 
 

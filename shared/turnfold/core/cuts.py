@@ -168,15 +168,6 @@ PARTED = re.compile(rf"(?s:{LINE_START}|(?= )|{WORD_END}|{RUN}|\Z)")
 JOINED = re.compile("[\u0300-\u036f\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\udc00-\udfff]")
 
 
-def pieces(text: str, characters: int) -> Iterator[str]:
-    """A text in pieces of at most so many characters, parted where its tokens part if there is such a place."""
-    start = 0
-    while start < len(text):
-        end = _cut(text, start, len(text), characters)
-        yield text[start:end]
-        start = end
-
-
 def _grid(text: str) -> Iterator[int]:
     start, step = 0, STEP_BYTES if text.isascii() else STEP_BYTES * len(text) // _bytes_of(text)
     for stop in _line_stops(text):
@@ -208,7 +199,8 @@ def _cut(text: str, start: int, stop: int, characters: int) -> int:
     if limit >= stop:
         return stop
     least = limit - characters * 3 // 4
-    if line_start := TO_LINE_START.match(text, least, limit + 1):
+    # Looking for a character is quicker than trying a pattern.
+    if text.rfind("\n", least - 1, limit) >= 0 and (line_start := TO_LINE_START.match(text, least, limit + 1)):
         return line_start.end()
     space = text.rfind(" ", least, limit + 1)
     if space >= 0:

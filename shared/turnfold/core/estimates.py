@@ -46,16 +46,6 @@ def ceiling(text: str) -> int:
     return sum(_bounds(text))
 
 
-def is_within(text: str, max_tokens: int) -> bool:
-    """Whether a text has at most so many tokens for certain; of a long text only the beginning is looked at."""
-    tokens = 0
-    for bound in _bounds(text):
-        tokens += bound
-        if tokens > max_tokens:
-            return False
-    return True
-
-
 def _bounds(text: str) -> Iterator[int]:
     """How many tokens each piece of a text has at most."""
     for match in BOUNDED.finditer(text):
@@ -64,7 +54,7 @@ def _bounds(text: str) -> Iterator[int]:
         if kind == "word":
             yield _word_bound(piece)
         elif kind == "letters":
-            yield _spelled(piece)
+            yield (2 * len(piece) + 2) // 3
         elif kind == "digits":
             yield (len(piece) + 2) // 3
         elif kind == "spaces":

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from turnfold.core.cuts import Cuts
 from turnfold.core.tokens import CALL_TOKENS, MESSAGE_TOKENS, ceiling
-from turnfold.messages import Call, Message
+from turnfold.messages import Call, LongText, Message
 
 STAND_IN: Final = "[No result of this call is known.]"
 STAND_IN_TOKENS: Final = MESSAGE_TOKENS + ceiling(STAND_IN)
@@ -28,7 +28,9 @@ def grid_of(message: Message) -> Cuts | None:
     return _grid(message.cuts) if message.cuts else None
 
 
-_grid = lru_cache(maxsize=2_048)(Cuts.parse)
+@lru_cache(maxsize=2_048)
+def _grid(cuts: str | LongText) -> Cuts:
+    return Cuts.of(cuts.text, cuts.counter) if isinstance(cuts, LongText) else Cuts.parse(cuts)
 
 
 def forget_grids() -> None:

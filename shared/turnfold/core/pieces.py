@@ -1,6 +1,5 @@
 """What a growing window is made of: messages in the form they have by now, and the blocks they stand in."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -189,19 +188,23 @@ class Unit:
     def part(self) -> Part:
         """What a window shows of it; one value for as long as that is the same."""
         if self._part is None:
-            entries = tuple(self._entries())
-            forms = [entry.form for entry in entries if isinstance(entry, Shown)]
-            self._part = Part(entries, len(forms), sum(form is not WHOLE for form in forms))
+            form = self.head.form
+            entries: list[Entry] = [Shown(self.head.message, form, None)]
+            stored, trimmed = 1, int(form is not WHOLE)
+            for call, piece in zip(self.head.message.calls, self.results, strict=True):
+                if piece is None:
+                    entries.append(StandIn(call))
+                    continue
+                form = piece.form
+                entries.append(Shown(piece.message, form, call))
+                stored += 1
+                trimmed += form is not WHOLE
+            self._part = Part(tuple(entries), stored, trimmed)
         return self._part
 
     def has_changed(self) -> None:
         """Another message stands in it, or one in another form."""
         self._part = None
-
-    def _entries(self) -> Iterator[Entry]:
-        yield Shown(self.head.message, self.head.form, None)
-        for call, piece in zip(self.head.message.calls, self.results, strict=True):
-            yield StandIn(call) if piece is None else Shown(piece.message, piece.form, call)
 
     @property
     def position(self) -> int:

@@ -136,10 +136,9 @@ def _binds(text: str, *, is_advice: bool) -> bool:
     if not text.isascii():
         if CHINESE_BEGINNING.search(text) and any(phrase in text for phrase in CHINESE):
             return True
-        text = text.replace("\u2019", "'").lower()
-        return any(phrase.binds(text) for phrase in (STATED if is_advice else BINDING))
+        text = text.replace("\u2019", "'")
     text = text.lower()
-    words = (WORDS_STATED if is_advice else WORDS_BINDING).intersection(text.encode().translate(TO_WORDS).split())
+    words = (WORDS_STATED if is_advice else WORDS_BINDING).intersection(text.encode("utf-8", "surrogatepass").translate(TO_WORDS).split())
     if not words:
         return False
     by_word = STATED_BY_WORD if is_advice else BINDING_BY_WORD
@@ -223,6 +222,7 @@ LOOKING = re.compile(
 NOTHING_SEEN = re.compile(r"\s*(?:cd(?![\w-])|true|echo(?![\w-])|printf(?![\w-])|\Z)")
 
 
+@lru_cache(maxsize=256)
 def _command_looks(command: str) -> bool:
     """Whether each part of a shell command only shows what is there, and at least one part does."""
     if not command or "$(" in command or "`" in command:

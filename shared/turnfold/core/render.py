@@ -1,20 +1,22 @@
 """A planned window as JSON texts: what is shown whole is spliced in byte for byte."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from turnfold.core.forms import STAND_IN, WHOLE, TextCut, cut_mark
 from turnfold.core.pieces import Entry, Part, Shown, StandIn, Texts
-from turnfold.core.tokens import is_within, lines_of, text_of
+from turnfold.core.tokens import Count, ceiling, lines_of, text_of
 from turnfold.core.window import Plan
 from turnfold.core.wrapping import Placement, wrapped_digests, wrapped_summary
 from turnfold.messages import CompactionId, Message, MessageId
 
 MOST_CHARACTERS_A_TOKEN = 8
 """No text is tried that is longer than so many to the token: few are that cheap."""
+NEARLY = 16
+"""A text that could be a sixteenth longer is long enough."""
 REASONING_KEYS = ("reasoning_content", "thinking_blocks")
 
 
@@ -72,18 +74,27 @@ def _texts(part: Part, bodies: Mapping[int, str]) -> Texts:
 
 
 def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
+    if isinstance(entry, StandIn) or entry.form.line is not None:
+        return json_text(entry_body(entry, {}))
+    body = bodies[entry.message.position]
+    return body if entry.form is WHOLE else json_text(entry_body(entry, json.loads(body)))
+
+
+def entry_body(entry: Entry, body: dict[str, Any], count: Count = ceiling) -> dict[str, Any]:
+    """The message that an entry shows; `body`, a copy of the stored one, is changed for it, unless a line stands in its place.
+
+    `count` says how long shortened arguments may be: without a vocabulary at hand a bound does, at which less is shown.
+    """
     match entry:
         case StandIn(call=call):
             return _result(call.call_id, STAND_IN)
-        case Shown(message=message, form=form, call=call):
-            if form is WHOLE:
-                return bodies[message.position]
+        case Shown(form=form, call=call):
             if form.line is not None and call is not None:
                 return _result(call.call_id, form.line)
-            return json_text(_shortened(entry, json.loads(bodies[message.position])))
+            return _shortened(entry, body, count)
 
 
-def _shortened(shown: Shown, body: dict[str, Any]) -> dict[str, Any]:
+def _shortened(shown: Shown, body: dict[str, Any], count: Count) -> dict[str, Any]:
     message, form = shown.message, shown.form
     if form.is_mended:
         _mend(body, message)
@@ -95,7 +106,7 @@ def _shortened(shown: Shown, body: dict[str, Any]) -> dict[str, Any]:
     for slot, max_tokens in (form.arguments or {}).items():
         place = next(place for place, call in enumerate(message.calls) if call.slot == slot) if form.is_mended else slot
         function = body["tool_calls"][place]["function"]
-        function["arguments"] = shortened_arguments(function.get("arguments"), max_tokens, _arguments_tokens(message, slot))
+        function["arguments"] = shortened_arguments(function.get("arguments"), max_tokens, _arguments_tokens(message, slot), count)
     return body
 
 
@@ -118,7 +129,7 @@ def shortened_text(text: str, cut: TextCut) -> str:
     return text[: cut.head] + cut_mark(cut, lines_of(text[cut.head : cut.tail])) + text[cut.tail :]
 
 
-def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int) -> str:
+def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int, count: Count = ceiling) -> str:
     """Arguments within so many tokens that are still a JSON object: each long text in them cut short, else a preview of all."""
     written = arguments if isinstance(arguments, str) else json_text(arguments)
     mark = f"[TRUNCATED original~{original_tokens} tokens]"
@@ -128,23 +139,35 @@ def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int
         found = None
     if isinstance(found, dict):
         most = min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens)
-        best = _longest(lambda characters: json_text(_clipped(found, characters, mark)), most, max_tokens)
+        best = _longest(lambda characters: json_text(_clipped(found, characters, mark)), most, max_tokens, count)
         if best is not None:
             return best
-    preview = _longest(lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens)
+    preview = _longest(lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens, count)
     return preview if preview is not None else "{}"
 
 
-def _longest(write: Any, most: int, max_tokens: int) -> str | None:
-    """What is written with the most characters that stays within the tokens."""
-    best, low, high = None, 0, most
+def _longest(write: Callable[[int], str], most: int, max_tokens: int, count: Count) -> str | None:
+    """What is written with nearly the most characters that stay within the tokens."""
+    best = write(0)
+    fixed = count(best)
+    if fixed > max_tokens:
+        return None
+    # Aimed a little below, so that the next one is likely to be within.
+    aim = max_tokens - fixed - max_tokens // (2 * NEARLY)
+    # A first, short one shows how dense the text is.
+    low, high, characters = 1, most, min(most, max(1, aim // 4))
     while low <= high:
-        middle = (low + high) // 2
-        text = write(middle)
-        if is_within(text, max_tokens):
-            best, low = text, middle + 1
+        text = write(characters)
+        tokens = count(text)
+        if tokens <= max_tokens:
+            best, low = text, characters + 1
+            if max_tokens - tokens <= max_tokens // NEARLY:
+                break
         else:
-            high = middle - 1
+            high = characters - 1
+        # Beyond what is always written, tokens grow about as characters do.
+        likely = characters * aim // max(tokens - fixed, 1)
+        characters = likely if low <= likely <= high else (low + high) // 2
     return best
 
 
@@ -181,8 +204,8 @@ def _message(role: str, content: str) -> str:
     return json_text({"role": role, "content": content})
 
 
-def _result(call_id: str, content: str) -> str:
-    return json_text({"role": "tool", "tool_call_id": call_id, "content": content})
+def _result(call_id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def json_text(value: object) -> str:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from turnfold.core.cuts import Count, Cut, Cuts, is_long, pieces
-from turnfold.core.estimates import ceiling, estimate, is_within
+from turnfold.core.cuts import Count, Cut, Cuts, is_long
+from turnfold.core.estimates import ceiling, estimate
 from turnfold.messages import Call
 
-__all__ = ["Count", "Cut", "Cuts", "Measured", "ceiling", "estimate", "is_within", "lines_of", "measure", "path_in", "pieces", "text_of"]
+__all__ = ["Count", "Cut", "Cuts", "Measured", "ceiling", "estimate", "is_long", "lines_of", "measure", "path_in", "text_of"]
 
 MESSAGE_TOKENS: Final = 4
 CALL_TOKENS: Final = 4
@@ -40,8 +40,11 @@ class Measured:
     cuts: str
 
 
-def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_TOKENS) -> Measured:
-    """Count one chat message, whatever its shape. Media cost `image_tokens` each, however many bytes they are."""
+def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_TOKENS, is_priced: bool = True) -> Measured:
+    """Count one chat message, whatever its shape. Media cost `image_tokens` each, however many bytes they are.
+
+    Without `is_priced` a long text is counted in one, which may be a little less than its parts together, and has no `cuts`.
+    """
     content = body.get("content")
     if isinstance(content, str):
         text, content_tokens = content, 0
@@ -50,7 +53,7 @@ def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_
     else:
         text, content_tokens = text_of(body), _other_parts(content, count, image_tokens)
     cuts = ""
-    if is_long(text):
+    if is_priced and is_long(text):
         grid = Cuts.of(text, count)
         content_tokens += grid.total
         cuts = grid.encode()
