@@ -22,6 +22,7 @@ STOP_SECONDS = 30.0
 WAIT_SECONDS = 300.0
 POLL_SECONDS = 0.003
 STORED = "SELECT coalesce(sum(last_seq - first_seq + 1), 0) FROM ingested"
+UNINDEXED = "SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL"
 PENDING = "SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running')"
 
 
@@ -83,8 +84,8 @@ class System:
         await until(lambda: self.ask(STORED)[0] >= seq)
 
     async def settled(self) -> None:
-        """Wait until nothing is pending."""
-        await until(lambda: not self.ask(PENDING)[0])
+        """Wait until nothing is pending, nor to be indexed."""
+        await until(lambda: not self.ask(PENDING)[0] and not self.ask(UNINDEXED)[0])
 
 
 @asynccontextmanager

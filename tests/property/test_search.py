@@ -106,6 +106,14 @@ def test_what_answers_has_the_terms_that_are_looked_up(text: str, data: st.DataO
 
 
 @pytest.mark.proves("F1")
+@given(st.text("abyz019 \n._-/€—_,:", max_size=80))
+def test_a_text_of_plain_letters_has_the_terms_it_has_beside_others(text: str) -> None:
+    beside = terms(f"{text}\né") or frozenset()
+
+    assert terms(text) == beside - {"xé"}
+
+
+@pytest.mark.proves("F1")
 @given(st.recursive(st.none() | st.integers() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=5))
 def test_a_message_of_any_shape_can_be_searched(content: object) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(content)}}

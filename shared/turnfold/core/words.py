@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import pairwise
 
 EAST = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 """The characters of languages that put no spaces between words, as a regular expression's class has them."""
@@ -15,6 +16,10 @@ MOST_BYTES = 600_000
 """Beyond so many bytes of different terms a text is not taken apart: PostgreSQL holds no more for a row."""
 
 _RUNS = re.compile(rf"[{EAST}]+|{LETTER}+")
+_ONLY_WORDS = bytes(code if chr(code).isalnum() and code < 128 else 32 for code in range(256))
+_FOREIGN = re.compile(r"[^\W\x00-\x7f]")
+_LAST = re.compile(r"[a-z0-9]+\Z")
+_FIRST = re.compile(r"[a-z0-9]+")
 _IS_EAST = re.compile(rf"[{EAST}]")
 _VALUES = re.compile(r"[a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,}")
 _VALUE_PARTS = re.compile(r"[=,;?&:#@*$\\]+")
@@ -39,7 +44,16 @@ def is_east(character: str) -> bool:
 
 def runs(text: str) -> list[str]:
     """The words of a folded text in order; a row of eastern characters is one."""
-    return _RUNS.findall(text)
+    return _plain_runs(text) if _is_plain(text) else _RUNS.findall(text)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether all its letters and digits are ASCII: most texts are so, and quicker to take apart."""
+    return text.isascii() or _FOREIGN.search(text) is None
+
+
+def _plain_runs(text: str) -> list[str]:
+    return text.encode("ascii", "replace").translate(_ONLY_WORDS).decode().split()
 
 
 def terms(text: str) -> frozenset[str] | None:
@@ -48,7 +62,8 @@ def terms(text: str) -> frozenset[str] | None:
     A term that begins with `x` is a word and can be found by its beginning; `y` stands before the mark of something exact.
     """
     found: set[str] = set()
-    for word in set(_RUNS.findall(text)):
+    is_plain = _is_plain(text)
+    for word in set(_plain_runs(text) if is_plain else _RUNS.findall(text)):
         if is_east(word[0]):
             found.update(_of_east(word))
         elif len(word) <= WORD_CHARACTERS:
@@ -92,6 +107,9 @@ def _pairs(text: str) -> Iterator[str]:
     """The marks of each figure and what stands beside it: a unit, a month, a day."""
     if not _DIGIT.search(text):
         return
+    if _is_plain(text):
+        yield from _plain_pairs(text)
+        return
     before, end = "", -2
     for match in _RUNS.finditer(text):
         word, start = match[0], match.start()
@@ -100,6 +118,14 @@ def _pairs(text: str) -> Iterator[str]:
             second = word[0] if is_east(word[0]) else word
             yield mark(f"{first} {second}")
         before, end = word, match.end()
+
+
+def _plain_pairs(text: str) -> Iterator[str]:
+    for before, after in pairwise(text.split(" ")):
+        if before and after and (before[-1] in _DIGITS or after[0] in _DIGITS):
+            first, second = _LAST.search(before), _FIRST.match(after)
+            if first and second:
+                yield mark(f"{first[0]} {second[0]}")
 
 
 def _whole(value: str) -> str | None:

@@ -87,7 +87,8 @@ def _taken_apart(rows: Iterable[Waiting]) -> dict[tuple[int, int], list[str]]:
 def terms_of_body(sid: int, body: str) -> list[str]:
     """The terms under which the index has a message of this session."""
     found = terms(searchable(json.loads(body)))
-    return [of_session(sid, term) for term in ((UNDIVIDED,) if found is None else sorted(found))]
+    of_this = of_session(sid, "")
+    return [of_this + term for term in ((UNDIVIDED,) if found is None else sorted(found))]
 
 
 def _store(connection: Connection, sids: Sequence[int], made: Mapping[tuple[int, int], list[str]]) -> None:
