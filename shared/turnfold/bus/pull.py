@@ -24,6 +24,8 @@ EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
 IN_PROGRESS_SECONDS = 2.0
+FRESH_SECONDS = 1.0
+"""What came since then is reported the next time: twice that and this are well within the 5 seconds that the consumer waits."""
 LOOK_SECONDS = 0.5
 MISSING_SECONDS = 30.0
 """After so long without anybody to ask, the consumer is taken for gone."""
@@ -43,7 +45,7 @@ class Pull:
         self._ahead = ahead
         self._asked = 0
         self._asked_bytes = 0
-        self._held: dict[int, Msg] = {}
+        self._held: dict[int, tuple[Msg, float]] = {}
         self._held_bytes = 0
         self._waiting: deque[Msg] = deque()
         self._arrived = asyncio.Event()
@@ -118,7 +120,7 @@ class Pull:
         self._waiting.clear()
 
     def _let_go(self, message: Msg) -> None:
-        if self._held.pop(id(message), None) is not None:
+        if self._held.pop(id(message), None):
             self._held_bytes -= len(message.data)
 
     async def _ask(self) -> None:
@@ -155,7 +157,7 @@ class Pull:
         self._missing_since = None
         self._is_served()
         self._asked_for(self._asked - 1, self._asked_bytes - len(message.data))
-        self._held[id(message)] = message
+        self._held[id(message)] = (message, self._heard)
         self._held_bytes += len(message.data)
         self._waiting.append(message)
         self._arrived.set()
@@ -201,11 +203,14 @@ class Pull:
             with contextlib.suppress(nats.errors.Error):
                 if loop.time() - reported > IN_PROGRESS_SECONDS:
                     reported = loop.time()
-                    await self._report()
+                    await self._report(loop.time() - FRESH_SECONDS)
                 await self._look_after(loop.time())
 
-    async def _report(self) -> None:
-        for message in list(self._held.values()):
+    async def _report(self, before: float) -> None:
+        """Those that came before this moment are still in hand; most are done with long before anybody asks."""
+        for message, at in list(self._held.values()):
+            if at > before:
+                break
             await self._client.publish(message.reply, b"+WPI")
 
     async def _look_after(self, now: float) -> None:

@@ -62,7 +62,7 @@ class Load(NamedTuple):
 
 def load_of(live: Iterable[Message]) -> Load:
     """What these live messages weigh, each request a round."""
-    counted = [message for message in live if _counts(message)]
+    counted = [message for message in live if not message.role.is_system]
     return Load(len(counted), sum([message.tokens for message in counted]), sum([message.is_request for message in counted]))
 
 
@@ -142,7 +142,7 @@ class Eviction:
     @property
     def is_over(self) -> bool:
         """Whether what stayed is still over the limit, as far as counting can tell."""
-        left = self.load.tokens - sum([message.tokens for message in self.evicted if _counts(message)])
+        left = self.load.tokens - sum([message.tokens for message in self.evicted if not message.role.is_system])
         return self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
 
 
@@ -178,14 +178,14 @@ def evictions(
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
     present: list[Message] = []
     messages = tokens = 0
-    rounds -= sum([message.is_request for message in live if message.position // MESSAGES_PER_EVENT in arriving])
     for message in live:
         arrived = arriving.get(message.position // MESSAGES_PER_EVENT)
         if arrived is not None:
             arrived.append(message)
+            rounds -= message.is_request
             continue
         present.append(message)
-        if _counts(message):
+        if not message.role.is_system:
             messages += 1
             tokens += message.tokens
     done: list[Eviction] = []
@@ -197,7 +197,7 @@ def evictions(
         if not is_in_order:
             present.sort(key=_position)
         for message in arrived:
-            if _counts(message):
+            if not message.role.is_system:
                 messages += 1
                 tokens += message.tokens
                 rounds += message.is_request
@@ -215,7 +215,7 @@ def evictions(
             done.append(replace(eviction, gauge=gauge))
             gone = {message.position for message in eviction.evicted}
             present = [message for message in present if message.position not in gone]
-            counted = [message.tokens for message in eviction.evicted if _counts(message)]
+            counted = [message.tokens for message in eviction.evicted if not message.role.is_system]
             messages -= len(counted)
             tokens -= sum(counted)
             rounds = 0
@@ -246,12 +246,6 @@ def kept_within(policy: Policy, found: Due) -> Policy:
 
 
 _position = attrgetter("position")
-
-
-def _counts(message: Message) -> bool:
-    """Whether the triggers count it: all but system messages."""
-    role = message.role
-    return role is not Role.SYSTEM and role is not Role.DEVELOPER
 
 
 def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int) -> Evict | Rest:
