@@ -48,7 +48,7 @@ from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
 from turnfold.watchdog import Watchdog
 from turnfold_worker.background import Campaigner, CatchUp, Compactor, Eraser, Idler, Indexer, Keeper, Prober, Pruner, Relay, Sweeper
-from turnfold_worker.handlers import BATCH, Desk, Intake, make_request_router
+from turnfold_worker.handlers import BUSY, Desk, Intake, make_request_router
 from turnfold_worker.health import Health, Parts, make_http
 from turnfold_worker.letters import make_letters_router
 from turnfold_worker.metrics import Metrics
@@ -146,7 +146,7 @@ async def _start(settings: Settings, database: Database, seen: Seen, stop: async
         stream = await _unless(stop, wait_for_streams(client))
         if stream is None:
             return
-        if stream.backlog >= BATCH:
+        if stream.backlog >= BUSY:
             weighers.expect_much()
         await _unless(stop, wait_until_adopted(database, created=stream.created))
         lock = WriterLock(settings.database_url)

@@ -26,7 +26,10 @@ from turnfold_worker.metrics import Metrics
 
 log = structlog.get_logger()
 
-BATCH = 1_000
+BATCH = 2_000
+"""Events of a transaction at most: what it costs for each session and statement is shared by more of them."""
+BUSY = 1_000
+"""With so many events in hand or waiting, what is not an event waits a little."""
 SIDE_BY_SIDE = 3
 """Batches in hand: one is being weighed, one committed, and one waits for its turn at either."""
 RETRY_SECONDS = 1.0
@@ -52,8 +55,8 @@ class Intake:
 
     @property
     def is_busy(self) -> bool:
-        """Whether at least a full batch of events is in hand or waits."""
-        return self._pull.held >= BATCH
+        """Whether many events are in hand or wait."""
+        return self._pull.held >= BUSY
 
     @property
     def ended(self) -> int | None:

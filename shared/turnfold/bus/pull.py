@@ -16,7 +16,7 @@ from turnfold.errors import StartError
 
 log = structlog.get_logger()
 
-AHEAD = 4_000
+AHEAD = 8_000
 """Messages that may be asked for and not yet acknowledged: what one worker holds at most."""
 AHEAD_BYTES = 32 * 1024 * 1024
 """And so many bytes; a server gives up a connection that it has 64 MB for."""
