@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -112,7 +111,19 @@ class LadderCompressor:
         if isinstance(entry, StandIn):
             return entry_body(entry, {})
         body = bodies[entry.message.position]
-        return body if entry.form is WHOLE else entry_body(entry, deepcopy(body), self.count)
+        return body if entry.form is WHOLE else entry_body(entry, _copied(body), self.count)
+
+
+def _copied(body: dict[str, Any]) -> dict[str, Any]:
+    """A copy as deep as a message is changed for a window: down to the arguments of its calls."""
+    copy = dict(body)
+    calls = copy.get("tool_calls")
+    if isinstance(calls, list):
+        copy["tool_calls"] = [
+            {**call, "function": dict(call["function"])} if isinstance(call, dict) and isinstance(call.get("function"), dict) else call
+            for call in calls
+        ]
+    return copy
 
 
 def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) -> list[Message]:

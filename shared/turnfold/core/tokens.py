@@ -1,6 +1,7 @@
 """Counting: what a message costs, and the ways to price its parts and the texts of our own."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ PATH_CHARACTERS: Final = 300
 TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 MEDIA_PARTS: Final = frozenset({"image_url", "image", "input_image", "input_audio", "audio", "file", "input_file", "video", "video_url"})
 PATH_KEYS: Final = ("path", "file_path", "filename", "file", "notebook_path")
+NAMES_A_PATH: Final = re.compile(rf'"(?:{"|".join(PATH_KEYS)})"')
 
 
 # Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes one.
@@ -164,7 +166,7 @@ def _extras(body: Mapping[str, Any], count: Count) -> int:
 
 def path_in(arguments: str) -> str | None:
     """The file that a call's JSON arguments name, if they name one in at most 300 characters."""
-    if not any(f'"{key}"' in arguments for key in PATH_KEYS):
+    if NAMES_A_PATH.search(arguments) is None:
         return None
     try:
         found = json.loads(arguments)
