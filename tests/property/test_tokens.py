@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -13,6 +14,7 @@ from turnfold.core.cuts import STEP_BYTES
 from turnfold.core.tokens import MESSAGE_TOKENS, Count, Cuts, ceiling, estimate, lines_of, measure
 from turnfold.vocabulary import load_counter
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAGMENTS = [
     "The quick brown fox jumps over the lazy dog. ",
     "def fold(history: list[Message]) -> Window:\n    return Window(history)\n\n",
@@ -76,8 +78,11 @@ def test_a_text_counts_what_the_makers_of_the_vocabulary_count(text: str) -> Non
 
 @pytest.mark.proves("T2")
 def test_recorded_messages_count_what_the_makers_of_the_vocabulary_count() -> None:
-    texts = [json.dumps(said.body, ensure_ascii=False) for one in conversations(data_directory()) for said in one.said[:20]]
+    shipped = [file.read_text(encoding="utf-8") for file in sorted(EXAMPLES.glob("*.jsonl"))]
+    recorded = [json.dumps(said.body, ensure_ascii=False) for one in conversations(data_directory()) for said in one.said[:20]]
+    texts = [*shipped, *recorded]
 
+    assert len(shipped) == 3
     assert [counter()(text) for text in texts] == [reference()(text) for text in texts]
 
 
