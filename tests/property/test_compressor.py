@@ -1,5 +1,7 @@
 """Every list, at every budget: what the plain library makes of it may be sent and fits, or is refused with what would."""
 
+from copy import deepcopy
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from turnfold.errors import CannotFit
 def test_every_list_is_made_sendable_within_its_budget_or_refused(said: list[Said], budget: int, is_emergency: bool, preset: str) -> None:
     compressor = LadderCompressor(counter(), PRESETS[preset])
     messages = [one.body for one in said]
+    given = deepcopy(messages)
 
     needed = budget
     try:
@@ -27,6 +30,7 @@ def test_every_list_is_made_sendable_within_its_budget_or_refused(said: list[Sai
         needed = refused.needed_tokens or 0
         compressed = compressor.compress(messages, needed, is_emergency=is_emergency)
 
+    assert messages == given
     assert needed >= budget
     assert faults(compressed.messages) == []
     assert compressor.tokens(compressed.messages) <= compressed.tokens <= (needed * 3 // 5 if is_emergency else needed)

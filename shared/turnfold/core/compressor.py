@@ -120,7 +120,9 @@ def _copied(body: dict[str, Any]) -> dict[str, Any]:
     calls = copy.get("tool_calls")
     if isinstance(calls, list):
         copy["tool_calls"] = [
-            {**call, "function": dict(call["function"])} if isinstance(call, dict) and isinstance(call.get("function"), dict) else call
+            {**call, "function": dict(call["function"])}
+            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+            else call
             for call in calls
         ]
     return copy

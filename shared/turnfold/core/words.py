@@ -44,16 +44,14 @@ def is_east(character: str) -> bool:
 
 def runs(text: str) -> list[str]:
     """The words of a folded text in order; a row of eastern characters is one."""
-    return _plain_runs(text) if _is_plain(text) else _RUNS.findall(text)
+    if _is_plain(text):
+        return text.encode("ascii", "replace").translate(_ONLY_WORDS).decode().split()
+    return _RUNS.findall(text)
 
 
 def _is_plain(text: str) -> bool:
     """Whether all its letters and digits are ASCII: most texts are so, and quicker to take apart."""
     return text.isascii() or _FOREIGN.search(text) is None
-
-
-def _plain_runs(text: str) -> list[str]:
-    return text.encode("ascii", "replace").translate(_ONLY_WORDS).decode().split()
 
 
 def terms(text: str) -> frozenset[str] | None:
@@ -62,8 +60,7 @@ def terms(text: str) -> frozenset[str] | None:
     A term that begins with `x` is a word and can be found by its beginning; `y` stands before the mark of something exact.
     """
     found: set[str] = set()
-    is_plain = _is_plain(text)
-    for word in set(_plain_runs(text) if is_plain else _RUNS.findall(text)):
+    for word in set(runs(text)):
         if is_east(word[0]):
             found.update(_of_east(word))
         elif len(word) <= WORD_CHARACTERS:
