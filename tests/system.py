@@ -473,7 +473,7 @@ def _name_of(arguments: Sequence[bytes]) -> str | None:
     if b"turnfold.summarizer" in arguments:
         return "model"
     last = arguments[-1].decode(errors="replace") if arguments else ""
-    return last if b"turnfold.cli" in arguments and last in ("worker", "query", "migrate") else None
+    return last if b"turnfold.cli" in arguments and last in ("worker", "receiver", "query", "migrate") else None
 
 
 def state_of(pid: int) -> list[str]:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -18,9 +19,7 @@ from nats.aio.client import Client
 from turnfold.bus.admission import Admission
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.events import BusEvents
-from turnfold.bus.pull import Pull
 from turnfold.bus.streams import last_sequence, wait_for_streams
-from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
@@ -28,6 +27,7 @@ from turnfold.listening import Listener
 from turnfold.model_windows import ModelWindows
 from turnfold.operations.ask import Writing
 from turnfold.operations.rules import make_rules, policy_rule
+from turnfold.operations.weighing import weigh_all
 from turnfold.ports import Ingested, Rules
 from turnfold.settings import Settings
 from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
@@ -48,12 +48,12 @@ from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
 from turnfold.watchdog import Watchdog
 from turnfold_worker.background import Campaigner, CatchUp, Compactor, Eraser, Idler, Indexer, Keeper, Prober, Pruner, Relay, Sweeper
-from turnfold_worker.handlers import BUSY, Desk, Intake, make_request_router
+from turnfold_worker.handlers import Desk, Intake, make_request_router
 from turnfold_worker.health import Health, Parts, make_http
 from turnfold_worker.letters import make_letters_router
 from turnfold_worker.metrics import Metrics
+from turnfold_worker.receiver import Receiver
 from turnfold_worker.versions import make_versions_router
-from turnfold_worker.weighers import Weighers
 
 log = structlog.get_logger()
 
@@ -68,10 +68,10 @@ BATCH_SECONDS = 120.0
 Result = TypeVar("Result")
 
 
-def main(settings: Settings) -> int:
-    """Run a worker until it is told to stop; the status to exit with."""
+def main(settings: Settings, receiver: Receiver) -> int:
+    """Run a worker with this receiver until it is told to stop; the status to exit with."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings))
+        runner.run(_run(settings, receiver))
     return 0
 
 
@@ -80,7 +80,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings, receiver: Receiver) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -89,7 +89,7 @@ async def _run(settings: Settings) -> None:
     seen.watchdog.start()
     database = Database(settings.database_url, writes=True)
     try:
-        starting = asyncio.create_task(_serve(settings, database, seen, stop), name="worker")
+        starting = asyncio.create_task(_serve(settings, database, receiver, seen, stop), name="worker")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -115,11 +115,11 @@ class Seen:
     health: Health = field(default_factory=Health)
 
 
-async def _serve(settings: Settings, database: Database, seen: Seen, stop: asyncio.Event) -> None:
+async def _serve(settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event) -> None:
     """Tell how the worker is while it runs."""
     listener = None if settings.worker_http_port is None else await _listening(settings.worker_http_host, settings.worker_http_port, seen)
     try:
-        await _start(settings, database, seen, stop)
+        await _start(settings, database, receiver, seen, stop)
     finally:
         if listener is not None:
             await listener.close()
@@ -132,22 +132,19 @@ async def _listening(host: str, port: int, seen: Seen) -> Listener:
     return listener
 
 
-async def _start(settings: Settings, database: Database, seen: Seen, stop: asyncio.Event) -> None:
+async def _start(settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event) -> None:
     """Build the parts, run them until told to stop, and take them down in order."""
     # litellm takes seconds to load: its child begins first. Without a model the child is light, and waits for its first job.
     summarizer = Summarizer(preload=_has_model(settings))
     if _has_model(settings):
         await summarizer.start()
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
-    weighers = Weighers(counting, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
     await _unless(stop, wait_for_schema(database))
     client = await connect(settings, name="worker", seconds=60.0)
     try:
         stream = await _unless(stop, wait_for_streams(client))
         if stream is None:
             return
-        if stream.backlog >= BUSY:
-            weighers.expect_much()
         await _unless(stop, wait_until_adopted(database, created=stream.created))
         lock = WriterLock(settings.database_url)
         if not lock.try_to_take():
@@ -156,16 +153,16 @@ async def _start(settings: Settings, database: Database, seen: Seen, stop: async
             await _unless(stop, lock.take())
         if stop.is_set():
             return
-        await _work(settings, database, await counting, client, weighers, summarizer, seen, stop)
+        await _work(settings, database, await counting, client, receiver, summarizer, seen, stop)
     finally:
-        weighers.close()
+        await receiver.close()
         await summarizer.close()
         with contextlib.suppress(Exception):
             await client.close()
 
 
 async def _work(
-    settings: Settings, database: Database, count: Count, client: Client, weighers: Weighers, summarizer: Summarizer, seen: Seen,
+    settings: Settings, database: Database, count: Count, client: Client, receiver: Receiver, summarizer: Summarizer, seen: Seen,
     stop: asyncio.Event,
 ) -> None:  # fmt: skip
     policy = policy_rule(settings.preset, settings.policy_of)
@@ -180,14 +177,14 @@ async def _work(
     if database.is_sqlite:
         # The lock of the writer is ours, so whoever held a lease is gone.
         await jobs.end_leases()
-    pull = Pull(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
-    intake = Intake(pull=pull, client=client, store=intake_store, rules=rules, weigh=weighers.weigh, metrics=seen.metrics)
+    intake = Intake(receiver=receiver, client=client, store=intake_store, rules=rules, metrics=seen.metrics)
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=_writing(settings, windows), count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
     relay = Relay(store=SqlOutbox(database), client=client)
-    catch_up = CatchUp(store=intake_store, client=client, intake=intake)
+    weigh = partial(weigh_all, count=count, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
+    catch_up = CatchUp(store=intake_store, client=client, intake=intake, weigh=weigh)
     sweeper = Sweeper(store=intake_store, client=client)
     pruner = Pruner(store=intake_store, client=client, hours=settings.stream_retention_hours)
     idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
@@ -215,18 +212,25 @@ async def _work(
     desk = Desk(Admission(settings.max_requests))
     broker = _broker(settings, database, client, rules, look_again, eraser, desk)
     await broker.start()
-    keeper = Keeper(summarizer=summarizer, on_change=lambda pid: announce({"worker": os.getpid(), "model": pid}))
+    
+    def tell_processes() -> None:
+        pids = {"worker": os.getpid(), "receiver": receiver.pid, "model": summarizer.pid}
+        announce({name: pid for name, pid in pids.items() if pid is not None})
+
+    keeper = Keeper(summarizer=summarizer, on_change=tell_processes)
     loops = [
         asyncio.create_task(part.run(), name=type(part).__name__)
         for part in (catch_up, intake, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper, prober)
     ]
-    seen.watchdog.watch("the consumer", lambda: pull.words, seconds=SILENT_SECONDS)
+    seen.watchdog.watch("the consumer", lambda: receiver.words, seconds=SILENT_SECONDS)
     seen.watchdog.watch("the intake", lambda: intake.ended, seconds=BATCH_SECONDS)
-    seen.health.parts = Parts(client, pull, prober, figures)
+    seen.health.parts = Parts(client, receiver, prober, figures)
+    await _unless(stop, receiver.loaded())
     if _has_model(settings):
         # Events are stored already; whoever waits for the ready line may count on summaries too.
         await _unless(stop, summarizer.loaded())
-    announce({"worker": os.getpid(), "model": summarizer.pid} if summarizer.pid else {"worker": os.getpid()})
+    tell_processes()
+    receiver.on_change = tell_processes
     # What was imported stays, and need not be looked at again; batches make many short-lived values and no cycles.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -26,10 +26,11 @@ from turnfold.messages import AgentId
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
-from turnfold.operations.weighing import Delivery
+from turnfold.operations.weighing import Batch, Delivery
 from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Notice, Outbox, Rules, Summarizer, WordIndex
 from turnfold.tracing import span
-from turnfold_worker.handlers import BATCH, Intake
+from turnfold_worker.handlers import Intake
+from turnfold_worker.receiver.wire import BATCH
 
 log = structlog.get_logger()
 
@@ -410,6 +411,9 @@ class Pruner(_Waker):
         return self.poll_seconds
 
 
+Weigh = Callable[[Sequence[Delivery]], Batch]
+
+
 class CatchUp(_Waker):
     """Stores again what the consumer counts as acknowledged and the database lacks: it was restored from a backup, or is a new one.
 
@@ -418,11 +422,12 @@ class CatchUp(_Waker):
 
     poll_seconds = 2.0
 
-    def __init__(self, *, store: IntakeStore, client: Client, intake: Intake) -> None:
+    def __init__(self, *, store: IntakeStore, client: Client, intake: Intake, weigh: Weigh) -> None:
         super().__init__()
         self._store = store
         self._client = client
         self._intake = intake
+        self._weigh = weigh
 
     async def work(self) -> float:
         """Go through what is missing, once."""
@@ -450,7 +455,8 @@ class CatchUp(_Waker):
                 # The Sweeper asks whether the stream holds them no more.
                 return span[1] + 1, 0
             try:
-                await self._intake.store([Delivery(*event) for event in found])
+                weighed = await asyncio.to_thread(self._weigh, [Delivery(*event) for event in found])
+                await self._intake.tell(await self._intake.store(weighed))
             except Unavailable:
                 raise
             except Exception:
@@ -497,7 +503,7 @@ class Child(Protocol):
 class Keeper(_Waker):
     """Starts the summariser's process again when it died, and tells which one it is now; its first start is others' work."""
 
-    def __init__(self, *, summarizer: Child, on_change: Callable[[int], object]) -> None:
+    def __init__(self, *, summarizer: Child, on_change: Callable[[], object]) -> None:
         super().__init__()
         self._summarizer = summarizer
         self._on_change = on_change
@@ -512,5 +518,5 @@ class Keeper(_Waker):
                 raise Unavailable(str(error)) from error
         if (pid := self._summarizer.pid) is not None and pid != self._told:
             self._told = pid
-            self._on_change(pid)
+            self._on_change()
         return self.poll_seconds

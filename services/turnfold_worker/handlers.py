@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,40 +13,34 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turnfold.bus.admission import Admission
-from turnfold.bus.pull import Pull
 from turnfold.contracts.requests import CompactionRequest, PolicyRequest, SessionRequest, read_request
 from turnfold.contracts.subjects import INGESTED, WORKER_QUEUE, key_of_subject
 from turnfold.errors import RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
-from turnfold.operations.ingest import Weigh, ingest
-from turnfold.operations.weighing import Delivery
-from turnfold.ports import Changes, Ingested, IntakeStore, Rules
-from turnfold.tracing import is_on, span, trace_in
+from turnfold.operations.ingest import ingest
+from turnfold.operations.weighing import Batch
+from turnfold.ports import Arrival, Changes, Ingested, IntakeStore, Rules
+from turnfold.tracing import is_on, span
 from turnfold_worker.metrics import Metrics
+from turnfold_worker.receiver import Receiver
+from turnfold_worker.receiver.parent import Received
 
 log = structlog.get_logger()
 
-BATCH = 2_000
-"""Events of a transaction at most: what it costs for each session and statement is shared by more of them."""
 BUSY = 1_000
 """With so many events in hand or waiting, what is not an event waits a little."""
-SIDE_BY_SIDE = 3
-"""Batches in hand: one is being weighed, one committed, and one waits for its turn at either."""
 RETRY_SECONDS = 1.0
-ACK_TOKENS = 9
 
 
 class Intake:
-    """Batches from the stream into the store; acknowledged after the commit, never before."""
+    """Batches from the receiver into the store; acknowledged after the commit, never before."""
 
-    def __init__(self, *, pull: Pull, client: Client, store: IntakeStore, rules: Rules, weigh: Weigh, metrics: Metrics) -> None:
-        self._pull = pull
+    def __init__(self, *, receiver: Receiver, client: Client, store: IntakeStore, rules: Rules, metrics: Metrics) -> None:
+        self._receiver = receiver
         self._client = client
         self._store = store
         self._rules = rules
-        self._weigh = weigh
         self._metrics = metrics
-        self._places = asyncio.Semaphore(SIDE_BY_SIDE)
         self._in_hand: set[asyncio.Task[None]] = set()
         self._ended = 0
         self.may_begin = asyncio.Event()
@@ -56,7 +50,7 @@ class Intake:
     @property
     def is_busy(self) -> bool:
         """Whether many events are in hand or wait."""
-        return self._pull.held >= BUSY
+        return self._receiver.held >= BUSY
 
     @property
     def ended(self) -> int | None:
@@ -65,64 +59,57 @@ class Intake:
 
     async def run(self) -> None:
         """Take batches until cancelled; what is in hand then is finished first, and what is not comes again."""
-        await self.may_begin.wait()
-        await self._pull.start()
+        await self._receiver.start()
         try:
+            await self.may_begin.wait()
+            self._receiver.receive()
             while True:
-                await self._places.acquire()
-                batch = await self._pull.take(BATCH)
-                task = asyncio.create_task(self._take(batch), name="batch")
+                received = await self._receiver.take()
+                task = asyncio.create_task(self._take(received), name="batch")
                 self._in_hand.add(task)
                 task.add_done_callback(self._finished)
         finally:
+            await self._receiver.stop()
             await asyncio.gather(*self._in_hand, return_exceptions=True)
-            await self._pull.stop()
+            await self._receiver.close()
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._in_hand.discard(task)
         self._ended += 1
-        self._places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("batch.crashed", exc_info=error)
 
-    async def _take(self, batch: Sequence[Msg]) -> None:
-        """Store a batch, in the trace of each event that has one."""
-        deliveries = [delivery_of(message) for message in batch]
-        with ExitStack() as traced:
-            if is_on():
-                deliveries = [_traced(one, message, traced) for one, message in zip(deliveries, batch, strict=True)]
-            await self._store_all(batch, deliveries)
-
-    async def _store_all(self, batch: Sequence[Msg], deliveries: Sequence[Delivery]) -> None:
+    async def _take(self, received: Received) -> None:
         """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
         try:
-            done = await self._ingest(deliveries)
+            done = await self.store(received.parcel.batch)
         except Unavailable as error:
-            log.warning("batch.returned", events=len(batch), error=str(error))
+            log.warning("batch.returned", events=len(received.parcel.batch.payloads), error=str(error))
             self._metrics.returned()
-            await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)
+            received.give_back(delay_seconds=RETRY_SECONDS)
             return
         except BaseException:
-            await self._pull.give_back(batch, delay_seconds=RETRY_SECONDS)
+            received.give_back(delay_seconds=RETRY_SECONDS)
             raise
-        await self._pull.acknowledge(batch)
-        await self._tell(done)
+        received.acknowledge()
+        await self.tell(done)
 
-    async def store(self, deliveries: Sequence[Delivery]) -> None:
-        """Store events that no consumer delivered, and say so.
+    async def store(self, batch: Batch) -> Ingested:
+        """Store a batch, in the trace of each event that has one.
 
         Raises:
             Unavailable: nothing was stored; the same may be tried again.
         """
-        await self._tell(await self._ingest(deliveries))
-
-    async def _ingest(self, deliveries: Sequence[Delivery]) -> Ingested:
         began = time.perf_counter()
-        done = await ingest(deliveries, store=self._store, rules=self._rules, weigh=self._weigh)
-        self._metrics.stored(done, events=len(deliveries), seconds=time.perf_counter() - began)
+        with ExitStack() as traced:
+            if is_on():
+                batch = batch._replace(arrivals=[_traced(arrival, traced) for arrival in batch.arrivals])
+            done = await ingest(batch, store=self._store, rules=self._rules)
+        self._metrics.stored(done, events=len(batch.payloads), seconds=time.perf_counter() - began)
         return done
 
-    async def _tell(self, done: Ingested) -> None:
+    async def tell(self, done: Ingested) -> None:
+        """Say what was stored."""
         self.on_stored(done)
         await self._client.publish(INGESTED, b"")
         if done.dead_letters:
@@ -130,24 +117,12 @@ class Intake:
         log.debug("batch.stored", events=done.events, messages=done.messages, evictions=done.evictions)
 
 
-def _traced(delivery: Delivery, message: Msg, traced: ExitStack) -> Delivery:
-    """The delivery with a span of its own, in the trace that its header names; without one it has none."""
-    parent = trace_in(message.headers)
-    if parent is None:
-        return delivery
-    ingesting = traced.enter_context(span("ingest", kind="consumer", parent=parent, stream_seq=delivery.stream_seq))
-    return delivery._replace(trace=ingesting.trace)
-
-
-def delivery_of(message: Msg) -> Delivery:
-    """What the stream delivered, with the sequence and the time (ns) that its reply subject carries.
-
-    `$JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.<time>.<pending>`; the newer form has the
-    domain and the account before the stream, and one token more at the end.
-    """
-    tokens = message.reply.split(".")
-    shift = 0 if len(tokens) == ACK_TOKENS else 2
-    return Delivery(message.subject, message.data, int(tokens[5 + shift]), int(tokens[7 + shift]) // 1_000_000)
+def _traced(arrival: Arrival, traced: ExitStack) -> Arrival:
+    """The event with a span of its own, in the trace that it came with; without one it has none."""
+    if arrival.trace is None:
+        return arrival
+    ingesting = traced.enter_context(span("ingest", kind="consumer", parent=arrival.trace, stream_seq=arrival.stream_seq))
+    return arrival._replace(trace=ingesting.trace)
 
 
 async def as_it_came(message: NatsMessage) -> NatsMessage:

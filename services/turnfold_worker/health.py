@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from turnfold.bus.pull import Pull
 from turnfold.bus.streams import Lag, lag
 from turnfold.errors import Unavailable
 from turnfold.store.figures import SqlFigures, Waiting
 from turnfold_worker.background import Prober
 from turnfold_worker.metrics import Metrics
+from turnfold_worker.receiver import Receiver
 
 ASK_SECONDS = 3.0
 SILENT_SECONDS = 15.0
@@ -31,7 +31,7 @@ class Parts:
     """The parts of a worker that is at work."""
 
     client: Client
-    pull: Pull
+    receiver: Receiver
     prober: Prober
     figures: SqlFigures
 
@@ -47,17 +47,17 @@ class Health:
         """What is missing for it to work, and the figures from which that is told."""
         if self.parts is None:
             return [self.waits_for], {}
-        client, pull, prober = self.parts.client, self.parts.pull, self.parts.prober
+        client, receiver, prober = self.parts.client, self.parts.receiver, self.parts.prober
         missing = [] if client.is_connected else ["the bus is not connected"]
         behind = await lag_of(client)
         if client.is_connected and behind is None:
             missing.append("the stream does not answer, or its consumer is gone")
-        if pull.silent_seconds > SILENT_SECONDS:
+        if receiver.silent_seconds > SILENT_SECONDS:
             missing.append("the consumer is silent")
         if prober.age_seconds > SILENT_SECONDS:
             missing.append("the database cannot be written")
         seen = {"lag_events": behind.events, "lag_seconds": round(behind.seconds, 3)} if behind else {}
-        ages = {"fetch_age_seconds": pull.silent_seconds, "write_age_seconds": prober.age_seconds}
+        ages = {"fetch_age_seconds": receiver.silent_seconds, "write_age_seconds": prober.age_seconds}
         return missing, seen | {name: round(seconds, 3) for name, seconds in ages.items()}
 
     async def tell(self, metrics: Metrics) -> None:

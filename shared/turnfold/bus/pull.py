@@ -27,6 +27,7 @@ IN_PROGRESS_SECONDS = 2.0
 FRESH_SECONDS = 1.0
 """What came since then is reported the next time: twice that and this are well within the 5 seconds that the consumer waits."""
 LOOK_SECONDS = 0.5
+DRAIN_SECONDS = 2.0
 MISSING_SECONDS = 30.0
 """After so long without anybody to ask, the consumer is taken for gone."""
 GONE = ("consumer deleted", "consumer is push based")
@@ -111,11 +112,15 @@ class Pull:
         await self._ask()
 
     async def stop(self) -> None:
-        """Receive no more, and give back what nobody took."""
+        """Receive no more, and give back what nobody took; what was taken may still be acknowledged or given back."""
         if self._keeper is not None:
             self._keeper.cancel()
         if self._subscription is not None and self._client.is_connected:
-            await self._subscription.unsubscribe()
+            subscription, self._subscription = self._subscription, None
+            # What has been sent to us already comes first; all of it waits then.
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await subscription.drain()  # type: ignore[no-untyped-call]
             await self.give_back(list(self._waiting))
         self._waiting.clear()
 

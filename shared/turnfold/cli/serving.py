@@ -11,7 +11,20 @@ from turnfold.settings import Settings, read_settings
 def worker() -> int:
     """Ingest events and compact sessions until told to stop; the exit status."""
     settings = _settings("worker")
+    from turnfold_worker.receiver import Receiver
+
+    # Its process loads while we load.
+    receiver = Receiver()
+    receiver.begin()
     from turnfold_worker.app import main
+
+    return main(settings, receiver)
+
+
+def receiver() -> int:
+    """Receive events for the worker at the other end of standard input, which starts this by itself; the exit status."""
+    settings = _settings("receiver")
+    from turnfold_worker.receiver.child import main
 
     return main(settings)
 
@@ -42,7 +55,7 @@ def _travel_light(settings: Settings) -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # how Python says that a module is not to be had
 
 
-SERVICES: Mapping[str, Callable[[], int]] = {"worker": worker, "query": query, "migrate": migrate}
+SERVICES: Mapping[str, Callable[[], int]] = {"worker": worker, "receiver": receiver, "query": query, "migrate": migrate}
 
 
 def _settings(role: str) -> Settings:
@@ -54,7 +67,7 @@ def _settings(role: str) -> Settings:
 
     follow_parent()
     configure_logs(role=role, level=settings.log_level, format=settings.log_format)
-    if settings.traces and role != "migrate":
+    if settings.traces and role in ("worker", "query"):
         from turnfold.tracing import begin
 
         begin(f"turnfold-{role}")

@@ -1,6 +1,6 @@
 """Events read, counted and classified: everything about them that needs no database.
 
-This module is all that a weighing process of the worker loads, and loads little.
+This is nearly all that a receiver loads besides the bus, and loads little.
 """
 
 import json
@@ -28,16 +28,18 @@ class Delivery(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Deliveries that were read: what may be stored, and what never can be."""
+    """Deliveries that were read: what may be stored, what never can be, and what was published, by the sequences of the stream."""
 
     arrivals: list[Arrival]
     dead: list[DeadLetter]
+    payloads: dict[int, bytes]
 
 
 def weigh_all(deliveries: Iterable[Delivery], *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS) -> Batch:
     """Read and weigh each; a bad one becomes a dead letter."""
-    batch = Batch([], [])
+    batch = Batch([], [], {})
     for delivery in deliveries:
+        batch.payloads[delivery.stream_seq] = delivery.payload
         try:
             batch.arrivals.append(weigh(delivery, count=count, limits=limits, image_tokens=image_tokens))
         except BadEvent as error:

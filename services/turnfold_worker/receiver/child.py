@@ -1,0 +1,195 @@
+"""The receiver's side: events come from the bus, are weighed, go to the worker, and are acknowledged once it has stored them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+import nats.errors
+import structlog
+import uvloop
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from turnfold.bus.connection import connect
+from turnfold.bus.pull import Pull
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.errors import StartError
+from turnfold.operations.weighing import Batch, Delivery, weigh_all
+from turnfold.settings import Settings
+from turnfold.tracing import trace_in
+from turnfold.vocabulary import load_counter
+from turnfold_worker.receiver import wire
+
+log = structlog.get_logger()
+
+SIDE_BY_SIDE = 3
+"""Parcels under way: one is being weighed, one committed, and one waits for its turn at either."""
+AT_ONCE = 100
+"""Events that are weighed before anything else gets its turn: some milliseconds."""
+CONNECT_SECONDS = 24 * 3600.0
+"""The worker had a connection when it began; whatever happened to the bus since then, it is waited for."""
+RETRY_SECONDS = 1.0
+ACK_TOKENS = 9
+
+Weigh = Callable[[Sequence[Delivery]], Batch]
+
+
+def main(settings: Settings) -> int:
+    """Receive for the worker at the other end of standard input, until it is gone; the status to exit with."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Who is told to stop is the worker; it lets its receiver finish what is in hand.
+        signal.signal(number, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings))
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(0)), limit=wire.READ_BYTES)
+    count = load_counter()
+
+    def weigh(deliveries: Sequence[Delivery]) -> Batch:
+        return weigh_all(deliveries, count=count, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
+
+    await Child(reader, writer, weigh, settings).run()
+
+
+class Child:
+    """The parcels under way, and the two ends they go between."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, weigh: Weigh, settings: Settings) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._weigh = weigh
+        self._settings = settings
+        self._client: Client | None = None
+        self._pull: Pull | None = None
+        self._places = asyncio.Semaphore(SIDE_BY_SIDE)
+        self._sent: dict[int, Sequence[Msg]] = {}
+        self._receiving: asyncio.Task[None] | None = None
+        self._is_heard = True
+
+    async def run(self) -> None:
+        """Receive for the worker until it is gone, or silent for too long; what it has not answered for then may come elsewhere."""
+        ends = [asyncio.create_task(self._listen(), name="worker"), asyncio.create_task(self._beat(), name="beat")]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ends:
+                task.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            await self._take_no_more()
+            for messages in self._sent.values():
+                await self._answered().give_back(messages)
+            if self._client is not None:
+                await self._client.flush()
+        if self._client is not None:
+            await self._client.close()
+
+    async def _receive(self) -> None:
+        try:
+            self._client = await connect(self._settings, name="receiver", seconds=CONNECT_SECONDS)
+            self._pull = Pull(self._client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+            await self._pull.start()
+            await self._send(self._pull)
+        except StartError as error:
+            await self._say(wire.Failed(str(error)))
+
+    async def _send(self, pull: Pull) -> None:
+        """Weigh what comes, and hand it over.
+
+        Raises:
+            StartError: the consumer is gone.
+        """
+        number = 0
+        while True:
+            await self._places.acquire()
+            messages = await pull.take(wire.BATCH)
+            try:
+                batch = await self._weighed([delivery_of(message, has_trace=self._settings.traces) for message in messages])
+            except asyncio.CancelledError:
+                await pull.give_back(messages)
+                raise
+            except Exception:
+                log.exception("batch.crashed", events=len(messages))
+                await pull.give_back(messages, delay_seconds=RETRY_SECONDS)
+                self._places.release()
+                continue
+            number += 1
+            self._sent[number] = messages
+            await self._say(wire.Parcel(number, batch, pull.held))
+
+    async def _weighed(self, deliveries: Sequence[Delivery]) -> Batch:
+        batch = Batch([], [], {})
+        for start in range(0, len(deliveries), AT_ONCE):
+            some = self._weigh(deliveries[start : start + AT_ONCE])
+            batch.arrivals.extend(some.arrivals)
+            batch.dead.extend(some.dead)
+            batch.payloads.update(some.payloads)
+            await asyncio.sleep(0)
+        return batch
+
+    async def _listen(self) -> None:
+        while (word := await wire.read_word(self._reader)) is not None:
+            self._is_heard = True
+            match word:
+                case wire.Begin():
+                    self._receiving = asyncio.create_task(self._receive(), name="parcels")
+                case wire.Stored(number):
+                    await self._answered().acknowledge(self._sent.pop(number))
+                    self._places.release()
+                case wire.Returned(number, delay_seconds):
+                    await self._answered().give_back(self._sent.pop(number), delay_seconds=delay_seconds)
+                    self._places.release()
+                case wire.Stop():
+                    await self._take_no_more()
+                    await self._say(wire.Stopped())
+                case _:
+                    pass
+
+    def _answered(self) -> Pull:
+        """Where the parcels came from that the worker speaks of."""
+        assert self._pull is not None
+        return self._pull
+
+    async def _take_no_more(self) -> None:
+        """What the worker has not got yet goes back; what it has is still waited for."""
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)
+        if self._pull is not None:
+            await self._pull.stop()
+
+    async def _beat(self) -> None:
+        missed = 0
+        while missed < wire.SILENT_BEATS:
+            pull = self._pull
+            await self._say(wire.Beat() if pull is None else wire.Beat(pull.held, pull.words, pull.silent_seconds))
+            await asyncio.sleep(wire.BEAT_SECONDS)
+            missed = 0 if self._is_heard else missed + 1
+            self._is_heard = False
+        log.warning("receiver.left_alone", seconds=wire.SILENT_BEATS * wire.BEAT_SECONDS)
+
+    async def _say(self, word: wire.Word) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(wire.framed(word))
+            await self._writer.drain()
+
+
+def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
+    """What the stream delivered, with the sequence and the time (ns) that its reply subject carries.
+
+    `$JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.<time>.<pending>`; the newer form has the
+    domain and the account before the stream, and one token more at the end.
+    """
+    tokens = message.reply.split(".")
+    shift = 0 if len(tokens) == ACK_TOKENS else 2
+    trace = trace_in(message.headers) if has_trace else None
+    return Delivery(message.subject, message.data, int(tokens[5 + shift]), int(tokens[7 + shift]) // 1_000_000, trace)

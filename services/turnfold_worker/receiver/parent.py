@@ -1,0 +1,239 @@
+"""The worker's side: takes what the receiver weighed, says what is stored, and starts another receiver when one died."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from turnfold.embedded.ready import ANNOUNCE, die_with_parent
+from turnfold.errors import StartError
+from turnfold_worker.receiver import wire
+
+log = structlog.get_logger()
+
+START_BEATS: Final = 120
+"""A new process may take so many beats until its first word."""
+RETRY_SECONDS: Final = 1.0
+STOP_SECONDS: Final = 3.0
+CLOSE_SECONDS: Final = 2.0
+COMMAND: Final = (sys.executable, "-m", "turnfold.cli", "receiver")
+
+
+class _Process:
+    """One receiver while it lives."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this very program
+                list(COMMAND),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if name != ANNOUNCE},
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 - it only asks the kernel for a signal
+            )
+        self.pid = self._process.pid
+        self.is_heard = False
+        self.stopped = asyncio.Event()
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open(self) -> asyncio.StreamReader:
+        """Begin to listen to it."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=wire.READ_BYTES)
+        return self._reader
+
+    def say(self, word: wire.Word) -> None:
+        """Tell it, if it is still there."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(wire.framed(word))
+
+    async def close(self, *, seconds: float) -> None:
+        """Tell it that this is all, and end it when it has not ended by itself after so long."""
+        if self._writer is None:
+            self._socket.close()
+        else:
+            with contextlib.suppress(OSError, TimeoutError):
+                self._writer.write_eof()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, seconds)
+        self.kill()
+        if self._writer is not None:
+            self._writer.close()
+
+    def kill(self) -> None:
+        """End it now."""
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A parcel, and whom to tell what became of it."""
+
+    parcel: wire.Parcel
+    _process: _Process
+
+    def acknowledge(self) -> None:
+        """All of it is committed."""
+        self._process.say(wire.Stored(self.parcel.number))
+
+    def give_back(self, *, delay_seconds: float = 0.0) -> None:
+        """Nothing of it was stored; it is to come again, here or elsewhere."""
+        self._process.say(wire.Returned(self.parcel.number, delay_seconds))
+
+
+class Receiver:
+    """Receives and weighs events in a process of its own.
+
+    What a receiver held when it died is delivered again by the bus, to the next one or to another worker.
+    """
+
+    def __init__(self) -> None:
+        self._process: _Process | None = None
+        self._received: asyncio.Queue[Received | StartError] = asyncio.Queue()
+        self._keeping: asyncio.Task[None] | None = None
+        self._served_at = 0.0
+        self._may_receive = False
+        self._is_stopping = False
+        self._loaded = asyncio.Event()
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when there is another process."""
+        self.held = 0
+        """How many events are received and not stored yet; more may wait in the stream."""
+        self.words: tuple[int, int] | None = None
+        """Changes whenever the consumer is heard; None while there is nothing to hear."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long ago the consumer was heard last, though there was room for more."""
+        return asyncio.get_running_loop().time() - self._served_at
+
+    def begin(self) -> None:
+        """Start the process: it loads while its worker does."""
+        self._process = _Process()
+
+    async def start(self) -> None:
+        """Begin to listen to it."""
+        self._served_at = asyncio.get_running_loop().time()
+        self._keeping = asyncio.create_task(self._keep(), name="receiver")
+
+    async def loaded(self, *, seconds: float = 60.0) -> None:
+        """Wait, bounded, until it could receive at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._loaded.wait()
+
+    def receive(self) -> None:
+        """Have it receive from now on."""
+        self._may_receive = True
+        if self._process is not None:
+            self._process.say(wire.Begin())
+
+    async def take(self) -> Received:
+        """The next parcel.
+
+        Raises:
+            StartError: the consumer is gone, or the bus refuses the credentials.
+        """
+        received = await self._received.get()
+        if isinstance(received, StartError):
+            raise received
+        return received
+
+    async def stop(self) -> None:
+        """Receive no more, and give back what was not taken; what was taken can still be acknowledged."""
+        process, self._is_stopping = self._process, True
+        if self._keeping is not None and process is not None:
+            process.say(wire.Stop())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await process.stopped.wait()
+        while not self._received.empty():
+            received = self._received.get_nowait()
+            if isinstance(received, Received):
+                received.give_back()
+
+    async def close(self) -> None:
+        """End the process, once it has passed on all that it was told."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._process is not None:
+            await self._process.close(seconds=CLOSE_SECONDS)
+            self._process = None
+
+    async def _keep(self) -> None:
+        """Listen to one process after another, until it is told to stop or no other could do better."""
+        while not self._is_stopping:
+            if (process := self._process) is None:
+                process = self._process = _Process()
+                self.on_change()
+            if await self._listen(process):
+                return
+            self.held = 0
+            if not self._is_stopping:
+                log.warning("receiver.died", retry_seconds=RETRY_SECONDS)
+                process.kill()
+                self._process = None
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _listen(self, process: _Process) -> bool:
+        """Hear it out, until it is gone or silent for too long; whether it says that another would do no better."""
+        reader = await process.open()
+        if self._may_receive:
+            process.say(wire.Begin())
+        beating = asyncio.create_task(self._beat(process), name="beat")
+        reading = asyncio.create_task(self._hear(process, reader), name="parcels")
+        try:
+            await asyncio.wait([beating, reading], return_when=asyncio.FIRST_COMPLETED)
+            return reading.done() and reading.result()
+        finally:
+            beating.cancel()
+            reading.cancel()
+            process.stopped.set()
+
+    async def _hear(self, process: _Process, reader: asyncio.StreamReader) -> bool:
+        while (word := await wire.read_word(reader)) is not None:
+            process.is_heard = True
+            self._loaded.set()
+            match word:
+                case wire.Parcel():
+                    self.held = word.held
+                    self._received.put_nowait(Received(word, process))
+                case wire.Beat(held, words, silent_seconds):
+                    self.held = held
+                    self.words = None if words is None else (process.pid, words)
+                    self._served_at = asyncio.get_running_loop().time() - silent_seconds
+                case wire.Stopped():
+                    process.stopped.set()
+                case wire.Failed(told):
+                    self._received.put_nowait(StartError(told))
+                    return True
+                case _:
+                    pass
+        return False
+
+    async def _beat(self, process: _Process) -> None:
+        """Say that we are here, until it is not."""
+        missed, most = 0, START_BEATS
+        while missed < most:
+            process.say(wire.Beat())
+            await asyncio.sleep(wire.BEAT_SECONDS)
+            if process.is_heard:
+                most = wire.SILENT_BEATS
+            missed = 0 if process.is_heard else missed + 1
+            process.is_heard = False
+        log.warning("receiver.silent", seconds=most * wire.BEAT_SECONDS)

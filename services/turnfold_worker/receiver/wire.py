@@ -1,0 +1,86 @@
+"""What a worker and its receiver say to each other, and how that goes through the socket between them.
+
+The two are one program started twice by the same user, so words travel pickled.
+"""
+
+import asyncio
+import pickle
+from typing import Final, NamedTuple
+
+from turnfold.operations.weighing import Batch
+
+BATCH: Final = 2_000
+"""Events of a batch at most: what a transaction costs for each session and statement is shared by more of them."""
+BEAT_SECONDS: Final = 0.5
+"""How often each says that it is there."""
+SILENT_BEATS: Final = 10
+"""So many beats in a row without a word, and the other one is given up. Beats are counted and no clock is read: nobody
+is given up because the machine slept."""
+READ_BYTES: Final = 4 * 1024 * 1024
+_LENGTH_BYTES: Final = 4
+
+
+class Begin(NamedTuple):
+    """To the receiver: older events are stored, receive new ones."""
+
+
+class Parcel(NamedTuple):
+    """From the receiver: a batch to be stored, and how many events it holds in all."""
+
+    number: int
+    batch: Batch
+    held: int
+
+
+class Stored(NamedTuple):
+    """To the receiver: the events of this parcel are committed, and may be acknowledged."""
+
+    number: int
+
+
+class Returned(NamedTuple):
+    """To the receiver: nothing of this parcel was stored; it is to come again after so long."""
+
+    number: int
+    delay_seconds: float
+
+
+class Beat(NamedTuple):
+    """Each to the other: it is there. The receiver tells what it holds, and how its consumer is (see `turnfold.bus.pull.Pull`)."""
+
+    held: int = 0
+    words: int | None = None
+    silent_seconds: float = 0.0
+
+
+class Stop(NamedTuple):
+    """To the receiver: take nothing more, give back what waits, and say `Stopped`."""
+
+
+class Stopped(NamedTuple):
+    """From the receiver: no parcel comes after this."""
+
+
+class Failed(NamedTuple):
+    """From the receiver: it cannot receive, and starting again would not help; the text says what would."""
+
+    told: str
+
+
+Word = Begin | Parcel | Stored | Returned | Beat | Stop | Stopped | Failed
+
+
+def framed(word: Word) -> bytes:
+    """A word as it travels: its length, and the word."""
+    pickled = pickle.dumps(word, pickle.HIGHEST_PROTOCOL)
+    return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
+
+
+async def read_word(reader: asyncio.StreamReader) -> Word | None:
+    """The next word; None when the other one is gone."""
+    try:
+        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
+        word: Word = pickle.loads(await reader.readexactly(length))  # noqa: S301 - from our own process
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return word
