@@ -212,7 +212,7 @@ async def _work(
     desk = Desk(Admission(settings.max_requests))
     broker = _broker(settings, database, client, rules, look_again, eraser, desk)
     await broker.start()
-    
+
     def tell_processes() -> None:
         pids = {"worker": os.getpid(), "receiver": receiver.pid, "model": summarizer.pid}
         announce({name: pid for name, pid in pids.items() if pid is not None})

@@ -64,14 +64,10 @@ class _Process:
                 self._writer.write_eof()
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, seconds)
-        self.kill()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
         if self._writer is not None:
             self._writer.close()
-
-    def kill(self) -> None:
-        """End it now."""
-        self._process.kill()
-        self._process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +174,19 @@ class Receiver:
     async def _keep(self) -> None:
         """Listen to one process after another, until it is told to stop or no other could do better."""
         while not self._is_stopping:
-            if (process := self._process) is None:
-                process = self._process = _Process()
-                self.on_change()
-            if await self._listen(process):
-                return
-            self.held = 0
-            if not self._is_stopping:
+            try:
+                if (process := self._process) is None:
+                    process = self._process = _Process()
+                    self.on_change()
+            except OSError as error:
+                log.warning("receiver.not_started", error=type(error).__name__, retry_seconds=RETRY_SECONDS)
+            else:
+                if await self._listen(process) or self._is_stopping:
+                    return
                 log.warning("receiver.died", retry_seconds=RETRY_SECONDS)
-                process.kill()
-                self._process = None
-                await asyncio.sleep(RETRY_SECONDS)
+                self._process, self.held = None, 0
+                await process.close(seconds=0.0)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _listen(self, process: _Process) -> bool:
         """Hear it out, until it is gone or silent for too long; whether it says that another would do no better."""
