@@ -49,19 +49,19 @@ class Fault:
 
 
 _PARTS: Mapping[Topology, str] = {
-    Topology.SQLITE: "worker*5 query*3 nats*4 up*2",
-    Topology.POSTGRES: "worker*6 query*3 nats*3 postgres*2 backend*4",
-    Topology.CLUSTER: "worker*5 query*3 nats*7 postgres*1 backend*3",
+    Topology.SQLITE: "worker*5 receiver*2 query*3 nats*4 up*2",
+    Topology.POSTGRES: "worker*6 receiver*2 query*3 nats*3 postgres*2 backend*4",
+    Topology.CLUSTER: "worker*5 receiver*2 query*3 nats*7 postgres*1 backend*3",
 }
 """Who is killed, and how often of all times."""
 _OTHERS: Mapping[Topology, str] = {
-    Topology.SQLITE: "stop.up freeze.worker freeze.query freeze.nats full.worker full.nats slow.database",
+    Topology.SQLITE: "stop.up freeze.worker freeze.receiver freeze.query freeze.nats full.worker full.nats slow.database",
     Topology.POSTGRES: (
-        "stop.worker stop.query stop.nats stop.postgres freeze.worker*2 freeze.query freeze.nats freeze.backend freeze.checkpointer"
+        "stop.worker stop.query stop.nats stop.postgres freeze.worker*2 freeze.receiver freeze.query freeze.nats freeze.backend freeze.checkpointer"
         " full.backend full.nats slow.database"
     ),
     Topology.CLUSTER: (
-        "stop.worker stop.query stop.nats*2 stop.postgres freeze.worker*2 freeze.query freeze.nats*2 freeze.backend full.backend full.nats"
+        "stop.worker stop.query stop.nats*2 stop.postgres freeze.worker*2 freeze.receiver freeze.query freeze.nats*2 freeze.backend full.backend full.nats"
         " slow.database"
     ),
 }

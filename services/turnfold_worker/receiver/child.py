@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 from collections.abc import Callable, Sequence
 
 import nats.errors
@@ -38,7 +39,13 @@ Weigh = Callable[[Sequence[Delivery]], Batch]
 
 
 def main(settings: Settings) -> int:
-    """Receive for the worker at the other end of standard input, until it is gone; the status to exit with."""
+    """Receive for the worker at the other end of standard input, until it is gone; the status to exit with.
+
+    Raises:
+        StartError: no worker started this.
+    """
+    if not stat.S_ISSOCK(os.fstat(0).st_mode):
+        raise StartError("a receiver is started by its worker; run `turnfold worker`")
     for number in (signal.SIGINT, signal.SIGTERM):
         # Who is told to stop is the worker; it lets its receiver finish what is in hand.
         signal.signal(number, signal.SIG_IGN)
