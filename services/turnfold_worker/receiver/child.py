@@ -76,18 +76,24 @@ class Child:
         self._pull: Pull | None = None
         self._places = asyncio.Semaphore(SIDE_BY_SIDE)
         self._sent: dict[int, Sequence[Msg]] = {}
-        self._receiving: asyncio.Task[None] | None = None
+        self._may_receive = asyncio.Event()
+        self._receiving = asyncio.create_task(self._receive(), name="parcels")
         self._is_heard = True
 
     async def run(self) -> None:
         """Receive for the worker until it is gone, or silent for too long; what it has not answered for then may come elsewhere."""
-        ends = [asyncio.create_task(self._listen(), name="worker"), asyncio.create_task(self._beat(), name="beat")]
+        parts = [asyncio.create_task(self._listen(), name="worker"), asyncio.create_task(self._beat(), name="beat")]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*parts, self._receiving], return_when=asyncio.FIRST_COMPLETED)
+            if self._receiving.done() and (self._receiving.cancelled() or self._receiving.exception() is None):
+                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*parts, self._receiving):
+                if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("receiver.crashed", exc_info=error)
         finally:
-            for task in ends:
+            for task in parts:
                 task.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            await asyncio.gather(*parts, return_exceptions=True)
             await self._leave()
 
     async def _leave(self) -> None:
@@ -101,6 +107,7 @@ class Child:
             await self._client.close()
 
     async def _receive(self) -> None:
+        await self._may_receive.wait()
         try:
             self._client = await connect(self._settings, name="receiver", seconds=CONNECT_SECONDS)
             self._pull = Pull(self._client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
@@ -148,7 +155,7 @@ class Child:
             self._is_heard = True
             match word:
                 case wire.Begin():
-                    self._receiving = asyncio.create_task(self._receive(), name="parcels")
+                    self._may_receive.set()
                 case wire.Stored(number):
                     await self._answered().acknowledge(self._sent.pop(number))
                     self._places.release()
@@ -168,9 +175,8 @@ class Child:
 
     async def _take_no_more(self) -> None:
         """What the worker has not got yet goes back; what it has is still waited for."""
-        if self._receiving is not None:
-            self._receiving.cancel()
-            await asyncio.gather(self._receiving, return_exceptions=True)
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
         if self._pull is not None:
             await self._pull.stop()
 
