@@ -59,8 +59,8 @@ class _Process:
         """Tell it that this is all, and end it when it has not ended by itself after so long."""
         if self._writer is None:
             self._socket.close()
-        else:
-            with contextlib.suppress(OSError, TimeoutError):
+        elif not self._writer.is_closing():
+            with contextlib.suppress(OSError, RuntimeError):
                 self._writer.write_eof()
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, seconds)
@@ -94,7 +94,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self._process: _Process | None = None
-        self._received: asyncio.Queue[Received | StartError] = asyncio.Queue()
+        self._received: asyncio.Queue[Received | BaseException] = asyncio.Queue()
         self._keeping: asyncio.Task[None] | None = None
         self._served_at = 0.0
         self._may_receive = False
@@ -125,6 +125,7 @@ class Receiver:
         """Begin to listen to it."""
         self._served_at = asyncio.get_running_loop().time()
         self._keeping = asyncio.create_task(self._keep(), name="receiver")
+        self._keeping.add_done_callback(self._kept)
 
     async def loaded(self, *, seconds: float = 60.0) -> None:
         """Wait, bounded, until it could receive at once."""
@@ -145,7 +146,7 @@ class Receiver:
             StartError: the consumer is gone, or the bus refuses the credentials.
         """
         received = await self._received.get()
-        if isinstance(received, StartError):
+        if isinstance(received, BaseException):
             raise received
         return received
 
@@ -170,6 +171,11 @@ class Receiver:
         if self._process is not None:
             await self._process.close(seconds=CLOSE_SECONDS)
             self._process = None
+
+    def _kept(self, keeping: asyncio.Task[None]) -> None:
+        """Whoever waits for parcels learns of an error of ours: nobody else would go on."""
+        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            self._received.put_nowait(error)
 
     async def _keep(self) -> None:
         """Listen to one process after another, until it is told to stop or no other could do better."""
