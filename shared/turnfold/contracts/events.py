@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from turnfold.contracts.subjects import EVENT_TYPES, ID_MAX_BYTES, TOOL_RESULT, TURN_COMPLETED, id_fault, token_of
 from turnfold.errors import BadEvent
-from turnfold.messages import AgentId, EventId, Role, SessionId, SessionKey
+from turnfold.messages import ROLES, AgentId, EventId, SessionId, SessionKey
 
 INTEGER_MAX_DIGITS = 4_000
 
@@ -30,7 +30,6 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 
 
-ROLES = frozenset(str(role) for role in Role)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
-ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+from turnfold.messages import ROLES
 
 
 def is_role(role: object) -> TypeGuard[str]:

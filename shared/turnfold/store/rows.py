@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from turnfold.messages import MESSAGES_PER_EVENT, Answer, Call, CompactionId, EventId, Message, Priority, Role, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Answer, Call, CompactionId, EventId, Message, Priority, position_of
 from turnfold.ports import Arrival
 from turnfold.store.schema import messages
 
@@ -18,7 +18,6 @@ FACTS = [
 ]  # fmt: skip
 """The columns of a message without its text, in the order in which `message_of` reads them."""
 
-_ROLES = {str(role): role for role in Role}
 _PRIORITIES = tuple(Priority)
 
 
@@ -32,7 +31,7 @@ def message_of(row: Sequence[Any]) -> Message:
         position,
         EventId(event_id),
         position % MESSAGES_PER_EVENT,
-        _ROLES[role],
+        ROLES[role],
         tokens,
         content_tokens,
         reasoning_tokens,
@@ -68,7 +67,7 @@ def evictable_of(row: Sequence[Any]) -> Message:
         position,
         event_id,
         position % MESSAGES_PER_EVENT,
-        _ROLES[role],
+        ROLES[role],
         tokens,
         is_meta=bool(is_meta),
         created_at_ms=created_at_ms,

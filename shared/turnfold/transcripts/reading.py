@@ -12,10 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from turnfold.contracts.events import ROLES
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import TurnfoldError
-from turnfold.messages import Json, Role
+from turnfold.messages import ROLES, Json, Role
 from turnfold.transcripts.claude_code import Transcript
 
 STANDARD_INPUT = "-"
