@@ -60,4 +60,4 @@ def pair(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> dict[int, 
 
 def _in_stream_order(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> Sequence[CallSeen | ResultSeen]:
     # A call and a result never share a position; calls of one message are ordered by slot.
-    return sorted([*calls, *results], key=lambda seen: (seen.position, seen.slot if isinstance(seen, CallSeen) else 0))
+    return sorted([*calls, *results])

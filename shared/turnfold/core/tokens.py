@@ -10,7 +10,20 @@ from turnfold.core.cuts import Count, Cut, Cuts, is_long
 from turnfold.core.estimates import ceiling, estimate
 from turnfold.messages import Call
 
-__all__ = ["Count", "Cut", "Cuts", "Measured", "ceiling", "estimate", "is_long", "lines_of", "measure", "path_in", "text_of"]
+__all__ = [
+    "Count",
+    "Cut",
+    "Cuts",
+    "Measured",
+    "ceiling",
+    "estimate",
+    "is_long",
+    "lines_of",
+    "measure",
+    "measure_with",
+    "path_in",
+    "text_of",
+]
 
 MESSAGE_TOKENS: Final = 4
 CALL_TOKENS: Final = 4
@@ -42,25 +55,25 @@ class Measured:
     cuts: str
 
 
-def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_TOKENS, is_priced: bool = True) -> Measured:
-    """Count one chat message, whatever its shape. Media cost `image_tokens` each, however many bytes they are.
+def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_TOKENS) -> Measured:
+    """Count one chat message, whatever its shape. Media cost `image_tokens` each, however many bytes they are."""
+    text = text_of(body)
+    if not is_long(text):
+        return measure_with(body, text, count(text) if text else 0, count, image_tokens=image_tokens)
+    grid = Cuts.of(text, count)
+    return measure_with(body, text, grid.total, count, image_tokens=image_tokens, cuts=grid.encode())
 
-    Without `is_priced` a long text is counted in one, which may be a little less than its parts together, and has no `cuts`.
+
+def measure_with(
+    body: Mapping[str, Any], text: str, text_tokens: int, count: Count, *, image_tokens: int = IMAGE_TOKENS, cuts: str = ""
+) -> Measured:
+    """Count the rest of a chat message whose text (`text_of`) was counted already. `cuts` is handed on.
+
+    A long text that was counted in one may be a little less than its parts together.
     """
     content = body.get("content")
-    if isinstance(content, str):
-        text, content_tokens = content, 0
-    elif content is None:
-        text, content_tokens = "", 0
-    else:
-        text, content_tokens = text_of(body), _other_parts(content, count, image_tokens)
-    cuts = ""
-    if is_priced and is_long(text):
-        grid = Cuts.of(text, count)
-        content_tokens += grid.total
-        cuts = grid.encode()
-    elif text:
-        content_tokens += count(text)
+    is_text = content is None or isinstance(content, str)
+    content_tokens = text_tokens if is_text else text_tokens + _other_parts(content, count, image_tokens)
     tokens = MESSAGE_TOKENS + content_tokens
     calls: tuple[Call, ...] = ()
     is_irregular = False
@@ -135,18 +148,12 @@ def _calls(found: object, count: Count) -> tuple[tuple[Call, ...], int, bool]:
     ids: set[str] = set()
     tokens = 0
     for slot, entry in enumerate(found):
-        function = entry.get("function") if isinstance(entry, Mapping) else None
-        call_id = entry.get("id") if isinstance(entry, Mapping) else None
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if (
-            not (isinstance(function, Mapping) and isinstance(call_id, str) and isinstance(name, str))
-            or not (call_id and name)
-            or call_id in ids
-        ):
+        call_id, function = (entry.get("id"), entry.get("function")) if isinstance(entry, Mapping) else (None, None)
+        name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else (None, None)
+        if not (isinstance(call_id, str) and isinstance(name, str) and call_id and name) or call_id in ids:
             tokens += CALL_TOKENS + count(_json(entry))
             continue
         ids.add(call_id)
-        arguments = function.get("arguments")
         written = arguments if isinstance(arguments, str) else "" if arguments is None else _json(arguments)
         call = Call(slot, call_id, name, CALL_TOKENS + count(name) + (count(written) if written else 0), path_in(written))
         calls.append(call)
