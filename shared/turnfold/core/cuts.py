@@ -162,7 +162,6 @@ WORD_END: Final = rf"(?<=[^\W_])(?={PUNCTUATION})"
 RUN: Final = r"(?<=([^\r\n]))(?=\1{8})(?<=\1{8})|(?<=[0-9])(?=[0-9])"
 
 AT_LINE_START = re.compile(LINE_START)
-TO_LINE_START = re.compile(rf"(?s:.*){LINE_START}")
 TO_WORD_END = re.compile(rf"(?s:.*){WORD_END}")
 PARTED = re.compile(rf"(?s:{LINE_START}|(?= )|{WORD_END}|{RUN}|\Z)")
 JOINED = re.compile("[\u0300-\u036f\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\udc00-\udfff]")
@@ -199,9 +198,10 @@ def _cut(text: str, start: int, stop: int, characters: int) -> int:
     if limit >= stop:
         return stop
     least = limit - characters * 3 // 4
-    # Looking for a character is quicker than trying a pattern.
-    if text.rfind("\n", least - 1, limit) >= 0 and (line_start := TO_LINE_START.match(text, least, limit + 1)):
-        return line_start.end()
+    line_start = limit + 1
+    while line_start := text.rfind("\n", least - 1, line_start - 1) + 1:
+        if AT_LINE_START.match(text, line_start):
+            return line_start
     space = text.rfind(" ", least, limit + 1)
     if space >= 0:
         return space
