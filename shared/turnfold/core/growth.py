@@ -118,19 +118,16 @@ class Growth:
         self._most_size += size
         self.taken += messages
         self.live += sum([message.compaction_id is None for message in messages])
+        relieve = None if self.is_roomy else self._relieve
         for message in messages:
-            self._add(message)
-
-    def _add(self, message: Message) -> None:
-        """Take in one message, and trim if it was too much."""
-        if message is self.frame.pinned or message.role.is_system:
-            return
-        if message.role is Role.TOOL:
-            self._add_result(message)
-        else:
-            self._add_unit(message)
-        if self._relieve is not None and not self.is_roomy and self.is_over:
-            self._relieve(self)
+            if message.role.is_system:
+                continue
+            if message.role is Role.TOOL:
+                self._add_result(message)
+            else:
+                self._add_unit(message)
+            if relieve is not None and self.is_over:
+                relieve(self)
 
     @property
     def is_over(self) -> bool:
@@ -149,7 +146,7 @@ class Growth:
         self.total += unit.tokens
         self.size += unit.size
         if message.role is Role.USER:
-            if self.request is None or message.is_request or self.request.head.message.is_meta:
+            if self.request is None or not message.is_meta or self.request.head.message.is_meta:
                 self.request = unit
         else:
             self.unseen = unit if unit.results else None
@@ -162,8 +159,8 @@ class Growth:
                 self._attach(unit, result)
         if unit.row is not None:
             self.row_units.setdefault(unit.row, []).append(unit)
-        if unit.row in self.folded_rows and not self.is_protected(unit):
-            self.fold(unit)
+            if unit.row in self.folded_rows and not self.is_protected(unit):
+                self.fold(unit)
 
     def _add_result(self, message: Message) -> None:
         if message.answers is None:
