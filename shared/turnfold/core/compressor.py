@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from turnfold.core.assembler import SYSTEM_ROLES
 from turnfold.core.estimates import estimate
 from turnfold.core.forms import WHOLE
 from turnfold.core.pairing import CallSeen, ResultSeen, pair
-from turnfold.core.pieces import Entry, StandIn
+from turnfold.core.pieces import Piece, Shown, StandIn
 from turnfold.core.presets import Policy
 from turnfold.core.priority import classify
 from turnfold.core.render import entry_body
-from turnfold.core.sendable import faults, is_role
-from turnfold.core.tokens import is_long, measure_with, text_of
-from turnfold.core.window import EMERGENCY_FIFTHS, UNLIMITED, Asked, Stored, plan
+from turnfold.core.sendable import faults
+from turnfold.core.tokens import Measured, is_long, measure_with, text_of
+from turnfold.core.window import EMERGENCY_FIFTHS, UNLIMITED, Asked, Stored, grown
 from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import ROLES, EventId, Json, LongText, Message, Role
 
@@ -71,9 +72,8 @@ class LadderCompressor:
 
     def tokens(self, messages: Sequence[Json]) -> int:
         """What these count together, overhead included."""
-        texts = [text_of(body) for body in messages]
-        found = zip(messages, texts, counted(texts, self.count), strict=True)
-        return sum([measure_with(body, text, tokens, self.count).tokens for body, text, tokens in found])
+        measured = measured_list(messages, [text_of(body) for body in messages], self.count)
+        return sum([one.tokens for one in measured])
 
     def compress(self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
         """A list that fits and may be sent comes back as it is.
@@ -83,37 +83,39 @@ class LadderCompressor:
             CannotFit: see `Compressor.compress`; with `needed_messages` where the policy shows fewer messages than that.
         """
         bodies = [dict(body) for body in messages]
-        weighed = weighed_list(bodies, self.count)
+        texts = [text_of(body) for body in bodies]
+        measured = measured_list(bodies, texts, self.count)
+        total = sum([one.tokens for one in measured])
         cap = budget_tokens * EMERGENCY_FIFTHS // 5 if is_emergency else budget_tokens
-        total = sum([message.tokens for message in weighed])
-        rest = tuple([message for message in weighed if not message.role.is_system])
-        if bodies and total <= cap and len(rest) <= (self.policy.max_messages or UNLIMITED) and not faults(bodies):
+        if bodies and total <= cap and _others(bodies) <= (self.policy.max_messages or UNLIMITED) and not faults(bodies):
             return Compressed(bodies, total)
+        weighed = weighed_list(bodies, measured, [LongText(text, self.count) if is_long(text) else "" for text in texts])
+        rest = tuple([message for message in weighed if not message.role.is_system])
         kept = _kept_systems(weighed)
         system_tokens = sum([message.tokens for message in kept])
         left = max(cap - system_tokens, 0)
         asked = Asked(budget_tokens=-(-left * 5 // EMERGENCY_FIFTHS) if is_emergency else left, is_emergency=is_emergency)
         try:
-            planned = plan(Stored(messages=rest, total=len(rest)), asked, self.policy)
+            window = grown(Stored(messages=rest, total=len(rest)), asked, self.policy)
         except CannotFit as error:
             if error.needed_tokens is None:
                 raise
             needed = error.needed_tokens + (-(-system_tokens * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens)
             raise CannotFit(f"the smallest list of these messages needs a budget of {needed} tokens", needed_tokens=needed) from error
         if system_tokens > cap:
-            needed = -(-(system_tokens + planned.tokens) * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens + planned.tokens
+            needed = -(-(system_tokens + window.total) * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens + window.total
             raise CannotFit(f"the system messages alone count {system_tokens} tokens", needed_tokens=needed)
-        shown = [bodies[message.position] for message in kept]
-        shown += [self._as_sent(entry, bodies) for entry in planned.entries]
-        omitted = len(bodies) - len(kept) - sum([part.stored for part in planned.parts])
-        return Compressed(shown, system_tokens + planned.tokens, is_whole=shown == bodies, omitted=omitted)
+        places = [place for unit in window.units if unit.is_shown for place in unit.places]
+        shown = [bodies[message.position] for message in kept] + [self._as_sent(place, bodies) for place in places]
+        omitted = len(bodies) - len(shown) + sum([isinstance(place, StandIn) for place in places])
+        return Compressed(shown, system_tokens + window.total, is_whole=shown == bodies, omitted=omitted)
 
-    def _as_sent(self, entry: Entry, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What stands in the list for an entry: the very message that was given, where it is shown whole."""
-        if isinstance(entry, StandIn):
-            return entry_body(entry, {})
-        body = bodies[entry.message.position]
-        return body if entry.form is WHOLE else entry_body(entry, _copied(body), self.count)
+    def _as_sent(self, place: Piece | StandIn, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What stands in the list in this place: the very message that was given, where it is shown whole."""
+        if isinstance(place, StandIn):
+            return entry_body(place, {})
+        body, form = bodies[place.message.position], place.form
+        return body if form is WHOLE else entry_body(Shown(place.message, form, place.call), _copied(body), self.count)
 
 
 def _copied(body: dict[str, Any]) -> dict[str, Any]:
@@ -130,13 +132,15 @@ def _copied(body: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def counted(texts: Sequence[str], count: Callable[[str], int]) -> list[int]:
-    """The tokens of each text. One after the other they take less time: what a tokenizer looks up stays near the processor."""
-    return [count(text) if text else 0 for text in texts]
+def measured_list(bodies: Sequence[Json], texts: Sequence[str], count: Callable[[str], int]) -> list[Measured]:
+    """What each message of a list holds; `texts` are theirs (`text_of`)."""
+    # All texts first, and nothing between two of them: what a tokenizer looks up stays near the processor.
+    tokens = [count(text) if text else 0 for text in texts]
+    return [measure_with(body, text, text_tokens, count) for body, text, text_tokens in zip(bodies, texts, tokens, strict=True)]
 
 
-def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) -> list[Message]:
-    """The messages of a list as numbers and relations; the position of each is its index.
+def weighed_list(bodies: Sequence[Json], measured: Sequence[Measured], cuts: Sequence[LongText | str]) -> list[Message]:
+    """The messages of a list as numbers and relations; the position of each is its index. `cuts` price their long texts.
 
     Raises:
         BadRequest: an entry has no role of a chat message.
@@ -145,18 +149,16 @@ def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) 
     calls: defaultdict[str, list[CallSeen]] = defaultdict(list)
     results: defaultdict[str, list[int]] = defaultdict(list)
     found: list[Message] = []
-    texts = [text_of(body) for body in bodies]
-    for index, (body, text, text_tokens) in enumerate(zip(bodies, texts, counted(texts, count), strict=True)):
+    for index, (body, one, text_cuts) in enumerate(zip(bodies, measured, cuts, strict=True)):
         name = body.get("role")
-        if not is_role(name):
+        role = ROLES.get(name) if isinstance(name, str) else None
+        if role is None:
             raise BadRequest(f"message {index} has the role {name!r}; a chat message has one of {', '.join(sorted(ROLES))}")
-        role = ROLES[name]
-        measured = measure_with(body, text, text_tokens, count)
-        is_calling = bool(measured.calls) and role is Role.ASSISTANT
-        for call in measured.calls:
+        own_calls = one.calls if role is Role.ASSISTANT else ()
+        for call in one.calls:
             called[call.call_id] = body["tool_calls"][call.slot]
-            if is_calling:
-                calls[call.call_id].append(CallSeen(index, call.slot))
+        for call in own_calls:
+            calls[call.call_id].append(CallSeen(index, call.slot))
         answered = None
         if role is Role.TOOL and isinstance(call_id := body.get("tool_call_id"), str) and call_id:
             results[call_id].append(index)
@@ -167,15 +169,15 @@ def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) 
                 LIST,
                 index,
                 role,
-                measured.tokens,
-                content_tokens=measured.content_tokens,
-                reasoning_tokens=measured.reasoning_tokens,
-                characters=measured.characters,
-                lines=measured.lines,
-                priority=classify(body, call=answered),
-                calls=measured.calls if is_calling else (),
-                is_irregular=measured.is_irregular or (bool(measured.calls) and not is_calling),
-                cuts=LongText(text, count) if is_long(text) else "",
+                one.tokens,
+                one.content_tokens,
+                one.reasoning_tokens,
+                one.characters,
+                one.lines,
+                classify(body, call=answered),
+                own_calls,
+                is_irregular=one.is_irregular or len(own_calls) < len(one.calls),
+                cuts=text_cuts,
             )
         )
     for call_id, indices in results.items():
@@ -184,6 +186,11 @@ def weighed_list(bodies: Sequence[dict[str, Any]], count: Callable[[str], int]) 
         for position, verdict in pair(calls[call_id], seen).items():
             found[position].answers, found[position].is_copy = verdict.answers, verdict.is_copy
     return found
+
+
+def _others(bodies: Sequence[Json]) -> int:
+    """How many are no system messages."""
+    return sum([body.get("role") not in SYSTEM_ROLES for body in bodies])
 
 
 def _kept_systems(weighed: Sequence[Message]) -> list[Message]:

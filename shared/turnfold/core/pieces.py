@@ -176,31 +176,39 @@ class Unit:
 
     def __init__(self, head: Message) -> None:
         self.head = Piece(head)
-        self.results: list[Piece | None] = [None] * len(head.calls)
+        calls = len(head.calls)
+        self.results: list[Piece | None] = [None] * calls
         self.row = head.compaction_id
         self.is_shown = True
         self.listed: int = head.priority
         """The priority under which it waits to be left out."""
-        self.tokens = head.tokens + STAND_IN_TOKENS * len(head.calls)
+        self.tokens = head.tokens + STAND_IN_TOKENS * calls
         self._part: Part | None = None
 
     @property
     def part(self) -> Part:
         """What a window shows of it; one value for as long as that is the same."""
         if self._part is None:
-            form = self.head.form
-            entries: list[Entry] = [Shown(self.head.message, form, None)]
-            stored, trimmed = 1, int(form is not WHOLE)
-            for call, piece in zip(self.head.message.calls, self.results, strict=True):
-                if piece is None:
-                    entries.append(StandIn(call))
+            entries: list[Entry] = []
+            stored = trimmed = 0
+            for place in self.places:
+                if isinstance(place, StandIn):
+                    entries.append(place)
                     continue
-                form = piece.form
-                entries.append(Shown(piece.message, form, call))
+                form = place.form
+                entries.append(Shown(place.message, form, place.call))
                 stored += 1
                 trimmed += form is not WHOLE
             self._part = Part(tuple(entries), stored, trimmed)
         return self._part
+
+    @property
+    def places(self) -> list[Piece | StandIn]:
+        """Its messages in the order in which a model is sent them, with a stand-in for each result that is missing."""
+        places: list[Piece | StandIn] = [self.head]
+        for slot, piece in enumerate(self.results):
+            places.append(StandIn(self.head.message.calls[slot]) if piece is None else piece)
+        return places
 
     def has_changed(self) -> None:
         """Another message stands in it, or one in another form."""
