@@ -243,7 +243,8 @@ def test_classifying_takes_less_than_a_millisecond(body: dict[str, Any]) -> None
 
 
 PIECES = st.sampled_from([phrase.phrase for phrase in BINDING])
-NOISE = st.text("aAsSnN .,:;!-_'(2/\n", max_size=4)
+NOISE = st.text("aAsSnN .,:;!-_'(2/\n文\u0130\u212a", max_size=4)
+"""The last two become letters of ASCII in lower case."""
 
 
 @pytest.mark.proves("I4")
