@@ -85,6 +85,13 @@ class LongText(NamedTuple):
     counter: Callable[[str], int]
 
 
+class Unjudged(NamedTuple):
+    """A message with the call that it answers: its priority is told when somebody asks for it, which of most nobody does."""
+
+    body: Json
+    call: Json | None
+
+
 # Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes one.
 @dataclass(slots=True, unsafe_hash=True)
 class Message:
@@ -93,7 +100,7 @@ class Message:
     `tokens` counts everything of it, overhead included; `content_tokens`, `reasoning_tokens` and each call's `tokens`
     are parts of it. `answers` is set on a result that stands beside its call; a result without it waits for a call, or
     is a copy (`is_copy`). `calls` holds only calls that may be sent; `is_irregular` says that the stored body holds
-    more than that and is mended when it is rendered. `cuts` prices the cuts of a long text without reading it
+    more than that and is mended when it is rendered. `priority` is read with `turnfold.core.priority.priority_of`. `cuts` prices the cuts of a long text without reading it
     (`turnfold.core.tokens.Cuts`), or is that text where nobody stored its prices; it is empty for short ones.
     """
 
@@ -106,7 +113,7 @@ class Message:
     reasoning_tokens: int = 0
     characters: int = 0
     lines: int = 0
-    priority: Priority = Priority.NORMAL
+    priority: Priority | Unjudged = Priority.NORMAL
     calls: tuple[Call, ...] = ()
     answers: Answer | None = None
     is_copy: bool = False

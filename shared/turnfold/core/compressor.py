@@ -12,13 +12,12 @@ from turnfold.core.forms import WHOLE
 from turnfold.core.pairing import CallSeen, ResultSeen, pair
 from turnfold.core.pieces import Piece, Shown, StandIn
 from turnfold.core.presets import Policy
-from turnfold.core.priority import classify
 from turnfold.core.render import entry_body
 from turnfold.core.sendable import faults
 from turnfold.core.tokens import Measured, is_long, measure_with, text_of
 from turnfold.core.window import EMERGENCY_FIFTHS, UNLIMITED, Asked, Stored, grown
 from turnfold.errors import BadRequest, CannotFit
-from turnfold.messages import ROLES, EventId, Json, LongText, Message, Role
+from turnfold.messages import ROLES, EventId, Json, LongText, Message, Role, Unjudged
 
 LIST: Final = EventId("messages")
 """What stands where a stored message names its event: `messages#3` is the fourth of the list that was given."""
@@ -174,7 +173,7 @@ def weighed_list(bodies: Sequence[Json], measured: Sequence[Measured], cuts: Seq
                 one.reasoning_tokens,
                 one.characters,
                 one.lines,
-                classify(body, call=answered),
+                Unjudged(body, answered),
                 own_calls,
                 is_irregular=one.is_irregular or len(own_calls) < len(one.calls),
                 cuts=text_cuts,

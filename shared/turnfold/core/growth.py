@@ -10,6 +10,7 @@ from typing import Final
 from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, arguments_tokens, cut_to
 from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import Policy
+from turnfold.core.priority import priority_of
 from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, SummaryFacts, digest_tokens, summary_within, whole_summary
 from turnfold.messages import CompactionId, Message, Role
 
@@ -102,7 +103,8 @@ class Growth:
         self.long_texts: list[Entry] = []
         self.costly: list[Entry] = []
         self.tool_units: list[Entry] = []
-        self.all_units: list[Entry] = []
+        self._all_units: list[Entry] = []
+        self._listed_units = 0
 
     # Growing
 
@@ -209,13 +211,20 @@ class Growth:
             if len(self._newest_tool_units) > policy.keep_tool_blocks:
                 older = self._newest_tool_units.popleft()
                 heappush(self.tool_units, (older.listed, older.position, older, older.head))
-        heappush(self.all_units, (unit.listed, message.position, unit, head))
+
+    @property
+    def all_units(self) -> list[Entry]:
+        """Every block. They are enlisted when a step asks for them, which most windows never come to."""
+        for unit in self.units[self._listed_units :]:
+            heappush(self._all_units, (unit.listed, unit.position, unit, unit.head))
+        self._listed_units = len(self.units)
+        return self._all_units
 
     def _enlist_again(self, unit: Unit, priority: int) -> None:
         """A block is as important as its best message: where a result changed that, what was said before is passed over."""
         unit.listed = priority
         entry = (priority, unit.position, unit, unit.head)
-        heappush(self.all_units, entry)
+        heappush(self._all_units, entry)
         if unit not in self._newest_tool_units:
             heappush(self.tool_units, entry)
 
@@ -235,7 +244,7 @@ class Growth:
     def work_off(self, heap: list[Entry], act: Callable[[Unit, Piece], int], target: int, *, above: int | None = None) -> None:
         """Act on what is enlisted, in order, until the target is met (and, with `above`, only while results take more)."""
         kept: list[Entry] = []
-        is_of_blocks = heap is self.all_units or heap is self.tool_units
+        is_of_blocks = heap is self._all_units or heap is self.tool_units
         while heap and self.total > target and (above is None or self.results_tokens > above):
             entry = heappop(heap)
             unit, piece = entry[2], entry[3]
@@ -254,7 +263,7 @@ class Growth:
         """Whether a step was softened, and may have to take the rest another time."""
         if heap is self.seen_results:
             return unit.is_shown and piece.was_softened
-        return unit.is_shown and (heap is self.all_units or heap is self.tool_units)
+        return unit.is_shown and (heap is self._all_units or heap is self.tool_units)
 
     def free(self, unit: Unit, piece: Piece, act: Callable[[Unit, Piece], int]) -> None:
         """Act on one message and keep the sums right."""
@@ -365,4 +374,4 @@ def levelled(sizes: Sequence[int], excess: int) -> int:
 
 
 def _put(heap: list[Entry], unit: Unit, piece: Piece) -> None:
-    heappush(heap, (piece.message.priority, piece.message.position, unit, piece))
+    heappush(heap, (priority_of(piece.message), piece.message.position, unit, piece))

@@ -18,6 +18,7 @@ from turnfold.core.forms import (
     line_tokens,
     result_line,
 )
+from turnfold.core.priority import priority_of
 from turnfold.messages import Call, Message, MessageId
 
 
@@ -172,7 +173,7 @@ class Piece:
 class Unit:
     """A block of a growing window: a message and, in call order, the results of its calls by now."""
 
-    __slots__ = ("_part", "head", "is_shown", "listed", "results", "row", "tokens")
+    __slots__ = ("_listed", "_part", "head", "is_shown", "results", "row", "tokens")
 
     def __init__(self, head: Message) -> None:
         self.head = Piece(head)
@@ -180,8 +181,7 @@ class Unit:
         self.results: list[Piece | None] = [None] * calls
         self.row = head.compaction_id
         self.is_shown = True
-        self.listed: int = head.priority
-        """The priority under which it waits to be left out."""
+        self._listed: int | None = None
         self.tokens = head.tokens + STAND_IN_TOKENS * calls
         self._part: Part | None = None
 
@@ -210,6 +210,17 @@ class Unit:
             places.append(StandIn(self.head.message.calls[slot]) if piece is None else piece)
         return places
 
+    @property
+    def listed(self) -> int:
+        """The priority under which it waits to be left out: that of its head, until a result changes it."""
+        if self._listed is None:
+            self._listed = priority_of(self.head.message)
+        return self._listed
+
+    @listed.setter
+    def listed(self, priority: int) -> None:
+        self._listed = priority
+
     def has_changed(self) -> None:
         """Another message stands in it, or one in another form."""
         self._part = None
@@ -233,5 +244,5 @@ class Unit:
     def priority(self) -> int:
         """The highest priority of its messages; a head that only calls has no say."""
         says = self.head.message.content_tokens or not self.results
-        answers = [piece.message.priority for piece in self.results if piece is not None]
-        return max([*answers, self.head.message.priority] if says or not answers else answers)
+        answers = [priority_of(piece.message) for piece in self.results if piece is not None]
+        return max([*answers, priority_of(self.head.message)] if says or not answers else answers)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.tokens import text_of
-from turnfold.messages import Priority
+from turnfold.messages import Message, Priority, Unjudged
 
 READ_CHARACTERS: Final = 4_000
 NAME_CHARACTERS: Final = 200
@@ -128,6 +128,13 @@ def classify(body: Mapping[str, Any], *, tool_name: str | None = None, call: Map
     if isinstance(calls, list) and calls and all(map(_looks, calls)):
         return Priority.LOW
     return Priority.NORMAL
+
+
+def priority_of(message: Message) -> Priority:
+    """The priority of a message as the rules see it, told at the first time of asking where nobody stored it."""
+    if isinstance(message.priority, Unjudged):
+        message.priority = classify(message.priority.body, call=message.priority.call)
+    return message.priority
 
 
 def _binds(text: str, *, is_advice: bool) -> bool:
