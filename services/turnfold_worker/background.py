@@ -297,7 +297,10 @@ class Indexer(_Waker):
         self._since = time.monotonic()
 
     async def work(self) -> float:
-        """Index what waits. What is not indexed yet is found all the same, so events go first; but no backlog stops it for good."""
+        """Index what waits. What is not indexed yet is found all the same, so events go first; but no backlog stops it for good.
+
+        What comes meanwhile is left for the next look: a transaction for each turn would cost more than what is in it.
+        """
         while not self._is_busy() or time.monotonic() - self._since > self.longest_pause_seconds:
             self._since = time.monotonic()
             if not await self._store.index_some():

@@ -612,8 +612,8 @@ class SearchStore(Protocol):
 class WordIndex(Protocol):
     """What has to be done so that messages are found fast."""
 
-    async def index_some(self) -> int:
-        """Index some of the messages that wait for it, in one short transaction; how many."""
+    async def index_some(self) -> bool:
+        """Index some of the messages that wait for it, in one short transaction; whether more waited when it began."""
         ...
 
 

@@ -3,8 +3,8 @@
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import pairwise
 
 EAST = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 """The characters of languages that put no spaces between words, as a regular expression's class has them."""
@@ -18,10 +18,13 @@ MOST_BYTES = 600_000
 _RUNS = re.compile(rf"[{EAST}]+|{LETTER}+")
 _ONLY_WORDS = bytes(code if chr(code).isalnum() and code < 128 else 32 for code in range(256))
 _FOREIGN = re.compile(r"[^\W\x00-\x7f]")
-_LAST = re.compile(r"[a-z0-9]+\Z")
+_BESIDE_A_DIGIT = re.compile(r" (?:(?=[0-9])|(?<=[0-9] ))")
 _FIRST = re.compile(r"[a-z0-9]+")
+_ASCII_WORD = "abcdefghijklmnopqrstuvwxyz0123456789"
+_BEFORE_EAST = "\u2fff"
 _IS_EAST = re.compile(rf"[{EAST}]")
-_VALUES = re.compile(r"[a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,}")
+# A word with nothing but punctuation behind it is no value: it is passed over as an empty text, and most are such.
+_VALUES = re.compile(r"[a-z0-9]++[.,:;?*=&]*+(?![a-z0-9_/\\@#~%+$€£¥￥-])|([a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,})")
 _VALUE_PARTS = re.compile(r"[=,;?&:#@*$\\]+")
 _EDGES = "_./\\:@#~%+*$€£¥=?&,;-"
 _INNER = re.compile(r"[./\\:@#~%+*$€£¥=?&,;_-]")
@@ -39,7 +42,7 @@ def folded(text: str) -> str:
 
 def is_east(character: str) -> bool:
     """Whether a character belongs to a language without spaces between its words."""
-    return character > "\u2fff" and _IS_EAST.match(character) is not None
+    return character > _BEFORE_EAST and _IS_EAST.match(character) is not None
 
 
 def runs(text: str) -> list[str]:
@@ -59,27 +62,26 @@ def terms(text: str) -> frozenset[str] | None:
 
     A term that begins with `x` is a word and can be found by its beginning; `y` stands before the mark of something exact.
     """
-    found: set[str] = set()
-    for word in set(runs(text)):
+    words = set(runs(text))
+    unusual = {word for word in words if len(word) > WORD_CHARACTERS or word[0] > _BEFORE_EAST}
+    found = {f"x{word}" for word in words - unusual}
+    for word in unusual:
         if is_east(word[0]):
             found.update(_of_east(word))
-        elif len(word) <= WORD_CHARACTERS:
-            found.add(f"x{word}")
         else:
-            found.update((word_term(word), mark(word)))
+            found.update((word_term(word), mark(word)) if len(word) > WORD_CHARACTERS else (word_term(word),))
     found.update(_pairs(text))
     if "\\" in text:
         found.update(word_term(word) for word in _ESCAPE.findall(text))
-    for value in set(_VALUES.findall(text)):
-        if not value.isalnum():
-            found.update(_of_value(value))
+    for value in _values(text):
+        found.update(_of_value(value))
     is_many = len(found) > 2_000 and sum(len(term.encode()) + 12 for term in found) > MOST_BYTES
     return None if is_many else frozenset(found)
 
 
 def exact_terms(text: str) -> frozenset[str]:
     """What a text is found by, besides its words, that holds this folded query as one whole value."""
-    wholes = [_whole(value) for value in _VALUES.findall(text) if not value.isalnum()]
+    wholes = [_whole(value) for value in _values(text)]
     return frozenset([*_pairs(text), *(mark(whole) for whole in wholes if whole)])
 
 
@@ -90,7 +92,22 @@ def word_term(word: str) -> str:
 
 def mark(value: str) -> str:
     """The term of something exact, however long it is."""
+    return _short_mark(value) if len(value) <= WORD_CHARACTERS else _marked(value)
+
+
+def _marked(value: str) -> str:
     return f"y{blake2b(value.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+
+
+_short_mark = lru_cache(maxsize=4_096)(_marked)
+"""A session names the same paths and figures again and again."""
+
+
+def _values(text: str) -> set[str]:
+    """What may be more than a word in a folded text."""
+    found = set(_VALUES.findall(text))
+    found.discard("")
+    return found
 
 
 def _of_east(row: str) -> Iterator[str]:
@@ -118,11 +135,12 @@ def _pairs(text: str) -> Iterator[str]:
 
 
 def _plain_pairs(text: str) -> Iterator[str]:
-    for before, after in pairwise(text.split(" ")):
-        if before and after and (before[-1] in _DIGITS or after[0] in _DIGITS):
-            first, second = _LAST.search(before), _FIRST.match(after)
-            if first and second:
-                yield mark(f"{first[0]} {second[0]}")
+    for found in _BESIDE_A_DIGIT.finditer(text):
+        space = found.start()
+        before = text[text.rfind(" ", 0, space) + 1 : space]
+        first, second = before[len(before.rstrip(_ASCII_WORD)) :], _FIRST.match(text, space + 1)
+        if first and second:
+            yield mark(f"{first} {second[0]}")
 
 
 def _whole(value: str) -> str | None:

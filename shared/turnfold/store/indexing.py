@@ -10,12 +10,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Select, Text, bindparam, cast, delete, exists, func, insert, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
 
 from turnfold.core.search import searchable
 from turnfold.core.words import terms
+from turnfold.store.bulk import Bulk, Prepared, PreparedIn, bulk_update
 from turnfold.store.engine import Database
 from turnfold.store.schema import leftovers, messages, sessions, word_index
 
@@ -46,63 +62,96 @@ class SqlIndex:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def index_some(self) -> int:
-        """Index some messages of the sessions that wait longest; how many."""
-        found = await self._database.snapshot(_waiting)
-        sids = {sid for sid, _ in found}
-        if not sids:
-            return 0
-        # Taken apart before the transaction begins, and while none is open: on SQLite there is one writer.
-        made = await asyncio.to_thread(_taken_apart, [row for _, rows in found for row in rows])
-        await self._database.write(lambda connection: _store(connection, sorted(sids), made))
-        return max(1, len(made))
+    async def index_some(self) -> bool:
+        """Index some messages of the sessions that wait longest; whether more waited when it began."""
+        found, is_more = await self._database.snapshot(_waiting)
+        if found:
+            # Taken apart before the transaction begins, and while none is open: on SQLite there is one writer.
+            made = await asyncio.to_thread(_taken_apart, found)
+            await self._database.write(lambda connection: _store(connection, made))
+        return is_more
 
 
-def _waiting(connection: Connection) -> list[tuple[int, list[Waiting]]]:
-    """Sessions with something to index, each with what of it is next."""
-    due = select(sessions.c.sid, sessions.c.unindexed_from).where(sessions.c.unindexed_from.is_not(None))
-    found: list[tuple[int, list[Waiting]]] = []
+class _Unindexed:
+    """What is asked about messages of a session that the index does not have, by what it knows their positions as."""
+
+    def __init__(self, key: ColumnElement[int]) -> None:
+        indexed = exists().where(key == messages.c.position)
+        of_session = (messages.c.sid == bindparam("of_sid")) & (messages.c.position >= bindparam("first"))
+        places = select(messages.c.position).where(of_session, ~indexed).order_by(messages.c.position)
+        between = (messages.c.position <= bindparam("last"),)
+        self.next = Prepared(places.limit(literal_column("1")), ("of_sid", "first"))
+        self.between = Prepared(places.where(*between), ("of_sid", "first", "last"))
+        self.bodies = Prepared(places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last"))
+        sized = places.add_columns(messages.c.characters + literal_column("4") * messages.c.tokens)
+        self.sizes = Prepared(sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most"))
+
+
+_KEYS = {"sqlite": word_index.c.rowid, "postgresql": word_index.c.position}
+_UNINDEXED = {name: _Unindexed(key) for name, key in _KEYS.items()}
+_DUE = Prepared(
+    select(sessions.c.sid, sessions.c.unindexed_from)
+    .where(sessions.c.unindexed_from.is_not(None))
+    .order_by(sessions.c.unindexed_from)
+    .limit(bindparam("most", type_=Integer)),
+    ("most",),
+)
+_LOCKED = PreparedIn(
+    select(sessions.c.sid, sessions.c.unindexed_from)
+    .where(sessions.c.sid.in_(bindparam("sids", expanding=True)))
+    .order_by(sessions.c.sid)
+    .with_for_update(),
+    "sids",
+)
+_WAIT = bulk_update(sessions, where=("sid",), values=("unindexed_from",))
+_INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
+
+
+def _waiting(connection: Connection) -> tuple[dict[int, list[Waiting]], bool]:
+    """What is next of each session with something to index, and whether more waits."""
+    unindexed = _UNINDEXED[connection.dialect.name]
+    found: dict[int, list[Waiting]] = {}
     room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
-    for sid, first in connection.execute(due.order_by(sessions.c.unindexed_from).limit(SESSIONS_AT_ONCE)).all():
-        places = _unindexed(connection, sid, first).add_columns(messages.c.characters + 4 * messages.c.tokens)
-        chosen: list[int] = []
-        for position, size in connection.execute(places.limit(room)):
-            if chosen and size > characters:
+    due = _DUE.rows(connection, SESSIONS_AT_ONCE)
+    is_more = len(due) == SESSIONS_AT_ONCE
+    for sid, first in due:
+        last: int | None = None
+        for position, size in unindexed.sizes.rows(connection, sid, first, room):
+            if last is not None and size > characters:
+                is_more = True
                 break
-            chosen.append(position)
-            characters -= size
-        bodies = select(messages.c.position, messages.c.body).where(messages.c.sid == sid, messages.c.position.in_(chosen))
-        rows = [Waiting(sid, position, body) for position, body in connection.execute(bodies)] if chosen else []
-        found.append((sid, rows))
-        room -= len(chosen)
+            last = position
+            room, characters = room - 1, characters - size
+        found[sid] = [] if last is None else [Waiting(sid, *row) for row in unindexed.bodies.rows(connection, sid, first, last)]
         if room <= 0 or characters <= 0:
-            break
-    return found
+            return found, True
+    return found, is_more
 
 
-def _taken_apart(rows: Iterable[Waiting]) -> dict[tuple[int, int], list[str]]:
-    return {(row.sid, row.position): terms_of_body(row.sid, row.body) for row in rows}
+def _taken_apart(found: Mapping[int, Iterable[Waiting]]) -> dict[int, dict[int, list[str]]]:
+    return {sid: {row.position: terms_of_body(sid, row.body) for row in rows} for sid, rows in found.items()}
 
 
 def terms_of_body(sid: int, body: str) -> list[str]:
     """The terms under which the index has a message of this session."""
     found = terms(searchable(json.loads(body)))
     of_this = of_session(sid, "")
-    return [of_this + term for term in ((UNDIVIDED,) if found is None else sorted(found))]
+    return [of_this + term for term in ((UNDIVIDED,) if found is None else found)]
 
 
-def _store(connection: Connection, sids: Sequence[int], made: Mapping[tuple[int, int], list[str]]) -> None:
+def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) -> None:
     """Add what is not there yet, and say from where on these sessions wait now: stragglers may have come meanwhile."""
-    locked = select(sessions.c.sid, sessions.c.unindexed_from).where(sessions.c.sid.in_(sids)).order_by(sessions.c.sid)
-    for sid, first in connection.execute(locked.with_for_update()).all():
+    unindexed = _UNINDEXED[connection.dialect.name]
+    wait: list[tuple[int | None, int]] = []
+    for sid, first in _LOCKED.rows(connection, sorted(made)):
         if first is None:
             continue
-        mine = [position for of_sid, position in made if of_sid == sid]
+        mine = made[sid]
         if mine:
-            absent = _unindexed(connection, sid, min(mine)).where(messages.c.position.in_(mine))
-            _insert(connection, sid, {position: made[sid, position] for position in connection.execute(absent).scalars()})
-        rest = connection.execute(_unindexed(connection, sid, first).limit(1)).scalar()
-        connection.execute(update(sessions).where(sessions.c.sid == sid).values(unindexed_from=rest))
+            absent = [position for (position,) in unindexed.between.rows(connection, sid, min(mine), max(mine)) if position in mine]
+            _insert(connection, sid, {position: mine[position] for position in absent})
+        wait.append((next((position for (position,) in unindexed.next.rows(connection, sid, first)), None), sid))
+    _WAIT.run(connection, wait)
 
 
 def forget(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
@@ -115,7 +164,7 @@ def forget(connection: Connection, sid: int, *, first: int = 0, last: int = 2**6
         connection.execute(delete(word_index).where(mine))
         return
     while True:
-        indexed = exists().where(_key(connection) == messages.c.position)
+        indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
         some = select(messages.c.position, messages.c.body).where(messages.c.sid == sid, messages.c.position.between(first, last), indexed)
         rows = connection.execute(some.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)).all()
         if not rows:
@@ -140,7 +189,7 @@ def leave_behind(connection: Connection, sids: Sequence[int]) -> None:
     if connection.dialect.name != "sqlite":
         connection.execute(delete(word_index).where(word_index.c.sid.in_(sids)))
         return
-    indexed = exists().where(_key(connection) == messages.c.position)
+    indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
     aside = select(messages.c.position, messages.c.sid, messages.c.body).where(messages.c.sid.in_(sids), indexed)
     connection.execute(insert(leftovers).from_select(["position", "sid", "body"], aside))
 
@@ -178,23 +227,11 @@ def _merged(connection: Connection, *, pages: int) -> bool:
     return int(connection.execute(text("SELECT total_changes()")).scalar_one()) - int(before) >= 2
 
 
-def _unindexed(connection: Connection, sid: int, first: int) -> Select[Any]:
-    indexed = exists().where(_key(connection) == messages.c.position)
-    mine = (messages.c.sid == sid) & (messages.c.position >= first)
-    return select(messages.c.position).where(mine, ~indexed).order_by(messages.c.position)
-
-
-def _key(connection: Connection) -> ColumnElement[int]:
-    """What the index knows a message's position as."""
-    return word_index.c.rowid if connection.dialect.name == "sqlite" else word_index.c.position
-
-
 def _insert(connection: Connection, sid: int, made: Mapping[int, list[str]]) -> None:
     if not made:
         return
     if connection.dialect.name == "sqlite":
-        rows = [{"position": position, "terms": " ".join(found)} for position, found in made.items()]
-        connection.execute(text("INSERT INTO word_index (rowid, terms) VALUES (:position, :terms)"), rows)
+        _INSERT_SQLITE.run(connection, [(position, " ".join(found)) for position, found in made.items()])
         return
     listed = [{"at": position, "of_sid": sid, "found": found} for position, found in made.items()]
     connection.execute(_INSERT_POSTGRESQL, listed)

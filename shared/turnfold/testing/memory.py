@@ -182,9 +182,9 @@ class MemorySearch:
         del key, lookups, scope
         return Candidates(())
 
-    async def index_some(self) -> int:
+    async def index_some(self) -> bool:
         """Nothing is to be done."""
-        return 0
+        return False
 
 
 class MemoryOutbox:
