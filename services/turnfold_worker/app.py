@@ -28,7 +28,7 @@ from turnfold.model_windows import ModelWindows
 from turnfold.operations.ask import Writing
 from turnfold.operations.rules import make_rules, policy_rule
 from turnfold.operations.weighing import weigh_all
-from turnfold.ports import Ingested, Rules
+from turnfold.ports import Ingested, Job, Rules, Writes
 from turnfold.settings import Settings
 from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.campaigns import SqlCampaigns
@@ -207,8 +207,13 @@ async def _work(
         for part in (relay, campaigner, idler, compactor):
             part.wake()
 
+    def on_done(job: Job) -> None:
+        relay.wake()
+        if job.writes is Writes.REGENERATED:
+            campaigner.wake()
+
     intake.on_stored = on_stored
-    compactor.on_done, compactor.on_attempt = look_again, seen.metrics.attempted
+    compactor.on_done, compactor.on_attempt = on_done, seen.metrics.attempted
     desk = Desk(Admission(settings.max_requests))
     broker = _broker(settings, database, client, rules, look_again, eraser, desk)
     await broker.start()

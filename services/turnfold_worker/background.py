@@ -22,7 +22,6 @@ from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES
 from turnfold.core.sharing import Places
 from turnfold.core.tokens import Count
 from turnfold.errors import SummarizerError, Unavailable
-from turnfold.messages import AgentId
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
@@ -96,9 +95,9 @@ class Compactor(_Waker):
         self._now_ms = now_ms
         self._concurrency = concurrency
         self._is_busy = is_busy
-        self._running: dict[asyncio.Task[None], AgentId] = {}
+        self._running: dict[asyncio.Task[None], Job] = {}
         self._yielded_since: float | None = None
-        self.on_done: Callable[[], object] = lambda: None
+        self.on_done: Callable[[Job], object] = lambda _: None
         self.on_attempt: Callable[[Outcome | str], object] = lambda _: None
 
     async def run(self) -> None:
@@ -112,7 +111,7 @@ class Compactor(_Waker):
 
     async def work(self) -> float:
         """Claim as many jobs as there are free places."""
-        places = Places.of(self._concurrency, Counter(self._running.values()))
+        places = Places.of(self._concurrency, Counter(job.key.agent_id for job in self._running.values()))
         if places.free <= 0:
             return self.poll_seconds
         if self._yields():
@@ -120,10 +119,10 @@ class Compactor(_Waker):
         lease_ms = int(1000 * self._writing.lease_seconds)
         for job in await self._store.claim(places, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy):
             task = asyncio.create_task(self._compact(job), name=f"compact-{job.compaction_ids[-1]}")
-            self._running[task] = job.key.agent_id
+            self._running[task] = job
             task.add_done_callback(self._finished)
-        due_ms = await self._store.next_due_ms()
-        if due_ms is None or self._running:
+        # Whoever finishes looks again.
+        if self._running or (due_ms := await self._store.next_due_ms()) is None:
             return self.poll_seconds
         return min(self.poll_seconds, max(0.01, (due_ms - self._now_ms()) / 1000))
 
@@ -140,9 +139,9 @@ class Compactor(_Waker):
         return False
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        job = self._running.pop(task)
         self.wake()
-        self.on_done()
+        self.on_done(job)
 
     async def _compact(self, job: Job) -> None:
         began = time.monotonic()
@@ -321,7 +320,9 @@ class Relay(_Waker):
     async def work(self) -> float:
         """Send what waits; a notice is forgotten when the stream has it."""
         jetstream = self._client.jetstream(timeout=10)
-        while notices := await self._store.unsent(self.at_once):
+        is_full = True
+        while is_full and (notices := await self._store.unsent(self.at_once)):
+            is_full = len(notices) == self.at_once
             try:
                 await asyncio.gather(
                     *(

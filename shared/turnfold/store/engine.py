@@ -1,10 +1,10 @@
 """Connections to the database: one that writes, several that read from a snapshot."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -158,29 +158,48 @@ def connecting(url: URL) -> tuple[URL, dict[str, str]]:
 
 
 class _InThreads:
-    """Transactions in threads of ours, one thread a connection."""
+    """Transactions in threads of ours, each with a connection of its own: to take one from a pool costs more than to begin."""
 
     def __init__(self, engine: Engine, threads: int) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="database")
+        self._own = threading.local()
+        self._opened: list[Connection] = []
 
     async def run(self, work: Callable[[Connection], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
 
     def _transact(self, work: Callable[[Connection], Found]) -> Found:
-        with _Translated(), self._engine.begin() as connection:
+        with _Translated(), self._connection() as connection, connection.begin():
             return work(connection)
+
+    @contextmanager
+    def _connection(self) -> Generator[Connection]:
+        """The connection of this thread; after an error another one, so that nothing is left of what went wrong."""
+        connection: Connection | None = getattr(self._own, "connection", None)
+        if connection is None:
+            self._own.connection = connection = self._engine.connect()
+            self._opened.append(connection)
+        try:
+            yield connection
+        except BaseException:
+            self._own.connection = None
+            self._opened.remove(connection)
+            connection.close()
+            raise
 
     async def apart(self, work: Callable[[Any], Found]) -> Found:
         """Do something outside of any transaction, with the driver's own connection."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._apart, work)
 
     def _apart(self, work: Callable[[Any], Found]) -> Found:
-        with _Translated(), contextlib.closing(self._engine.raw_connection()) as connection:
-            return work(connection.driver_connection)
+        with _Translated(), self._connection() as connection:
+            return work(connection.connection.driver_connection)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)
+        for connection in self._opened:
+            connection.close()
         self._engine.dispose()
 
 
@@ -258,13 +277,17 @@ def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
-        # The driver begins no transaction by itself; `on_begin` says which kind it is.
+        # The driver begins no transaction by itself; `begin` says which kind it is.
         connection.isolation_level = None
         cursor = connection.cursor()
         for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
             cursor.execute(f"PRAGMA {setting}")
         cursor.close()
 
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    def begin(connection: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        cursor.close()
+
+    # Whoever listens for the event of that name has every statement ask who listens.
+    engine.dialect.do_begin = begin  # type: ignore[assignment]  # the dialect is this engine's own
