@@ -28,7 +28,9 @@ _HINTS = (
     "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "KIA", "SIA", "AIza", "ya29", "npm_", "pypi-", "hf_",
     "k_live_", "k_test_", "SG.", "eyJ",
 )  # fmt: skip
-_NAMES = ("assw", "ASSW", "ecret", "ECRET", "key", "Key", "KEY", "oken", "TOKEN")
+_ASSIGNS = re.compile(r"[=:]")
+_NAMES = ("assword", "ASSWORD", "asswd", "ecret", "ECRET", "key", "Key", "KEY", "oken", "OKEN")
+"""How the names end that secrets are assigned to."""
 
 
 def redact(text: str) -> str:
@@ -41,7 +43,7 @@ def redact(text: str) -> str:
         text = _BEARER.sub(r"\1[REDACTED:token]", text)
     if "://" in text and "@" in text:
         text = _IN_URL.sub(r"\1[REDACTED:password]@", text)
-    if ("=" in text or ":" in text) and any(name in text for name in _NAMES):
+    if any(before.rstrip().rstrip("\"'").endswith(_NAMES) for before in _ASSIGNS.split(text)[:-1]):
         text = _NAMED.sub(r"\1[REDACTED:secret]", text)
     return text
 

@@ -11,7 +11,10 @@ PROSE_CHARACTERS = 4_000
 
 _CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _TAGGED = re.compile(r"<(system-reminder|environment_details|command-\w+|local-command-\w+)>.*?</\1>", re.DOTALL)
-_END = re.compile(r"(?<=[。！？；!?])(?=[^。！？；!?」』”’）)])|(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[A-Z\"'(\[*`#\d]|I\b)|\n+")
+# Where a sentence may end stands first: all other characters are passed over at once.
+_END = re.compile(
+    r"[。！？；!?.\n](?:(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[A-Z\"'(\[*`#\d]|I\b)|(?<=[。！？；!?])(?=[^。！？；!?」』”’）)])|(?<=\n)\n*)"
+)
 _MARKS = re.compile(r"^(?:(?:[-*+•>]+|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s*)+")
 _TABLE = re.compile(r"^[\s|:+=_*~-]*$|^\|.*\|$")
 _LAYOUT = ("[… ", "<", "{", "# ", "##", "import ", "#!/")
@@ -52,12 +55,23 @@ def prose(text: str) -> str:
 
 def sentences(text: str) -> Iterator[str]:
     """The sentences of a text that a person would read aloud: no code, no tables, no rules, no list marks."""
-    for part in _END.split(prose(text)):
-        if not part:
-            continue
-        line = _MARKS.sub("", part.strip()).replace("**", "").strip()
+    for part in _parts(prose(text)):
+        line = part.strip()
+        if marks := _MARKS.match(line):
+            line = line[marks.end() :]
+        line = line.replace("**", "").strip()
         if len(line) > 1 and not _is_layout(line):
             yield line
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What stands between the ends of sentences, with its full stop but without line ends."""
+    start = 0
+    for end in _END.finditer(text):
+        at = end.start()
+        yield text[start : at if text[at] == "\n" else at + 1]
+        start = end.end()
+    yield text[start:]
 
 
 def _is_layout(line: str) -> bool:

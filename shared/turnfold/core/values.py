@@ -1,6 +1,7 @@
 """Exact values - paths, ids, numbers with their units - are found by code, as they stand in a text."""
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_SCANNED_CHARACTERS = 64_000
@@ -13,9 +14,9 @@ _YEAR = re.compile(r"(?:19|20)\d\d")
 _DIGIT = re.compile(r"\d")
 _TAG = re.compile(r"</?[A-Za-z][\w-]{0,40}\s?/?>")
 _STYLING = re.compile(r"\x1b?\[(?:\d{1,3};?){1,6}m|\x1b\[[0-9;?]*[A-Za-z]")
-_TELLING = re.compile(r"[0-9./\\@:#]")
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
-_TOKEN = re.compile(r"[A-Za-z0-9_./\\:@#~%+*$-]{2,}")
+# A token without digit, dot, slash and the like tells nothing: it is passed over as an empty text, and most are such.
+_TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
 _KNOWN_ENDINGS = (
     "py|pyi|js|jsx|ts|tsx|mjs|json|jsonl|toml|yaml|yml|md|txt|rst|html|css|scss|sh|bash|zsh|sql|go|rs|java|kt|c|h|cc|cpp|hpp|cs|rb|php|ex|exs|"
     "swift|lua|xml|csv|tsv|lock|cfg|ini|conf|env|log|gz|zip|tar|whl|png|jpg|jpeg|svg|pdf|docx|xlsx|ipynb|proto|tf|vue|db|sqlite|patch|diff"
@@ -38,10 +39,11 @@ _SHAPES = re.compile(
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
 )
+_NEAR_A_MONTH = re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d")
 _MONTH_DAY = re.compile(rf"\b(?=[JFMASOND])(?:{_MONTHS})\.? \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?")
-# What a measure starts with comes first: most characters start none, and are passed over at once.
+_MEASURE_START = re.compile(r"[\d$€£¥￥]")
 _MEASURE = re.compile(
-    r"(?=[\d$€£¥￥])(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
+    r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
     r"|(?<![A-Za-z0-9_.,:/-])(?P<time>\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:[ \u00a0]?[APap]\.?[Mm]\b\.?)?)(?![\w:])"
     r"|(?<![A-Za-z0-9_.,:])(?P<calendar>(?:\d{2,4}年)?\d{1,2}月\d{1,2}[日号號]|\d{2,4}年(?:\d{1,2}月)?|\d{1,2}[点點时時]\d{0,2}分?半?)"
     r"|(?<![A-Za-z0-9_.,:])(?P<measure>\d+(?:,\d{3})*(?:\.\d+)?(?:[ \u00a0]?[-~～–][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?)?"
@@ -75,20 +77,31 @@ def values_in(text: str) -> list[Value]:
     found.update(_tokens_in(text))
     if not _DIGIT.search(text):
         return list(found)
-    for match in _MEASURE.finditer(text):
+    for match in _measures_in(text):
         kind, measured = match.lastgroup or "measure", match[0]
         found[Value("date" if kind == "calendar" else kind, measured)] = None
         found.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
-    for match in _MONTH_DAY.finditer(text):
-        found[Value("date", match[0])] = None
+    if _NEAR_A_MONTH.search(text):
+        for match in _MONTH_DAY.finditer(text):
+            found[Value("date", match[0])] = None
     return list(found)
+
+
+def _measures_in(text: str) -> Iterator[re.Match[str]]:
+    """What `_MEASURE` finds. Most characters start none: a search for those that may is a loop of the regular expression's own."""
+    at = 0
+    while start := _MEASURE_START.search(text, at):
+        match = _MEASURE.match(text, start.start())
+        if match:
+            yield match
+        at = match.end() if match else start.end()
 
 
 def _tokens_in(text: str) -> dict[Value, None]:
     """The words of a text that are values by their shape."""
     found: dict[Value, None] = {}
     for token in dict.fromkeys(_TOKEN.findall(text)):
-        if token.isalpha() or len(token) > 300 or not _TELLING.search(token):
+        if not token or len(token) > 300:
             continue
         bare = token
         if not (token[0].isalnum() and token[-1].isalnum()):
