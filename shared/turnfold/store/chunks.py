@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import Connection, bindparam, delete, literal_column, select
 
 from turnfold.core.sources import Part
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId, CompactionId
 from turnfold.ports import Begun, Job
-from turnfold.store.bulk import Prepared, PreparedIn
+from turnfold.store.bulk import Bulk, Prepared, PreparedIn
 from turnfold.store.engine import Database, insert_for
 from turnfold.store.schema import chunks, compactions, spending
 
@@ -28,9 +28,9 @@ _SPENT = Prepared(
 )
 
 _open = select(compactions.c.compaction_id).where(
-    compactions.c.sid == bindparam("in_sid"), compactions.c.status.in_(["pending", "running"])
+    compactions.c.sid == bindparam("in_sid"), compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
 )
-_FORGET = delete(chunks).where(chunks.c.sid == bindparam("of_sid"), chunks.c.compaction_id.not_in(_open))
+_FORGET = Bulk(delete(chunks).where(chunks.c.sid == bindparam("of_sid"), chunks.c.compaction_id.not_in(_open)), ("of_sid", "in_sid"))
 
 
 class SqlCalls:
@@ -85,7 +85,7 @@ class SqlCalls:
 
 def forget_chunks(connection: Connection, sid: int) -> None:
     """Let go of the answers of a session's jobs that have ended, however they did."""
-    connection.execute(_FORGET, {"of_sid": sid, "in_sid": sid})
+    _FORGET.run(connection, [(sid, sid)])
 
 
 def _ids(compaction_ids: Iterable[CompactionId]) -> list[int]:

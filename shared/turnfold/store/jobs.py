@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from secrets import randbits
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from turnfold.core.sources import Previous
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, CompactionId
 from turnfold.ports import Ending, Evicted, Job, JobInput, Version, Writes
-from turnfold.store.bulk import Prepared, PreparedIn
+from turnfold.store.bulk import BulkInsert, Prepared, PreparedIn, bulk_update
 from turnfold.store.chunks import SqlCalls, forget_chunks
 from turnfold.store.coverage import ADD, Retold, any_restored, begin_reign, covered_by, retold, uncovered
 from turnfold.store.engine import Database
@@ -121,15 +122,15 @@ _AT_OR_AFTER = Prepared(_named.where(_of_messages, messages.c.position >= bindpa
 _AT_OR_BEFORE = Prepared(
     _named.where(_of_messages, messages.c.position <= bindparam("at")).order_by(messages.c.position.desc()), ("of_sid", "at")
 )
+_is_version = (summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number"))
 _BASE = Prepared(
-    select(
-        *(
-            summaries.c[name]
-            for name in ("text", "sections", "ledger", "first_position", "last_position", "messages_covered", "depth", "kind")
-        )
-    ).where(summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")),
+    select(*(summaries.c[name] for name in ("text", "sections", "ledger", "depth", "kind"))).where(*_is_version), ("of_sid", "number")
+)
+_BASE_SPAN = Prepared(
+    select(*(summaries.c[name] for name in ("first_position", "last_position", "messages_covered"))).where(*_is_version),
     ("of_sid", "number"),
 )
+_IS_THERE = Prepared(select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid")), ("of_sid",))
 _is_covered = (_of_session, text("is_covered"))
 _COVERED_TOKENS = Prepared(select(func.sum(compactions.c.tokens_evicted)).where(*_is_covered), ("of_sid",))
 _EVICTING = PreparedIn(
@@ -138,6 +139,29 @@ _EVICTING = PreparedIn(
     .order_by(compactions.c.ordinal),
     "chosen",
 )
+
+
+_MINE = PreparedIn(
+    select(compactions.c.compaction_id, compactions.c.fence, compactions.c.messages_evicted)
+    .where(_is_chosen, compactions.c.status == literal_column("'running'"))
+    .order_by(compactions.c.compaction_id)
+    .with_for_update(),
+    "chosen",
+)
+_BEGIN = bulk_update(compactions, where=("compaction_id",), values=("status", "fence", "attempts", "lease_until_ms"))
+_FINISH = bulk_update(
+    compactions,
+    where=("compaction_id",),
+    values=("status", "is_covered", "lease_until_ms", "version", "reason", "finished_at_ms", "tokens_after"),
+)
+_COVER = bulk_update(compactions, where=("compaction_id",), values=("is_covered",))
+_SUMMARY = (
+    "sid", "version", "base_version", "compaction_id", "kind", "style", "model", "prompt_version", "text", "sections", "ledger", "tokens",
+    "text_tokens", "cuts", "depth", "prompt_tokens", "completion_tokens", "cost", "created_at_ms", "first_position", "last_position",
+    "covers_first", "covers_last", "messages_covered",
+)  # fmt: skip
+_ADD_SUMMARY = BulkInsert(summaries, _SUMMARY)
+_summary_values = itemgetter(*_SUMMARY)
 
 
 class SqlJobs(SqlCalls):
@@ -177,15 +201,15 @@ class SqlJobs(SqlCalls):
         """
 
         def load(connection: Connection) -> JobInput:
-            if connection.execute(select(sessions.c.sid).where(sessions.c.sid == job.sid)).first() is None:
+            if not _IS_THERE.rows(connection, job.sid):
                 raise LostLease(job.compaction_ids[-1])
             request = _request(connection, job.sid)
             match job.writes:
                 case Writes.REGENERATED:
-                    return _given(connection, job, _adds(connection, job), job.wanted.from_version, request)
+                    return _given(connection, job, _adds(connection, job), _base(connection, job.sid, job.wanted.from_version), request)
                 case Writes.STAND_IN:
                     again = _retold(connection, job)
-                    return _given(connection, job, again.compaction_ids, again.base_version, request)
+                    return _given(connection, job, again.compaction_ids, _base(connection, job.sid, again.base_version), request)
                 case Writes.NEXT:
                     leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms) if job.planned else None
                     given = _next(connection, job, request, by_model=by_model)
@@ -310,8 +334,7 @@ def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms:
         lost = compactions.c.compaction_id.in_(others)
         connection.execute(update(compactions).where(lost).values(status="pending", lease_until_ms=None))
     fence, attempt = max(row.fence for row in chosen) + 1, max(row.attempts for row in chosen) + 1
-    values = {"status": "running", "fence": fence, "attempts": attempt, "lease_until_ms": now_ms + lease_ms}
-    connection.execute(update(compactions).where(compactions.c.compaction_id.in_(ids)).values(**values))
+    _BEGIN.run(connection, [("running", fence, attempt, now_ms + lease_ms, one) for one in ids])
     records.seal(
         session,
         "summary_start",
@@ -350,12 +373,9 @@ def _first_due(rows: Sequence[_Open], now_ms: int) -> Sequence[_Open]:
 
 
 class _Base(NamedTuple):
-    """The version that a new one is written on: what it says, what it covers, and how far away the originals are."""
+    """The version that a new one is written on: what it says, and how far away the originals are."""
 
     previous: Previous
-    first_position: int
-    last_position: int
-    messages_covered: int
     depth: int
     kind: str
 
@@ -385,13 +405,12 @@ def _next(connection: Connection, job: Job, request: str | None, *, by_model: bo
         return _given(connection, job, [*covered_by(connection, job.sid, job.base_version), *adds], None, request)
     if base is not None and base.kind == "extractive" and by_model:
         again = _retold(connection, job)
-        return _given(connection, job, [*again.compaction_ids, *adds], again.base_version, request)
-    return _given(connection, job, adds, job.base_version, request)
+        return _given(connection, job, [*again.compaction_ids, *adds], _base(connection, job.sid, again.base_version), request)
+    return _given(connection, job, adds, base, request)
 
 
-def _given(connection: Connection, job: Job, compaction_ids: Sequence[int], base_version: int | None, request: str | None) -> JobInput:
+def _given(connection: Connection, job: Job, compaction_ids: Sequence[int], base: _Base | None, request: str | None) -> JobInput:
     """These evictions on top of this version."""
-    base = _base(connection, job.sid, base_version)
     evicted = tuple(_evicted(connection, job.sid, compaction_ids))
     return JobInput(evicted, base.previous if base else None, request, depth=base.depth + 1 if base else 1)
 
@@ -438,6 +457,18 @@ def _is_mine(job: Job) -> Any:
     return compactions.c.compaction_id.in_(_ids(job)) & (compactions.c.status == "running") & (compactions.c.fence == job.fence)
 
 
+def _held(connection: Connection, job: Job) -> dict[int, int]:
+    """The rows of a job, locked while they are ours, and how many messages left with each.
+
+    Raises:
+        LostLease: they are somebody else's.
+    """
+    mine = {one: evicted for one, fence, evicted in _MINE.rows(connection, _ids(job)) if fence == job.fence}
+    if len(mine) != len(job.compaction_ids):
+        raise LostLease(job.compaction_ids[-1])
+    return mine
+
+
 def _change_mine(connection: Connection, job: Job, **values: Any) -> None:
     """Change the rows of a job while they are ours.
 
@@ -463,16 +494,15 @@ def _commit(
     if any_restored(connection, adds):
         raise LostLease(job.compaction_ids[-1])
     after = session.live_tokens + (version.tokens if takes_force else session.summary_tokens)
-    _change_mine(
-        connection, job, status="committed", is_covered=(compactions.c.messages_evicted > 0) if takes_force else False,
-        lease_until_ms=None, version=number, reason=reason, finished_at_ms=now_ms, tokens_after=after,
-    )  # fmt: skip
-    if takes_force and adds:
-        connection.execute(update(compactions).where(compactions.c.compaction_id.in_(adds)).values(is_covered=True))
-    base_version = job.base_version if takes_force else job.wanted.from_version
-    connection.execute(
-        summaries.insert(), _summary_row(job, version, number, base_version, _covers(connection, job, base_version, adds), now_ms)
+    mine = _held(connection, job)
+    _FINISH.run(
+        connection, [("committed", takes_force and evicted > 0, None, number, reason, now_ms, after, one) for one, evicted in mine.items()]
     )
+    if takes_force:
+        _COVER.run(connection, [(True, one) for one in adds])
+    base_version = job.base_version if takes_force else job.wanted.from_version
+    row = _summary_row(job, version, number, base_version, _covers(connection, job, base_version, adds), now_ms)
+    _ADD_SUMMARY.run(connection, [_summary_values(row)])
     ADD.run(connection, [(job.sid, number, one) for one in adds])
     before = _tokens_before(connection, job)
     if takes_force:
@@ -562,9 +592,8 @@ def _covers(connection: Connection, job: Job, base_version: int | None, adds: Se
     """What the new version speaks for: what its base did, and the evictions it adds."""
     added = _ADDED.rows(connection, list(adds))
     spans = [(int(first), int(last), int(count)) for first, last, count in added if first is not None]
-    base = _base(connection, job.sid, base_version)
-    if base is not None:
-        spans.append((base.first_position, base.last_position, base.messages_covered))
+    if base_version is not None:
+        spans += [(int(first), int(last), int(count)) for first, last, count in _BASE_SPAN.rows(connection, job.sid, base_version)]
     first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     return {
         "first_position": first,
