@@ -115,6 +115,17 @@ class Database:
             raise NotAtHand
         return self._near.read(work)
 
+    async def glance(self, work: Callable[[Any], Found]) -> Found:
+        """As `snapshot`, for a few rows of an index: read at once where they are at hand.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        try:
+            return self.at_hand(work)
+        except NotAtHand:
+            return await self.snapshot(work)
+
     async def close(self) -> None:
         """Give every connection back."""
         if self._near is not None:

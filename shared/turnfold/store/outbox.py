@@ -21,7 +21,7 @@ class SqlOutbox:
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
         """The oldest notices that the stream may not have yet."""
-        return await self._database.snapshot(lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)])
+        return await self._database.glance(lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)])
 
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Forget notices that the stream has."""
