@@ -90,6 +90,10 @@ class MortalDatabase(Database):
         """Do some reading, and perhaps die of it."""
         return await self._lived(super().snapshot, work, f"read {_step(work)}")
 
+    async def glance(self, work: Callable[[Any], Found]) -> Found:
+        """A glance is a reading like any other."""
+        return await self.snapshot(work)
+
     async def _lived(
         self, transact: Callable[[Callable[[Connection], Found]], Awaitable[Found]], work: Callable[[Connection], Found], step: str
     ) -> Found:
