@@ -207,13 +207,8 @@ async def _work(
         for part in (relay, campaigner, idler, compactor):
             part.wake()
 
-    def on_done(job: Job) -> None:
-        relay.wake()
-        if job.writes is Writes.REGENERATED:
-            campaigner.wake()
-
     intake.on_stored = on_stored
-    compactor.on_done, compactor.on_attempt = on_done, seen.metrics.attempted
+    compactor.on_done, compactor.on_attempt = _ended(relay, campaigner), seen.metrics.attempted
     desk = Desk(Admission(settings.max_requests))
     broker = _broker(settings, database, client, rules, look_again, eraser, desk)
     await broker.start()
@@ -241,6 +236,17 @@ async def _work(
     gc.set_threshold(50_000, 20, 50)
     log.info("worker.started", pid=os.getpid())
     await _until_stopped(stop, loops, broker, desk)
+
+
+def _ended(relay: Relay, campaigner: Campaigner) -> Callable[[Job], None]:
+    """What an ended job wakes: it left notices, and may have made room for the next of a campaign."""
+
+    def on_done(job: Job) -> None:
+        relay.wake()
+        if job.writes is Writes.REGENERATED:
+            campaigner.wake()
+
+    return on_done
 
 
 async def _until_stopped(stop: asyncio.Event, loops: Sequence[asyncio.Task[None]], broker: NatsBroker, desk: Desk) -> None:
