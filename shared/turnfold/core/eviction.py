@@ -86,22 +86,40 @@ class Evict:
     evicted: tuple[Message, ...]
 
 
-def fired(load: Load, policy: Policy, *, model_window: int) -> tuple[Due, ...]:
-    """The triggers that these live messages set off by themselves; where one wins too little, the next may win enough."""
-    if policy.mode is not Mode.AUTO:
-        return ()
-    found: list[Due] = []
-    budget = token_trigger(policy, model_window=model_window)
-    if budget and load.billed_tokens > budget:
-        found.append(Due(Trigger.TOKENS, budget))
-    if policy.max_live_messages and load.messages > policy.max_live_messages:
-        found.append(Due(Trigger.MESSAGES, budget))
-    if policy.every_rounds and load.rounds >= policy.every_rounds:
-        found.append(Due(Trigger.ROUNDS, budget))
-    reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
-    if reported and load.reported_tokens > reported:
-        found.append(Due(Trigger.USAGE, reported))
-    return tuple(found)
+class Limits(NamedTuple):
+    """What live messages may come to until one of them is one too many; 0 where that is no matter."""
+
+    tokens: int = 0
+    messages: int = 0
+    rounds: int = 0
+    reported: int = 0
+
+    @classmethod
+    def of(cls, policy: Policy, *, model_window: int) -> "Limits":
+        """Those of a policy; none where nothing leaves by itself."""
+        if policy.mode is not Mode.AUTO:
+            return cls()
+        budget = token_trigger(policy, model_window=model_window)
+        reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
+        return cls(budget, policy.max_live_messages, policy.every_rounds, reported)
+
+    def fired(self, load: Load) -> list[Due]:
+        """The triggers that are set off; where one wins too little, the next may win enough."""
+        found: list[Due] = []
+        if self.tokens and load.billed_tokens > self.tokens:
+            found.append(Due(Trigger.TOKENS, self.tokens))
+        if self.messages and load.messages > self.messages:
+            found.append(Due(Trigger.MESSAGES, self.tokens))
+        if self.rounds and load.rounds >= self.rounds:
+            found.append(Due(Trigger.ROUNDS, self.tokens))
+        if self.reported and load.reported_tokens > self.reported:
+            found.append(Due(Trigger.USAGE, self.reported))
+        return found
+
+
+def fired(load: Load, policy: Policy, *, model_window: int) -> Sequence[Due]:
+    """The triggers that these live messages set off by themselves under this policy."""
+    return Limits.of(policy, model_window=model_window).fired(load)
 
 
 def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
@@ -175,6 +193,7 @@ def evictions(
     `rounds` counts those that began since the last eviction, likewise.
     """
     gauge, usage_limit = meter.gauge, usage_trigger(policy.reserve_tokens, model_window=model_window)
+    limits = Limits.of(policy, model_window=model_window)
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
     present: list[Message] = []
     messages = tokens = 0
@@ -205,8 +224,8 @@ def evictions(
         if hold.to_tokens and total < hold.to_tokens:
             continue
         load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
-        at_ms = max([message.created_at_ms for message in arrived], default=0)
-        for found in fired(load, policy, model_window=model_window):
+        for found in limits.fired(load):
+            at_ms = max([message.created_at_ms for message in arrived], default=0)
             eviction = _relieved(Eviction(found, (), len(present), load, at_ms, gauge, seq), present, policy)
             if not eviction.evicted:
                 continue
@@ -274,7 +293,8 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
     """The index of the first block that stays: before a user message where one is near, else between two blocks."""
     needed = len(blocks)
     messages = tokens = rounds = 0
-    while needed and not _is_enough(messages, tokens, rounds, policy):
+    least = max(policy.keep_messages, 1)
+    while needed and (messages < least or not _is_enough(messages, tokens, rounds, policy)):
         needed -= 1
         block = blocks[needed]
         messages += len(block.stored) if block.results else 1
@@ -299,7 +319,7 @@ def _surplus(kept: Sequence[Block], policy: Policy) -> Sequence[Block]:
 
 
 def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:
-    if messages < max(policy.keep_messages, 1) or rounds < policy.keep_rounds:
+    if rounds < policy.keep_rounds:
         return False
     if policy.keep_at_most_messages and messages >= policy.keep_at_most_messages:
         return True

@@ -50,7 +50,8 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
             counted[text] = count(text)
             return counted[text]
 
-        spoken, told = _spoken(evicted), quoted(evicted)
+        spoken = _spoken(evicted)
+        told = spoken[-DIGEST_MESSAGES:]
         text = digest(
             sources_of([(message, texts[message.position], False) for message in told]),
             max_tokens=DIGEST_MAX_TOKENS,

@@ -1,6 +1,7 @@
 """Connections to the database: one that writes, several that read from a snapshot."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -277,6 +278,12 @@ def _first_line(error: BaseException | None) -> str:
 
 def _quoted(path: str) -> str:
     return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+# The driver binds these as they are, but looks for a better way each time, which takes longer, unless it is told that there is none.
+sqlite3.register_adapter(type(None), {None: None}.get)
+sqlite3.register_adapter(bool, int)
+sqlite3.register_adapter(bytes, bytes)
 
 
 def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
