@@ -182,7 +182,7 @@ async def _work(
         store=jobs, summarizer=summarizer, writing=_writing(settings, windows), count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
-    relay = Relay(store=SqlOutbox(database), client=client)
+    relay = Relay(store=SqlOutbox(database), client=client, is_busy=lambda: intake.is_busy)
     weigh = partial(weigh_all, count=count, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
     catch_up = CatchUp(store=intake_store, client=client, intake=intake, weigh=weigh)
     sweeper = Sweeper(store=intake_store, client=client)

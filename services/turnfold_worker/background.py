@@ -37,6 +37,28 @@ RETRY_SECONDS = 1.0
 GONE_ALREADY = (10_037, 10_043)
 """Error codes of JetStream: no such message (to read), no such message (to delete)."""
 YIELD_SECONDS = 5.0
+YIELDS_AGAIN_SECONDS = 0.25
+
+
+class _Precedence:
+    """Events go first: a summary or a notice may wait a little, an agent's next window should not. But no backlog stops them for good."""
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._since: float | None = None
+
+    @property
+    def go_first(self) -> bool:
+        """Whether to wait; not for longer than `YIELD_SECONDS` in a row."""
+        now = time.monotonic()
+        if not self._is_busy():
+            self._since = None
+            return False
+        self._since = self._since or now
+        if now - self._since < YIELD_SECONDS:
+            return True
+        self._since = now
+        return False
 
 
 class _Waker(ABC):
@@ -94,9 +116,8 @@ class Compactor(_Waker):
         self._policy = policy
         self._now_ms = now_ms
         self._concurrency = concurrency
-        self._is_busy = is_busy
+        self._events = _Precedence(is_busy)
         self._running: dict[asyncio.Task[None], Job] = {}
-        self._yielded_since: float | None = None
         self.on_done: Callable[[Job], object] = lambda _: None
         self.on_attempt: Callable[[Outcome | str], object] = lambda _: None
 
@@ -114,8 +135,8 @@ class Compactor(_Waker):
         places = Places.of(self._concurrency, Counter(job.key.agent_id for job in self._running.values()))
         if places.free <= 0:
             return self.poll_seconds
-        if self._yields():
-            return 0.25
+        if self._events.go_first:
+            return YIELDS_AGAIN_SECONDS
         lease_ms = int(1000 * self._writing.lease_seconds)
         for job in await self._store.claim(places, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy):
             task = asyncio.create_task(self._compact(job), name=f"compact-{job.compaction_ids[-1]}")
@@ -125,18 +146,6 @@ class Compactor(_Waker):
         if self._running or (due_ms := await self._store.next_due_ms()) is None:
             return self.poll_seconds
         return min(self.poll_seconds, max(0.01, (due_ms - self._now_ms()) / 1000))
-
-    def _yields(self) -> bool:
-        """Events first: a summary may wait a little, an agent's next window should not. But no backlog stops summaries for good."""
-        if not self._is_busy():
-            self._yielded_since = None
-            return False
-        now = time.monotonic()
-        self._yielded_since = self._yielded_since or now
-        if now - self._yielded_since < YIELD_SECONDS:
-            return True
-        self._yielded_since = now
-        return False
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         job = self._running.pop(task)
@@ -312,13 +321,16 @@ class Relay(_Waker):
 
     at_once = 100
 
-    def __init__(self, *, store: Outbox, client: Client) -> None:
+    def __init__(self, *, store: Outbox, client: Client, is_busy: Callable[[], bool]) -> None:
         super().__init__()
         self._store = store
         self._client = client
+        self._events = _Precedence(is_busy)
 
     async def work(self) -> float:
         """Send what waits; a notice is forgotten when the stream has it."""
+        if self._events.go_first:
+            return YIELDS_AGAIN_SECONDS
         jetstream = self._client.jetstream(timeout=10)
         is_full = True
         while is_full and (notices := await self._store.unsent(self.at_once)):

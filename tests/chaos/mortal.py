@@ -210,7 +210,7 @@ class Worker:
                 await self.changes.erase(KEY, last_seq=int(subject), now_ms=now_ms)
             case "send":
                 client = await nats.connect(self._life.nats_url)
-                await Relay(store=self.outbox, client=client).work()
+                await Relay(store=self.outbox, client=client, is_busy=lambda: False).work()
                 await client.close()
             case _:
                 raise ValueError(deed)

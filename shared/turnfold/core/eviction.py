@@ -210,17 +210,18 @@ def evictions(
     done: list[Eviction] = []
     total = hold.total_tokens - sum([message.tokens for arrived in arriving.values() for message in arrived])
     for seq, arrived in arriving.items():
-        gauge = gauge.told(meter.readings.get(seq), usage_limit)
+        if seq in meter.readings:
+            gauge = gauge.told(meter.readings[seq], usage_limit)
         is_in_order = not present or not arrived or arrived[0].position > present[-1].position
         present += arrived
         if not is_in_order:
             present.sort(key=_position)
         for message in arrived:
+            total += message.tokens
             if not message.role.is_system:
                 messages += 1
                 tokens += message.tokens
                 rounds += message.is_request
-        total += sum([message.tokens for message in arrived])
         if hold.to_tokens and total < hold.to_tokens:
             continue
         load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
