@@ -19,6 +19,8 @@ from tests.system import Parts, eventually, parts_of, rows, running_parts, state
 from turnfold.bus.streams import INGEST
 from turnfold.client import connect, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.operations.weighing import Delivery, weigh_all
+from turnfold_worker.receiver import wire
 
 MANY = 6_000
 
@@ -157,3 +159,21 @@ async def test_an_image_costs_what_the_installation_says(tmp_path: Path) -> None
             tokens[preset] = rows(today.parts.database, "SELECT content_tokens FROM messages")[0][0]
 
     assert tokens == {"balanced": 1_200, "adaptive": 300}
+
+
+@pytest.mark.proves("I3")
+async def test_a_parcel_arrives_as_it_was_sent() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "/etc/hosts"}'}}
+    asks = {"role": "assistant", "content": None, "tool_calls": [call]}
+    turns = [{"messages": [{"role": "user", "content": "hm \ud83d" * 900}, asks], "model": "m", "usage": {"prompt_tokens": 90}}, {}]
+    events = [{"event_id": f"e{number}", "agent_id": "a", "session_id": "s", **turn} for number, turn in enumerate(turns)]
+    deliveries = [Delivery("turn.completed", json.dumps(event).encode(), seq, seq) for seq, event in enumerate(events, start=1)]
+    traced = [delivery._replace(trace="00-1-1-01") for delivery in deliveries]
+    sent = wire.Parcel(7, weigh_all([*deliveries, *traced], count=len), 12)
+    reader = asyncio.StreamReader()
+    reader.feed_data(wire.framed(sent) + wire.framed(wire.Stored(7)) + b"\0\0")
+    reader.feed_eof()
+
+    assert [await wire.read_word(reader) for _ in range(3)] == [sent, wire.Stored(7), None]
+    assert (len(sent.batch.arrivals), len(sent.batch.dead)) == (2, 2)
+    assert all(arrival.report and arrival.messages[1].calls and arrival.messages[0].cuts for arrival in sent.batch.arrivals)

@@ -5,9 +5,11 @@ The two are one program started twice by the same user, so words travel pickled.
 
 import asyncio
 import pickle
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from turnfold.messages import SessionKey
 from turnfold.operations.weighing import Batch
+from turnfold.ports import Arrival, DeadLetter, Weighed
 
 BATCH: Final = 2_000
 """Events of a batch at most: what a transaction costs for each session and statement is shared by more of them."""
@@ -70,9 +72,37 @@ class Failed(NamedTuple):
 Word = Begin | Parcel | Stored | Returned | Beat | Stop | Stopped | Failed
 
 
+class _Packed(NamedTuple):
+    """A parcel whose arrivals are plain tuples: named ones take longer to pickle than all else together."""
+
+    number: int
+    arrivals: list[tuple[Any, ...]]
+    dead: list[DeadLetter]
+    payloads: dict[int, bytes]
+    held: int
+
+
+def _packed(parcel: Parcel) -> _Packed:
+    number, (arrivals, dead, payloads), held = parcel
+    plain = [
+        (seq, at_ms, subject, tuple(key), *rest, [tuple(message) for message in messages], report, trace)
+        for seq, at_ms, subject, key, *rest, messages, report, trace in arrivals
+    ]
+    return _Packed(number, plain, dead, payloads, held)
+
+
+def _unpacked(packed: _Packed) -> Parcel:
+    number, plain, dead, payloads, held = packed
+    arrivals = [
+        Arrival._make((seq, at_ms, subject, SessionKey._make(key), *rest, tuple(map(Weighed._make, messages)), report, trace))
+        for seq, at_ms, subject, key, *rest, messages, report, trace in plain
+    ]
+    return Parcel(number, Batch(arrivals, dead, payloads), held)
+
+
 def framed(word: Word) -> bytes:
     """A word as it travels: its length, and the word."""
-    pickled = pickle.dumps(word, pickle.HIGHEST_PROTOCOL)
+    pickled = pickle.dumps(_packed(word) if isinstance(word, Parcel) else word, pickle.HIGHEST_PROTOCOL)
     return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
 
 
@@ -80,7 +110,7 @@ async def read_word(reader: asyncio.StreamReader) -> Word | None:
     """The next word; None when the other one is gone."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
-        word: Word = pickle.loads(await reader.readexactly(length))  # noqa: S301 - from our own process
+        word: Word | _Packed = pickle.loads(await reader.readexactly(length))  # noqa: S301 - from our own process
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return word
+    return _unpacked(word) if isinstance(word, _Packed) else word
