@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
@@ -21,6 +22,7 @@ from turnfold.client import connect, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.operations.weighing import Delivery, weigh_all
 from turnfold_worker.receiver import wire
+from turnfold_worker.receiver.parent import COMMAND
 
 MANY = 6_000
 
@@ -93,6 +95,25 @@ async def test_a_receiver_ends_with_a_worker_that_is_killed(tmp_path: Path) -> N
         pid = await another(today.worker.process.pid, None, today.parts)
         today.worker.signal(SIGKILL)
         await wait_until(lambda: not state_of(pid), told=today.parts.words)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.proves("O2")
+async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_while_for_each_other() -> None:
+    """A worker that stands by, or waits for its database, has nothing to say yet."""
+    silence = wire.SILENT_BEATS * wire.BEAT_SECONDS
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = await asyncio.create_subprocess_exec(*COMMAND, stdin=theirs.fileno(), stderr=asyncio.subprocess.PIPE)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(silence + 1):
+                await wire.read_word(reader)
+        writer.write(wire.framed(wire.Beat()))
+        assert isinstance(await wire.read_word(reader), wire.Beat)
+        _, told = await process.communicate()
+        writer.close()
+    assert (process.returncode, b"receiver.left_alone" in told) == (0, True)
 
 
 @pytest.mark.timeout(120)

@@ -82,7 +82,8 @@ class Child:
         self._sent: dict[int, Sequence[Msg]] = {}
         self._may_receive = asyncio.Event()
         self._receiving = asyncio.create_task(self._receive(), name="parcels")
-        self._is_heard = True
+        self._is_heard = False
+        self._greeted = asyncio.Event()
 
     async def run(self) -> None:
         """Receive for the worker until it is gone, or silent for too long; what it has not answered for then may come elsewhere."""
@@ -157,6 +158,7 @@ class Child:
     async def _listen(self) -> None:
         while (word := await wire.read_word(self._reader)) is not None:
             self._is_heard = True
+            self._greeted.set()
             match word:
                 case wire.Begin():
                     self._may_receive.set()
@@ -185,6 +187,8 @@ class Child:
             await self._pull.stop()
 
     async def _beat(self) -> None:
+        """Say that we are here, until the worker is silent for too long; how long it takes until its first word is its own affair."""
+        await self._greeted.wait()
         missed = 0
         while missed < wire.SILENT_BEATS:
             pull = self._pull
