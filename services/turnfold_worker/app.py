@@ -142,10 +142,10 @@ async def _start(settings: Settings, database: Database, receiver: Receiver, see
     await _unless(stop, wait_for_schema(database))
     client = await connect(settings, name="worker", seconds=60.0)
     try:
-        stream = await _unless(stop, wait_for_streams(client))
-        if stream is None:
+        created = await _unless(stop, wait_for_streams(client))
+        if created is None:
             return
-        await _unless(stop, wait_until_adopted(database, created=stream.created))
+        await _unless(stop, wait_until_adopted(database, created=created))
         lock = WriterLock(settings.database_url)
         if not lock.try_to_take():
             log.info("worker.standing_by")

@@ -105,15 +105,8 @@ async def provision(client: Client, *, first_seq: int, replicas: int = 1, max_by
     return _created(events)
 
 
-class Opened(NamedTuple):
-    """The stream of events: when it was created (RFC 3339), and how many of its events no worker was given yet."""
-
-    created: str
-    backlog: int
-
-
-async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> Opened:
-    """The stream of events, as soon as streams and consumer are there.
+async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
+    """When the stream of events was created (RFC 3339), as soon as streams and consumer are there.
 
     Raises:
         StartError: they are not there after `seconds`.
@@ -124,8 +117,8 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> Opened:
     while True:
         try:
             info = await jetstream.stream_info(EVENTS_STREAM)
-            consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
-            return Opened(_created(info), consumer.num_pending or 0)
+            await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+            return _created(info)
         except (APIError, nats.errors.Error) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise StartError(f"the streams are not there after {seconds:g} s; run `turnfold migrate` first") from error
