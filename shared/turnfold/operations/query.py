@@ -36,8 +36,8 @@ class Arrivals(Protocol):
         ...
 
 
-GROWN_BYTES = 6_000_000
-MESSAGE_BYTES = 600
+GROWN_BYTES = 16_000_000
+MESSAGE_BYTES = 400
 """Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
 
 GIVEN_BYTES = 8_000_000

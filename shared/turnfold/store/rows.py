@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
+from sys import intern
 from typing import Any
 
 from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Answer, Call, CompactionId, EventId, Message, Priority, position_of
@@ -21,6 +23,12 @@ FACTS = [
 _PRIORITIES = tuple(Priority)
 
 
+@lru_cache(maxsize=1_024)
+def _named(compaction_id: int) -> CompactionId:
+    """An eviction's id as a text: one text for all of its messages, of which thousands are remembered."""
+    return CompactionId(str(compaction_id))
+
+
 def message_of(row: Sequence[Any]) -> Message:
     """A message from a row of `FACTS`."""
     (
@@ -29,7 +37,7 @@ def message_of(row: Sequence[Any]) -> Message:
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
-        EventId(event_id),
+        EventId(intern(event_id)),
         position % MESSAGES_PER_EVENT,
         ROLES[role],
         tokens,
@@ -46,7 +54,7 @@ def message_of(row: Sequence[Any]) -> Message:
         bool(is_truncated),
         cuts or "",
         created_at_ms,
-        None if compaction_id is None else CompactionId(str(compaction_id)),
+        None if compaction_id is None else _named(compaction_id),
         bool(is_error),
     )
 

@@ -97,10 +97,13 @@ _BODIES = Prepared(
     ("of_sid", *_PLACES),
 )
 AT_HAND = 512
-"""Up to so many live and pending messages a window is read and decided on the spot; beyond, it would hold up other requests."""
+"""Up to so many messages are read on the spot; beyond, it would hold up other requests."""
 
-KNOWN = 8_192
-"""Of so many messages the numbers are remembered, those of the sessions asked for last; a message takes less than a kilobyte."""
+KNOWN_AT_HAND = 2_048
+"""Of up to so many messages, most of them known, a window is decided on the spot."""
+
+KNOWN = 32_768
+"""Of so many messages the numbers are remembered, those of the sessions asked for last; a message takes half a kilobyte."""
 
 State = tuple[Any, ...]
 """The columns `_CHANGING` of a live message.
@@ -126,6 +129,13 @@ class Known:
         """How many messages these are."""
         return len(self.live) + sum([len(some) for some in self.evicted.values()])
 
+    def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
+        """Whether little enough is left to read of so many live messages and of what these evictions hold."""
+        known = self.evicted if self.changes == changes else {}
+        unknown = sum([row[1] for row in pending if row[0] not in known])
+        size = live + sum([row[1] for row in pending])
+        return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
+
 
 class SqlWindows:
     """Windows in a database; see `turnfold.ports.WindowStore`."""
@@ -147,7 +157,7 @@ class SqlWindows:
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
 
-        def read(connection: Readable, at_most: int | None = None) -> tuple[Chosen, Mapping[int, str]]:
+        def read(connection: Readable, *, is_near: bool = False) -> tuple[Chosen, Mapping[int, str]]:
             facts, changes = _head(connection, key)
             seen = glance(facts)
             if seen is not None:
@@ -156,9 +166,10 @@ class SqlWindows:
                 return choose(facts)[0], {}
             sid = facts.session.sid
             pending = _PENDING.rows(connection, sid)
-            if at_most is not None and facts.session.live_messages + sum([row[1] for row in pending]) > at_most:
-                raise NotAtHand
             known = self._known.take(key) or Known()
+            if is_near and not known.is_at_hand(facts.session.live_messages, changes, pending):
+                self._known.keep(key, known, known.size)
+                raise NotAtHand
             evicted = _evicted(connection, sid, known, changes, pending)
             found = [*evicted, *_live_ones(connection, sid, known)]
             if evicted:
@@ -169,7 +180,7 @@ class SqlWindows:
             return chosen, dict(_bodies(connection, sid, positions))
 
         try:
-            return self._database.at_hand(lambda connection: read(connection, AT_HAND))
+            return self._database.at_hand(lambda connection: read(connection, is_near=True))
         except NotAtHand:
             return await self._database.snapshot(read)
 
