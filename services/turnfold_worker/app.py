@@ -57,6 +57,9 @@ from turnfold_worker.versions import make_versions_router
 
 log = structlog.get_logger()
 
+NICENESS = 10
+"""Somebody waits for each window. Where both want the same processor, the worker gets a tenth of it."""
+
 STOP_SECONDS = 8.0
 """How long what is in hand may take to finish; the rest comes again."""
 
@@ -70,6 +73,7 @@ Result = TypeVar("Result")
 
 def main(settings: Settings, receiver: Receiver) -> int:
     """Run a worker with this receiver until it is told to stop; the status to exit with."""
+    os.nice(NICENESS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, receiver))
     return 0

@@ -63,6 +63,11 @@ def loaded_by(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
+def policies_of(pid: int) -> list[int]:
+    """How each of its threads is scheduled."""
+    return [os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()]
+
+
 def names_known_to(pid: int) -> set[str]:
     return {entry.split("=", 1)[0] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0")}
 
@@ -84,6 +89,7 @@ async def test_extractive_work_needs_no_model_and_starts_within_a_second() -> No
     seconds = time.perf_counter() - start
     pid = child.pid
     assert pid is not None
+    assert os.SCHED_IDLE in policies_of(pid)
     loaded = loaded_by(pid)
     await child.close()
 

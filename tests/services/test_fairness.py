@@ -1,12 +1,14 @@
-"""One agent's model hangs, and the others' summaries are written all the same."""
+"""Who goes before whom: one agent's hanging model keeps up nobody else, and what somebody waits for goes first."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.model_server import running_model_server
-from tests.system import rows, running_parts, wait_until
+from tests.system import parts_of, rows, running_parts, wait_until
 from turnfold.client import connect
+from turnfold_worker.app import NICENESS
 
 
 @pytest.mark.proves("X4", "S7")
@@ -44,3 +46,20 @@ async def test_an_agent_whose_model_hangs_leaves_a_place_to_the_others(tmp_path:
             waiting = "SELECT count(*) FROM compactions_view WHERE agent_id = 'hanging' AND status = 'pending'"
             assert rows(parts.database, waiting)[0][0] >= 3
             assert len(model.requests) == 3
+
+
+def niceness_of(pid: int) -> list[int]:
+    """How much the threads of a process stand back, its first one first."""
+    return [os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda thread: int(thread.name))]
+
+
+async def test_a_worker_stands_back_for_windows_and_for_the_bus(tmp_path: Path) -> None:
+    async with running_parts(tmp_path) as parts, parts.running("worker") as worker, parts.running("query") as query:
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        main, *others = niceness_of(worker.process.pid)
+
+        assert main == min(ours + NICENESS, 19)
+        # Which of its threads writes does not matter: all were started by the first, but for one that waits for the parent's end.
+        assert [niceness for niceness in others if niceness != main] == [ours]
+        assert set(niceness_of(query.process.pid)) == {ours}
+        assert set(niceness_of(parts_of(worker.process.pid)["receiver"])) == {ours}
