@@ -50,7 +50,10 @@ async def test_an_agent_whose_model_hangs_leaves_a_place_to_the_others(tmp_path:
 
 def niceness_of(pid: int) -> list[int]:
     """How much the threads of a process stand back, its first one first."""
-    return [os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda thread: int(thread.name))]
+    return [
+        os.getpriority(os.PRIO_PROCESS, int(thread.name))
+        for thread in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda thread: int(thread.name))
+    ]
 
 
 async def test_a_worker_stands_back_for_windows_and_for_the_bus(tmp_path: Path) -> None:
