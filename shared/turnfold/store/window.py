@@ -132,8 +132,8 @@ class Known:
     def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
         """Whether little enough is left to read of so many live messages and of what these evictions hold."""
         known = self.evicted if self.changes == changes else {}
-        unknown = sum([row[1] for row in pending if row[0] not in known])
-        size = live + sum([row[1] for row in pending])
+        unknown: int = sum([row[1] for row in pending if row[0] not in known])
+        size: int = live + sum([row[1] for row in pending])
         return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
 
 
