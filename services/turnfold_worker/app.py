@@ -30,6 +30,7 @@ from turnfold.operations.rules import make_rules, policy_rule
 from turnfold.operations.weighing import weigh_all
 from turnfold.ports import Ingested, Job, Rules, Writes
 from turnfold.settings import Settings
+from turnfold.standing import stand_back
 from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.campaigns import SqlCampaigns
 from turnfold.store.changes import SqlChanges
@@ -57,9 +58,6 @@ from turnfold_worker.versions import make_versions_router
 
 log = structlog.get_logger()
 
-NICENESS = 10
-"""Somebody waits for each window. Where both want the same processor, the worker gets a tenth of it."""
-
 STOP_SECONDS = 8.0
 """How long what is in hand may take to finish; the rest comes again."""
 
@@ -73,7 +71,7 @@ Result = TypeVar("Result")
 
 def main(settings: Settings, receiver: Receiver) -> int:
     """Run a worker with this receiver until it is told to stop; the status to exit with."""
-    os.nice(NICENESS)
+    stand_back()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, receiver))
     return 0

@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.model_server import ModelServer, running_model_server
 from turnfold.core.sources import Part, Source, SummaryJob
 from turnfold.errors import SummarizerError
+from turnfold.standing import is_calm
 from turnfold.summarizer import Summarizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,7 +90,7 @@ async def test_extractive_work_needs_no_model_and_starts_within_a_second() -> No
     seconds = time.perf_counter() - start
     pid = child.pid
     assert pid is not None
-    assert os.SCHED_IDLE in policies_of(pid)
+    assert os.SCHED_IDLE in policies_of(pid) or not is_calm()
     loaded = loaded_by(pid)
     await child.close()
 

@@ -8,7 +8,7 @@ import pytest
 from tests.model_server import running_model_server
 from tests.system import parts_of, rows, running_parts, wait_until
 from turnfold.client import connect
-from turnfold_worker.app import NICENESS
+from turnfold.standing import NICENESS
 
 
 @pytest.mark.proves("X4", "S7")

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from sys import intern
 from typing import Any
 
 from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Answer, Call, CompactionId, EventId, Message, Priority, position_of
@@ -37,7 +36,7 @@ def message_of(row: Sequence[Any]) -> Message:
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
-        EventId(intern(event_id)),
+        EventId(event_id),
         position % MESSAGES_PER_EVENT,
         ROLES[role],
         tokens,

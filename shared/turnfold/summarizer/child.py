@@ -3,10 +3,10 @@
 import asyncio
 import os
 import signal
-import sys
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter, Task
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, BinaryIO
 
 from turnfold.core.extractive import extract
@@ -14,10 +14,9 @@ from turnfold.core.gate import Reason
 from turnfold.core.redaction import without_secrets
 from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.errors import StartError, SummarizerError
+from turnfold.standing import give_way, is_calm, stand_back
 from turnfold.summarizer.bill import Bill
 from turnfold.summarizer.wire import LOADED, draft_as_json, failure_as_json, frame, job_from_json, read_frame
-
-NICENESS = 10
 
 
 class Child:
@@ -30,7 +29,8 @@ class Child:
         self._litellm: Task[Any] | None = None
         self._kept: dict[int, asyncio.Event] = {}
         # Models are waited for side by side; extracting computes, and one at a time is as quick for all.
-        self._extracting = ThreadPoolExecutor(1, "extracting", initializer=_give_way)
+        self._extracting = asyncio.Lock()
+        self._giving_way = ThreadPoolExecutor(1, "giving-way", initializer=give_way)
 
     def preload(self) -> None:
         """Begin to import litellm, so that the first job need not wait for it."""
@@ -57,7 +57,7 @@ class Child:
     async def _answer(self, number: int, job: dict[str, Any]) -> None:
         bill = Bill()
         try:
-            given = job_from_json(job)
+            given = await asyncio.to_thread(without_secrets, job_from_json(job))
             told: dict[str, Any] = {"draft": draft_as_json(await self._write(number, bill, given))}
         except asyncio.CancelledError:
             told = {"cancelled": True}
@@ -76,7 +76,9 @@ class Child:
     async def _write(self, number: int, bill: Bill, job: SummaryJob) -> Draft:
         count = await asyncio.shield(self._counter)
         if job.model is None:
-            return await asyncio.get_running_loop().run_in_executor(self._extracting, _extract, job, count)
+            async with self._extracting:
+                thread = self._giving_way if is_calm() else None
+                return await asyncio.get_running_loop().run_in_executor(thread, partial(extract, job, count=count))
         self.preload()
         assert self._litellm is not None
         litellm = await asyncio.shield(self._litellm)
@@ -88,14 +90,13 @@ class Child:
             self._writer.write(frame({"id": number, "part": part}))
             await self._kept[number].wait()
 
-        job = await asyncio.to_thread(without_secrets, job)
         return await write_with_model(job, litellm=litellm, count=count, keep=keep, bill=bill)
 
 
 async def serve(*, preload: bool, jobs: BinaryIO, answers: BinaryIO) -> None:
     """Answer jobs until the parent has gone."""
     # Nobody waits for a summary, and on a busy machine somebody waits for a window.
-    os.nice(NICENESS)
+    stand_back()
     loop = asyncio.get_running_loop()
     reader = StreamReader()
     await loop.connect_read_pipe(lambda: StreamReaderProtocol(reader), jobs)
@@ -123,19 +124,6 @@ def run(*, preload: bool) -> None:
 async def _until_gone(*, preload: bool, jobs: BinaryIO, answers: BinaryIO) -> None:
     await serve(preload=preload, jobs=jobs, answers=answers)
     os._exit(0)  # an import or a call still running must not outlive the parent
-
-
-def _extract(job: SummaryJob, count: Callable[[str], int]) -> Draft:
-    return extract(without_secrets(job), count=count)
-
-
-def _give_way() -> None:
-    """Let this thread compute when nobody else wants the processor, where the system knows of such a thing.
-
-    Ten milliseconds at a stretch are long beside a window; and being nice alone lets others begin no sooner.
-    """
-    if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _load_counter() -> Callable[[str], int]:

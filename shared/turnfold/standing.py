@@ -1,0 +1,36 @@
+"""Who stands back for whom on a machine with few cores, and by how much."""
+
+import os
+import sys
+from contextlib import suppress
+from typing import Final
+
+NICENESS: Final = 5
+"""Somebody waits for each window. Where others want the same core, who stands back gets a quarter of it."""
+
+BUSY_TASKS: Final = 2
+"""So many tasks a core over the last minute, and who waits for an idle core waits for long."""
+
+
+def stand_back() -> None:
+    """Let this thread, and those it starts from now on, come after others who want the same core."""
+    with suppress(OSError):  # A sandbox may forbid it; then nobody comes first.
+        os.nice(NICENESS)
+
+
+def give_way() -> None:
+    """Let this thread compute when nobody else wants the core, where the system knows of such a thing. There is no way back.
+
+    Ten milliseconds at a stretch are long beside a window, and standing back alone lets others begin no sooner.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def is_calm() -> bool:
+    """Whether who gives way gets its turn soon."""
+    try:
+        return os.getloadavg()[0] <= BUSY_TASKS * (os.cpu_count() or 1)
+    except OSError:
+        return False
