@@ -11,7 +11,7 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +38,12 @@ class _Server:
                 self._command, user=self._user, cwd=self._home, env=environment(), stdout=output, stderr=subprocess.STDOUT
             )
         _wait_until_ready(self._process, self._port, log)
+
+    def pids(self) -> list[int]:
+        """Itself, and the processes that it has started."""
+        assert self._process
+        main = self._process.pid
+        return [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
 
     def end(self, number: signal.Signals) -> None:
         assert self._process
@@ -67,6 +73,19 @@ class Postgres:
     def start(self) -> None:
         """Start it again, on the data that it has."""
         self._server.start()
+
+    @contextmanager
+    def frozen(self) -> Generator[None]:
+        """Stop all of its processes as they are: connections stay, and nobody answers."""
+        pids = self._server.pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def url(self, database: str) -> str:
         """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""

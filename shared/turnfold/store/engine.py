@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -23,6 +23,7 @@ BUSY_SECONDS = 30
 LOG_WAIT_MS = 200
 READERS = 4
 TURN_SECONDS = 10
+CLOSE_SECONDS = 2
 LOCK_NOT_AVAILABLE = "55P03"
 
 Found = TypeVar("Found")
@@ -134,7 +135,7 @@ class Database:
         await self._reader.close()
         if self._writer is not None:
             await self._writer.close()
-        await self._steps.dispose()
+        await _dispose(self._steps)
 
     def _engine(self, *, writes: bool) -> AsyncEngine:
         """Connections to await; on SQLite only to read."""
@@ -227,7 +228,14 @@ class _Awaited:
                 return await connection.run_sync(work)
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await _dispose(self._engine)
+
+
+async def _dispose(engine: AsyncEngine) -> None:
+    """Say goodbye on each connection. A server that hangs is not waited for: it learns of it when the process ends."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await engine.dispose()
 
 
 def _emptied(connection: Any) -> bool:
