@@ -23,6 +23,7 @@ from tests.history_checker import Checker, Published, faults_in_notices
 from tests.model_server import ModelServer, running_model_server
 from tests.system import Streamed, eventually, streamed, wait_until
 from turnfold.client import connect
+from turnfold.nats_client import HangingUp
 from turnfold.store import schema
 from turnfold.store.engine import Database
 from turnfold_migrations import upgrade
@@ -141,7 +142,8 @@ async def connected(urls: Sequence[str]) -> AsyncGenerator[Clients]:
         connect(url, timeout_seconds=2, attempts=60, environ={}) as one,
         connect(url, timeout_seconds=2, attempts=60, environ={}) as another,
     ):
-        bus = await nats.connect(list(urls), max_reconnect_attempts=-1, reconnect_time_wait=0.2, error_cb=_unheard)
+        bus = HangingUp()
+        await bus.connect(list(urls), max_reconnect_attempts=-1, reconnect_time_wait=1, error_cb=_unheard)
         try:
             yield Clients(one, another, bus)
         finally:

@@ -10,6 +10,7 @@ from nats.aio.client import Client
 
 from turnfold.access.identity import INBOX
 from turnfold.errors import StartError
+from turnfold.nats_client import HangingUp
 from turnfold.settings import Settings, redacted
 
 log = structlog.get_logger()
@@ -77,7 +78,7 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Cl
     Raises:
         StartError: no server took the connection within `seconds`, or it refused these credentials.
     """
-    client = Client()
+    client = HangingUp()
     attempt = _Attempt(client)
     options = connect_options(settings, name)
     log_error = options["error_cb"]

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client as Bus
 
 from turnfold.access.identity import INBOX, Identity
 from turnfold.client.answers import error_told
@@ -19,6 +18,7 @@ from turnfold.client.events import Event, Receipt, encoded
 from turnfold.contracts.refusals import NO_BATCH, refused
 from turnfold.contracts.subjects import EVENTS_STREAM, message_header
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
+from turnfold.nats_client import HangingUp as Bus
 from turnfold.tracing import span
 
 _PENDING_BYTES = 32 * 1024 * 1024
