@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.forked import begun, ended
 from tests.postgres import Postgres
-from tests.stores import KEY, NOON, Stores, new_postgres, new_sqlite, result, sql_stores, summary, turn, turns, user
+from tests.stores import KEY, NOON, Stores, assistant, new_postgres, new_sqlite, result, sql_stores, summary, turn, turns, user
 from turnfold.errors import StartError
 from turnfold.store.belonging import wait_for_schema
 from turnfold.store.engine import Database
@@ -40,6 +40,8 @@ VIEW_COLUMNS = {
     "coverage_view": "agent_id session_id version base_version compaction_id",
 }
 """The contract's views and those for auditors, with their columns."""
+BY_TRIGGERS = ("fk_events_sid", "fk_messages_sid", "fk_tool_calls_sid")
+"""What stands in for these foreign keys on PostgreSQL looks at all rows of a statement together."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -82,12 +84,16 @@ def everything(connection: Connection) -> set[str]:
     return {name for name in (*seen.get_table_names(), *seen.get_view_names()) if not name.startswith(f"{word_index.name}_")}
 
 
-def ours(_: object, name: str | None, kind: str, *__: object) -> bool:
-    return not (kind == "table" and name is not None and (name in VIEWS or name.startswith(word_index.name)))
-
-
 def differences(connection: Connection) -> list[Any]:
-    context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True, "include_object": ours})
+    by_triggers = BY_TRIGGERS if connection.dialect.name == "postgresql" else ()
+
+    def is_compared(_: object, name: str | None, kind: str, *__: object) -> bool:
+        if kind == "table" and name is not None:
+            return name not in VIEWS and not name.startswith(word_index.name)
+        return name not in by_triggers
+
+    opts = {"compare_type": True, "compare_server_default": True, "include_object": is_compared}
+    context = MigrationContext.configure(connection, opts=opts)
     return list(compare_metadata(context, metadata))
 
 
@@ -240,6 +246,11 @@ async def test_the_audit_refuses_to_be_emptied(postgres: Postgres) -> None:
     assert "append-only" in str(await refusal(await new_postgres(postgres), "TRUNCATE audit"))
 
 
+FILLED = ("events", "messages", "tool_calls")
+COLUMNS = {table: [column.name for column in metadata.tables[table].columns] for table in FILLED}
+OTHER = {"sid": "999", "event_id": "event_id || '/'"}
+ELSEWHERE = {table: [OTHER.get(name, name) for name in names] for table, names in COLUMNS.items()}
+"""The rows of a table as they would be in a session that is not there."""
 IMPOSSIBLE = [
     "UPDATE messages SET role = 'robot'",
     "UPDATE messages SET answers_slot = 0, answers_position = NULL",
@@ -253,6 +264,8 @@ IMPOSSIBLE = [
     "UPDATE ingested SET last_seq = first_seq - 1",
     "INSERT INTO messages SELECT * FROM messages",
     "INSERT INTO events SELECT * FROM events",
+    *(f"UPDATE {table} SET sid = 999" for table in FILLED),
+    *(f"INSERT INTO {table} ({', '.join(COLUMNS[table])}) SELECT {', '.join(ELSEWHERE[table])} FROM {table}" for table in FILLED),
 ]
 
 
@@ -260,17 +273,45 @@ IMPOSSIBLE = [
 async def test_rows_that_must_not_exist_are_refused(migrated_url: str) -> None:
     async with sql_stores(migrated_url) as stores:
         await lived(stores)
+        await stores.ingest(turn(16, assistant(None, "d")))
 
     for change in IMPOSSIBLE:
         assert isinstance(await refusal(migrated_url, change), IntegrityError), change
 
 
-async def refusal(url: str, change: str) -> DBAPIError | None:
-    """Why a change is refused; None when it is made."""
+@pytest.mark.proves("L1")
+@pytest.mark.parametrize("left", FILLED)
+async def test_a_session_cannot_go_while_it_has_rows(migrated_url: str, left: str) -> None:
+    async with sql_stores(migrated_url) as stores:
+        await stores.ingest(turn(1, user("q"), assistant(None, "c")))
+    others = [f"DELETE FROM {table}" for table in FILLED if table != left]
+
+    assert isinstance(await refusal(migrated_url, *others, "DELETE FROM sessions"), IntegrityError)
+    assert await refusal(migrated_url, *others, f"DELETE FROM {left}", "DELETE FROM sessions") is None
+
+
+@pytest.mark.proves("L1")
+async def test_a_session_cannot_go_while_somebody_adds_rows_to_it(postgres: Postgres) -> None:
+    url = await new_postgres(postgres)
+    async with sql_stores(url) as stores:
+        await stores.ingest(turn(1, user("q")))
+
+    async with engine_of(url) as engine, engine.begin() as adding:
+        await adding.execute(text("INSERT INTO tool_calls (sid, call_id, position, slot) SELECT sid, 'c', 1, 0 FROM sessions"))
+        refused = await refusal(url, "SET LOCAL lock_timeout = '100ms'", "DELETE FROM sessions")
+
+    assert "lock timeout" in str(refused)
+
+
+async def refusal(url: str, *changes: str) -> DBAPIError | None:
+    """Why these changes are refused; None when they are made."""
     async with engine_of(url) as engine:
         try:
             async with engine.begin() as connection:
-                await connection.execute(text(change))
+                if engine.dialect.name == "sqlite":
+                    await connection.execute(text("PRAGMA foreign_keys=ON"))
+                for change in changes:
+                    await connection.execute(text(change))
         except DBAPIError as error:
             return error
     return None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event, select, text
 
 from tests.postgres import Postgres
 from tests.stores import KEY, NOON, Json, Stores, assistant, places, result, sql_stores, summary, turn, turns, user
@@ -17,6 +17,7 @@ from turnfold.operations.search import found, question_of
 from turnfold.ports import Scope
 from turnfold.store import schema
 from turnfold.store.engine import Database
+from turnfold.store.evict import quoted_texts
 from turnfold_migrations import upgrade
 
 GROWING = (
@@ -200,6 +201,20 @@ DEEDS = [
 async def test_what_is_done_all_the_time_looks_at_few_rows(deed: Callable[[Stores], Awaitable[None]], watched: Watched) -> None:
     await deed(watched.stores)
 
+    assert watched.much() == []
+
+
+@pytest.mark.proves("L8", "C58")
+async def test_some_hundred_rows_are_looked_up_one_by_one(watched: Watched) -> None:
+    database = Database(watched.url, writes=False)
+    some = select(schema.messages.c.sid, schema.messages.c.position).order_by(schema.messages.c.position).limit(FEW - 50)
+    wanted = await database.snapshot(lambda connection: [(sid, position) for sid, position in connection.execute(some)])
+    watched.told.clear()
+
+    found = await database.snapshot(lambda connection: quoted_texts(connection, wanted))
+    await database.close()
+
+    assert len(found) == len(wanted)
     assert watched.much() == []
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Select, Table, bindparam, column, table, update
+from sqlalchemy import Connection, Select, Table, bindparam, column, literal_column, select, table, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.sql.dml import UpdateBase
@@ -91,14 +91,19 @@ class PreparedIn:
 class PreparedPairs:
     """A SELECT that joins `pairs`, a list of two values each; written as often as `PreparedIn`.
 
-    SQLite reads a whole table for `(a, b) IN (VALUES ...)`, however short the list; a join it answers by index.
+    SQLite reads a whole table for `(a, b) IN (VALUES ...)`, however short the list; a join it answers by index. PostgreSQL
+    reads a whole table of some hundred thousand rows for a list of some hundred pairs; it is told to look each of them up,
+    but where all that is found is locked in one order (`is_locked`).
     """
 
     pairs = table("pairs", column("a"), column("b"))
 
-    def __init__(self, statement: Select[*tuple[Any, ...]], kinds: tuple[TypeEngine[Any], TypeEngine[Any]]) -> None:
+    def __init__(
+        self, statement: Select[*tuple[Any, ...]], kinds: tuple[TypeEngine[Any], TypeEngine[Any]], *, is_locked: bool = False
+    ) -> None:
         self._statement = statement
         self._kinds = kinds
+        self._is_locked = is_locked
         self._written: dict[tuple[str, int], str] = {}
 
     def rows(self, connection: Connection, values: Sequence[tuple[Any, Any]]) -> Sequence[Sequence[Any]]:
@@ -109,11 +114,15 @@ class PreparedPairs:
         has_arrays = dialect.name == "postgresql"
         written = (dialect.name, 0 if has_arrays else len(values))
         if written not in self._written:
-            self._written[written] = (
-                f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) {self._statement.compile(dialect=dialect)}"
-            )
+            statement = self._looked_up() if has_arrays and not self._is_locked else self._statement
+            self._written[written] = f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) {statement.compile(dialect=dialect)}"
         given = [list(side) for side in zip(*values, strict=True)] if has_arrays else chain.from_iterable(values)
         return _fetched(connection, self._written[written], tuple(given))
+
+    def _looked_up(self) -> Select[*tuple[Any, ...]]:
+        """The statement once for each pair: what has an offset is not joined in another way."""
+        found = self._statement.offset(literal_column("0")).lateral("found")
+        return select(found).select_from(self.pairs, found)
 
     def _pairs(self, dialect: Dialect, length: int) -> str:
         if dialect.name == "postgresql":

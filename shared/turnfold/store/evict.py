@@ -30,9 +30,7 @@ _LIVE = PreparedIn(
 _between = (messages.c.sid == bindparam("of_sid")) & messages.c.position.between(bindparam("first"), bindparam("last"))
 _pairs = PreparedPairs.pairs
 _TEXTS = PreparedPairs(
-    select(messages.c.position, messages.c.body).join_from(
-        _pairs, messages, (messages.c.sid == _pairs.c.a) & (messages.c.position == _pairs.c.b)
-    ),
+    select(messages.c.position, messages.c.body).where(messages.c.sid == _pairs.c.a, messages.c.position == _pairs.c.b),
     (messages.c.sid.type, messages.c.position.type),
 )
 _MARK = Bulk(
@@ -202,6 +200,12 @@ def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int
     return live
 
 
+def quoted_texts(connection: Connection, places: Sequence[tuple[int, int]]) -> Mapping[int, str]:
+    """The messages at these positions of these sessions, by position."""
+    # A position is made from a sequence of the stream: no two sessions have one in common.
+    return {row[0]: row[1] for row in _TEXTS.rows(connection, places)}
+
+
 CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
 """What the audit calls the moment in which a trigger was looked at: as a tool returned, or as a turn was over."""
 
@@ -368,8 +372,7 @@ class _Opening:
         """What stands for each eviction until its summary does, and its tokens; the texts of all are read at once."""
         quoted = {compaction_id: (sid, self._rules.quoted(evicted)) for compaction_id, (sid, evicted) in self._evicted.items()}
         places = [(sid, message.position) for sid, some in quoted.values() for message in some]
-        # A position is made from a sequence of the stream: no two sessions have one in common.
-        texts = {row[0]: row[1] for row in _TEXTS.rows(self._connection, places)}
+        texts = quoted_texts(self._connection, places)
         return {compaction_id: self._rules.digest(evicted, texts) for compaction_id, (_, evicted) in self._evicted.items()}
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0012"
+REVISION = "0013"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(

@@ -121,7 +121,7 @@ _LOCKED = (
 )
 _pairs = PreparedPairs.pairs
 _is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
-_BY_KEY = PreparedPairs(_LOCKED.where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type))
+_BY_KEY = PreparedPairs(_LOCKED.where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type), is_locked=True)
 _KNOWN = PreparedPairs(
     select(sessions.c.agent_id, sessions.c.session_id).where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type)
 )
