@@ -1,11 +1,13 @@
 """What a window shows, and what it gives up first."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from tests.histories import History, Said, assistant, history, parsed, system, text, tool, user, words
+from turnfold.core import growth
 from turnfold.core.forms import STAND_IN, Form
 from turnfold.core.pieces import Shown
 from turnfold.core.presets import PRESETS, Mode, Policy
@@ -543,3 +545,22 @@ def test_the_summary_counts_wherever_it_stands(placement: Placement) -> None:
     made = plan(session.stored, Asked(budget_tokens=5_000, placement=placement), BALANCED)
 
     assert made.tokens > tokens_of(session) + 90
+
+
+@pytest.mark.proves("X2", "X4")
+def test_the_odd_name_of_a_tool_costs_a_window_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    levelled, rounds = growth.levelled, 0
+
+    def counted(sizes: Sequence[int], excess: int) -> int:
+        nonlocal rounds
+        rounds += 1
+        return levelled(sizes, excess)
+
+    monkeypatch.setattr(growth, "levelled", counted)
+    session = history([user("x"), assistant(None, "c", name="[{(<" * 2_000, arguments='{"p": "' + words(500) + '"}')])
+
+    for share in (0.3, 0.6, 0.97):
+        with pytest.raises(CannotFit):
+            asked_of(session, int(share * tokens_of(session)))
+
+    assert rounds <= 20

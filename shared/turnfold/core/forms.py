@@ -185,4 +185,10 @@ def arguments_tokens(call: Call) -> int:
 
 def call_tokens_within(call: Call, arguments: int) -> int:
     """At most what a call costs when its arguments may take so many tokens."""
-    return CALL_TOKENS + ceiling(call.name) + arguments
+    name_tokens = _usual_name_tokens(call.name) if len(call.name) <= USUAL_NAME else ceiling(call.name)
+    return CALL_TOKENS + name_tokens + arguments
+
+
+USUAL_NAME: Final = 128
+"""The characters of a name that is remembered; there are few tools, and each is called often."""
+_usual_name_tokens = lru_cache(maxsize=1_024)(ceiling)

@@ -14,9 +14,6 @@ Step = Callable[[Growth, int], None]
 PLAIN_CHARACTERS: Final = 2_048
 """A result no longer than this becomes the preview of (5), however much that frees."""
 
-NAME_TOKENS: Final = 8
-"""By how much the names of calls may be dearer than `arguments_sizes` takes them to be."""
-
 
 def relieve(window: Growth) -> None:
     """Trim a window that holds more than it may: step by step down to the low-water mark, and only then what is protected."""
@@ -85,8 +82,7 @@ def preview_costly(window: Growth, target: int) -> None:
     def preview(_: Unit, piece: Piece) -> int:
         excess = window.total - target
         if piece.call is None:
-            sizes = piece.arguments_sizes
-            may_keep = levelled(sizes, excess + NAME_TOKENS * len(sizes))
+            may_keep = levelled(piece.arguments_sizes, excess)
             freed = piece.preview_arguments(policy.arguments_max_tokens, may_keep) if is_waste(may_keep) else 0
             return freed or piece.preview_arguments(policy.arguments_max_tokens, policy.preview_tokens)
         may_keep = piece.text - excess
@@ -180,9 +176,7 @@ def _preview_unseen_arguments(window: Growth) -> None:
     """Long arguments become previews, no shorter than they must be."""
     policy = window.policy
     if unit := window.unseen:
-        sizes = unit.head.arguments_sizes
-        may_keep = levelled(sizes, window.total - window.limits.tokens + NAME_TOKENS * len(sizes))
-        cap = max(policy.preview_tokens, may_keep)
+        cap = max(policy.preview_tokens, levelled(unit.head.arguments_sizes, window.total - window.limits.tokens))
         window.free(unit, unit.head, lambda _, piece: piece.preview_arguments(max(cap, policy.arguments_max_tokens), cap))
 
 

@@ -145,9 +145,9 @@ class Piece:
 
     @property
     def arguments_sizes(self) -> list[int]:
-        """About what the arguments of each of its calls take by now."""
+        """Within how many tokens the arguments of each of its calls are shown by now; nothing above frees anything."""
         shown = self.arguments or {}
-        return [shown.get(call.slot, arguments_tokens(call)) for call in self.message.calls]
+        return [shown.get(call.slot, max(0, call.tokens - call_tokens_within(call, 0))) for call in self.message.calls]
 
     def preview_arguments(self, above: int, within: int) -> int:
         """Show of arguments above so many tokens only a preview within so many."""
