@@ -105,6 +105,6 @@ async def test_a_client_that_is_closed_while_it_connects_leaves_no_connection(
         await asyncio.sleep(0)
     await client.close()
 
-    await wait_until(lambda: not server.open, seconds=2)
+    await wait_until(lambda: not server.open, seconds=10)
     gc.collect()
     assert lost == []
