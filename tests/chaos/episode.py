@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import sqlite3
+import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -175,18 +176,33 @@ def _settings_of(server: ModelServer) -> Mapping[str, str]:
 
 
 async def recorded(installation: Installation, published: Published) -> History:
-    """What a system that has settled holds, beside what was published to it. It may still write stand-ins again meanwhile."""
-    copy, url = installation.directory / "copy.db", installation.nats_urls[0]
+    """What a system that has settled holds, beside what was published to it, once all notices were sent.
+
+    It may still write stand-ins again meanwhile; and a notice that a bus with a full disk did not take waits for ten seconds.
+    """
+    url = installation.nats_urls[0]
     database = Database(installation.database_url, writes=False)
     try:
-        if database.is_sqlite:
-            _back_up(Path(str(database.url.database)), copy)
-        else:
-            await _move(database, copy)
-        await eventually(partial(_is_told, database), seconds=NOTICES_SECONDS, told=installation.words)
+        copy = await eventually(partial(_told_copy, database, installation.directory), seconds=NOTICES_SECONDS, told=installation.words)
     finally:
         await database.close()
     return History(copy, published, await streamed(url), await _noticed(url))
+
+
+async def _told_copy(database: Database, directory: Path) -> Path | None:
+    """A copy of a database all of whose notices were sent; None where some were not yet."""
+    if not await _is_told(database):
+        return None
+    copy = Path(tempfile.mkdtemp(dir=directory)) / "copy.db"
+    if database.is_sqlite:
+        _back_up(Path(str(database.url.database)), copy)
+    else:
+        await _move(database, copy)
+    copied = Database(f"sqlite+aiosqlite:///{copy}", writes=False)
+    try:
+        return copy if await _is_told(copied) else None
+    finally:
+        await copied.close()
 
 
 def _back_up(database: Path, copy: Path) -> None:
