@@ -190,16 +190,28 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
-def _short(value: Any) -> str:
+DEEPEST_SHOWN = 8
+"""What arguments nest deeper is not shown."""
+
+
+def _short(value: Any, depth: int = 0) -> str:
+    if depth > DEEPEST_SHOWN:
+        return "…"
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         return (
             "["
-            + "; ".join(" ".join(_short(inner) for inner in item.values()) if isinstance(item, Mapping) else _short(item) for item in value)
+            + "; ".join(
+                " ".join(_short(inner, depth + 1) for inner in item.values()) if isinstance(item, Mapping) else _short(item, depth + 1)
+                for item in value
+            )
             + "]"
         )
     if isinstance(value, list):
-        return "[" + ", ".join(_short(item) for item in value) + "]"
-    return clip(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 60)
+        return "[" + ", ".join(_short(item, depth + 1) for item in value) + "]"
+    try:
+        return clip(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 60)
+    except RecursionError:
+        return "…"
 
 
 def _steps(command: str) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 from turnfold.core.forms import STAND_IN
 from turnfold.core.pieces import Shown, StandIn
-from turnfold.core.render import Rendered, json_text
+from turnfold.core.render import Rendered, json_text, longest
 from turnfold.core.tokens import MEDIA_PARTS, MESSAGE_TOKENS, TEXT_PARTS, ceiling, text_of
 from turnfold.core.window import Plan
 from turnfold.messages import Call, MessageId, Role
@@ -66,7 +66,7 @@ def shaped(plan: Plan, rendered: Rendered) -> Shaped:
         else:
             turns.add("user", _content(body.get("content"), "user"), message_id)
     names: dict[str, str] = {}
-    used: set[str] = set()
+    used: dict[str, int] = {}
     for entry, text, message_id in zip(entries, rendered.messages[before:], rendered.message_ids[before:], strict=True):
         match entry:
             case StandIn(call=call):
@@ -152,14 +152,17 @@ def _is_signed(part: object) -> bool:
     )
 
 
-def _unused(call_id: str, used: set[str]) -> str:
-    """A call id as it may be sent, unlike any before it in the window: ids come again in later turns, and may not here."""
-    fit = _UNFIT.sub("_", call_id)[:ID_CHARACTERS]
-    found, number = fit, 1
+def _unused(call_id: str, used: dict[str, int]) -> str:
+    """A call id as it may be sent, unlike any before it in the window: ids come again in later turns, and may not here.
+
+    `used` holds them, and for each beginning the last number that was given to it.
+    """
+    found = fit = _UNFIT.sub("_", call_id)[:ID_CHARACTERS]
+    start = f"{fit[: ID_CHARACTERS - 8]}_"
     while found in used:
-        number += 1
-        found = f"{fit[: ID_CHARACTERS - 8]}_{number}"
-    used.add(found)
+        number = used[start] = max(1, used.get(start, 0)) + 1
+        found = f"{start}{number}"
+    used.setdefault(found, 0)
     return found
 
 
@@ -184,17 +187,7 @@ def _object(arguments: object, max_tokens: int) -> str:
         found = None
     if isinstance(found, dict) and _is_shallow(found, text):
         return text if _is_encodable(text) else json_text(found)
-    low, high, best = 0, len(text), "{}"
-    while low <= high:
-        middle = (low + high) // 2
-        wrapped = json_text({"text": text[:middle]})
-        if middle and ceiling(wrapped) <= max_tokens:
-            best, low = wrapped, middle + 1
-        elif middle:
-            high = middle - 1
-        else:
-            low = 1
-    return best
+    return longest(lambda characters: json_text({"text": text[:characters]}), len(text), max_tokens, ceiling) or "{}"
 
 
 def _strict(text: str) -> object:

@@ -410,11 +410,15 @@ def _file_lines(stored: Any, headings: Mapping[str, str]) -> list[str]:
     return lines
 
 
+LONGEST_FOLDER = 400
+"""In characters; a longer one is not worth saying once."""
+
+
 def _shared_folder(paths: Sequence[str]) -> str:
     """The folder worth saying once, because it spares the most characters; empty when there is none."""
     under: dict[str, int] = {}
     for path in paths:
-        end = path.rfind("/")
+        end = path.rfind("/", 0, LONGEST_FOLDER)
         while end > 0:
             folder = path[: end + 1]
             under[folder] = under.get(folder, 0) + 1

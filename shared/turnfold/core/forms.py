@@ -185,7 +185,9 @@ def arguments_tokens(call: Call) -> int:
 
 def call_tokens_within(call: Call, arguments: int) -> int:
     """At most what a call costs when its arguments may take so many tokens."""
-    name_tokens = _usual_name_tokens(call.name) if len(call.name) <= USUAL_NAME else ceiling(call.name)
+    name = call.name
+    # A token is at least one byte: for a name that no tool has, that bound will do.
+    name_tokens = _usual_name_tokens(name) if len(name) <= USUAL_NAME else len(name.encode("utf-8", "surrogatepass"))
     return CALL_TOKENS + name_tokens + arguments
 
 

@@ -1,7 +1,7 @@
 """The window that grows as its session did: what is in it by now, what that costs, and what could be given up."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -97,6 +97,7 @@ class Growth:
         self._round_heads: list[Unit] = []
         self._newest_tool_units: deque[Unit] = deque()
         self._oldest = 0
+        self._passed_over: list[Unit] = []
         self.with_reasoning: list[Entry] = []
         self.large_results: list[Entry] = []
         self.seen_results: list[Entry] = []
@@ -333,18 +334,25 @@ class Growth:
                 self.free(unit, unit.head, partial(_preview, cap))
         return self.total <= target
 
+    def oldest(self, is_enough: Callable[[], bool]) -> Iterator[Unit]:
+        """The blocks that may go, the oldest first, until it is enough; one that stays, or is protected, comes again another time."""
+        again, kept = deque(self._passed_over), list[Unit]()
+        while not is_enough() and (again or self._oldest < len(self.units)):
+            if again:
+                unit = again.popleft()
+            else:
+                unit = self.units[self._oldest]
+                self._oldest += 1
+            if unit.is_shown and not self.is_protected(unit):
+                yield unit
+            if unit.is_shown:
+                kept.append(unit)
+        self._passed_over = [*kept, *again]
+
     def fold_oldest(self, is_enough: Callable[[], bool]) -> None:
         """Leave out blocks from the oldest on, whatever their priority."""
-        kept: Unit | None = None
-        index = self._oldest
-        while index < len(self.units) and not is_enough():
-            unit = self.units[index]
-            if unit.is_shown and not self.is_protected(unit):
-                self.fold(unit)
-            kept = kept or (unit if unit.is_shown else None)
-            index += 1
-            if kept is None:
-                self._oldest = index
+        for unit in self.oldest(is_enough):
+            self.fold(unit)
 
 
 def _most(messages: Sequence[Message]) -> tuple[int, int]:

@@ -128,13 +128,9 @@ def fold_blocks(window: Growth, target: int) -> None:
 
 def fold_oldest(window: Growth, target: int) -> None:
     """The oldest messages are left out first, whatever their priority; the last one of them is cut where that is enough."""
-    by_age = sorted(window.all_units, key=lambda entry: entry[1])
     act = _fold_or_soften(window, target)
-    for _, _, unit, piece in by_age:
-        if window.total <= target:
-            return
-        if unit.is_shown and not window.is_protected(unit):
-            window.free(unit, piece, act)
+    for unit in window.oldest(lambda: window.total <= target):
+        window.free(unit, unit.head, act)
 
 
 def _fold_or_soften(window: Growth, target: int) -> Callable[[Unit, Piece], int]:

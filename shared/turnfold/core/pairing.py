@@ -1,5 +1,6 @@
 """Which result answers which call: a function of the stream alone, decided for one call id at a time."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -38,12 +39,12 @@ def pair(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> dict[int, 
     """
     verdicts: dict[int, Verdict] = {}
     unanswered: list[CallSeen] = []
-    waiting: list[ResultSeen] = []
+    waiting: deque[ResultSeen] = deque()
     last: bytes | None = None
     for seen in _in_stream_order(calls, results):
         if isinstance(seen, CallSeen):
             if waiting:
-                verdicts[waiting.pop(0).position] = Verdict(Answer(*seen), False)
+                verdicts[waiting.popleft().position] = Verdict(Answer(*seen), False)
             else:
                 unanswered.append(seen)
         elif unanswered:

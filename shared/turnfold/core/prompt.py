@@ -164,7 +164,14 @@ def shortened(text: str, max_words: int) -> str:
         used += sizes[first]
         first += 1
     kept = "".join(pieces[:first]).rstrip() + ("\n" if first else "") + "".join(pieces[last:]).lstrip()
-    return kept.strip() or " ".join(text.split()[:max_words])[: max_words * 8]
+    return kept.strip() or _beginning(text, max_words)
+
+
+def _beginning(text: str, max_words: int) -> str:
+    """As much of the start of a text without sentences as that many words are."""
+    start = " ".join(text.split()[:max_words])[: max_words * 8]
+    held = words(start)
+    return start if held <= max_words else start[: int(len(start) * max_words / held)]
 
 
 def fitted(text: str, sections: dict[str, Any], *, max_tokens: int, count: Callable[[str], int]) -> tuple[str, dict[str, Any]]:
@@ -193,6 +200,9 @@ def fitted(text: str, sections: dict[str, Any], *, max_tokens: int, count: Calla
 def _characters(sections: Mapping[str, Any], name: str) -> int:
     return sum(len(item) for item in sections.get(name) or ())
 
+
+DEEPEST_LINE = 16
+"""What a model nests deeper in an entry says nothing."""
 
 _SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?](?=\s|\Z)[\s]*|[。！？\n]\s*|[.!?]|\Z)")
 _FENCE = re.compile(r"```[A-Za-z]*\s*\n?(.*?)(?:```|\Z)", re.DOTALL)
@@ -292,13 +302,16 @@ def _lines(value: Any) -> list[str]:
     return [line for line in (_line(item) for item in _items(value)) if line]
 
 
-def _line(item: Any) -> str:
+def _line(item: Any, depth: int = 0) -> str:
     if isinstance(item, str):
         return item.strip()
+    if depth > DEEPEST_LINE:
+        return ""
     if isinstance(item, Mapping):
-        return "; ".join(f"{key}: {_line(value)}" for key, value in item.items() if _line(value))
+        told = ((key, _line(value, depth + 1)) for key, value in item.items())
+        return "; ".join(f"{key}: {line}" for key, line in told if line)
     if isinstance(item, list):
-        return "; ".join(line for line in map(_line, item) if line)
+        return "; ".join(line for inner in item if (line := _line(inner, depth + 1)))
     return "" if item is None or isinstance(item, bool) else str(item)
 
 

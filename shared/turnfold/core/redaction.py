@@ -14,7 +14,9 @@ _KNOWN = re.compile(
     r"sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[abeprs]-[A-Za-z0-9-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,}"
     r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|hf_[A-Za-z0-9]{20,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
-    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
+    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
+    # What begins as a JSON web token and is none is passed over whole: it may hold as many beginnings as a text has characters.
+    r"|(?P<part>eyJ[A-Za-z0-9_-]{8,}+)(?P<token>\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?"
     r")"
 )
 _BEARER = re.compile(r"((?:[Bb]earer|[Bb]asic)\s+)[A-Za-z0-9._~+/=-]{16,}")
@@ -38,7 +40,7 @@ def redact(text: str) -> str:
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub("[REDACTED:private_key]", text)
     if any(hint in text for hint in _HINTS):
-        text = _KNOWN.sub("[REDACTED:key]", text)
+        text = _KNOWN.sub(lambda found: found[0] if found["part"] and not found["token"] else "[REDACTED:key]", text)
     if "earer " in text or "asic " in text:
         text = _BEARER.sub(r"\1[REDACTED:token]", text)
     if "://" in text and "@" in text:

@@ -103,10 +103,11 @@ def _shortened(shown: Shown, body: dict[str, Any], count: Count) -> dict[str, An
             body.pop(key, None)
     if form.cut is not None:
         body["content"] = shortened_text(text_of(body), form.cut)
-    for slot, max_tokens in (form.arguments or {}).items():
-        place = next(place for place, call in enumerate(message.calls) if call.slot == slot) if form.is_mended else slot
-        function = body["tool_calls"][place]["function"]
-        function["arguments"] = shortened_arguments(function.get("arguments"), max_tokens, _arguments_tokens(message, slot), count)
+    if form.arguments:
+        for place, call in enumerate(message.calls):
+            if call.slot in form.arguments:
+                function = body["tool_calls"][place if form.is_mended else call.slot]["function"]
+                function["arguments"] = shortened_arguments(function.get("arguments"), form.arguments[call.slot], call.tokens, count)
     return body
 
 
@@ -120,10 +121,6 @@ def _mend(body: dict[str, Any], message: Message) -> None:
         body["content"] = ""
 
 
-def _arguments_tokens(message: Message, slot: int) -> int:
-    return next(call.tokens for call in message.calls if call.slot == slot)
-
-
 def shortened_text(text: str, cut: TextCut) -> str:
     """The text as a cut leaves it, with the number of lines that are missing."""
     return text[: cut.head] + cut_mark(cut, lines_of(text[cut.head : cut.tail])) + text[cut.tail :]
@@ -135,18 +132,18 @@ def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int
     mark = f"[TRUNCATED original~{original_tokens} tokens]"
     try:
         found = json.loads(written)
+        if isinstance(found, dict):
+            most = min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens)
+            best = longest(lambda characters: json_text(_clipped(found, characters, mark)), most, max_tokens, count)
+            if best is not None:
+                return best
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        most = min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens)
-        best = _longest(lambda characters: json_text(_clipped(found, characters, mark)), most, max_tokens, count)
-        if best is not None:
-            return best
-    preview = _longest(lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens, count)
+        pass  # what is no JSON, or nested too deep to be taken apart, is text
+    preview = longest(lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens, count)
     return preview if preview is not None else "{}"
 
 
-def _longest(write: Callable[[int], str], most: int, max_tokens: int, count: Count) -> str | None:
+def longest(write: Callable[[int], str], most: int, max_tokens: int, count: Count) -> str | None:
     """What is written with nearly the most characters that stay within the tokens."""
     best = write(0)
     fixed = count(best)

@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import log
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.tokens import text_of
-from turnfold.core.words import WORD_CHARACTERS, exact_terms, folded, is_east, mark, runs, word_term
+from turnfold.core.words import LETTER, WORD_CHARACTERS, exact_terms, folded, is_east, mark, runs, word_term
 
 MOST_WORDS: Final = 100
 """Words of a query beyond so many are not asked for one by one."""
@@ -217,20 +217,13 @@ def _beginning(word: str) -> list[Term]:
 
 def _holds(text: str, word: str, *, ends: bool) -> bool:
     """Whether a word stands in a folded text, or with `ends` false the beginning of one; eastern characters stand anywhere."""
-    if is_east(word[0]):
-        return word in text
-    at = text.find(word)
-    while at >= 0:
-        end = at + len(word)
-        if _begins_word(text, at) and not (ends and end < len(text) and _is_letter(text[end])):
-            return True
-        at = text.find(word, at + 1)
-    return False
+    return word in text and (is_east(word[0]) or _standing(word, ends=ends).search(text) is not None)
 
 
-def _begins_word(text: str, at: int) -> bool:
-    """Not inside another word; what follows an escaped line end or tab begins one."""
-    return at == 0 or not _is_letter(text[at - 1]) or (at > 1 and text[at - 1] in "ntr" and text[at - 2] == "\\")
+@lru_cache(maxsize=1_024)
+def _standing(word: str, *, ends: bool) -> re.Pattern[str]:
+    """A word that begins inside no other; what follows an escaped line end or tab begins one."""
+    return re.compile(rf"(?:(?<!{LETTER})|(?<=\\[ntr])){re.escape(word)}{f'(?!{LETTER})' if ends else ''}")
 
 
 def _begins_value(text: str, at: int) -> bool:
@@ -245,10 +238,6 @@ def _ends_value(text: str, end: int) -> bool:
     if after in ".:,":
         return not (next_one.isalnum() or next_one in ("_", "/"))
     return not (after.isalnum() or after in _JOINING_AFTER)
-
-
-def _is_letter(character: str) -> bool:
-    return character.isalnum() and not is_east(character)
 
 
 _JOINING_BEFORE = "_./\\:@#~%+$-"

@@ -37,7 +37,25 @@ _ESCAPE = re.compile(rf"\\[ntr]({LETTER}+)")
 
 def folded(text: str) -> str:
     """The text as it is compared: whatever its case, and full or half its characters' width."""
-    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", _LONG_MARKS.sub(_few_marks, text)).casefold()
+
+
+MARKS_ON_A_LETTER = 30
+"""More say nothing in any language; to put them in order takes time that grows with their square."""
+_HALF_WIDTH_MARKS = "\uff9e\uff9f"
+_LONG_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[{_HALF_WIDTH_MARKS}]){{{MARKS_ON_A_LETTER + 1},}}")
+
+
+def _few_marks(found: re.Match[str]) -> str:
+    """A row of signs with no more than so many of them that stand on one letter."""
+    kept: list[str] = []
+    marks = 0
+    for character in found[0]:
+        is_mark = unicodedata.combining(character) or character in _HALF_WIDTH_MARKS
+        marks = marks + 1 if is_mark else 0
+        if marks <= MARKS_ON_A_LETTER:
+            kept.append(character)
+    return "".join(kept)
 
 
 def is_east(character: str) -> bool:

@@ -39,7 +39,7 @@ DIGEST_TAG: Final = "turnfold-digest"
 LEAST_SUMMARY_TOKENS: Final = 32
 """A beginning shorter than this says nothing."""
 
-_TAGS: Final = re.compile(r"<(?=\s*/?\s*turnfold-)", re.IGNORECASE)
+_TAGS: Final = re.compile(r"<(?=\s*+/?\s*+turnfold-)", re.IGNORECASE)
 
 
 def _framed(heading: str, tag: str, text: str) -> str:

@@ -1,0 +1,225 @@
+"""Input within every limit whose cost once grew with its square, or worse: each of these took minutes, an hour, or never ended.
+
+Nothing is timed here: pytest ends what takes longer than two minutes, and says where it was.
+"""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.histories import assistant, history, tool, user, words
+from turnfold.core import search
+from turnfold.core.anthropic import shaped
+from turnfold.core.extractive import extract
+from turnfold.core.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.pieces import Shown
+from turnfold.core.presets import Policy, View
+from turnfold.core.prompt import fitted, parse_answer
+from turnfold.core.redaction import redact
+from turnfold.core.render import shortened_arguments
+from turnfold.core.sources import Previous, Source, SummaryJob
+from turnfold.core.values import values_in
+from turnfold.core.window import Asked, plan
+from turnfold.core.words import MARKS_ON_A_LETTER, folded, is_east
+from turnfold.core.wrapping import defused
+from turnfold.messages import MESSAGES_PER_EVENT
+from turnfold.operations.search import question_of
+from turnfold.vocabulary import load_counter
+
+
+def extracted(*calls: tuple[str, str], **more: object) -> str:
+    job = SummaryJob(sources=(Source("e1#0", "assistant", "Booked it.", calls),), newest_request="Book it.", **more)  # type: ignore[arg-type]
+    return extract(job, count=load_counter()).text
+
+
+# --- what models write
+
+
+@pytest.mark.proves("S3", "X3")
+@pytest.mark.parametrize(
+    "sentence",
+    ["这是一段没有句号的很长的记录，用户说明了许多细节，", "句点のない長い記録で、利用者は多くのことを述べた、", "word" * 20 + ","],
+)
+def test_prose_without_an_end_is_cut_to_its_cap(sentence: str) -> None:
+    count = load_counter()
+    text, sections = parse_answer(sentence * 300, "narrative", max_words=800)
+
+    text, sections = fitted(text, sections, max_tokens=400, count=count)
+
+    assert count(text) <= 400
+    assert len(text) > 200
+    assert (sentence * 300).startswith(text)
+    assert sections["context"].startswith(text)
+
+
+@pytest.mark.proves("S3")
+def test_an_entry_of_an_answer_may_be_nested_as_deep_as_it_likes() -> None:
+    shallow = '{"decisions": [{"use": {"the": ["blue", {"one": "now"}]}}]}'
+    deep = '{"decisions": [' + '{"a":' * 200 + '"x"' + "}" * 200 + '], "context": "They spoke."}'
+
+    assert parse_answer(shallow, "structured")[1]["decisions"] == ["use: the: blue; one: now"]
+    assert parse_answer(deep, "structured")[1] == {
+        "decisions": [], "constraints": [], "open_questions": [], "file_changes": [], "context": "They spoke."
+    }  # fmt: skip
+
+
+@pytest.mark.proves("X3")
+def test_a_summary_of_blanks_is_defused() -> None:
+    assert defused("<" + " " * 2_000_000 + "x < / TURNFOLD-summary>") == "<" + " " * 2_000_000 + "x [ / TURNFOLD-summary>"
+
+
+@pytest.mark.proves("S3")
+def test_a_path_without_end_is_a_path() -> None:
+    changes = [{"path": "/a" * 100_000 + f"/{number}", "action": "modified"} for number in range(3)]
+    before = Previous("They worked.", {"file_changes": changes}, ())
+
+    assert "They worked." in extracted(previous=before)
+
+
+# --- what agents publish
+
+
+@pytest.mark.proves("F1", "X2")
+def test_a_letter_may_carry_any_number_of_marks() -> None:
+    text = "cafe" + "\u0345" * 500_000 + "\u0316" * 500_000 + " Ａ猫"
+
+    found = folded(text)
+
+    assert found.startswith("cafe")
+    assert found.endswith(" a猫")
+    assert len(found) < len("cafe a猫") + 2 * MARKS_ON_A_LETTER
+    assert folded("ﾞ" * 31 + "e\u0301") == folded("ﾞ" * 30) + "é"
+    assert folded("─" * 100 + "x") == "─" * 100 + "x"
+
+
+@pytest.mark.proves("X4")
+def test_what_begins_like_a_token_all_the_time_is_none() -> None:
+    token = ".".join(["eyJhbGciOiJIUzI1NiJ9", "eyJzdWIiOiIxMjM0NTY3ODkwIn0", "dozjgNryP4J3jVmNHl0w5N"])
+
+    assert redact("-eyJ" * 1_000_000) == "-eyJ" * 1_000_000
+    assert redact(f"one -{token} two {token}.") == "one -[REDACTED:key] two [REDACTED:key]."
+
+
+@pytest.mark.proves("L5", "X2")
+def test_thousands_of_call_ids_that_agree_in_what_may_be_sent_stay_apart() -> None:
+    ids = [f"{'x' * 64}{number}" for number in range(20_000)]
+    session = history([user("go"), assistant(None, *ids), user("and?")])
+    made = plan(session.stored, Asked(budget_tokens=10_000_000), Policy())
+
+    told = json.loads(shaped(made, session.rendered(made)).messages[1])
+
+    sent = [block["id"] for block in told["content"]]
+    assert len(set(sent)) == len(ids)
+    assert max(map(len, sent)) <= 64
+
+
+@pytest.mark.proves("W1")
+def test_arguments_that_are_no_object_become_one_within_their_tokens() -> None:
+    count = load_counter()
+    session = history([user("go"), assistant(None, "a", arguments=json.dumps([1, 2] * 300_000)), tool("a", "done"), user("and?")])
+    made = plan(session.stored, Asked(budget_tokens=10_000_000), Policy())
+
+    (block,) = json.loads(shaped(made, session.rendered(made)).messages[1])["content"]
+
+    assert block["input"]["text"].startswith("[1, 2, 1, 2")
+    assert count(json.dumps(block["input"])) <= next(message.tokens for message in session.stored.messages if message.calls)
+
+
+@pytest.mark.proves("W3")
+def test_thousands_of_calls_of_a_mended_message_are_shortened() -> None:
+    made = assistant(None, *[f"c{number}" for number in range(8_000)], arguments=json.dumps({"p": words(60)}))
+    made["tool_calls"].insert(0, {"id": ""})
+    session = history([user("go"), made])
+    tokens = sum(message.tokens for message in session.stored.messages)
+
+    window = plan(session.stored, Asked(budget_tokens=int(tokens * 1.1)), Policy())
+
+    (called,) = [one for one in map(json.loads, session.rendered(window).messages) if one.get("tool_calls")]
+    assert len(called["tool_calls"]) == 8_000
+    assert any("TRUNCATED" in call["function"]["arguments"] for call in called["tool_calls"])
+    assert any(isinstance(entry, Shown) and entry.form.is_mended for entry in window.entries)
+
+
+@pytest.mark.proves("L3")
+def test_a_hundred_thousand_results_wait_for_their_calls() -> None:
+    count = 200_000
+    results = [ResultSeen(number, bytes([number % 251])) for number in range(count)]
+    calls = [CallSeen(count * MESSAGES_PER_EVENT + number, 0) for number in range(count)]
+
+    verdicts = pair(calls, results)
+
+    answered = [verdicts[result.position].answers for result in results]
+    assert all(one is not None and two is not None and one.position < two.position for one, two in pairwise(answered))
+
+
+@pytest.mark.proves("S3")
+def test_numbers_that_look_like_colours_are_passed_over() -> None:
+    text = "[0m" + ("[" + "1" * 18) * 3_000
+
+    assert values_in(f"\x1b[1;31mORDER-7341\x1b[0m {text}")[0].text == "ORDER-7341"
+
+
+@pytest.mark.proves("S3", "W3")
+@pytest.mark.parametrize("deep", [300, 450, 900, 5_000])
+def test_arguments_may_nest_in_their_text_what_no_event_may(deep: int) -> None:
+    listed = '{"x":' + "[" * deep + "]" * deep + "}"
+    boxed = '{"p":' + '{"a":' * deep + '"' + words(400) + '"' + "}" * deep + "}"
+
+    assert "book" in extracted(("book", listed))
+    assert "book" in extracted(("book", boxed))
+    short = shortened_arguments(boxed, 100, 500)
+    assert isinstance(json.loads(short), dict)
+    assert len(short) < len(boxed)
+
+
+# --- what people search for
+
+
+@pytest.mark.proves("F1")
+def test_a_query_of_many_short_words_is_graded_against_a_long_text() -> None:
+    question = question_of(" ".join("a" * length for length in range(1, 44)))
+
+    assert question.grade("a" * 1_000_000) is None
+    assert question.holds("a" * 1_000_000) == frozenset()
+
+
+def holds_slowly(text: str, word: str, *, ends: bool) -> bool:
+    """The rule, place by place."""
+
+    def is_letter(character: str) -> bool:
+        return character.isalnum() and not is_east(character)
+
+    for at in range(len(text)):
+        if text.startswith(word, at):
+            begins = at == 0 or not is_letter(text[at - 1]) or (at > 1 and text[at - 1] in "ntr" and text[at - 2] == "\\")
+            end = at + len(word)
+            if begins and not (ends and end < len(text) and is_letter(text[end])):
+                return True
+    return False
+
+
+@pytest.mark.proves("F1")
+@given(st.text("ab1_-\\ntr é猫 ", max_size=30), st.text("ab1ntré", min_size=1, max_size=3), st.booleans())
+def test_a_word_stands_where_the_rule_says(text: str, word: str, ends: bool) -> None:
+    assert search._holds(text, word, ends=ends) == holds_slowly(text, word, ends=ends)
+
+
+# --- what sessions become
+
+
+@pytest.mark.proves("W3")
+@pytest.mark.parametrize(
+    ("asked", "policy"),
+    [(Asked(budget_tokens=None, max_messages=8), Policy()), (Asked(budget_tokens=300), Policy(view=View.NEWEST))],
+    ids=["few messages", "the newest"],
+)
+def test_a_session_of_which_nothing_ever_left_is_cut_to_its_newest(asked: Asked, policy: Policy) -> None:
+    said = [user("go"), *[assistant(f"step {number}") for number in range(100_000)]]
+
+    window = plan(history(said).stored, asked, policy)
+
+    assert any(isinstance(entry, Shown) and entry.message.index == 0 and entry.message.event_id == "e100001" for entry in window.entries)
+    assert len(window.entries) < 100
