@@ -23,6 +23,7 @@ from turnfold.bus.streams import last_sequence, wait_for_streams
 from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
+from turnfold.ending import end
 from turnfold.listening import Listener
 from turnfold.model_windows import ModelWindows
 from turnfold.operations.ask import Writing
@@ -262,9 +263,7 @@ async def _until_stopped(stop: asyncio.Event, loops: Sequence[asyncio.Task[None]
         with contextlib.suppress(Exception):
             await broker.stop()
         await desk.close()
-        for task in loops:
-            task.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        await end(*loops)
         log.info("worker.stopped")
 
 
@@ -324,7 +323,6 @@ async def _unless(stop: asyncio.Event, waiting: Coroutine[Any, Any, Result]) -> 
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end(task)
         return None
     return task.result()

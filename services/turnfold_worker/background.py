@@ -21,6 +21,7 @@ from turnfold.bus.streams import acknowledged_to, read_events
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
 from turnfold.core.sharing import Places
 from turnfold.core.tokens import Count
+from turnfold.ending import end
 from turnfold.errors import SummarizerError, Unavailable
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack, compact
@@ -126,9 +127,7 @@ class Compactor(_Waker):
         try:
             await super().run()
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await end(*self._running)
 
     async def work(self) -> float:
         """Claim as many jobs as there are free places."""

@@ -22,6 +22,7 @@ from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.floors import echo
 from tests.benchmarks.system import System, cpu_seconds, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
+from turnfold.ending import end
 
 NAME = "load"
 SESSIONS = 200
@@ -53,8 +54,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         found = await called(one.url, "context", size)
         if publishing.done():
             publishing.result()
-        publishing.cancel()
-        await asyncio.gather(publishing, return_exceptions=True)
+        await end(publishing)
         used, grown = cpu_seconds(query.pid) - used, (resident_mb(query.pid) - memory[0], resident_mb(worker.pid) - memory[1])
     yield Figure(benchmark=NAME, what="echo, 16 at once", value=floor.rate, unit="requests/s")
     yield Figure(benchmark=NAME, what="echo, 16 at once, p99", value=floor.spread.p99_ms, unit="ms")

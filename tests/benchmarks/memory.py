@@ -19,6 +19,7 @@ from nats.aio.client import Client
 from tests.benchmarks.figures import Figure, middle
 from tests.benchmarks.system import children, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
+from turnfold.ending import end
 
 NAME = "memory"
 SESSIONS = 200
@@ -50,9 +51,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             at.append((time.monotonic() - began) / 3600)
             for name, megabytes in _held(worker, query, one.server_pid).items():
                 seen.setdefault(name, []).append(megabytes)
-        for task in load:
-            task.cancel()
-        await asyncio.gather(*load, return_exceptions=True)
+        await end(*load)
     yield Figure(benchmark=NAME, what="length of the run", value=MINUTES, unit="min")
     for name, held in seen.items():
         warm = int(len(at) * WARM_SHARE)

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from turnfold.bus.connection import connect
 from turnfold.bus.pull import Pull
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.ending import end
 from turnfold.errors import StartError
 from turnfold.operations.weighing import Batch, Delivery, weigh_all
 from turnfold.settings import Settings
@@ -96,9 +97,7 @@ class Child:
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                     log.error("receiver.crashed", exc_info=error)
         finally:
-            for task in parts:
-                task.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
+            await end(*parts)
             await self._leave()
 
     async def _leave(self) -> None:
@@ -181,8 +180,7 @@ class Child:
 
     async def _take_no_more(self) -> None:
         """What the worker has not got yet goes back; what it has is still waited for."""
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        await end(self._receiving)
         if self._pull is not None:
             await self._pull.stop()
 

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from turnfold.embedded.ready import ANNOUNCE, die_with_parent
+from turnfold.ending import end
 from turnfold.errors import StartError
 from turnfold_worker.receiver import wire
 
@@ -166,8 +167,7 @@ class Receiver:
     async def close(self) -> None:
         """End the process, once it has passed on all that it was told."""
         if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+            await end(self._keeping)
         if self._process is not None:
             await self._process.close(seconds=CLOSE_SECONDS)
             self._process = None

@@ -9,6 +9,7 @@ import structlog
 from nats.aio.client import Client
 
 from turnfold.access.identity import INBOX
+from turnfold.ending import end
 from turnfold.errors import StartError
 from turnfold.nats_client import HangingUp
 from turnfold.settings import Settings, redacted
@@ -92,8 +93,7 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Cl
     await asyncio.wait([connecting, attempt.refused], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     if connecting.done() and connecting.exception() is None:
         return client
-    connecting.cancel()
-    await asyncio.gather(connecting, return_exceptions=True)
+    await end(connecting)
     with contextlib.suppress(nats.errors.Error, OSError):
         await client.close()
     if not connecting.cancelled() and (error := connecting.exception()):

@@ -17,6 +17,7 @@ from turnfold.client.answers import error_told
 from turnfold.client.events import Event, Receipt, encoded
 from turnfold.contracts.refusals import NO_BATCH, refused
 from turnfold.contracts.subjects import EVENTS_STREAM, message_header
+from turnfold.ending import end
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
 from turnfold.nats_client import HangingUp as Bus
 from turnfold.tracing import span
@@ -273,8 +274,7 @@ class Connection:
 
 async def _given_up(opening: asyncio.Future[None], bus: Bus) -> None:
     """Stop connecting."""
-    opening.cancel()
-    await asyncio.gather(opening, return_exceptions=True)
+    await end(opening)
     with contextlib.suppress(Exception):
         await bus.close()
 
