@@ -186,6 +186,17 @@ def test_a_query_of_many_short_words_is_graded_against_a_long_text() -> None:
     assert question.holds("a" * 1_000_000) == frozenset()
 
 
+@pytest.mark.proves("F1")
+def test_a_query_that_nearly_begins_everywhere_is_looked_for_once() -> None:
+    question = question_of("a " * 490 + "b")
+
+    grade, whole = question.grade("b" + " a" * 2_000_000), question.grade("b" + "\n a" * 490 + " b")
+
+    assert grade is not None
+    assert whole is not None
+    assert grade.tier < search.WHOLE == whole.tier
+
+
 def holds_slowly(text: str, word: str, *, ends: bool) -> bool:
     """The rule, place by place."""
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import log
 from typing import Any, Final, NamedTuple
 
@@ -87,6 +87,7 @@ class Question:
         tier = BEGINNINGS
         if is_exact:
             tier = WORDS
+            text = _BLANKS.sub(" ", text) if " " in self.text else text
             for start, end in self._places(text):
                 tier = VERBATIM
                 if _begins_value(text, start) and _ends_value(text, end):
@@ -99,18 +100,11 @@ class Question:
         return frozenset(place for place, word in enumerate(self.words) if _holds(text, word, ends=True))
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where a folded text holds the whole query, whatever white space stands in it."""
-        if " " in self.text:
-            yield from (match.span() for match in self._spaced.finditer(text))
-            return
+        """Where a text holds the whole query, one blank standing for whatever white space is in it."""
         at = text.find(self.text)
         while at >= 0:
             yield at, at + len(self.text)
             at = text.find(self.text, at + 1)
-
-    @cached_property
-    def _spaced(self) -> re.Pattern[str]:
-        return re.compile(r"\s+".join(re.escape(part) for part in self.text.split(" ")))
 
 
 def searchable(body: Mapping[str, Any]) -> str:
@@ -240,5 +234,6 @@ def _ends_value(text: str, end: int) -> bool:
     return not (after.isalnum() or after in _JOINING_AFTER)
 
 
+_BLANKS = re.compile(r"\s+")
 _JOINING_BEFORE = "_./\\:@#~%+$-"
 _JOINING_AFTER = "_/\\@#~%+$-"
