@@ -15,10 +15,10 @@ _KNOWN = re.compile(
     r"|xox[abeprs]-[A-Za-z0-9-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,}"
     r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|hf_[A-Za-z0-9]{20,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
     r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
-    # What begins as a JSON web token and is none is passed over whole: it may hold as many beginnings as a text has characters.
-    r"|(?P<part>eyJ[A-Za-z0-9_-]{8,}+)(?P<token>\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?"
     r")"
 )
+# What begins as a JSON web token and is none is passed over whole: it may hold as many beginnings as a text has characters.
+_TOKEN = re.compile(r"(?<![A-Za-z0-9_])eyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?")
 _BEARER = re.compile(r"((?:[Bb]earer|[Bb]asic)\s+)[A-Za-z0-9._~+/=-]{16,}")
 _IN_URL = re.compile(r"(://[^\s/:@]{1,200}:)[^\s/@]{3,200}@")
 _NAMED = re.compile(
@@ -28,7 +28,7 @@ _NAMED = re.compile(
 )
 _HINTS = (
     "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "KIA", "SIA", "AIza", "ya29", "npm_", "pypi-", "hf_",
-    "k_live_", "k_test_", "SG.", "eyJ",
+    "k_live_", "k_test_", "SG.",
 )  # fmt: skip
 _ASSIGNS = re.compile(r"[=:]")
 _NAMES = ("assword", "ASSWORD", "asswd", "ecret", "ECRET", "key", "Key", "KEY", "oken", "OKEN")
@@ -39,8 +39,10 @@ def redact(text: str) -> str:
     """The text with keys, tokens, passwords in assignments and URLs, and private keys replaced by `[REDACTED:<kind>]`."""
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub("[REDACTED:private_key]", text)
+    if "eyJ" in text:
+        text = _TOKEN.sub(lambda found: "[REDACTED:key]" if found[1] else found[0], text)
     if any(hint in text for hint in _HINTS):
-        text = _KNOWN.sub(lambda found: found[0] if found["part"] and not found["token"] else "[REDACTED:key]", text)
+        text = _KNOWN.sub("[REDACTED:key]", text)
     if "earer " in text or "asic " in text:
         text = _BEARER.sub(r"\1[REDACTED:token]", text)
     if "://" in text and "@" in text:
