@@ -5,6 +5,7 @@ FILES ?= $(wildcard examples/*.jsonl)
 TESTS ?= tests
 CUTS ?= 1000000
 INPUTS ?= 200000
+CASES ?= 1000
 EXAMPLES ?= 30
 ONLY ?=
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
@@ -16,9 +17,11 @@ KILLS ?= 1000
 MINUTES ?= 120
 SEED ?=
 FIGURES ?= build/chaos.jsonl
+MUTANTS ?= 300
+MUTANTS_ENV := build/mutants/env
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos fuzz up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos fuzz costs mutants up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -35,12 +38,21 @@ test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
 	@$(BIN)/python -m tests.prove --cuts $(CUTS) --processes $(PROCESSES)
 
-chaos: setup ## kill so many processes of whole systems, go on from FIGURES, and check every law (KILLS=1000 MINUTES=120 SEED=...)
+chaos: setup ## kill so many processes of whole systems, beside a listener that replies to everything, go on from FIGURES, and check every law (KILLS=1000 MINUTES=120 SEED=...)
 	@$(BIN)/python -m tests.chaos --kills $(KILLS) --minutes $(MINUTES) --figures $(FIGURES) $(if $(SEED),--seed $(SEED))
 
 fuzz: setup ## hand mutated bytes to every reader, to HTTP and to the bus (INPUTS=200000 EXAMPLES=30 SEED=1 PROCESSES=2 ONLY=event)
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(or $(SEED),1) --processes $(PROCESSES) $(if $(ONLY),--only $(ONLY))
 	@$(if $(ONLY),:,FUZZ_SEED=$(or $(SEED),1) FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout 1200 tests/services/test_hostile_requests.py)
+
+mutants: setup ## change committed code in random places and count what no test reports, going on where it ended (MUTANTS=300 SEED=1 PROCESSES=2)
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(MUTANTS_ENV)
+	@$(BIN)/uv pip sync --quiet --python $(MUTANTS_ENV)/bin/python --require-hashes requirements/dev.lock requirements/mutants.lock
+	@$(BIN)/uv pip install --quiet --python $(MUTANTS_ENV)/bin/python --no-deps --no-build-isolation --editable .
+	@$(MUTANTS_ENV)/bin/python -m tests.mutants --mutants $(MUTANTS) --seed $(or $(SEED),1) --processes $(PROCESSES)
+
+costs: setup ## measure processor time over doubled sizes of generated texts, queries, events and sessions (CASES=1000 SEED=1)
+	@$(BIN)/python -m tests.costs --cases $(CASES) --seed $(or $(SEED),1)
 
 up: setup ## run the whole system on this machine: NATS, SQLite, worker and query
 	@$(BIN)/turnfold up
@@ -60,7 +72,7 @@ types: setup ## check the types, with mypy and with pyright
 layers: setup ## check who imports whom
 	@$(BIN)/lint-imports
 
-bench: setup ## count and time what things cost, in half an hour (`python -m tests.benchmarks NAME` for a part)
+bench: setup ## count and time what things cost, in 45 minutes (`python -m tests.benchmarks NAME` for a part)
 	@$(BIN)/python -m tests.benchmarks
 
 lock: setup ## write requirements/*.lock anew from pyproject.toml, nothing younger than COOLDOWN (UPGRADE=--upgrade for newer versions)

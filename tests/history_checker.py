@@ -312,7 +312,7 @@ class Checker:
             key = session["agent_id"], session["session_id"]
             seal = ""
             for ordinal, row in enumerate(chains[key], start=1):
-                sealed = {name: row[name] for name in SEALED_FIELDS}
+                sealed = {name: row[name] for name in (*SEALED_FIELDS, "actor")}
                 if row["ordinal"] != ordinal or row["prev_hash"] != seal or row["hash"] != row_hash(seal, sealed):
                     self._fault(f"{key}: audit row {ordinal} does not continue the chain")
                 seal = row["hash"]

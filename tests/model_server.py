@@ -29,12 +29,14 @@ class ModelServer:
     largest_characters: int = 4_000
     script: list[str] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
     is_hanging: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """One request a connection."""
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            self.heads.append(head)
             length = int(head.split("content-length:")[1].split("\r\n", 1)[0])
             self.requests.append(json.loads(await reader.readexactly(length)))
             await self._answer(self.script.pop(0) if self.script else self.fault, writer)

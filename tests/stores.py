@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.invariants import Seen, seen_in_database, seen_in_memory
 from tests.postgres import Postgres
+from turnfold.core.allowance import Allowance
 from turnfold.core.presets import PRESETS, Policy, adjusted
 from turnfold.core.sharing import Places
 from turnfold.core.sources import Draft
@@ -127,7 +128,7 @@ def rules_of(policy: Policy, *, first_id: int = 1) -> tuple[Rules, PolicyOf]:
     presets = {**PRESETS, "balanced": policy}
     policy_of = policy_rule("balanced", lambda name: presets[name])
     numbers = count(first_id)
-    made = make_rules(policy_of, model_window=_window, count=words, max_sessions=1_000)
+    made = make_rules(policy_of, model_window=_window, count=words, max_sessions=1_000, allowance=Allowance(("*",)))
     return replace(made, new_id=lambda: next(numbers)), policy_of
 
 

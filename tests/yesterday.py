@@ -34,5 +34,7 @@ def code_of(commit: str, directory: Path) -> Mapping[str, str]:
         said = error.stderr.decode(errors="replace").strip()
         raise NoHistory(f"a clone with the commit {commit} is needed; git says: {said}") from None
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
-        archive.extractall(directory, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and newer; 3.12 and 3.13 warn when no filter is named
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(directory)
     return {"PYTHONPATH": os.pathsep.join(str(directory / shelf) for shelf in SHELVES)}

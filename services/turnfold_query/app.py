@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import signal
-from collections.abc import Iterable
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 import structlog
 import uvloop
 from faststream import FastStream
 from faststream.nats import NatsBroker
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turnfold.access.bearers import Bearers, check_listening, is_loopback
-from turnfold.bus.admission import Admission
+from turnfold.bus.admission import Admission, shares_of
+from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
@@ -23,6 +26,8 @@ from turnfold.embedded.ready import announce
 from turnfold.errors import Unavailable
 from turnfold.listening import Listener
 from turnfold.model_windows import ModelWindows
+from turnfold.nats_client import HangingUp
+from turnfold.operations.policy import explanation
 from turnfold.operations.query import Answering
 from turnfold.operations.rules import policy_rule
 from turnfold.settings import Settings
@@ -31,34 +36,98 @@ from turnfold.store.engine import Database
 from turnfold.store.history import SqlHistory
 from turnfold.store.letters import SqlLetters
 from turnfold.store.search import SqlSearch
+from turnfold.store.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.window import SqlWindows
 from turnfold.watchdog import Watchdog
 from turnfold_query.handlers import CONTEXT, Desk, Questions, make_router
-from turnfold_query.http import Admitted, make_http
+from turnfold_query.http import make_http
 from turnfold_query.metrics import Metrics
 
 log = structlog.get_logger()
 
 LOOK_SECONDS = 0.05
-"""How often a waiting request looks by itself, should word of an ingest get lost."""
+"""How often it is looked whether events were ingested while somebody waits, should word of that get lost."""
 
 
-class Word:
-    """Word from the workers that something was ingested."""
+SWITCH_SECONDS = 0.001
+"""The event loop waits so long for a thread that computes; five times longer is usual."""
+WAKE_SECONDS = 0.005
+"""It is looked no more often than this, however often somebody says that something was ingested."""
+FORGET_SECONDS = 0.2
+"""The caches are emptied no more often than this."""
 
-    def __init__(self) -> None:
+
+class Bounded:
+    """Has something done when it is called for, but no more often than so: what is called for in between is done once, at its end."""
+
+    def __init__(self, do: Callable[[], object], *, every_seconds: float) -> None:
+        self._do = do
+        self._every_seconds = every_seconds
+        self._done_at = -math.inf
+        self._later: asyncio.TimerHandle | None = None
+
+    def call(self) -> None:
+        """Do it now, or as soon as it may be done."""
+        if self._later is not None:
+            return
+        loop = asyncio.get_running_loop()
+        wait = self._done_at + self._every_seconds - loop.time()
+        if wait <= 0:
+            self._now()
+        else:
+            self._later = loop.call_later(wait, self._now)
+
+    def _now(self) -> None:
+        self._later = None
+        self._done_at = asyncio.get_running_loop().time()
+        self._do()
+
+
+class Arrivals:
+    """Wakes the requests that wait for an event. However many wait, one looks how far events are ingested."""
+
+    def __init__(self, ingested_to: Callable[[], Awaitable[int]]) -> None:
+        self._ingested_to = ingested_to
         self._told = asyncio.Event()
+        self._telling = Bounded(self._told.set, every_seconds=WAKE_SECONDS)
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._looking: asyncio.Task[None] | None = None
 
-    async def tell(self, _: object = None) -> None:
-        """Wake everybody who waits."""
-        self._told.set()
-        self._told = asyncio.Event()
+    def tell(self) -> None:
+        """Something was ingested."""
+        self._telling.call()
 
-    async def next(self, seconds: float) -> None:
-        """Return when told, or when it is time to look."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(seconds, LOOK_SECONDS)):
-                await self._told.wait()
+    async def reached(self, seq: int, seconds: float) -> None:
+        """Return when everything up to this sequence is ingested, or after so many seconds."""
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[mine] = seq
+        if self._looking is None:
+            self._told.clear()
+            self._looking = asyncio.create_task(self._look(), name="arrivals")
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await mine
+        finally:
+            del self._waiting[mine]
+
+    async def _look(self) -> None:
+        """Look when a worker says that it ingested something, and now and then, for as long as somebody waits."""
+        try:
+            while self._waiting:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._told.wait()
+                self._told.clear()
+                with contextlib.suppress(Unavailable):
+                    self._wake(await self._ingested_to())
+        finally:
+            self._looking = None
+
+    def _wake(self, ingested_to: int) -> None:
+        for waiting, seq in self._waiting.items():
+            if seq <= ingested_to and not waiting.done():
+                waiting.set_result(None)
 
 
 def main(settings: Settings, *, http_host: str, http_port: int) -> int:
@@ -97,7 +166,7 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
 async def _serve(
     settings: Settings,
     database: Database,
-    client: Client,
+    client: HangingUp,
     stop: asyncio.Event,
     http_host: str,
     http_port: int,
@@ -105,24 +174,32 @@ async def _serve(
 ) -> None:
     windows = ModelWindows()
     answering = Answering(
-        policy=policy_rule(settings.preset, settings.policy_of),
+        policy=policy_rule(settings.preset, settings.policy_of, settings.allowance),
         model_window=lambda model, policy: windows(model, override=policy.context_window),
     )
-    word, metrics, histories = Word(), Metrics(), SqlHistory(database)
-    stored = SqlWindows(database)
+    metrics, histories, stored = Metrics(), SqlHistory(database), SqlWindows(database)
+    arrivals = Arrivals(stored.ingested_to)
     questions = Questions(
         windows=stored,
         histories=histories,
         searching=SqlSearch(database),
         answering=answering,
-        arrivals=word,
+        arrivals=arrivals,
         metrics=metrics,
+        request_seconds=settings.request_seconds,
+        explain=explanation(
+            settings.preset,
+            settings.policy_of,
+            settings.allowance,
+            origins=settings.origins,
+            short_names=frozenset(settings.short_overrides),
+        ),
     )
-    admission = Admission(settings.max_requests)
+    admission = Admission(shares_of(settings))
     desk = Desk(questions, metrics, admission)
 
     def broker_of(names: Iterable[str]) -> NatsBroker:
-        made = NatsBroker(**broker_options(settings, "query"), logger=None, graceful_timeout=5.0, apply_types=False)
+        made = Broker(**broker_options(settings, "query"), logger=None, graceful_timeout=5.0, apply_types=False)
         made.include_router(make_router(desk, names))
         return made
 
@@ -136,11 +213,17 @@ async def _serve(
             missing.append("the database cannot be read")
         return missing
 
+    def forget() -> None:
+        stored.forget()
+        answering.forget()
+
+    forgetting = Bounded(forget, every_seconds=FORGET_SECONDS)
+
     async def on_word(message: Msg) -> None:
+        # Anybody may send it, as often as they like.
         if message.data == ERASED:
-            stored.forget()
-            answering.forget()
-        await word.tell()
+            forgetting.call()
+        arrivals.tell()
 
     app = make_http(
         questions=questions,
@@ -151,12 +234,17 @@ async def _serve(
         limits=settings.event_limits,
         is_ready=is_ready,
         asyncapi=lambda: asyncapi_of(broker_of(questions.shapes)),
+        admission=admission,
+        memory_bytes=settings.max_body_memory,
+        request_seconds=settings.request_seconds,
         bearers=bearers,
+        read_secret=partial(read_secret, database, SIGNED_ACTORS),
     )
     listener = Listener(
-        Admitted(app, admission),
+        app,
         host=http_host,
         port=http_port,
+        connections=settings.max_connections,
         certificate=settings.http_certificate,
         certificate_key=settings.http_certificate_key,
     )
@@ -173,6 +261,7 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
+        sys.setswitchinterval(SWITCH_SECONDS)
         announce({"query": os.getpid()})
         log.info("query.started", pid=os.getpid(), port=http_port)
         stopped = asyncio.create_task(stop.wait())

@@ -42,7 +42,8 @@ class Guard:
         elif not _is_within(grant, scope["path"]):
             refused = _refusal(HTTPStatus.FORBIDDEN, OUT_OF_REACH)
         else:
-            await self._app({**scope, _GRANT: grant}, receive, send)
+            scope[_GRANT] = grant
+            await self._app(scope, receive, send)
             return
         self._on_refusal()
         await refused(scope, receive, send)

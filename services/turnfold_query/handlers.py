@@ -14,33 +14,44 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from turnfold.bus.admission import Admission
+from turnfold.bus.admission import RETRY_AFTER_MS, Admission, Place
+from turnfold.bus.answering import answer
 from turnfold.contracts.requests import (
+    MAX_WAIT_MS,
     AuditRequest,
+    Command,
     ContextRequest,
     ExpandRequest,
     HistoryRequest,
+    PolicyReadRequest,
     Request,
     SearchRequest,
     SessionRequest,
     SummaryRequest,
+    is_policy_read,
+    read_command,
     read_request,
 )
-from turnfold.contracts.subjects import QUERY_QUEUE, key_of_subject
+from turnfold.contracts.subjects import POLICY_READS, QUERY_QUEUE, key_of_subject
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
-from turnfold.messages import SessionKey
-from turnfold.operations import expand, history, query, search
+from turnfold.messages import AgentId, SessionKey
+from turnfold.operations import expand, history, policy, query, search
 from turnfold.ports import HistoryStore, SearchStore, WindowStore
 from turnfold.tracing import span, trace_in
+from turnfold.turns import Turns
 from turnfold_query.metrics import Metrics
 
 log = structlog.get_logger()
 
 CONTEXT = "context.get"
 """Asked before every call of a model, and nobody waits for anything else."""
+AGENT_POLICY = "agent.policy"
 ANSWER_ROOM_BYTES = 64 * 1024
 """What an answer leaves of the bus's limit, for headers and the protocol."""
+REQUEST_BYTES = 1024 * 1024
 DRAIN_SECONDS = 5.0
+SCANS, SCANS_EACH = 2, 1
+"""The most searches that run at once, of all agents and of one; the others wait for their turn."""
 
 
 class Questions:
@@ -55,6 +66,8 @@ class Questions:
         answering: query.Answering,
         arrivals: query.Arrivals,
         metrics: Metrics,
+        request_seconds: float,
+        explain: policy.Explain,
     ) -> None:
         self._windows = windows
         self._histories = histories
@@ -62,6 +75,9 @@ class Questions:
         self._answering = answering
         self._arrivals = arrivals
         self._metrics = metrics
+        self._seconds = request_seconds
+        self._explain = explain
+        self._scans = Turns(SCANS, SCANS_EACH)
         self.shapes: Mapping[str, type[Request]] = {
             CONTEXT: ContextRequest,
             "history.get": HistoryRequest,
@@ -71,30 +87,51 @@ class Questions:
             "summary.expand": ExpandRequest,
             "session.get": SessionRequest,
             "audit.list": AuditRequest,
+            **dict.fromkeys(POLICY_READS, PolicyReadRequest),
         }
 
-    async def answer(self, name: str, key: SessionKey, request: Request) -> bytes:
-        """The JSON of an answer.
+    async def answer(self, name: str, key: SessionKey | AgentId, request: Request, place: Place) -> bytes:
+        """The JSON of an answer; it holds this place meanwhile.
 
         Raises:
             RequestError: it cannot be given; the error says what to do.
         """
+        if isinstance(request, PolicyReadRequest):
+            return json.dumps(await policy.policy_in_force(key, store=self._histories, explain=self._explain)).encode()
+        if not isinstance(key, SessionKey):
+            raise BadRequest(f"{name} takes an agent and a session")
         if isinstance(request, ContextRequest):
-            return (await self.context(key, request)).body
+            return (await self.context(key, request, place)).body
         began = time.perf_counter()
         try:
-            return (await self._told(name, key, request)).encode()
+            async with asyncio.timeout(self._seconds):
+                if isinstance(request, SearchRequest | ExpandRequest):
+                    place.search()
+                    return (await self._scanned(key, request)).encode()
+                return (await self._told(name, key, request)).encode()
+        except TimeoutError:
+            raise self._too_long() from None
         finally:
             self._metrics.answered(name, time.perf_counter() - began)
+
+    async def _scanned(self, key: SessionKey, request: SearchRequest | ExpandRequest) -> str:
+        """The answer to what may read very much: few of these run at once, and one of an agent."""
+        asker = await self._scans.take()
+        try:
+            if isinstance(request, SearchRequest):
+                return await search.search(key, request, store=self._searching)
+            return await expand.expand(key, request, histories=self._histories, searching=self._searching)
+        finally:
+            self._scans.give_back(asker)
+
+    def _too_long(self) -> Unavailable:
+        told = f"the request took longer than {self._seconds:g} s and was ended; ask for less"
+        return Unavailable(told, retry_after_ms=RETRY_AFTER_MS)
 
     async def _told(self, name: str, key: SessionKey, request: Request) -> str:
         match request:
             case HistoryRequest():
                 return await history.history(key, request, store=self._histories)
-            case SearchRequest():
-                return await search.search(key, request, store=self._searching)
-            case ExpandRequest():
-                return await expand.expand(key, request, histories=self._histories, searching=self._searching)
             case SummaryRequest():
                 return json.dumps(await history.summary(key, request, store=self._histories))
             case AuditRequest():
@@ -106,15 +143,37 @@ class Questions:
             case _:
                 raise BadRequest(f"{name} is no question")
 
-    async def context(self, key: SessionKey, request: ContextRequest) -> query.Answer:
+    async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> query.Answer:
         """A window; see `turnfold.operations.query.context`."""
         began = time.perf_counter()
+        if request.as_of is not None:
+            place.search()
+        arrivals = Waiting(self._arrivals, place)
         try:
-            answer = await query.context(key, request, store=self._windows, answering=self._answering, arrivals=self._arrivals)
+            async with asyncio.timeout(self._seconds + min(request.wait_ms, MAX_WAIT_MS) / 1000):
+                answer = await query.context(key, request, store=self._windows, answering=self._answering, arrivals=arrivals)
+        except TimeoutError:
+            raise self._too_long() from None
         finally:
             self._metrics.answered(CONTEXT, time.perf_counter() - began)
         self._metrics.shown(answer)
         return answer
+
+
+class Waiting:
+    """Waits for events, in a place among those who wait."""
+
+    __slots__ = ("_arrivals", "_place")
+
+    def __init__(self, arrivals: query.Arrivals, place: Place) -> None:
+        self._arrivals = arrivals
+        self._place = place
+
+    async def reached(self, seq: int, seconds: float) -> None:
+        """Return when everything up to this sequence is ingested, or after so many seconds."""
+        self._place.wait()
+        await self._arrivals.reached(seq, seconds)
+        await self._place.turn()
 
 
 class Desk:
@@ -154,8 +213,7 @@ class Desk:
             return
         with span(name, kind="server", parent=trace_in(message.headers)) as answering:
             try:
-                with self._admission.admitted():
-                    body = await self._answered(name, message)
+                body = await self._answered(name, message)
             except RequestError as error:
                 self._metrics.refused(name, error.code)
                 answering.note(refused=error.code)
@@ -165,16 +223,26 @@ class Desk:
                 self._metrics.refused(name, "unavailable")
                 answering.note(refused="unavailable")
                 body = query.as_error(Unavailable("the request failed; the log of the query service says why")).encode()
-            await message.respond(body)
+            await answer(message, body)
 
     async def _answered(self, name: str, message: Msg) -> bytes:
         key = _key_of(name, message.subject)
-        if not isinstance(key, SessionKey):
+        if not isinstance(key, SessionKey) and name != AGENT_POLICY:
             raise BadRequest(f"{name} takes an agent and a session")
-        body = await self._questions.answer(name, key, read_request(self._questions.shapes[name], message.data))
+        if len(message.data) > REQUEST_BYTES:
+            raise TooLarge(f"a request has at most {REQUEST_BYTES} bytes")
+        agent_id = key.agent_id if isinstance(key, SessionKey) else key
+        await self._admission.turn(agent_id)
+        with self._admission.admitted(agent_id) as place:
+            body = await self._questions.answer(name, key, read_asked(self._questions.shapes[name], key, message.data), place)
         if len(body) > message._client.max_payload - ANSWER_ROOM_BYTES:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the connection that brought it
             raise TooLarge(f"the answer has {len(body)} bytes, more than the bus carries; ask for less")
         return body
+
+
+def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> Request:
+    """The request; one of a subject that also writes may name no ids but those of its subject."""
+    return read_command(shape, key, data) if issubclass(shape, Command) else read_request(shape, data)
 
 
 _key_of = lru_cache(maxsize=1_024)(key_of_subject)
@@ -190,11 +258,14 @@ def make_router(desk: Desk, names: Iterable[str]) -> NatsRouter:
     router = NatsRouter()
 
     def listens(name: str) -> None:
-        @router.subscriber(f"{name}.*.*", queue=QUERY_QUEUE, decoder=as_it_came, no_reply=True, title=name)
+        @router.subscriber(
+            f"{name}.*" if name == AGENT_POLICY else f"{name}.*.*", queue=QUERY_QUEUE, decoder=as_it_came, no_reply=True, title=name
+        )
         async def on_request(message: NatsMessage) -> None:
             raw = message.raw_message
             assert isinstance(raw, Msg)
-            desk.take(name, raw)
+            if name not in POLICY_READS or is_policy_read(raw.data):
+                desk.take(name, raw)
 
     for name in names:
         listens(name)

@@ -1,10 +1,11 @@
 """The same questions over HTTP, the requests that write passed on to a worker, and the pages for people and machines."""
 
-import asyncio
 import json
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -12,25 +13,28 @@ import nats.errors
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from nats.aio.client import Client
-from nats.js.errors import APIError
-from nats.js.errors import Error as JetStreamError
+from nats.aio.msg import Msg
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnfold import contracts
+from turnfold.access.actors import ACTOR_HEADER, signed_actor
 from turnfold.access.bearers import Bearers
+from turnfold.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.bus.admission import Admission
+from turnfold.contracts.answers import read_answer, request_name
 from turnfold.contracts.events import Limits, read_payload
 from turnfold.contracts.refusals import refused
 from turnfold.contracts.requests import (
+    MAX_WAIT_MS,
     AuditRequest,
     CampaignRequest,
     CompactionRequest,
     ContextRequest,
     ExpandRequest,
     HistoryRequest,
+    PolicyReadRequest,
     PolicyRequest,
     Refusal,
     RegenerateRequest,
@@ -44,9 +48,11 @@ from turnfold.contracts.requests import Request as Asked
 from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, id_fault, message_header, session_subject, token_of
 from turnfold.errors import BadEvent, BadRequest, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.nats_client import HangingUp
 from turnfold.operations import history, letters
 from turnfold.ports import DeadLetters, HistoryStore
 from turnfold.tracing import HEADER, is_on, span
+from turnfold_query.admitting import BODY_SHARE, Admitted, BodyMemory, place_of, refusal, retry_after
 from turnfold_query.guard import Guard, grant_of
 from turnfold_query.handlers import Questions
 from turnfold_query.metrics import Metrics
@@ -56,7 +62,6 @@ ENVELOPE_BYTES = 64 * 1024
 REQUEST_BYTES = 256 * 1024
 WRITE_SECONDS = 10.0
 PUBLISH_SECONDS = 5.0
-BODY_SECONDS = 30.0
 NOT_ON_WIRE = "type"
 
 AgentPath = Annotated[str, Path(description="One percent-encoded segment.")]
@@ -75,33 +80,6 @@ class EncodedPaths:
             scope = dict(scope)
             scope["path"] = scope["raw_path"].decode("ascii", "replace")
         await self._app(scope, receive, send)
-
-
-class Admitted:
-    """Work on so many requests at once, those of the bus included; pages that tell how this process is are always answered."""
-
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
-        self._app = app
-        self._admission = admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, or answer that there is no room for it."""
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
-            await self._app(scope, receive, send)
-            return
-        with ExitStack() as held:
-            try:
-                held.enter_context(self._admission.admitted())
-            except Unavailable as error:
-                await _json(error.as_json(), error.status)(scope, receive, send)
-                return
-
-            async def sending(message: Message) -> None:
-                # The work is done: who reads slowly keeps a connection, and no place.
-                held.close()
-                await send(message)
-
-            await self._app(scope, receive, sending)
 
 
 class Traced:
@@ -126,11 +104,15 @@ def make_http(  # noqa: PLR0913  # it is told of every part
     questions: Questions,
     histories: HistoryStore,
     dead_letters: DeadLetters,
-    client: Client,
+    client: HangingUp,
     metrics: Metrics,
     limits: Limits,
     is_ready: Callable[[], Awaitable[list[str]]],
     asyncapi: Callable[[], str],
+    admission: Admission,
+    memory_bytes: int,
+    request_seconds: float,
+    read_secret: Callable[[], Awaitable[str]],
     bearers: Bearers | None = None,
 ) -> ASGIApp:
     """The HTTP application; with `bearers`, for those alone who show a token."""
@@ -145,11 +127,21 @@ def make_http(  # noqa: PLR0913  # it is told of every part
     )
     _errors(app)
     _reads(app, questions)
-    _publishes(app, client, limits)
-    _writes(app, client)
+    _policies(app, questions)
+    _publishes(app, Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed), limits)
+    _writes(app, Forwarder(client, read_secret).forward)
     _listings(app, histories, dead_letters)
     _pages(app, histories, metrics, is_ready, asyncapi)
-    guarded = app if bearers is None else Guard(app, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code))
+    largest = limits.bytes + ENVELOPE_BYTES
+    admitted = Admitted(
+        app,
+        admission,
+        BodyMemory(memory_bytes, max(int(memory_bytes * BODY_SHARE), largest)),
+        most_bytes=lambda scope: largest if scope["path"].endswith("/events") else REQUEST_BYTES,
+        seconds=request_seconds + MAX_WAIT_MS / 1000,
+        on_refusal=lambda code: metrics.refused("http", code),
+    )
+    guarded = admitted if bearers is None else Guard(admitted, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code))
     return EncodedPaths(Traced(guarded) if is_on() else guarded)
 
 
@@ -186,7 +178,7 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def on_refusal(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        return _json(error.as_json(), error.status)
+        return refusal(error)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: Exception) -> Response:
@@ -231,6 +223,9 @@ AGENT = "/v1/agents/{agent_id}"
 
 
 def _reads(app: FastAPI, questions: Questions) -> None:
+    async def answered(name: str, http: Request, agent_id: str, session_id: str, asked: Asked) -> Response:
+        return _body_of(await questions.answer(name, _key(agent_id, session_id), asked, place_of(http.scope)))
+
     @app.get(
         SESSION + "/context",
         summary="What should my model see next?",
@@ -243,56 +238,68 @@ def _reads(app: FastAPI, questions: Questions) -> None:
         tag = http.headers.get("if-none-match")
         if tag is not None and asked.etag is None:
             asked = asked.model_copy(update={"etag": tag.strip().removeprefix("W/").strip('"')})
-        answer = await questions.context(_key(agent_id, session_id), asked)
+        answer = await questions.context(_key(agent_id, session_id), asked, place_of(http.scope))
         if not answer.is_modified:
             return Response(status_code=304, headers={"ETag": f'"{answer.etag}"'})
         return _body_of(answer.body, ETag=f'"{answer.etag}"')
 
     @app.get(SESSION + "/history", summary="Originals, in any state", response_model=None)
-    async def get_history(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[HistoryRequest, Query()]) -> Response:
-        key = _key(agent_id, session_id)
-        return _body_of(await questions.answer("history.get", key, asked))
+    async def get_history(
+        agent_id: AgentPath, session_id: SessionPath, asked: Annotated[HistoryRequest, Query()], http: Request
+    ) -> Response:
+        return await answered("history.get", http, agent_id, session_id, asked)
 
     @app.get(SESSION + "/search", summary="Words in all messages", response_model=None)
-    async def get_search(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[SearchRequest, Query()]) -> Response:
-        return _body_of(await questions.answer("history.search", _key(agent_id, session_id), asked))
+    async def get_search(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[SearchRequest, Query()], http: Request) -> Response:
+        return await answered("history.search", http, agent_id, session_id, asked)
 
     @app.get(SESSION + "/summaries", summary="All versions", response_model=None)
-    async def get_summaries(agent_id: AgentPath, session_id: SessionPath) -> Response:
-        return _body_of(await questions.answer("summary.list", _key(agent_id, session_id), SessionRequest()))
+    async def get_summaries(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await answered("summary.list", http, agent_id, session_id, SessionRequest())
 
     @app.get(SESSION + "/summaries/{version}", summary="One version", response_model=None)
-    async def get_summary(agent_id: AgentPath, session_id: SessionPath, version: str) -> Response:
+    async def get_summary(agent_id: AgentPath, session_id: SessionPath, version: str, http: Request) -> Response:
         asked = read_query(SummaryRequest, {"version": version})
-        return _body_of(await questions.answer("summary.get", _key(agent_id, session_id), asked))
+        return await answered("summary.get", http, agent_id, session_id, asked)
 
     @app.get(SESSION + "/summaries/{version}/sources", summary="The messages that an entry or a line came from", response_model=None)
     async def get_sources(
-        agent_id: AgentPath, session_id: SessionPath, version: str, entry: str | None = None, line: str | None = None
+        agent_id: AgentPath, session_id: SessionPath, version: str, http: Request, entry: str | None = None, line: str | None = None
     ) -> Response:
         given = {"version": version, "entry": entry, "line": line}
         asked = read_query(ExpandRequest, {name: value for name, value in given.items() if value is not None})
-        return _body_of(await questions.answer("summary.expand", _key(agent_id, session_id), asked))
+        return await answered("summary.expand", http, agent_id, session_id, asked)
 
     @app.get(SESSION + "/audit", summary="What happened to a session", response_model=None)
-    async def get_audit(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[AuditRequest, Query()]) -> Response:
-        return _body_of(await questions.answer("audit.list", _key(agent_id, session_id), asked))
+    async def get_audit(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[AuditRequest, Query()], http: Request) -> Response:
+        return await answered("audit.list", http, agent_id, session_id, asked)
 
     @app.get(SESSION, summary="Counters", response_model=None)
-    async def get_session(agent_id: AgentPath, session_id: SessionPath) -> Response:
-        return _body_of(await questions.answer("session.get", _key(agent_id, session_id), SessionRequest()))
+    async def get_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await answered("session.get", http, agent_id, session_id, SessionRequest())
+
+
+def _policies(app: FastAPI, questions: Questions) -> None:
+    @app.get(SESSION + "/policy", summary="The policy in force, and where each number comes from", response_model=None)
+    async def get_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        key = _key(agent_id, session_id)
+        return _body_of(await questions.answer("session.policy", key, PolicyReadRequest(), place_of(http.scope)))
+
+    @app.get(AGENT + "/policy", summary="The policy of an agent's sessions, where they set none themselves", response_model=None)
+    async def get_agent_policy(agent_id: AgentPath, http: Request) -> Response:
+        key = AgentId(_decoded(agent_id))
+        return _body_of(await questions.answer("agent.policy", key, PolicyReadRequest(), place_of(http.scope)))
 
 
 # --- writing
 
 
-def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
-    most = limits.bytes + ENVELOPE_BYTES
+def _publishes(app: FastAPI, publisher: Publisher, limits: Limits) -> None:
     secret = secrets.token_urlsafe(12)
 
     @app.post(SESSION + "/events", summary="Publish an event", response_model=None, openapi_extra={"requestBody": EVENT_BODY})
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        key, body = _key(agent_id, session_id), await _body(http, most)
+        key, body = _key(agent_id, session_id), await http.body()
         kind = _kind_of(body)
         try:
             event = read_payload(kind, body, limits)
@@ -300,42 +307,71 @@ def _publishes(app: FastAPI, client: Client, limits: Limits) -> None:
             raise (TooLarge if error.reason == "too_large" else BadRequest)(str(error)) from None
         if event.key != key:
             raise BadRequest("the event names another agent or session than the path")
-        headers = {"Nats-Msg-Id": message_header(key.agent_id, event.event_id, secret)}
+        headers = {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": message_header(key.agent_id, event.event_id, secret)}
         try:
             with span("publish", kind="producer", event=kind) as publishing:
-                done = await client.jetstream(timeout=PUBLISH_SECONDS).publish(
-                    session_subject(kind, key), body, stream=EVENTS_STREAM, headers=headers | dict(publishing.headers)
+                told = await publisher.publish(
+                    session_subject(kind, key), body, headers=headers | dict(publishing.headers), seconds=PUBLISH_SECONDS
                 )
-                publishing.note(stream_seq=done.seq)
-        except APIError as error:
-            raise refused(error.err_code, error.description) from None
-        except (nats.errors.Error, JetStreamError, TimeoutError) as error:
+                publishing.note(stream_seq=told.seq if isinstance(told, Acknowledgement) else None)
+        except nats.errors.Error as error:
             raise refused(None, type(error).__name__) from None
-        return _json({"seq": done.seq})
+        if isinstance(told, Rejection):
+            raise refused(told.code, told.description)
+        return _json({"seq": told.seq})
 
 
-def _writes(app: FastAPI, client: Client) -> None:
-    async def passed_on(subject: str, http: Request, **named: Any) -> Response:
-        """Ask a worker, which alone writes; what the path names stands in the request."""
-        body = await _body(http, REQUEST_BYTES)
+class Forwarder:
+    """Passes requests that write on to a worker, which alone writes."""
+
+    def __init__(self, client: HangingUp, read_secret: Callable[[], Awaitable[str]]) -> None:
+        self._client = client
+        self._read_secret = read_secret
+
+    async def forward(self, subject: str, http: Request, **named: Any) -> Response:
+        """Ask a worker; what the path names stands in the request."""
+        if http.query_params:
+            raise BadRequest("a request that writes takes its fields in the body, not in the query of its URL")
+        body = _with(await http.body(), named)
+        headers = await self._signed(subject, body, grant_of(http.scope).name)
         try:
-            reply = await client.request(subject, _with(body, named), timeout=WRITE_SECONDS)
-        except (nats.errors.Error, TimeoutError):
+            read = partial(_answer, request_name(subject))
+            data, told = await self._client.reply(subject, body, seconds=WRITE_SECONDS, read=read, headers=headers)
+        except nats.errors.Error:
             raise Unavailable("no worker answers; try again when one runs") from None
-        code = json.loads(reply.data).get("error", {}).get("code")
-        return _body_of(reply.data, _STATUS.get(code, 400) if code else 200)
+        error = told.get("error", {})
+        code = error.get("code")
+        return _body_of(data, _STATUS.get(code, 400) if code else 200, **retry_after(error.get("retry_after_ms")))
 
+    async def _signed(self, subject: str, body: bytes, name: str | None) -> dict[str, str] | None:
+        """The header that says by whose token a request came; None where nobody has to show one."""
+        if name is None:
+            return None
+        now_ms = time.time_ns() // 1_000_000
+        return {ACTOR_HEADER: signed_actor(await self._read_secret(), f"token:{name}", subject=subject, body=body, now_ms=now_ms)}
+
+
+def _answer(name: str, reply: Msg) -> tuple[bytes, Mapping[str, Any]] | None:
+    """Read the answer of a worker; None if the reply is not one."""
+    told = read_answer(name, reply.data)
+    return None if told is None else (reply.data, told)
+
+
+Forward = Callable[..., Awaitable[Response]]
+
+
+def _writes(app: FastAPI, forward: Forward) -> None:
     @app.patch(SESSION + "/policy", summary="Set what a session wants", response_model=None, openapi_extra=_asks(PolicyRequest))
     async def patch_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await passed_on(session_subject("session.policy", _key(agent_id, session_id)), http)
+        return await forward(session_subject("session.policy", _key(agent_id, session_id)), http)
 
     @app.patch(AGENT + "/policy", summary="Set what an agent wants", response_model=None, openapi_extra=_asks(PolicyRequest))
     async def patch_agent_policy(agent_id: AgentPath, http: Request) -> Response:
-        return await passed_on(f"agent.policy.{token_of(_decoded(agent_id))}", http)
+        return await forward(f"agent.policy.{token_of(_decoded(agent_id))}", http)
 
     @app.post(SESSION + "/compactions", summary="Compact now", response_model=None, openapi_extra=_asks(CompactionRequest))
     async def post_compaction(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await passed_on(session_subject("compaction.request", _key(agent_id, session_id)), http)
+        return await forward(session_subject("compaction.request", _key(agent_id, session_id)), http)
 
     @app.post(
         SESSION + "/summaries",
@@ -344,7 +380,7 @@ def _writes(app: FastAPI, client: Client) -> None:
         openapi_extra=_asks(RegenerateRequest),
     )
     async def post_summary(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await passed_on(session_subject("summary.regenerate", _key(agent_id, session_id)), http)
+        return await forward(session_subject("summary.regenerate", _key(agent_id, session_id)), http)
 
     @app.post(
         AGENT + "/summaries",
@@ -353,62 +389,46 @@ def _writes(app: FastAPI, client: Client) -> None:
         openapi_extra=_asks(CampaignRequest),
     )
     async def post_agent_summaries(agent_id: AgentPath, http: Request) -> Response:
-        return await passed_on(f"agent.regenerate.{token_of(_decoded(agent_id))}", http)
+        return await forward(f"agent.regenerate.{token_of(_decoded(agent_id))}", http)
 
     @app.post("/v1/summaries", summary="Have all summaries written anew", response_model=None, openapi_extra=_asks(CampaignRequest))
     async def post_all_summaries(http: Request) -> Response:
-        return await passed_on("installation.regenerate", http)
+        return await forward("installation.regenerate", http)
 
     @app.get("/v1/campaigns/{campaign_id}", summary="How far a regeneration of many is", response_model=None)
     async def get_campaign(campaign_id: str, http: Request) -> Response:
-        return await passed_on("campaign.get", http, campaign_id=campaign_id)
+        return await forward("campaign.get", http, campaign_id=campaign_id)
 
     @app.post(SESSION + "/summaries/{version}/promote", summary="Put a version in force", response_model=None)
     async def post_promotion(agent_id: AgentPath, session_id: SessionPath, version: str, http: Request) -> Response:
         asked = read_query(SummaryRequest, {"version": version})
-        return await passed_on(session_subject("summary.promote", _key(agent_id, session_id)), http, version=asked.version)
+        return await forward(session_subject("summary.promote", _key(agent_id, session_id)), http, version=asked.version)
 
     @app.post(SESSION + "/compactions/{compaction_id}/restore", summary="Undo a compaction", response_model=None)
     async def post_restoration(agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request) -> Response:
-        return await passed_on(session_subject("compaction.restore", _key(agent_id, session_id)), http, compaction_id=compaction_id)
+        return await forward(session_subject("compaction.restore", _key(agent_id, session_id)), http, compaction_id=compaction_id)
 
-    _replays(app, passed_on)
-    _erasures(app, passed_on)
+    _replays(app, forward)
+    _erasures(app, forward)
 
 
-def _replays(app: FastAPI, passed_on: Callable[[str, Request], Awaitable[Response]]) -> None:
+def _replays(app: FastAPI, forward: Forward) -> None:
     @app.post("/v1/deadletters/replay", summary="Publish dead letters again", response_model=None, openapi_extra=_asks(ReplayRequest))
     async def post_replay(http: Request) -> Response:
-        return await passed_on("deadletters.replay", http)
+        return await forward("deadletters.replay", http)
 
 
-def _erasures(app: FastAPI, passed_on: Callable[[str, Request], Awaitable[Response]]) -> None:
+def _erasures(app: FastAPI, forward: Forward) -> None:
     @app.delete(SESSION, summary="Erase a session for good", response_model=None)
     async def delete_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await passed_on(session_subject("session.erase", _key(agent_id, session_id)), http)
+        return await forward(session_subject("session.erase", _key(agent_id, session_id)), http)
 
     @app.delete(AGENT, summary="Erase all of an agent for good", response_model=None)
     async def delete_agent(agent_id: AgentPath, http: Request) -> Response:
-        return await passed_on(f"agent.erase.{token_of(_decoded(agent_id))}", http)
+        return await forward(f"agent.erase.{token_of(_decoded(agent_id))}", http)
 
 
 _STATUS = {error.code: error.status for error in RequestError.__subclasses__()} | {RequestError.code: RequestError.status}
-
-
-async def _body(http: Request, most: int) -> bytes:
-    """The body, refused as soon as it is too long, or when it takes too long."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in http.stream():
-                size += len(part)
-                if size > most:
-                    raise TooLarge(f"more than {most} bytes")
-                parts.append(part)
-    except TimeoutError:
-        raise BadRequest(f"the body was not there within {BODY_SECONDS:g} s") from None
-    return b"".join(parts)
 
 
 def _with(body: bytes, named: dict[str, Any]) -> bytes:

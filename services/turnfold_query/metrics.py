@@ -31,6 +31,9 @@ class Metrics(Collector):
             "turnfold_dead_letters", "Events in the database that could never be stored.", ["reason"], registry=self.registry
         )
         self._refused = Counter("turnfold_requests_refused", "Requests that were refused.", ["request", "code"], registry=self.registry)
+        self._foreign = Counter(
+            "turnfold_foreign_replies", "Replies to what was published that were not the stream's.", registry=self.registry
+        )
         self._requests: dict[str, _Times] = {}
         self._built = _Times()
         self._answers = {"fresh": 0, "stale": 0, "not_modified": 0}
@@ -59,6 +62,10 @@ class Metrics(Collector):
     def refused(self, name: str, code: str) -> None:
         """Count a refusal."""
         self._refused.labels(name, code).inc()
+
+    def disturbed(self) -> None:
+        """Count a reply of somebody else where the stream was to acknowledge."""
+        self._foreign.inc()
 
     def buried(self, counts: Mapping[str, int]) -> None:
         """Tell how many dead letters there are, by reason."""

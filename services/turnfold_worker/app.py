@@ -14,18 +14,21 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 from faststream.nats import NatsBroker
-from nats.aio.client import Client
 
-from turnfold.bus.admission import Admission
+from turnfold.acknowledgements import Publisher
+from turnfold.bus.admission import Admission, shares_of
+from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.events import BusEvents
 from turnfold.bus.streams import last_sequence, wait_for_streams
+from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.tokens import Count
 from turnfold.embedded.ready import announce
 from turnfold.ending import end
 from turnfold.listening import Listener
 from turnfold.model_windows import ModelWindows
+from turnfold.nats_client import HangingUp
 from turnfold.operations.ask import Writing
 from turnfold.operations.rules import make_rules, policy_rule
 from turnfold.operations.weighing import weigh_all
@@ -45,11 +48,26 @@ from turnfold.store.ingest import SqlIntake
 from turnfold.store.jobs import SqlJobs
 from turnfold.store.letters import SqlLetters
 from turnfold.store.outbox import SqlOutbox
+from turnfold.store.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.versions import SqlVersions
 from turnfold.summarizer import Summarizer
 from turnfold.vocabulary import load_counter
 from turnfold.watchdog import Watchdog
-from turnfold_worker.background import Campaigner, CatchUp, Compactor, Eraser, Idler, Indexer, Keeper, Prober, Pruner, Relay, Sweeper
+from turnfold_worker.actors import Actors, watched
+from turnfold_worker.background import (
+    Campaigner,
+    CatchUp,
+    Compactor,
+    Eraser,
+    Idler,
+    Indexer,
+    Keeper,
+    Prober,
+    Pruner,
+    Relay,
+    Sweeper,
+    Waker,
+)
 from turnfold_worker.handlers import Desk, Intake, make_request_router
 from turnfold_worker.health import Health, Parts, make_http
 from turnfold_worker.letters import make_letters_router
@@ -60,6 +78,7 @@ from turnfold_worker.versions import make_versions_router
 log = structlog.get_logger()
 
 STOP_SECONDS = 8.0
+HEALTH_CONNECTIONS = 256
 """How long what is in hand may take to finish; the rest comes again."""
 
 SILENT_SECONDS = 120.0
@@ -129,7 +148,7 @@ async def _serve(settings: Settings, database: Database, receiver: Receiver, see
 
 
 async def _listening(host: str, port: int, seen: Seen) -> Listener:
-    listener = Listener(make_http(seen.health, seen.metrics), host=host, port=port)
+    listener = Listener(make_http(seen.health, seen.metrics), host=host, port=port, connections=HEALTH_CONNECTIONS)
     await listener.opened()
     log.info("worker.listening", port=listener.port)
     return listener
@@ -165,16 +184,18 @@ async def _start(settings: Settings, database: Database, receiver: Receiver, see
 
 
 async def _work(
-    settings: Settings, database: Database, count: Count, client: Client, receiver: Receiver, summarizer: Summarizer, seen: Seen,
+    settings: Settings, database: Database, count: Count, client: HangingUp, receiver: Receiver, summarizer: Summarizer, seen: Seen,
     stop: asyncio.Event,
 ) -> None:  # fmt: skip
-    policy = policy_rule(settings.preset, settings.policy_of)
+    _advise(settings)
+    policy = policy_rule(settings.preset, settings.policy_of, settings.allowance)
     windows = ModelWindows()
     rules = make_rules(
         policy,
         model_window=lambda model, numbers: windows(model, override=numbers.context_window),
         count=count,
         max_sessions=settings.max_sessions_per_agent,
+        allowance=settings.allowance,
     )
     intake_store, jobs = SqlIntake(database), SqlJobs(database)
     if database.is_sqlite:
@@ -185,7 +206,10 @@ async def _work(
         store=jobs, summarizer=summarizer, writing=_writing(settings, windows), count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
-    relay = Relay(store=SqlOutbox(database), client=client, is_busy=lambda: intake.is_busy)
+    relay = Relay(
+        store=SqlOutbox(database), publisher=Publisher(client, NOTICES_STREAM, on_foreign=seen.metrics.disturbed),
+        is_busy=lambda: intake.is_busy,
+    )  # fmt: skip
     weigh = partial(weigh_all, count=count, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
     catch_up = CatchUp(store=intake_store, client=client, intake=intake, weigh=weigh)
     sweeper = Sweeper(store=intake_store, client=client)
@@ -212,19 +236,17 @@ async def _work(
 
     intake.on_stored = on_stored
     compactor.on_done, compactor.on_attempt = _ended(relay, campaigner), seen.metrics.attempted
-    desk = Desk(Admission(settings.max_requests))
-    broker = _broker(settings, database, client, rules, look_again, eraser, desk)
-    await broker.start()
+    actors = Actors(read_secret=partial(read_secret, database, SIGNED_ACTORS), now_ms=now_ms)
+    desk = Desk(Admission(shares_of(settings)), actors)
+    broker = await _started_broker(settings, database, client, rules, look_again, eraser, desk, seen.metrics.disturbed)
 
     def tell_processes() -> None:
         pids = {"worker": os.getpid(), "receiver": receiver.pid, "model": summarizer.pid}
         announce({name: pid for name, pid in pids.items() if pid is not None})
 
     keeper = Keeper(summarizer=summarizer, on_change=tell_processes)
-    loops = [
-        asyncio.create_task(part.run(), name=type(part).__name__)
-        for part in (catch_up, intake, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper, prober)
-    ]
+    parts = (catch_up, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper, prober)
+    loops = _running(intake, receiver, parts, seen.metrics)
     seen.watchdog.watch("the consumer", lambda: receiver.words, seconds=SILENT_SECONDS)
     seen.watchdog.watch("the intake", lambda: intake.ended, seconds=BATCH_SECONDS)
     seen.health.parts = Parts(client, receiver, prober, figures)
@@ -239,6 +261,25 @@ async def _work(
     gc.set_threshold(50_000, 20, 50)
     log.info("worker.started", pid=os.getpid())
     await _until_stopped(stop, loops, broker, desk)
+
+
+def _advise(settings: Settings) -> None:
+    """Log what an operator should change."""
+    if settings.lacks_session_models:
+        log.warning(
+            "summary_model.not_allowed", advice="TURNFOLD_SUMMARY_MODEL is session: set TURNFOLD_SUMMARY_MODELS to the models allowed"
+        )
+
+
+def _running(intake: Intake, receiver: Receiver, parts: Sequence[Waker], metrics: Metrics) -> list[asyncio.Task[None]]:
+    """The loops of a worker, each of which goes on after errors."""
+    for part in parts:
+        part.on_failure = metrics.failed
+    receiver.on_failure = metrics.failed
+    return [
+        asyncio.create_task(intake.run(), name=type(intake).__name__),
+        *(asyncio.create_task(part.run(), name=type(part).__name__) for part in parts),
+    ]
 
 
 def _ended(relay: Relay, campaigner: Campaigner) -> Callable[[Job], None]:
@@ -273,6 +314,8 @@ def _writing(settings: Settings, windows: ModelWindows) -> Writing:
         model=settings.summary_model,
         api_base=settings.summary_api_base,
         api_key=settings.summary_api_key,
+        key_models=settings.key_models,
+        allowance=settings.allowance,
         call_timeout_seconds=settings.summary_timeout_seconds,
         job_timeout_seconds=settings.summary_job_timeout_seconds,
         lease_seconds=settings.summary_lease_seconds,
@@ -282,11 +325,18 @@ def _writing(settings: Settings, windows: ModelWindows) -> Writing:
     )
 
 
-def _broker(
-    settings: Settings, database: Database, client: Client, rules: Rules, look_again: Callable[[], object], eraser: Eraser, desk: Desk
+async def _started_broker(
+    settings: Settings,
+    database: Database,
+    client: HangingUp,
+    rules: Rules,
+    look_again: Callable[[], object],
+    eraser: Eraser,
+    desk: Desk,
+    disturbed: Callable[[], object],
 ) -> NatsBroker:
     """Who answers requests that write."""
-    broker = NatsBroker(**broker_options(settings, "worker"), logger=None, graceful_timeout=5.0, apply_types=False)
+    broker = Broker(**watched(broker_options(settings, "worker"), desk.actors.probe), logger=None, graceful_timeout=5.0, apply_types=False)
     broker.include_routers(
         make_request_router(
             changes=SqlChanges(database),
@@ -306,8 +356,11 @@ def _broker(
             on_change=look_again,
             desk=desk,
         ),
-        make_letters_router(store=SqlLetters(database), stream=BusEvents(client), now_ms=now_ms, desk=desk),
+        make_letters_router(store=SqlLetters(database), stream=BusEvents(client, on_foreign=disturbed), now_ms=now_ms, desk=desk),
     )
+    # Who asks is known before anybody does.
+    await desk.actors.probe.attach(await broker.connect())
+    await broker.start()
     return broker
 
 

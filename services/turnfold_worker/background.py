@@ -14,20 +14,22 @@ from typing import Any, Protocol
 import nats.errors
 import structlog
 from nats.aio.client import Client
-from nats.js.errors import Error as JetStreamError
 
+from turnfold.acknowledgements import Acknowledgement, Publisher, Rejection
+from turnfold.bus.asking import asking
 from turnfold.bus.retention import forget_old
 from turnfold.bus.streams import acknowledged_to, read_events
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
 from turnfold.core.sharing import Places
 from turnfold.core.tokens import Count
 from turnfold.ending import end
-from turnfold.errors import SummarizerError, Unavailable
+from turnfold.errors import StartError, SummarizerError, Unavailable
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
 from turnfold.operations.weighing import Batch, Delivery
 from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Notice, Outbox, Rules, Summarizer, WordIndex
+from turnfold.standing import backoff_seconds
 from turnfold.tracing import span
 from turnfold_worker.handlers import Intake
 from turnfold_worker.receiver.wire import BATCH
@@ -35,6 +37,7 @@ from turnfold_worker.receiver.wire import BATCH
 log = structlog.get_logger()
 
 RETRY_SECONDS = 1.0
+NOTICE_SECONDS = 10.0
 GONE_ALREADY = (10_037, 10_043)
 """Error codes of JetStream: no such message (to read), no such message (to delete)."""
 YIELD_SECONDS = 5.0
@@ -62,20 +65,27 @@ class _Precedence:
         return False
 
 
-class _Waker(ABC):
+class Waker(ABC):
     """A loop that works when woken, and looks by itself now and then: a lost wake-up costs time, never work."""
 
     poll_seconds = 1.0
 
     def __init__(self) -> None:
         self._woken = asyncio.Event()
+        self.on_failure: Callable[[str], object] = lambda _: None
+        """Called with the name of a part that goes on after an error."""
 
     def wake(self) -> None:
         """There is work."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Work until cancelled; trouble that may pass is waited out."""
+        """Work until cancelled, whatever goes wrong: the next look comes later and later, until one goes well.
+
+        Raises:
+            StartError: only a new process would do better.
+        """
+        failures = 0
         while True:
             self._woken.clear()
             try:
@@ -83,6 +93,15 @@ class _Waker(ABC):
             except Unavailable as error:
                 log.warning("work.delayed", part=type(self).__name__, error=str(error))
                 wait = RETRY_SECONDS
+            except StartError:
+                raise
+            except Exception:
+                self.on_failure(type(self).__name__)
+                log.exception("work.failed", part=type(self).__name__, failures=failures + 1)
+                await asyncio.sleep(backoff_seconds(failures))
+                failures += 1
+                continue
+            failures = 0
             try:
                 async with asyncio.timeout(wait):
                     await self._woken.wait()
@@ -94,7 +113,7 @@ class _Waker(ABC):
         """Do what is there to do; seconds until the next look."""
 
 
-class Compactor(_Waker):
+class Compactor(Waker):
     """Claims due jobs, a few at once and no agent's alone, and has them written."""
 
     def __init__(
@@ -188,7 +207,7 @@ class Compactor(_Waker):
             return outcome
 
 
-class Idler(_Waker):
+class Idler(Waker):
     """Has sessions evicted from that nobody speaks in any more."""
 
     poll_seconds = 5.0
@@ -211,7 +230,7 @@ class Idler(_Waker):
         return min(self.poll_seconds, max(0.05, (at_ms - self._now_ms()) / 1000))
 
 
-class Campaigner(_Waker):
+class Campaigner(Waker):
     """Opens the next sessions of regenerations that go through many."""
 
     def __init__(self, *, store: Campaigns, rules: Rules, now_ms: Callable[[], int], on_opened: Callable[[], object]) -> None:
@@ -228,7 +247,7 @@ class Campaigner(_Waker):
         return self.poll_seconds
 
 
-class Eraser(_Waker):
+class Eraser(Waker):
     """Has the stream forget what was erased, and erases sessions whose time is over."""
 
     poll_seconds = 30.0
@@ -288,11 +307,12 @@ class Eraser(_Waker):
             reply = await self._client.request(subject, json.dumps({"seq": seq}).encode(), timeout=10)
         except (nats.errors.Error, TimeoutError) as error:
             raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
-        failure: Mapping[str, Any] | None = json.loads(reply.data).get("error")
-        return failure
+        with asking():
+            failure: Mapping[str, Any] | None = json.loads(reply.data).get("error")
+            return failure
 
 
-class Indexer(_Waker):
+class Indexer(Waker):
     """Has messages indexed for search, a few at a time, while no full batch of events is in hand."""
 
     longest_pause_seconds = 10.0
@@ -315,38 +335,36 @@ class Indexer(_Waker):
         return self.poll_seconds
 
 
-class Relay(_Waker):
+class Relay(Waker):
     """Sends the outbox to the stream of notices, at least once and in order."""
 
     at_once = 100
 
-    def __init__(self, *, store: Outbox, client: Client, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, *, store: Outbox, publisher: Publisher, is_busy: Callable[[], bool]) -> None:
         super().__init__()
         self._store = store
-        self._client = client
+        self._publisher = publisher
         self._events = _Precedence(is_busy)
 
     async def work(self) -> float:
         """Send what waits; a notice is forgotten when the stream has it."""
         if self._events.go_first:
             return YIELDS_AGAIN_SECONDS
-        jetstream = self._client.jetstream(timeout=10)
         is_full = True
         while is_full and (notices := await self._store.unsent(self.at_once)):
             is_full = len(notices) == self.at_once
             try:
-                await asyncio.gather(
-                    *(
-                        jetstream.publish(
-                            notice.subject, notice.payload.encode(), stream=NOTICES_STREAM, headers={"Nats-Msg-Id": _name_of(notice)}
-                        )
-                        for notice in notices
-                    )
-                )
-            except (nats.errors.Error, JetStreamError, TimeoutError) as error:
+                told = await asyncio.gather(*(self._publish(notice) for notice in notices))
+            except (nats.errors.Error, TimeoutError) as error:
                 raise Unavailable(f"notices wait: {type(error).__name__}") from error
+            if rejection := next((one for one in told if isinstance(one, Rejection)), None):
+                raise Unavailable(f"notices wait: {rejection.description or rejection.code}")
             await self._store.sent(notices)
         return self.poll_seconds
+
+    async def _publish(self, notice: Notice) -> Acknowledgement | Rejection:
+        headers = {"Nats-Expected-Stream": NOTICES_STREAM, "Nats-Msg-Id": _name_of(notice)}
+        return await self._publisher.publish(notice.subject, notice.payload.encode(), headers=headers, seconds=NOTICE_SECONDS)
 
 
 def _name_of(notice: Notice) -> str:
@@ -355,7 +373,7 @@ def _name_of(notice: Notice) -> str:
     return f"n{notice.outbox_id}.{told}"
 
 
-class Sweeper(_Waker):
+class Sweeper(Waker):
     """Finds sequences that the stream does not hold any more, so that nobody waits for them."""
 
     poll_seconds = 2.0
@@ -372,13 +390,11 @@ class Sweeper(_Waker):
         if not gaps:
             return self.poll_seconds
         jetstream = self._client.jetstream()
-        try:
+        with asking():
             state = (await jetstream.stream_info(EVENTS_STREAM)).state
             gone = [(first, min(last, state.first_seq - 1)) for first, last in gaps if first < state.first_seq]
             if state.num_deleted:
                 gone += await self._deleted([(max(first, state.first_seq), last) for first, last in gaps if last >= state.first_seq])
-        except (nats.errors.Error, JetStreamError, TimeoutError) as error:
-            raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
         if gone:
             await self._store.mark_ingested(gone)
         return self.poll_seconds
@@ -408,7 +424,7 @@ class Sweeper(_Waker):
         return int(told["message"]["seq"])
 
 
-class Pruner(_Waker):
+class Pruner(Waker):
     """Has the stream forget events that have long been stored."""
 
     poll_seconds = 600.0
@@ -429,7 +445,7 @@ class Pruner(_Waker):
 Weigh = Callable[[Sequence[Delivery]], Batch]
 
 
-class CatchUp(_Waker):
+class CatchUp(Waker):
     """Stores again what the consumer counts as acknowledged and the database lacks: it was restored from a backup, or is a new one.
 
     It is read from the stream in order, and one worker after the other takes a batch of it: a history is rebuilt as it came.
@@ -480,7 +496,7 @@ class CatchUp(_Waker):
             return found[-1].stream_seq + 1, len(found)
 
 
-class Prober(_Waker):
+class Prober(Waker):
     """Sees that the database can be written, and remembers when it could."""
 
     poll_seconds = 5.0
@@ -515,7 +531,7 @@ class Child(Protocol):
         ...
 
 
-class Keeper(_Waker):
+class Keeper(Waker):
     """Starts the summariser's process again when it died, and tells which one it is now; its first start is others' work."""
 
     def __init__(self, *, summarizer: Child, on_change: Callable[[], object]) -> None:

@@ -12,15 +12,17 @@ from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from turnfold.bus.admission import Admission
-from turnfold.contracts.requests import CompactionRequest, PolicyRequest, SessionRequest, read_request
-from turnfold.contracts.subjects import INGESTED, WORKER_QUEUE, key_of_subject
-from turnfold.errors import RequestError, TurnfoldError, Unavailable
+from turnfold.bus.admission import INSTALLATION, Admission
+from turnfold.bus.answering import answer, is_led
+from turnfold.contracts.requests import CompactionRequest, EraseRequest, PolicyRequest, is_policy_read, read_command
+from turnfold.contracts.subjects import INGESTED, POLICY_READS, WORKER_QUEUE, key_of_subject
+from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.operations.ingest import ingest
 from turnfold.operations.weighing import Batch
 from turnfold.ports import Arrival, Changes, Ingested, IntakeStore, Rules
 from turnfold.tracing import is_on, span
+from turnfold_worker.actors import Actors
 from turnfold_worker.metrics import Metrics
 from turnfold_worker.receiver import Receiver
 from turnfold_worker.receiver.parent import Received
@@ -130,14 +132,16 @@ async def as_it_came(message: NatsMessage) -> NatsMessage:
     return message
 
 
-Handle = Callable[[str, bytes], Awaitable[Mapping[str, Any]]]
+Handle = Callable[[str, bytes, str], Awaitable[Mapping[str, Any]]]
+"""Does what a request asks for, by its subject, its body and who asked."""
 
 
 class Desk:
     """Where requests that write are taken: some are worked on side by side, and beyond them the rest are told to come back."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, actors: Actors) -> None:
         self._admission = admission
+        self.actors = actors
         self._open: set[asyncio.Task[None]] = set()
 
     def listen(self, router: NatsRouter, name: str, levels: int, handle: Handle) -> None:
@@ -156,13 +160,25 @@ class Desk:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _answer(self, name: str, handle: Handle, message: Msg) -> None:
-        told = await answered(name, self._admitted(handle, message))
+        if name in POLICY_READS and is_policy_read(message.data):
+            # A query server answers.
+            return
+        told = await answered(name, self._admitted(name, handle, message))
         if message.reply:
-            await message.respond(json.dumps(told).encode())
+            await answer(message, json.dumps(told).encode())
 
-    async def _admitted(self, handle: Handle, message: Msg) -> Mapping[str, Any]:
-        with self._admission.admitted():
-            return await handle(message.subject, message.data)
+    async def _admitted(self, name: str, handle: Handle, message: Msg) -> Mapping[str, Any]:
+        if is_led(message.headers):
+            raise NotAllowed("a request has to come straight from the account of the client that asks")
+        asker = _asker_of(name, message.subject)
+        await self._admission.turn(asker)
+        with self._admission.admitted(asker):
+            return await handle(message.subject, message.data, await self.actors.actor_of(message))
+
+
+def _asker_of(name: str, subject: str) -> str:
+    """Whose share a request counts for: the agent's that its subject names."""
+    return subject.removeprefix(name).removeprefix(".").partition(".")[0] or INSTALLATION
 
 
 def make_request_router(
@@ -178,40 +194,40 @@ def make_request_router(
     """Requests that write: answered here, where the writing is done."""
     router = NatsRouter()
 
-    async def on_policy(subject: str, body: bytes) -> Mapping[str, Any]:
+    async def on_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("session.policy", subject)
-        policy = await changes.set_policy(key, read_request(PolicyRequest, body), rules=rules, now_ms=now_ms())
+        policy = await changes.set_policy(key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor)
         on_change()
         return policy
 
-    async def on_agent_policy(subject: str, body: bytes) -> Mapping[str, Any]:
+    async def on_agent_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("agent.policy", subject)
-        policy = await changes.set_policy(key, read_request(PolicyRequest, body), rules=rules, now_ms=now_ms())
+        policy = await changes.set_policy(key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor)
         on_change()
         return policy
 
-    async def on_compaction(subject: str, body: bytes) -> Mapping[str, Any]:
+    async def on_compaction(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("compaction.request", subject)
-        read_request(CompactionRequest, body)
+        read_command(CompactionRequest, key, body)
         assert isinstance(key, SessionKey)
-        opened = await changes.compact_now(key, rules=rules, now_ms=now_ms())
+        opened = await changes.compact_now(key, rules=rules, now_ms=now_ms(), actor=actor)
         on_change()
         return {"compaction_id": opened}
 
-    async def on_erase(subject: str, body: bytes) -> Mapping[str, Any]:
+    async def on_erase(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("session.erase", subject)
-        read_request(SessionRequest, body)
+        read_command(EraseRequest, key, body)
         assert isinstance(key, SessionKey)
         # What is in the stream by now is erased, also where no worker has seen it yet.
-        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms())
+        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms(), actor=actor)
         on_erased()
         return {**key._asdict(), **done._asdict()}
 
-    async def on_agent_erase(subject: str, body: bytes) -> Mapping[str, Any]:
+    async def on_agent_erase(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("agent.erase", subject)
-        read_request(SessionRequest, body)
+        read_command(EraseRequest, key, body)
         assert not isinstance(key, SessionKey)
-        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms())
+        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms(), actor=actor)
         on_erased()
         return {"agent_id": key, **done._asdict()}
 
@@ -223,10 +239,10 @@ def make_request_router(
     return router
 
 
-async def answered(name: str, answer: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
+async def answered(name: str, answering: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """An answer, or the error in the words of the contract."""
     try:
-        return await answer
+        return await answering
     except RequestError as error:
         return error.as_json()
     except TurnfoldError as error:

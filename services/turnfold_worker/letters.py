@@ -5,7 +5,7 @@ from typing import Any
 
 from faststream.nats import NatsRouter
 
-from turnfold.contracts.requests import ReplayRequest, read_request
+from turnfold.contracts.requests import ReplayRequest, read_command
 from turnfold.operations import letters
 from turnfold.ports import DeadLetters, EventStream
 from turnfold_worker.handlers import Desk
@@ -17,8 +17,8 @@ def make_letters_router(*, store: DeadLetters, stream: EventStream, now_ms: Call
     """Who writes answers it: the compaction worker."""
     router = NatsRouter()
 
-    async def on_replay(_: str, body: bytes) -> Mapping[str, Any]:
-        return await letters.replay(read_request(ReplayRequest, body), store=store, stream=stream, now_ms=now_ms)
+    async def on_replay(_: str, body: bytes, __: str) -> Mapping[str, Any]:
+        return await letters.replay(read_command(ReplayRequest, None, body), store=store, stream=stream, now_ms=now_ms)
 
     desk.listen(router, REPLAY, 0, on_replay)
     return router

@@ -33,6 +33,8 @@ class Metrics:
         self._buried = Counter("turnfold_events_buried", "Events that became dead letters.", registry=registry)
         self._evictions = Counter("turnfold_evictions", "Compactions that were opened as events were stored.", registry=registry)
         self._returned = Counter("turnfold_batches_returned", "Batches that could not be stored and came again.", registry=registry)
+        self._failures = Counter("turnfold_part_failures", "Errors that a part of this process went on after.", ["part"], registry=registry)
+        self._foreign = Counter("turnfold_foreign_replies", "Replies to what was published that were not the stream's.", registry=registry)
         self._batch_events = Histogram("turnfold_batch_events", "Events in a batch.", buckets=BATCH_EVENTS, registry=registry)
         self._batch_seconds = Histogram(
             "turnfold_batch_seconds", "Time from taking a batch to its acknowledgement.", buckets=BATCH_SECONDS, registry=registry
@@ -75,6 +77,14 @@ class Metrics:
     def returned(self) -> None:
         """Count a batch that was given back."""
         self._returned.inc()
+
+    def failed(self, part: str) -> None:
+        """Count an error that a part goes on after."""
+        self._failures.labels(part).inc()
+
+    def disturbed(self) -> None:
+        """Count a reply of somebody else where the stream was to acknowledge."""
+        self._foreign.inc()
 
     def attempted(self, outcome: Outcome | str) -> None:
         """Count an attempt at a summary: how it ended, or in a word what kept it from any end of its own."""

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from turnfold.client.provider import History, Provider, Room, SessionProvider
     from turnfold.client.recovery import Recovering
     from turnfold.client.subagent import Ended, Finished, run_subagent
+    from turnfold.contracts.notices import ReceivedNotice, notice_of
     from turnfold.core.assembler import Assembler, assemble
     from turnfold.core.compressor import Compressed, Compressor, LadderCompressor
     from turnfold.core.overflow import Overflow, overflow_in, overflow_reported
@@ -85,6 +86,7 @@ __all__ = [
     "Policy",
     "Provider",
     "Receipt",
+    "ReceivedNotice",
     "Recovering",
     "RequestError",
     "Room",
@@ -102,6 +104,7 @@ __all__ = [
     "connect",
     "counter",
     "new_event_id",
+    "notice_of",
     "overflow_in",
     "overflow_reported",
     "preset_named",
@@ -119,6 +122,8 @@ _LATER = {
     "Ended": "turnfold.client.subagent",
     "Finished": "turnfold.client.subagent",
     "run_subagent": "turnfold.client.subagent",
+    "ReceivedNotice": "turnfold.contracts.notices",
+    "notice_of": "turnfold.contracts.notices",
     "Assembler": "turnfold.core.assembler",
     "assemble": "turnfold.core.assembler",
     "Compressed": "turnfold.core.compressor",

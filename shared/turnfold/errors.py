@@ -92,10 +92,18 @@ class Conflict(RequestError):
 
 
 class Unavailable(RequestError):
-    """Nobody can answer now."""
+    """Nobody can answer now; `retry_after_ms` says when to try again, where that is known."""
 
     code = "unavailable"
     status = 503
+
+    def __init__(self, message: str = "", *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+    def more(self) -> dict[str, Any]:
+        """When to try again, where that is known."""
+        return {} if self.retry_after_ms is None else {"retry_after_ms": self.retry_after_ms}
 
 
 class StreamFull(Unavailable):

@@ -1,8 +1,10 @@
 """The vocabulary: what a message is to the rules, without its text and without where it is kept."""
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, NewType
 
 AgentId = NewType("AgentId", str)
@@ -69,6 +71,15 @@ class Call(NamedTuple):
     name: str
     tokens: int
     path: str | None = None
+
+
+def place_of_slot(calls: Sequence[Call], slot: int) -> int | None:
+    """Where among these calls, which stand in order of their slots, the one of this slot stands; None if none has it."""
+    place = slot if slot < len(calls) and calls[slot].slot == slot else bisect_left(calls, slot, key=_slot)
+    return place if place < len(calls) and calls[place].slot == slot else None
+
+
+_slot: Final = itemgetter(0)
 
 
 class Answer(NamedTuple):

@@ -1,19 +1,64 @@
-"""nats-py's client, but it hangs up on every connection that it gives up."""
+"""nats-py's client, made to outlast what servers and other clients do to it, and requests that wait for the right reply."""
 
 import asyncio
+import json
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from itertools import count
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
+import nats.errors
 from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
+
+REQUEST_INFO = "Nats-Request-Info"
+"""The header in which the server says who asked, on every request that an import with `share` brings from another account."""
+_INFO_BEGIN = f"{REQUEST_INFO}: ".encode()
+_LINE, _END = b"\r\n", b"\r\n\r\n"
+API: Final = "$JS.API."
+_API_TYPE: Final = "io.nats.jetstream.api.v1."
+_NO_RESPONDERS: Final = "503"
+NO_RESPONDERS_SECONDS: Final = 0.2
+"""A server says at once that nobody listens, and then nobody replies. So long the right reply is waited for all the same:
+anybody may send what looks like that."""
+_DENIED: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
+MOST_REPLIES: Final = 1_000
+"""Replies to one request that wait to be looked at; more are dropped."""
+MOST_EXPIRED: Final = 1_000
+
+
+Answer = TypeVar("Answer")
+
+
+class Denied(nats.errors.Error):
+    """These credentials may not publish there."""
 
 
 class HangingUp(Client):
-    """A client of NATS that leaves no connection open behind it, however a server dies under it.
+    """A client of NATS that leaves no connection open behind it, and that no message of another client can stop.
 
-    Three things that nats-py (2.16) does not do: it hangs up on a server that did not greet before it tries the next one,
-    it stops connecting once it is closed, and `close` ends well although the reconnection that it cancels was waiting for
-    the same connection to end.
+    What nats-py (2.16) does not do:
+
+    - It does not hang up on a server that did not greet before it tries the next one, it goes on connecting once it is closed,
+      and `close` fails where the reconnection that it cancels waits for the same connection to end.
+    - It stops reading for good, and still counts as connected, when a message has a header block, a subject or a reply
+      subject that it cannot decode. Servers check none of them, so one such message ends every subscriber. Here such
+      headers are read line by line, and such a subject has U+FFFD in the place of its bytes.
+
+    It also reads the header that says who asked where the server wrote it: in the last line. The server removes that header
+    from what a client sends, and appends its own over the last two bytes of the block. A client that sends a block without
+    an end, and the name with a blank behind it, would otherwise choose what nats-py returns under this name.
     """
 
     _is_over = False
+    _replies: "Replies | None" = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[str, set[_Inbox]] = {}
+        """The waiting requests by subject in lower case: nats-py names a refused subject in that form."""
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -22,6 +67,89 @@ class HangingUp(Client):
         if self._is_over and self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
             raise asyncio.CancelledError
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        try:
+            found: dict[str, str] | None = await super()._process_headers(headers)
+        except Exception as error:  # noqa: BLE001  # whatever it was, the connection outlives it
+            await self._error_cb(error)
+            # Raised further, it would end the reading of this connection: one message would silence the whole service.
+            found = self._parse_header_lines((headers or b"").partition(_LINE)[2])
+        if not headers:
+            return found
+        found = found or {}
+        found.pop(REQUEST_INFO, None)
+        last = headers.removesuffix(_END).rpartition(_LINE)[2]
+        if _INFO_BEGIN in last:
+            # Where something stands before the name in this line, the rest is no JSON, and nobody believes it.
+            found[REQUEST_INFO] = last.removeprefix(_INFO_BEGIN).decode("utf-8", "replace")
+        return found or None
+
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None) -> Msg:
+        try:
+            return super()._build_message(sid, subject, reply, data, headers)  # type: ignore[no-any-return]
+        except UnicodeDecodeError:
+            subject, reply = subject.decode(errors="replace").encode(), reply.decode(errors="replace").encode()
+            return super()._build_message(sid, subject, reply, data, headers)  # type: ignore[no-any-return]
+
+    async def _read_loop(self) -> None:
+        """Read until the connection ends; where nothing is read any more although it stands, connect anew."""
+        await super()._read_loop()
+        if self.is_connected and not self._is_over:
+            await self._process_op_err(nats.errors.ProtocolError())
+
+    async def _process_err(self, err_msg: str) -> None:
+        if denial := _DENIED.search(err_msg):
+            for inbox in self.asked.get(denial[1].lower(), ()):
+                inbox.deny()
+        await super()._process_err(err_msg)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,  # noqa: ASYNC109  # as of nats-py
+        old_style: bool = False,  # noqa: FBT001, FBT002  # as of nats-py
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """As of nats-py; but a request to JetStream takes no reply of anybody else."""
+        if not subject.startswith(API):
+            return await super().request(subject, payload, timeout, old_style, headers)
+        wanted = response_type(subject)
+        return await self.reply(
+            subject, payload, seconds=timeout, headers=headers, read=lambda reply: reply if _is_response(reply, wanted) else None
+        )
+
+    async def reply(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        seconds: float,
+        read: Callable[[Msg], Answer | None],
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """What `read` makes of the first reply that it takes for an answer; it returns None for any other.
+
+        Raises:
+            Denied: these credentials may not ask there.
+            nats.errors.NoRespondersError: nobody listens there.
+            nats.errors.TimeoutError: no answer came in time.
+        """
+        if self._replies is None:
+            self._replies = Replies(self)
+        deadline = asyncio.get_running_loop().time() + seconds
+        is_unheard = False
+        async with self._replies.to(subject, payload, headers) as inbox:
+            while (reply := await inbox.next(deadline)) is not None:
+                if tells_no_responders(reply):
+                    is_unheard = True
+                    deadline = min(deadline, asyncio.get_running_loop().time() + NO_RESPONDERS_SECONDS)
+                elif (answer := read(reply)) is not None:
+                    return answer
+        if is_unheard:
+            raise nats.errors.NoRespondersError
+        raise nats.errors.TimeoutError
 
     async def close(self) -> None:
         """Hang up, and connect no more."""
@@ -32,3 +160,162 @@ class HangingUp(Client):
             task = asyncio.current_task()
             if task and task.cancelling():
                 raise
+
+
+class Replies:
+    """Where replies to the requests of one connection arrive: all of them, until whoever asked has seen enough.
+
+    `on_stray` is called for a reply that comes after that. One that comes after its request timed out is merely late.
+    """
+
+    def __init__(self, client: HangingUp, *, on_stray: Callable[[], object] = lambda: None) -> None:
+        self._client = client
+        self._on_stray = on_stray
+        self._prefix = ""
+        self._opening = asyncio.Lock()
+        self._numbers = count()
+        self._open: dict[str, _Inbox] = {}
+        self._expired: OrderedDict[str, None] = OrderedDict()
+
+    def to(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> "_Inbox":
+        """Send a request, and take its replies in an `async with`."""
+        return _Inbox(self, subject, payload, headers)
+
+    async def send(self, inbox: "_Inbox", subject: str, payload: bytes, headers: Mapping[str, str] | None) -> str:
+        """Open an inbox and send its request; the name of the inbox."""
+        if not self._prefix:
+            await self._listen()
+        token = f"{next(self._numbers)}"
+        self._open[token] = inbox
+        self._client.asked.setdefault(subject.lower(), set()).add(inbox)
+        try:
+            await self._client.publish(subject, payload, reply=f"{self._prefix}.{token}", headers=dict(headers) if headers else None)
+        except BaseException:
+            self.end(inbox, token, subject, is_expired=False)
+            raise
+        return token
+
+    def end(self, inbox: "_Inbox", token: str, subject: str, *, is_expired: bool) -> None:
+        """Take no more replies."""
+        del self._open[token]
+        asked, subject = self._client.asked, subject.lower()
+        asked[subject].discard(inbox)
+        if not asked[subject]:
+            del asked[subject]
+        if is_expired:
+            self._expired[token] = None
+            if len(self._expired) > MOST_EXPIRED:
+                self._expired.popitem(last=False)
+
+    async def _listen(self) -> None:
+        async with self._opening:
+            if not self._prefix:
+                prefix = self._client.new_inbox()
+                await self._client.subscribe(f"{prefix}.*", cb=self._on_reply)
+                self._prefix = prefix
+
+    async def _on_reply(self, reply: Msg) -> None:
+        token = reply.subject.rpartition(".")[2]
+        inbox = self._open.get(token)
+        if inbox is not None:
+            inbox.add(reply)
+        elif token not in self._expired:
+            self._on_stray()
+
+
+class _Inbox:
+    """The replies to one request."""
+
+    def __init__(self, replies: Replies, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        self._all = replies
+        self._request = subject, payload, headers
+        self._token = ""
+        self._waiting: deque[Msg] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+        self._is_expired = False
+        self._is_denied = False
+
+    async def __aenter__(self) -> Self:
+        self._token = await self._all.send(self, *self._request)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._all.end(self, self._token, self._request[0], is_expired=self._is_expired or error is not None)
+
+    def add(self, reply: Msg) -> None:
+        """Keep a reply until it is asked for."""
+        if len(self._waiting) < MOST_REPLIES:
+            self._waiting.append(reply)
+        self._wake()
+
+    def deny(self) -> None:
+        """There will be no reply."""
+        self._is_denied = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._arrived is not None:
+            _done(self._arrived)
+
+    async def next(self, deadline: float) -> Msg | None:
+        """The next reply; None when none has come by this time of the loop.
+
+        Raises:
+            Denied: the server does not pass the request on.
+        """
+        if not self._waiting and not self._is_denied:
+            loop = asyncio.get_running_loop()
+            self._arrived = arrived = loop.create_future()
+            timer = loop.call_at(deadline, _done, arrived)
+            try:
+                await arrived
+            finally:
+                timer.cancel()
+        if self._waiting:
+            return self._waiting.popleft()
+        if self._is_denied:
+            raise Denied
+        self._is_expired = True
+        return None
+
+
+def _done(arrived: asyncio.Future[None]) -> None:
+    if not arrived.done():
+        arrived.set_result(None)
+
+
+def tells_no_responders(reply: Msg) -> bool:
+    """Whether this is what a server sends where nobody listens."""
+    return not reply.data and (reply.headers or {}).get("Status") == _NO_RESPONDERS
+
+
+def response_type(subject: str) -> str:
+    """The `type` that the answer to a request of the JetStream API has.
+
+    >>> response_type("$JS.API.STREAM.MSG.GET.TURNFOLD_EVENTS")
+    'io.nats.jetstream.api.v1.stream_msg_get_response'
+    """
+    tokens = subject.removeprefix(API).split(".")
+    match tokens:
+        case ["INFO"]:
+            name = "account_info"
+        case ["CONSUMER", "DURABLE", "CREATE", *_]:
+            name = "consumer_create"
+        case ["STREAM", "MSG", verb, *_]:
+            name = f"stream_msg_{verb.lower()}"
+        case [what, verb, *_]:
+            name = f"{what.lower()}_{verb.lower()}"
+        case _:
+            name = ""
+    return f"{_API_TYPE}{name}_response"
+
+
+def _is_response(reply: Msg, wanted: str) -> bool:
+    try:
+        told = json.loads(reply.data)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(told, dict) or told.get("type") != wanted:
+        return False
+    failure = told.get("error")
+    return failure is None or (isinstance(failure, dict) and isinstance(failure.get("code"), int))

@@ -7,6 +7,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from turnfold.core.allowance import DEFAULT_ALLOWANCE, Allowance
+from turnfold.core.audit import LOCAL
 from turnfold.core.eviction import Due, Evict, Eviction, Hold, Load, Rest
 from turnfold.core.moments import Moment
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
@@ -108,6 +110,7 @@ class Rules:
     digest: Callable[[Sequence[Message], Mapping[int, str]], tuple[str, int]]
     new_id: Callable[[], int]
     max_sessions: int
+    allowance: Allowance = DEFAULT_ALLOWANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +288,9 @@ class JobStore(Calls, Protocol):
 
     async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int: ...
 
-    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None: ...
+    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int, model: str | None = None) -> None: ...
 
-    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None: ...
+    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int, model: str | None = None) -> None: ...
 
     async def discard(self, job: Job, *, now_ms: int) -> None: ...
 
@@ -485,6 +488,7 @@ class AuditRow(NamedTuple):
     details: str
     prev_hash: str
     hash: str
+    actor: str | None
 
 
 class DeadLetterRow(NamedTuple):
@@ -508,6 +512,8 @@ class HistoryStore(Protocol):
     async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]: ...
 
     async def counts(self, key: SessionKey) -> SessionCounts: ...
+
+    async def wishes(self, key: SessionKey | AgentId) -> tuple[Wishes, Wishes]: ...
 
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
@@ -630,15 +636,17 @@ class Erased(NamedTuple):
 class Changes(Protocol):
     """Where requests that write are done."""
 
-    async def set_policy(self, key: SessionKey | AgentId, request: "PolicyRequest", *, rules: Rules, now_ms: int) -> Mapping[str, Any]:
+    async def set_policy(
+        self, key: SessionKey | AgentId, request: "PolicyRequest", *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> Mapping[str, Any]:
         """Set what a session or an agent wants; the wishes as they stand now."""
         ...
 
-    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
+    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing."""
         ...
 
-    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int) -> Erased:
+    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL) -> Erased:
         """Erase a session or all of an agent: nothing at or below this sequence, and no event that was stored, comes back."""
         ...
 
@@ -676,7 +684,7 @@ class InForce(NamedTuple):
 class Versions(Protocol):
     """Where versions change places. Each method may raise UnknownSession, or BadRequest for what the session never had."""
 
-    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int) -> InForce:
+    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
         """Put a version in force; with `over`, only in the place of that one.
 
         Raises:
@@ -684,7 +692,7 @@ class Versions(Protocol):
         """
         ...
 
-    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int) -> InForce:
+    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
         """Undo an eviction: its messages are live again.
 
         Raises:
@@ -692,7 +700,7 @@ class Versions(Protocol):
         """
         ...
 
-    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int) -> CompactionId:
+    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId:
         """Have a version written anew beside the one in force; the compaction that stands for the work.
 
         Raises:
@@ -721,7 +729,9 @@ class Progress(NamedTuple):
 class Campaigns(Protocol):
     """Regenerations of many sessions."""
 
-    async def begin(self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int) -> Progress:
+    async def begin(
+        self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> Progress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         ...
 

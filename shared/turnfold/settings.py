@@ -3,15 +3,16 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from turnfold.access.identity import Identity
 from turnfold.contracts.events import LIMITS, Limits
-from turnfold.core.presets import DEFAULT_PRESET, FIELD_TYPES, Mode, Policy, adjusted, preset_named
+from turnfold.core.allowance import CEILINGS, SESSION_MODEL, UNLIMITED_AT_ZERO, Allowance, is_model_pattern, provider_of
+from turnfold.core.presets import DEFAULT_PRESET, FIELD_TYPES, MOST, Mode, Policy, adjusted, preset_named
 from turnfold.core.prompt import checked_task
 from turnfold.core.redaction import checked_patterns
 from turnfold.errors import StartError
@@ -20,6 +21,7 @@ Checked = TypeVar("Checked")
 
 PREFIX = "TURNFOLD_"
 POLICY_PREFIX = "TURNFOLD_POLICY__"
+LIMIT_PREFIX = "TURNFOLD_LIMIT__"
 READY_FILE = "turnfold.json"
 """The ready line of `turnfold up`, in its data directory."""
 
@@ -43,8 +45,8 @@ class Settings:
     """Everything an operator decided. Nothing secret stands in its `repr`; sizes are bytes, times seconds.
 
     `policy` is what holds where no agent and no session has a policy of its own. `overrides` are the numbers that were
-    set one by one: they stay above whatever preset a session chooses (`policy_of`). `named` are the fields that somebody set;
-    the others hold their defaults.
+    set one by one: they stay above whatever preset a session chooses (`policy_of`). `limits` are ceilings that no agent and no
+    session lifts. `named` are the fields that somebody set; the others hold their defaults.
     """
 
     nats_url: str = field(default="nats://127.0.0.1:4222", repr=False)
@@ -76,7 +78,10 @@ class Settings:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     short_overrides: Mapping[str, Any] = field(default_factory=dict)
 
+    limits: Mapping[str, int] = field(default_factory=dict)
+
     summary_model: str | None = None
+    summary_models: tuple[str, ...] = ()
     summary_api_base: str | None = field(default=None, repr=False)
     summary_api_key: str | None = field(default=None, repr=False)
     summary_timeout_seconds: float = 120.0
@@ -92,6 +97,12 @@ class Settings:
     max_event_depth: int = LIMITS.depth
     max_sessions_per_agent: int = 1_000_000
     max_requests: int = 512
+    max_waiting: int = 2_048
+    max_searches: int = 64
+    agent_share: float = 0.125
+    request_seconds: float = 10.0
+    max_body_memory: int = 64 * 1024 * 1024
+    max_connections: int = 1_024
     stream_max_bytes: int | None = None
     stream_retention_hours: int = 72
 
@@ -104,6 +115,8 @@ class Settings:
     announce: bool = False
 
     named: frozenset[str] = frozenset()
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Whether the environment or the file sets a policy number, or a limit (`limit.<number>`)."""
 
     @property
     def identity(self) -> Identity:
@@ -129,6 +142,38 @@ class Settings:
         """What an event may hold."""
         return Limits(self.max_event_bytes, self.max_event_messages, self.max_event_depth)
 
+    @property
+    def own_model(self) -> str | None:
+        """The installation's own summary model; None if it has none, or takes the model of each session."""
+        return next(filter(_is_concrete, (self.summary_model, self.policy.summary_model)), None)
+
+    @property
+    def lacks_session_models(self) -> bool:
+        """Whether summaries are to be written by each session's model, and no model is allowed for that."""
+        return self.summary_model == SESSION_MODEL and not self.allowance.models
+
+    @property
+    def allowance(self) -> Allowance:
+        """The limits for agents and sessions. A default ceiling is never below the operator's own number."""
+        own = {name: getattr(self.policy, name) for name, default in CEILINGS.items() if default is not None}
+        raised = {name: value for name, value in own.items() if value > (CEILINGS[name] or 0)}
+        models = (*self.summary_models, *filter(_is_concrete, (self.summary_model, self.policy.summary_model)))
+        return Allowance(models, tuple({**raised, **self.limits}.items()))
+
+    @property
+    def key_models(self) -> tuple[str, ...]:
+        """The models that are called with the operator's own key and address: those of one provider.
+
+        It is the provider of the installation's own model. Where each session's model is taken, it is the provider that
+        TURNFOLD_SUMMARY_MODELS names, if it names one alone.
+        """
+        if self.own_model is not None:
+            provider = provider_of(self.own_model)
+            return (self.own_model,) if provider is None else (self.own_model, f"{provider}/*")
+        providers = {provider_of(pattern) for pattern in self.summary_models}
+        provider = providers.pop() if len(providers) == 1 else None
+        return () if provider is None else (f"{provider}/*",)
+
     def policy_of(self, preset: str) -> Policy:
         """The policy of a preset under these settings: what was set one by one stands above the preset.
 
@@ -145,7 +190,9 @@ class _Layer:
 
     values: Mapping[str, Any]
     policy: Mapping[str, Any]
+    limits: Mapping[str, Any]
     spelt: Callable[[str], str]
+    origin: str = "environment"
 
 
 def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = None) -> Settings:
@@ -156,7 +203,7 @@ def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = 
     Raises:
         StartError: a name nobody knows (with its nearest match), or a value that means nothing.
     """
-    command_line = _Layer({name: value for name, value in (given or {}).items() if value is not None}, {}, lambda name: f"--{name}")
+    command_line = _Layer({name: value for name, value in (given or {}).items() if value is not None}, {}, {}, lambda name: f"--{name}")
     environment = _environment(environ)
     config = command_line.values.get("config") or environment.values.get("config")
     layers = [_file(Path(config))] if config else []
@@ -164,22 +211,37 @@ def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = 
 
     values: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
+    limits: dict[str, int] = {}
     for layer in layers:
         for name, raw in layer.values.items():
             if name != "config":
                 values[name] = _read(name, raw, layer)
         numbers |= {name: layer.values[name] for name in ("mode", "context_window") if name in layer.values}
         numbers |= layer.policy
+        limits |= {name: _read_limit(name, raw) for name, raw in layer.limits.items()}
     values.pop("mode", None)
     values.pop("context_window", None)
     values["named"] = frozenset(values)
+    values["limits"] = limits
+    values["origins"] = _origins(layers)
 
     if not {"http_host", "http_port", "http_certificate"}.isdisjoint(values):
         host, port = values.get("http_host", DEFAULT_HTTP_HOST), values.get("http_port", DEFAULT_HTTP_PORT)
         values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
     if "nats_url" not in values and values.get("data_dir"):
         values = _running(values["data_dir"]) | values
-    return _with_policy(values, numbers, short_overrides(environ))
+    settings = _with_policy(values, numbers, short_overrides(environ))
+    _check_key(settings)
+    return settings
+
+
+def _origins(layers: Sequence[_Layer]) -> dict[str, str]:
+    """Where policy numbers and limits are set; a later layer stands above one before it."""
+    origins: dict[str, str] = {}
+    for layer in layers:
+        numbers = [*(name for name in ("mode", "context_window") if name in layer.values), *layer.policy]
+        origins |= dict.fromkeys([*numbers, *(f"limit.{name}" for name in layer.limits)], layer.origin)
+    return origins
 
 
 def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
@@ -217,14 +279,16 @@ def _with_policy(values: dict[str, Any], numbers: Mapping[str, Any], short: Mapp
 
 def _environment(environ: Mapping[str, str]) -> _Layer:
     named = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
-    known = [_as_variable(name) for name in _NAMES] + [f"{POLICY_PREFIX}{name.upper()}" for name in FIELD_TYPES]
+    known = [_as_variable(name) for name in _NAMES]
+    known += [f"{POLICY_PREFIX}{name.upper()}" for name in FIELD_TYPES] + [f"{LIMIT_PREFIX}{name.upper()}" for name in CEILINGS]
     for name in sorted(named):
         if name not in known:
             raise StartError(_unknown("setting", name, known))
     filled = {name: value for name, value in named.items() if value.strip()}
     policy = {name.removeprefix(POLICY_PREFIX).lower(): value for name, value in filled.items() if name.startswith(POLICY_PREFIX)}
-    values = {name.removeprefix(PREFIX).lower(): value for name, value in filled.items() if not name.startswith(POLICY_PREFIX)}
-    return _Layer(values, policy, _as_variable)
+    limits = {name.removeprefix(LIMIT_PREFIX).lower(): value for name, value in filled.items() if name.startswith(LIMIT_PREFIX)}
+    plain = {name: value for name, value in filled.items() if not name.startswith((POLICY_PREFIX, LIMIT_PREFIX))}
+    return _Layer({name.removeprefix(PREFIX).lower(): value for name, value in plain.items()}, policy, limits, _as_variable)
 
 
 def _file(path: Path) -> _Layer:
@@ -237,12 +301,16 @@ def _file(path: Path) -> _Layer:
     policy = found.pop("policy", {})
     if not isinstance(policy, dict):
         raise StartError(f"policy in {path} is a table: write [policy] and its numbers below")
+    limits = found.pop("limit", {})
+    if not isinstance(limits, dict):
+        raise StartError(f"limit in {path} is a table: write [limit] and its numbers below")
     known = [name for name in _NAMES if name != "config"]
-    for names, choices, kind in ((found, known, "setting"), (policy, list(FIELD_TYPES), "policy number")):
+    kinds = ((found, known, "setting"), (policy, list(FIELD_TYPES), "policy number"), (limits, list(CEILINGS), "limit"))
+    for names, choices, kind in kinds:
         for name in names:
             if name not in choices:
                 raise StartError(f"{_unknown(kind, name, choices)} (in {path})")
-    return _Layer(found, policy, lambda name: f"{name} in {path}")
+    return _Layer(found, policy, limits, lambda name: f"{name} in {path}", "file")
 
 
 def _running(data_dir: Path) -> dict[str, str]:
@@ -270,6 +338,36 @@ def _read(name: str, raw: Any, layer: _Layer) -> Any:
         return _READERS[name](raw)
     except (TypeError, ValueError) as error:
         raise StartError(f"{layer.spelt(name)} is not valid: {error}") from error
+
+
+def _read_limit(name: str, raw: Any) -> int:
+    try:
+        return _whole(1 if name in UNLIMITED_AT_ZERO else 0, MOST)(raw)
+    except ValueError as error:
+        raise StartError(f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; leave it out for no ceiling of your own") from error
+
+
+def _check_key(settings: Settings) -> None:
+    """Refuse a key or an address that belongs to no one provider, because it would go to all of them."""
+    has_key = settings.summary_api_key is not None or settings.summary_api_base is not None
+    if has_key and settings.summary_models and not settings.key_models:
+        raise StartError(
+            "TURNFOLD_SUMMARY_API_KEY and _API_BASE belong to one provider: TURNFOLD_SUMMARY_MODELS names several or none; name a model "
+            "of the provider in TURNFOLD_SUMMARY_MODEL, and give other providers' keys in their own variables, such as ANTHROPIC_API_KEY"
+        )
+
+
+def _is_concrete(name: str | None) -> TypeGuard[str]:
+    return name is not None and name != SESSION_MODEL
+
+
+def _model_patterns(raw: Any) -> tuple[str, ...]:
+    names = raw if isinstance(raw, list) else _text(raw).split(",")
+    patterns = tuple(_text(name) for name in names)
+    for pattern in patterns:
+        if not is_model_pattern(pattern):
+            raise ValueError(f"{pattern!r} is no name of a model, such as openai/gpt-4.1-mini, and no beginning of names, such as openai/*")
+    return patterns
 
 
 def _spelt(path: Path | None) -> str | None:
@@ -328,6 +426,16 @@ def _seconds(raw: Any) -> float:
     return seconds
 
 
+def _share(raw: Any) -> float:
+    try:
+        share = float(raw) if not isinstance(raw, bool) else 0.0
+    except (TypeError, ValueError):
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError("it has to be a number above 0, and at most 1")
+    return share
+
+
 def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
     def read(raw: Any) -> str:
         word = _text(raw).lower()
@@ -380,6 +488,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "preset": _text,
     "context_window": _whole(0),
     "summary_model": _text,
+    "summary_models": _model_patterns,
     "summary_api_base": _text,
     "summary_api_key": _text,
     "summary_timeout_seconds": _seconds,
@@ -394,6 +503,12 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "max_event_depth": _whole(1),
     "max_sessions_per_agent": _whole(1),
     "max_requests": _whole(1),
+    "max_waiting": _whole(1),
+    "max_searches": _whole(1),
+    "agent_share": _share,
+    "request_seconds": _seconds,
+    "max_body_memory": _whole(1024 * 1024),
+    "max_connections": _whole(16),
     "stream_max_bytes": _whole(1),
     "stream_retention_hours": _whole(0),
     "log_level": _one_of(LOG_LEVELS),

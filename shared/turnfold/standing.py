@@ -12,6 +12,18 @@ BUSY_TASKS: Final = 2
 """So many tasks a core over the last minute, and who waits for an idle core waits for long."""
 
 
+LONGEST_BACKOFF_SECONDS: Final = 30.0
+
+
+def backoff_seconds(failures: int) -> float:
+    """How long to wait before the next attempt, after so many failures before this one.
+
+    >>> [backoff_seconds(failures) for failures in (0, 1, 2, 99)]
+    [1.0, 2.0, 4.0, 30.0]
+    """
+    return min(2.0 ** min(failures, 10), LONGEST_BACKOFF_SECONDS)
+
+
 def stand_back() -> None:
     """Let this thread, and those it starts from now on, come after others who want the same core."""
     with suppress(OSError):  # A sandbox may forbid it; then nobody comes first.

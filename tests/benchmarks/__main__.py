@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.benchmarks import (
+    attacks,
     context,
     counting,
     faults,
@@ -43,6 +44,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "window": window.measure,
     "stored": stored.measure,
     "survival": survival.measure,
+    "attacks": attacks.measure,
 }
 
 
@@ -57,17 +59,19 @@ def main() -> None:
     console = Console() if sys.stdout.isatty() else Console(width=110)
     for name in chosen.name or BENCHMARKS:
         with nullcontext() if chosen.json else console.status(f"{name} is being measured"):
-            figures = asyncio.run(_measured(name))
-        if chosen.json:
-            for figure in figures:
-                print(as_json(figure), flush=True)
-        else:
+            figures = asyncio.run(_measured(name, is_json=chosen.json))
+        if not chosen.json:
             show(figures, console)
 
 
-async def _measured(name: str) -> list[Figure]:
+async def _measured(name: str, *, is_json: bool) -> list[Figure]:
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="turnfold-bench-") as directory:
-        return [figure async for figure in BENCHMARKS[name](Path(directory))]
+        async for figure in BENCHMARKS[name](Path(directory)):
+            figures.append(figure)
+            if is_json:
+                print(as_json(figure), flush=True)
+    return figures
 
 
 if __name__ == "__main__":

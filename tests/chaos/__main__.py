@@ -1,4 +1,5 @@
-"""The long run: `python -m tests.chaos [--seed S] [--kills N] [--topology sqlite|postgres|cluster] [--minutes M]`.
+"""The long run: `python -m tests.chaos [--seed S] [--kills N] [--topology sqlite|postgres|cluster] [--minutes M]
+[--no-strangers]`.
 
 Episodes one after another, each a system of its own with a seed of its own, until so many processes were killed.
 """
@@ -41,6 +42,12 @@ def main() -> None:
     parser.add_argument("--topology", choices=list(Topology), action="append", help="take turns among these alone (default: all)")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no episode after so long (default: 120)")
     parser.add_argument("--figures", type=Path, help="a file of earlier episodes to go on from, and to add to")
+    parser.add_argument(
+        "--strangers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="have somebody reply to everything on the bus (default: yes)",
+    )
     chosen = parser.parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=140)
     told = _earlier(chosen.figures)
@@ -49,7 +56,7 @@ def main() -> None:
     for seed, topology in _episodes(first, chosen.topology or list(Topology)):
         if _kills(told) >= chosen.kills or monotonic() > deadline:
             break
-        told.append(_episode(seed, topology, min(chosen.each, chosen.kills - _kills(told)), console))
+        told.append(_episode(seed, topology, min(chosen.each, chosen.kills - _kills(told)), console, strangers=chosen.strangers))
         if chosen.figures is not None:
             chosen.figures.parent.mkdir(parents=True, exist_ok=True)
             with chosen.figures.open("a") as file:
@@ -66,13 +73,16 @@ def _episodes(first: int, topologies: Sequence[Topology]) -> Iterator[tuple[int,
     return zip(count(first), cycle([Topology(one) for one in topologies]), strict=False)
 
 
-def _episode(seed: int, topology: Topology, kills: int, console: Console) -> dict[str, Any]:
+def _episode(seed: int, topology: Topology, kills: int, console: Console, *, strangers: bool) -> dict[str, Any]:
     """The figures of one episode; what a broken law, or the driver, left is kept to be looked at."""
     has_model = seed % MODEL_EVERY == 0
     directory = Path(tempfile.mkdtemp(prefix=f"turnfold-chaos-{topology}-{seed}-"))
     try:
         yesterday = _yesterday(directory, console) if seed % MIXED_EVERY == 0 else None
-        told_here, history = asyncio.run(run(directory, topology, seed=seed, kills=kills, has_model=has_model, yesterday=yesterday))
+        # Older code believes strangers.
+        has_strangers = strangers and yesterday is None
+        episode = run(directory, topology, seed=seed, kills=kills, has_model=has_model, yesterday=yesterday, has_strangers=has_strangers)
+        told_here, history = asyncio.run(episode)
     except Exception:
         console.print(f"the driver failed; {directory} is kept; replay: {_command({'seed': seed, 'topology': topology, 'kills': kills})}")
         raise
@@ -99,7 +109,8 @@ def _yesterday(directory: Path, console: Console) -> Mapping[str, str] | None:
 def _command(one: Mapping[str, Any]) -> str:
     """What deals the same faults again."""
     kills = one["kills"]
-    return f"python -m tests.chaos --seed {one['seed']} --topology {one['topology']} --kills {kills} --each {kills}"
+    strangers = "" if one.get("foreign_replies", 1) else " --no-strangers"
+    return f"python -m tests.chaos --seed {one['seed']} --topology {one['topology']} --kills {kills} --each {kills}{strangers}"
 
 
 def _earlier(figures: Path | None) -> list[dict[str, Any]]:
@@ -120,8 +131,8 @@ def _show(told: Sequence[Mapping[str, Any]], console: Console) -> None:
     table.add_row("episodes", *(str(len(column)) for column in columns))
     for name in names:
         table.add_row(name, *(f"{counted[name]:,}" for counted in done))
-    for name in ("kills", "events", "copies", "windows", "fresh_windows", "pages", "seconds"):
-        table.add_row(name, *(f"{sum(one[name] for one in column):,.0f}" for column in columns))
+    for name in ("kills", "events", "copies", "windows", "fresh_windows", "pages", "foreign_replies", "seconds"):
+        table.add_row(name, *(f"{sum(one.get(name, 0) for one in column):,.0f}" for column in columns))
     table.add_row("violations", *(str(sum(len(one["faults"]) for one in column)) for column in columns))
     console.print(table)
 

@@ -6,6 +6,7 @@ import json
 import random
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from time import monotonic
 from typing import Any
 
 import nats
-from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy import Connection, Table, delete, insert, select
 
 from tests.chaos.installation import START_SECONDS, Installation, running
 from tests.chaos.load import PUBLISHERS, READERS, Clients, Load
 from tests.chaos.plan import Topology, plan
 from tests.history_checker import Checker, Published, faults_in_notices
 from tests.model_server import ModelServer, running_model_server
+from tests.strangers import listening
 from tests.system import Streamed, eventually, streamed, wait_until
 from turnfold.client import connect
 from turnfold.nats_client import HangingUp
@@ -44,6 +46,7 @@ class Told:
     kills: int
     has_model: bool
     is_mixed: bool
+    foreign_replies: int
     seconds: float
     done: Mapping[str, int]
     missed: Mapping[str, int]
@@ -73,18 +76,26 @@ class History:
 
 
 async def run(
-    directory: Path, topology: Topology, *, seed: int, kills: int, has_model: bool = False, yesterday: Mapping[str, str] | None = None
+    directory: Path,
+    topology: Topology,
+    *,
+    seed: int,
+    kills: int,
+    has_model: bool = False,
+    yesterday: Mapping[str, str] | None = None,
+    has_strangers: bool = False,
 ) -> tuple[Told, History]:
     """Publish, read and do faults until so many processes were killed; then wait until all is settled, and look.
 
-    With `yesterday`, the environment of older code, services of two versions are at work.
+    With `yesterday`, the environment of older code, services of two versions are at work. With `has_strangers`, somebody replies
+    to everything on the bus until the faults are over.
     """
     began = monotonic()
     async with (
         _model(seed, has_model=has_model) as environ,
         running(directory, topology, {**POLICY, **environ}, yesterday) as installation,
     ):
-        async with connected(installation.nats_urls) as clients:
+        async with connected(installation.nats_urls) as clients, _strangers(installation, has_strangers=has_strangers) as heard:
             load = Load(seed, clients)
             await _troubled(installation, load, seed=seed, kills=kills, has_model=has_model)
         history = await recorded(installation, load.published)
@@ -95,6 +106,7 @@ async def run(
             kills=installation.kills,
             has_model=has_model,
             is_mixed=yesterday is not None,
+            foreign_replies=heard.total(),
             seconds=round(monotonic() - began, 1),
             done={f"{kind} {role}": times for (kind, role), times in sorted(installation.done.items())},
             missed={f"{kind} {role}": times for (kind, role), times in sorted(installation.missed.items())},
@@ -153,6 +165,16 @@ async def connected(urls: Sequence[str]) -> AsyncGenerator[Clients]:
 
 async def _unheard(_: Exception) -> None:
     """A bus that is killed is expected to complain."""
+
+
+@asynccontextmanager
+async def _strangers(installation: Installation, *, has_strangers: bool) -> AsyncGenerator[Counter[str]]:
+    """What somebody heard who replies to everything; nothing where nobody does."""
+    if not has_strangers:
+        yield Counter()
+        return
+    async with listening(installation.nats_urls) as heard:
+        yield heard
 
 
 @asynccontextmanager
@@ -232,6 +254,9 @@ def _all_rows(connection: Connection) -> list[tuple[Table, list[dict[str, Any]]]
 
 
 def _put(tables: Sequence[tuple[Table, list[dict[str, Any]]]], connection: Connection) -> None:
+    # A migration may have put rows of its own there.
+    for table, _ in reversed(tables):
+        connection.execute(delete(table))
     for table, rows in tables:
         if rows:
             connection.execute(insert(table), rows)

@@ -14,13 +14,15 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import nats
 from sqlalchemy import Connection
 
 from tests.stores import KEY, LEASE_MS, NOON, SMALL, places, rules_of, tightened, turns, words
+from turnfold.acknowledgements import Publisher
+from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.core.extractive import extract
 from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.messages import CompactionId
+from turnfold.nats_client import HangingUp
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Outcome, compact
 from turnfold.ports import Job, Summarizer, Wanted
@@ -209,8 +211,9 @@ class Worker:
             case "erase":
                 await self.changes.erase(KEY, last_seq=int(subject), now_ms=now_ms)
             case "send":
-                client = await nats.connect(self._life.nats_url)
-                await Relay(store=self.outbox, client=client, is_busy=lambda: False).work()
+                client = HangingUp()
+                await client.connect(self._life.nats_url)
+                await Relay(store=self.outbox, publisher=Publisher(client, NOTICES_STREAM), is_busy=lambda: False).work()
                 await client.close()
             case _:
                 raise ValueError(deed)

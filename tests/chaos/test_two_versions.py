@@ -88,7 +88,7 @@ async def windows(url: str) -> list[Any]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.proves("L1", "L2", "L3", "L10", "O2", "O6", "C54")
+@pytest.mark.proves("C82", "L1", "L2", "L3", "L10", "O2", "O6", "C54")
 async def test_the_tables_are_migrated_under_services_that_run_on_beside_new_ones(
     tmp_path: Path, sql: Postgres | None, exact: Environ
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.stores import KEY, NOON, Stores, assistant, result, rules_of, summary, tightened, tool, turn, turns, user
 from turnfold.contracts.requests import ContextRequest
+from turnfold.core.characters import next_spread
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Policy
 from turnfold.core.sendable import anthropic_faults, faults
@@ -23,8 +24,8 @@ NO_WISHES = (Wishes(), Wishes())
 class NoArrivals:
     """Nothing comes."""
 
-    async def next(self, seconds: float) -> None:
-        raise AssertionError(f"nobody asked to wait for {seconds} s")
+    async def reached(self, seq: int, seconds: float) -> None:
+        raise AssertionError(f"nobody asked to wait {seconds} s for {seq}")
 
 
 class Asker:
@@ -41,6 +42,10 @@ class Asker:
 
     def forget(self) -> None:
         self._answering.forget()
+
+    @property
+    def windows_kept(self) -> int:
+        return len(self._answering.grown._kept)
 
     async def told(self, **fields: Any) -> Json:
         found: Json = json.loads((await self.answer(**fields)).body)
@@ -216,3 +221,98 @@ async def test_a_budget_in_characters_that_is_too_small_says_what_it_takes_in_to
     told = await asker.told(max_tokens=refused.value.needed_tokens)
 
     assert told["account"]["shown"] == 1
+
+
+@pytest.mark.proves("W1", "W6", "O10")
+async def test_an_answer_names_its_budget_its_account_and_what_waits_for_a_summary(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 9))
+    (job,) = await stores.claim()
+    await stores.jobs.commit(job, summary("They chose port 8443.", "id KX-1"), reason=None, now_ms=NOON + 5)
+    await stores.ingest(*turns(10, 5))
+
+    told = await Asker(stores).told(max_tokens=5_000)
+
+    ids = [f"e{turn}#{place}" for turn in range(6, 15) for place in (0, 1)]
+    assert {name: told[name] for name in told if name not in ("etag", "messages")} == {
+        "agent_id": "ada",
+        "session_id": "s-1",
+        "fresh": True,
+        "summary": {
+            "version": 1,
+            "kind": "llm",
+            "style": "structured",
+            "model": "test/model",
+            "text": "They chose port 8443.",
+            "sections": {"context": "They chose port 8443."},
+            "ledger": ["id KX-1"],
+            "tokens": 8,
+            "covers": {"first": "e1#0", "last": "e5#1", "messages": 10},
+            "created_at": "2027-01-15T08:00:00.005Z",
+        },
+        "message_ids": ids,
+        "window": {"tokens": 130, "budget_tokens": 5_000, "messages": 18, "model_window": 128_000},
+        "account": {
+            "total": 28,
+            "shown": 8,
+            "trimmed": 0,
+            "folded": 0,
+            "covered": 10,
+            "pending_shown": 10,
+            "pending_digested": 0,
+            "recalled": 0,
+            "synthesised": 0,
+        },
+        "pending": {"messages": 10, "tokens": 66, "since": "2027-01-15T08:00:00.012Z"},
+    }
+
+
+@pytest.mark.proves("W6", "L6", "O10")
+async def test_a_window_grows_on_for_the_next_request_and_that_of_an_emergency_does_not(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 3))
+    asker = Asker(stores)
+
+    await asker.answer(max_tokens=5_000, mode="emergency")
+    after_emergency = asker.windows_kept
+    await asker.answer(max_tokens=5_000)
+
+    assert (after_emergency, asker.windows_kept) == (0, 1)
+
+
+@pytest.mark.proves("W2", "O10")
+@pytest.mark.parametrize(
+    ("numbers", "asked", "budget"),
+    [
+        ({}, {"max_tokens": 5_000}, 5_000),
+        ({"max_chars": 900}, {}, 900),
+        ({"max_chars": 900}, {"max_tokens": 5_000}, 5_000),
+        ({"max_chars": 1_000_000, "margin_tokens": 500}, {"max_output_tokens": 1_000}, 126_500),
+        ({"mode": "off"}, {}, None),
+        ({"mode": "off", "max_chars": 900}, {}, None),
+        ({"mode": "off", "max_chars": 900}, {"max_tokens": 5_000}, 5_000),
+    ],
+)
+async def test_the_budget_is_what_was_asked_for_else_the_smaller_of_window_and_characters(
+    stores: Stores, numbers: Json, asked: Json, budget: int | None
+) -> None:
+    await stores.ingest(turn(1, user("short")))
+
+    told = await Asker(stores, tightened(stores.policy(*NO_WISHES), **numbers)).told(**asked)
+
+    assert told["window"]["budget_tokens"] == budget
+
+
+@pytest.mark.proves("W2", "O10")
+@pytest.mark.parametrize(
+    ("spread", "characters", "max_characters", "expected"),
+    [
+        (1.0, 7_000, 6_000, 1.25),
+        (1.0, 7_500, 6_000, 1.25),
+        (1.0, 7_501, 6_000, 1.5625),
+        (1.25, 7_000, 6_000, 1.5625),
+        (1.0, 3, 0, 3.0517578125),
+    ],
+)
+def test_the_next_ratio_of_characters_to_tokens_is_the_first_step_that_may_fit(
+    spread: float, characters: int, max_characters: int, expected: float
+) -> None:
+    assert next_spread(spread, characters, max_characters) == expected

@@ -237,3 +237,27 @@ async def test_sessions_are_erased_when_they_have_been_silent_for_longer_than_th
     assert (row.phase, row.reason) == ("erased", "retention")
     await stores.ingest(turn(5, user("back again")))
     assert await positions(stores) == [5 * 1024]
+
+
+@pytest.mark.proves("X9", "A6")
+@pytest.mark.parametrize("erased", [KEY, KEY.agent_id])
+async def test_a_dead_letter_that_only_its_payload_names_is_erased_and_does_not_come_back(
+    stores: Stores, erased: SessionKey | AgentId
+) -> None:
+    """X9: the subject names another session than the payload; whole or cut off, with letters of others beside it."""
+    said = {"event_id": "e-1", **KEY._asdict(), "messages": [{"role": "user", "content": "secret"}]}
+    mine = letters(f"turn.completed.{TWIN.agent_id}.{TWIN.session_id}", json.dumps(said).encode())
+    others = letters(f"turn.completed.{SISTER.agent_id}.x", json.dumps(said | TWIN._asdict()).encode(), first_seq=60)
+    assert {one.reason for one in (*mine, *others)} == {"subject_mismatch"}
+    await stores.ingest(turn(1, user("q")))
+    await stores.intake.ingest((), (*mine, *others), rules=stores.rules)
+
+    await erase(stores, erased)
+    await stores.intake.ingest((), mine, rules=stores.rules)
+
+    assert "secret" not in str([one for one in await stores.letters.letters([1, 2, 3]) if one.row.stream_seq == 50])
+    left = [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
+    assert 50 not in left
+    if isinstance(erased, SessionKey):
+        assert left == [60]
+    assert 50 in await stores.erasures.to_purge(10)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.invariants import faults
 from tests.stores import KEY, NOON, Stores, assistant, result, system, tool, turn, turns, user, words
+from turnfold.contracts.requests import PolicyRequest
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.operations.weighing import Delivery, weigh
 from turnfold.ports import DeadLetter, Original
@@ -395,3 +397,19 @@ async def test_workers_that_store_different_sessions_at_once_leave_no_seam(store
 
     assert (await stores.facts()).ingested_to == 40
     assert (await stores.seen()).ingested == ((1, 40),)
+
+
+@pytest.mark.proves("X9")
+async def test_a_refused_reused_id_makes_no_session(stores: Stores) -> None:
+    """X9: an id of one session under another one is a dead letter; the other one begins with its own first event."""
+    other, third = SessionKey(KEY.agent_id, SessionId("other")), SessionKey(KEY.agent_id, SessionId("third"))
+    await stores.ingest(turn(1, user("first"), event_id="e-1"))
+    await stores.changes.set_policy(third, PolicyRequest(mode="manual"), rules=stores.rules, now_ms=NOON)
+
+    await stores.ingest(turn(2, user("again"), event_id="e-1", key=other), turn(3, user("again"), event_id="e-1", key=third))
+
+    assert set((await stores.seen()).sessions) == {KEY, third}
+    assert await stores.history.dead_letter_counts() == {"event_id_reused": 2}
+    await stores.ingest(turn(4, user("its own"), event_id="e-2", key=other))
+    assert set((await stores.seen()).sessions) == {KEY, other, third}
+    assert faults(await stores.seen()) == []

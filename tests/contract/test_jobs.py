@@ -2,14 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
-from tests.stores import KEY, LEASE_MS, NOON, Stores, assistant, places, summary, tool, turn, turns, user
+from tests.stores import KEY, LEASE_MS, NOON, Stores, assistant, places, result, summary, tool, turn, turns, user, words
 from turnfold.core.eviction import SUMMARY_DELAY_MS
+from turnfold.core.reading import sources_of
+from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.errors import LostLease
 from turnfold.messages import SessionId, SessionKey, State
+from turnfold.operations.ask import Writing
+from turnfold.operations.compact import Committed, compact
 from turnfold.ports import Job
 
 LATER = NOON + LEASE_MS + 1
@@ -27,6 +33,10 @@ async def commit(stores: Stores, job: Job, text: str = "They spoke.", *ledger: s
 
 async def give_back(stores: Stores, job: Job, retry_at_ms: int = LATER) -> None:
     await stores.jobs.give_back(job, reason="timeout", detail="no answer", retry_at_ms=retry_at_ms, now_ms=NOON + 5_000)
+
+
+async def kept_nowhere(_: Part) -> None:
+    """Keep no part of a version."""
 
 
 # --- claims
@@ -116,7 +126,74 @@ async def test_a_renewed_lease_holds_longer(stores: Stores) -> None:
     assert await stores.jobs.next_due_ms() == NOON + 50_000 + LEASE_MS
 
 
+@pytest.mark.proves("S1", "O10")
+async def test_the_lease_is_renewed_for_as_long_as_the_model_writes(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 7))
+    leased = await claimed(stores)
+    clock = count(NOON + 2_000, 1_000)
+
+    class SlowSummarizer:
+        """Writes until the lease was renewed twice."""
+
+        due: list[int | None]
+
+        async def summarize(self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = kept_nowhere) -> Draft:
+            assert (job.model, keep) == (None, kept_nowhere)
+            self.due = [await stores.jobs.next_due_ms()]
+            async with asyncio.timeout(20):
+                while len(self.due) < 3:
+                    await asyncio.sleep(0.01)
+                    if (due := await stores.jobs.next_due_ms()) != self.due[-1]:
+                        self.due.append(due)
+            return summary().draft
+
+    slow = SlowSummarizer()
+    outcome = await compact(
+        leased, store=stores.jobs, summarizer=slow, writing=Writing(lease_seconds=0.3), count=words, now_ms=lambda: next(clock)
+    )
+
+    first, second, third = slow.due
+    assert first == NOON + 1_000 + LEASE_MS
+    # A renewed lease ends 300 ms after a time of this clock, which is asked once per renewal.
+    assert second is not None
+    assert (second - NOON) % 1_000 == 300
+    assert third == second + 1_000
+    assert outcome == Committed(1, None)
+
+
 # --- what is summarised
+
+
+@pytest.mark.proves("S2", "O10")
+async def test_a_summarizer_reads_which_tool_gave_a_result_and_whether_it_failed(stores: Stores) -> None:
+    await stores.ingest(
+        turn(1, user("look"), assistant(None, "a", "b"), {**tool("a", "42"), "name": "lies"}),
+        result(2, "b", "no such city", is_error=True),
+        *turns(3, 6),
+    )
+    given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
+
+    sources = sources_of((one.message, one.body, one.is_error) for one in given.evicted)
+
+    assert [(one.message_id, one.role, one.text, one.tool_name, one.is_error, one.is_late) for one in sources][:5] == [
+        ("e1#0", "user", "look", None, False, False),
+        ("e1#1", "assistant", "", None, False, False),
+        ("e1#2", "tool", "42", "look_up", False, False),
+        ("e2#0", "tool", "no such city", "look_up", True, False),
+        ("e3#0", "user", "question 3", None, False, False),
+    ]
+    assert [one.calls for one in sources][1:2] == [(("look_up", "{}"), ("look_up", "{}"))]
+
+
+@pytest.mark.proves("S2", "O10")
+async def test_a_result_whose_call_is_in_no_message_read_is_late_and_has_the_name_it_came_with(stores: Stores) -> None:
+    await stores.ingest(turn(1, user("look"), assistant(None, "a"), {**tool("a", "42"), "name": "weather"}), *turns(2, 6))
+    given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
+    row = given.evicted[2]
+
+    (alone,) = sources_of([(row.message, row.body, row.is_error)])
+
+    assert (alone.tool_name, alone.is_late, alone.role) == ("weather", True, "tool")
 
 
 @pytest.mark.proves("S2")
@@ -192,7 +269,8 @@ async def test_every_arrow_of_a_job_leaves_an_audit_row_and_what_matters_to_othe
     assert [one.subject.split(".ada.")[0] for one in notices] == ["context.compressed", "compaction.failed", "summary.updated"]
     told = json.loads(notices[-1].payload)
     assert (told["version"], told["kind"], told["audit"]["rows"]) == (1, "llm", 5)
-    assert rows[0].tokens_before == rows[-1].tokens_before == told["tokens_before"]
+    assert rows[0].tokens_before == told["tokens_before"]
+    assert rows[0].tokens_after == rows[-1].tokens_before
     assert rows[-1].tokens_after == told["tokens_after"]
 
 

@@ -9,6 +9,7 @@ from tests.stores import KEY, NOON, Stores, turn, user
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Conflict
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.history import dead_letters
 from turnfold.operations.weighing import Delivery, weigh_all
 from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, Rules
 
@@ -60,6 +61,27 @@ async def test_letters_that_were_not_replayed_come_in_pages_up_to_a_bound(stores
     assert [one.row.dead_letter_id for one in every] == [2, 4]
     assert [one.row.dead_letter_id for one in of_one] == [1, 4]
     assert [row.replayed_at_ms for row in await stores.history.dead_letters(after=0, limit=9)] == [None, None, NOON, None, None]
+
+
+@pytest.mark.proves("I5", "O10")
+async def test_a_letter_is_listed_with_the_time_of_its_replay(stores: Stores) -> None:
+    await stores.intake.ingest([], letters(b"{", b"{"), rules=stores.rules)
+    await stores.letters.replayed(2, now_ms=NOON)
+
+    listed = (await dead_letters(after=0, limit=9, store=stores.history))["dead_letters"]
+
+    assert [one["replayed_at"] for one in listed] == [None, "2027-01-15T08:00:00.000Z"]
+    assert [one["at"] for one in listed] == ["2027-01-15T08:00:00.001Z", "2027-01-15T08:00:00.002Z"]
+
+
+@pytest.mark.proves("I5", "X3", "O10")
+async def test_the_subject_of_a_letter_is_kept_without_what_no_database_takes(stores: Stores) -> None:
+    dead = weigh_all([Delivery("turn.\0completed.\ud800", b"{", 1, NOON)], count=len).dead
+    await stores.intake.ingest([], dead, rules=stores.rules)
+
+    (kept,) = await stores.letters.letters([1])
+
+    assert kept.row.subject == "turn.completed.?"
 
 
 @pytest.mark.proves("I5")

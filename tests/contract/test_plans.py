@@ -56,7 +56,7 @@ async def test_with_commit_on_summary_nothing_leaves_before_its_summary_stands(s
     await stores.jobs.commit(job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000)
 
     assert (await states(stores)).count(State.COVERED) == 10
-    assert await phases(stores) == ["selective_start", "summary_start", "evicted", "summary_done", "selective_done"]
+    assert await phases(stores) == ["policy", "selective_start", "summary_start", "evicted", "summary_done", "selective_done"]
     found = await stores.facts()
     assert found.session is not None
     assert (found.session.live_messages, found.session.version) == (4, 1)

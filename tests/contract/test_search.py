@@ -1,13 +1,15 @@
 """How messages are found, in every store: by words, characters and exact values, indexed or not."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.stores import KEY, NOON, Stores, assistant, summary, tool, turn, turns, user
-from turnfold.core.search import MOST_WORDS
+from turnfold.core.search import MOST_WORDS, Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, State, position_of
 from turnfold.operations.search import found, question_of
-from turnfold.ports import Scope
+from turnfold.ports import Candidates, Original, Scope, SearchStore
 
 OTHER = SessionKey(AgentId("bob"), KEY.session_id)
 
@@ -223,3 +225,33 @@ async def test_a_question_of_a_thousand_characters_and_a_word_that_is_everywhere
     assert await found(KEY, long, scope=Scope(), limit=5, store=stores.search) == []
     if stores.name != "memory":
         assert len((await stores.search.candidates(KEY, question_of("common").lookups(), scope=Scope())).originals) == 260
+
+
+class CountingStore:
+    """A store that counts how often its index is asked."""
+
+    def __init__(self, store: SearchStore) -> None:
+        self._store = store
+        self.lookups = 0
+
+    async def unindexed(self, key: SessionKey, *, scope: Scope, after_position: int) -> Sequence[Original]:
+        return await self._store.unindexed(key, scope=scope, after_position=after_position)
+
+    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Candidates:
+        self.lookups += 1
+        return await self._store.candidates(key, lookups, scope=scope)
+
+
+@pytest.mark.proves("F1", "L8", "O10")
+@pytest.mark.parametrize(("limit", "hits", "lookups"), [(2, 2, 1), (3, 3, 1), (4, 4, 2), (5, 5, 2), (6, 5, 2)])
+async def test_beginnings_of_words_are_looked_for_only_if_whole_words_fill_less_than_the_limit(
+    stores: Stores, limit: int, hits: int, lookups: int
+) -> None:
+    texts = ["amber", "ambers", "an amber lamp", "ambergris", "the amber"]
+    await stores.ingest(*[turn(seq, user(text)) for seq, text in enumerate(texts, start=1)])
+    await indexed(stores)
+    counting = CountingStore(stores.search)
+
+    answer = await found(KEY, question_of("amber"), scope=Scope(), limit=limit, store=counting)
+
+    assert ([original.message_id for original, _ in answer], counting.lookups) == (["e1#0", "e5#0", "e3#0", "e2#0", "e4#0"][:hits], lookups)

@@ -109,7 +109,8 @@ async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str)
     async def rows(title: str, place: int = 0) -> list[dict[str, Any]]:
         sql = asked[title][place]
         async with engine.connect() as connection:
-            named = {"agent": KEY.agent_id} if ":agent" in sql else {}
+            values = {"agent": KEY.agent_id, "session": KEY.session_id}
+            named = {name: value for name, value in values.items() if f":{name}" in sql}
             return [dict(row) for row in (await connection.execute(text(sql), named)).mappings()]
 
     try:
@@ -118,6 +119,9 @@ async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str)
             failed = [(one["phase"], one["reason"]) for one in await rows("Which summaries failed")]
             assert failed[:2] == [("attempt_failed", "timeout"), ("rollback", "provider_error")]
             assert {one["reason"] for one in await rows("Which summaries failed", 1)} == {"timeout"}
+            assert [(one["phase"], one["actor"]) for one in await rows("Who asked")][:2] == [("promoted", "local"), ("opened", "local")]
+            said = {one["message_id"]: one["text"] for one in await rows("What a message said")}
+            assert (said["e10#0"], said["e10#1"]) == ("question 10", "answer 10")
             (saved,) = await rows("Tokens saved")
             facts = await stores.facts()
             assert facts.session is not None
@@ -152,5 +156,5 @@ async def test_an_eviction_tells_at_what_moment_it_was_due_and_what_it_took(data
 def test_the_page_answers_the_five_questions() -> None:
     asked = statements()
 
-    assert len(asked) == 6
-    assert sum(len(some) for some in asked.values()) == 7
+    assert len(asked) == 8
+    assert sum(len(some) for some in asked.values()) == 9

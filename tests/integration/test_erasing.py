@@ -16,7 +16,7 @@ OTHER = SessionKey(AgentId("bob"), SessionId("s-1"))
 MARK = "zanzibar"
 OF_NO_SESSION = {
     "stream", "ingested", "agents", "sessions", "campaigns", "audit", "outbox", "dead_letters", "erasures", "erased_events", "purges", "leftovers",
-    "spending", "session_counts",
+    "spending", "session_counts", "installation_secrets",
 }  # fmt: skip
 """Tables whose rows do not hang on a session's number: erasing deals with each by itself, or it holds no text."""
 

@@ -121,3 +121,25 @@ async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_s
     assert ([one.position // 1024 for one in filtered.originals], filtered.is_partial) == (every[:10] + every[-10:], True)
     assert ([one.position // 1024 for one in of_few.originals], of_few.is_partial) == (every[30:], False)
     assert none == ([], True)
+
+
+@pytest.mark.proves("F1", "O10")
+async def test_an_indexed_session_waits_for_the_index_no_more_until_something_new_comes(url: str) -> None:
+    await upgrade(url)
+    async with sql_stores(url) as stores:
+
+        async def unindexed(key: SessionKey) -> list[str]:
+            return [str(one.message_id) for one in await stores.search.unindexed(key, scope=Scope(), after_position=-1)]
+
+        await stores.ingest(turn(1, *map(user, TEXTS[:2]), key=KEYS[0]), turn(2, user(TEXTS[0]), key=KEYS[1]))
+        waiting = [await unindexed(key) for key in KEYS]
+        was_last = not await stores.index.index_some()
+        indexed = [await unindexed(key) for key in KEYS]
+        await stores.ingest(turn(3, user("new"), key=KEYS[1]))
+
+        assert waiting == [["e1#0", "e1#1"], ["e2#0"]]
+        assert was_last
+        assert indexed == [[], []]
+        assert [await unindexed(key) for key in KEYS] == [[], ["e3#0"]]
+        await stores.index.index_some()
+        assert [await unindexed(key) for key in KEYS] == [[], []]

@@ -28,11 +28,12 @@ from turnfold_migrations.versions import __path__ as versions_path
 VIEW_COLUMNS = {
     "sessions_view": "agent_id session_id model policy mode messages_total messages_live messages_pending messages_covered "
     "tokens_total tokens_live summary_version last_event_at",
-    "messages_view": "agent_id session_id message_id stream_seq position role tool_call_id tokens priority state compaction_id created_at",
+    "messages_view": "agent_id session_id message_id stream_seq position role tool_call_id tokens priority state compaction_id created_at "
+    "text body",
     "summaries_view": "agent_id session_id version in_force kind style model tokens messages_covered compaction_id created_at text",
     "compactions_view": "compaction_id agent_id session_id trigger status messages_evicted tokens_before tokens_after attempts reason "
     "requested_at finished_at",
-    "audit_view": "audit_id at agent_id session_id compaction_id phase reason tokens_before tokens_after details prev_hash hash",
+    "audit_view": "audit_id at agent_id session_id compaction_id phase reason tokens_before tokens_after details prev_hash hash actor",
     "dead_letters_view": "dead_letter_id at subject stream_seq reason size_bytes replayed_at",
     "reigns_view": "agent_id session_id version from_at until_at",
     "moves_view": "agent_id session_id message_id position compaction_id left_at back_at",

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from tests.model_server import ModelServer, running_model_server
 from tests.stores import KEY, NOON, SMALL, Stores, assistant, new_sqlite, sql_stores, tool, turn, turns, user, words
+from turnfold.core.allowance import Allowance
 from turnfold.core.presets import Policy, Style
 from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, Outcome, compact
@@ -101,7 +102,10 @@ async def desk(summarizer: Summarizer, model: ModelServer, tmp_path: Path) -> As
 
 async def desk_with(summarizer: Summarizer, model: ModelServer, folder: Path, policy: Policy, **writing: Any) -> AsyncIterator[Desk]:
     url = new_sqlite(folder)
-    chosen = Writing(model="openai/x", api_base=model.url, api_key="none-needed", call_timeout_seconds=LONG_SECONDS, backoff_seconds=0.01)
+    chosen = Writing(
+        model="openai/x", api_base=model.url, api_key="none-needed", key_models=("openai/*",), allowance=Allowance(("openai/*",)),
+        call_timeout_seconds=LONG_SECONDS, backoff_seconds=0.01,
+    )  # fmt: skip
     async with sql_stores(url, policy) as stores:
         yield Desk(stores, summarizer, replace(chosen, **writing), Path(url.partition(":///")[2]))
 

@@ -16,6 +16,7 @@ from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.search import found, question_of
 from turnfold.ports import Scope
 from turnfold.store import schema
+from turnfold.store.bulk import PreparedPairs
 from turnfold.store.engine import Database
 from turnfold.store.evict import quoted_texts
 from turnfold_migrations import upgrade
@@ -212,6 +213,23 @@ async def test_some_hundred_rows_are_looked_up_one_by_one(watched: Watched) -> N
     watched.told.clear()
 
     found = await database.snapshot(lambda connection: quoted_texts(connection, wanted))
+    await database.close()
+
+    assert len(found) == len(wanted)
+    assert watched.much() == []
+
+
+@pytest.mark.proves("L8", "O10")
+async def test_a_statement_for_pairs_looks_each_of_them_up_the_first_time_it_is_written(watched: Watched) -> None:
+    database = Database(watched.url, writes=False)
+    pairs, messages = PreparedPairs.pairs, schema.messages
+    some = select(messages.c.sid, messages.c.position).order_by(messages.c.position).limit(FEW - 50)
+    wanted = await database.snapshot(lambda connection: [(sid, position) for sid, position in connection.execute(some)])
+    of_pairs = select(messages.c.body).where(messages.c.sid == pairs.c.a, messages.c.position == pairs.c.b)
+    prepared = PreparedPairs(of_pairs, (messages.c.sid.type, messages.c.position.type))
+    watched.told.clear()
+
+    found = await database.snapshot(lambda connection: prepared.rows(connection, wanted))
     await database.close()
 
     assert len(found) == len(wanted)

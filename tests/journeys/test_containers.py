@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -22,7 +23,11 @@ from ruamel.yaml import YAML
 
 import turnfold
 from tests.postgres import Postgres, _programs
-from tests.system import eventually, free_port
+from tests.system import eventually, free_port, wait_until
+from turnfold.access.identity import public_key
+from turnfold.access.keys import read_keys
+from turnfold.access.roles import configuration
+from turnfold.errors import NotAllowed
 from turnfold_worker.app import STOP_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +36,7 @@ SERVICES: Mapping[str, Any] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 BUILD_SECONDS = 200
 HEALTHY_SECONDS = 60.0
+RELOADED = "Reloaded server configuration"
 
 pytestmark = pytest.mark.timeout(300)  # the first test builds the image
 
@@ -59,6 +65,11 @@ def copied(stage: list[Instruction]) -> set[str]:
     """What a stage copies from the checkout."""
     words = [one.rest.split() for one in stage if one.word == "COPY" and "--from" not in one.rest]
     return {source.rstrip("/") for *sources, _ in words for source in sources}
+
+
+def make_secrets(directory: Path, path: str) -> None:
+    """Run `deploy/make-secrets` with the `turnfold` of this path."""
+    subprocess.run(["sh", ROOT / "deploy" / "make-secrets", directory], env=os.environ | {"PATH": path}, check=True)
 
 
 class Image(NamedTuple):
@@ -135,7 +146,8 @@ class Containers:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._ports = {port: free_port() for port in (4222, 8222)}
         self._http_ports: dict[str, int] = {}
-        subprocess.run(["sh", ROOT / "deploy" / "make-secrets", directory / "secrets"], check=True)
+        self._path = f"{image.root}/opt/turnfold/bin:{os.environ['PATH']}"
+        make_secrets(directory / "secrets", self._path)
         self._addresses = {
             "@postgres/turnfold": f"@127.0.0.1:{postgres.port}/{database}",
             "//nats:": "//127.0.0.1:",
@@ -150,7 +162,7 @@ class Containers:
 
     async def up(self) -> None:
         """Start everything in the order in which it depends on each other."""
-        waiting = dict(SERVICES)
+        waiting = {name: service for name, service in SERVICES.items() if "profiles" not in service}
         while waiting:
             name = next(name for name, service in waiting.items() if not set(service.get("depends_on", ())) & set(waiting))
             service = waiting.pop(name)
@@ -177,15 +189,34 @@ class Containers:
 
         await eventually(is_healthy, seconds=HEALTHY_SECONDS, every=0.2, told=lambda: self.words(name))
 
-    async def run(self, name: str, arguments: list[str]) -> int:
-        """How a command ends that is run inside a container."""
+    async def run(self, name: str, arguments: list[str], *, http: str | None = None) -> int:
+        """How a command ends that is run inside a container; `http` is the query server that it asks."""
         environ = self._environ(name, SERVICES[name])
+        if http is not None:
+            environ["TURNFOLD_HTTP_PORT"] = str(self._own_port(http))
         if name == "postgres":
             environ = {"PATH": str(_programs(None)), "PGPORT": str(self._postgres.port)}
         process = await asyncio.create_subprocess_exec(
             *self._command(name, arguments, environ), env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         return await process.wait()
+
+    async def reload_nats(self) -> None:
+        """Have the NATS server read its accounts again, and once more: the first time brings new ones, the second connects them."""
+        for times in (1, 2):
+            self._processes["nats"].send_signal(signal.SIGHUP)
+            await self._reloaded(times)
+
+    async def _reloaded(self, times: int) -> None:
+        await wait_until(lambda: self._log("nats").count(RELOADED) == times, told=lambda: self.words("nats"))
+
+    def new_agent(self, agent: str) -> Path:
+        """Make an agent's key as the page on security says; the file of its seed."""
+        keys, accounts = self._directory / "secrets" / "keys", self._mounted("nats-users.conf")
+        arguments = ["keys", "new", "agent", agent, "--dir", str(keys), "--nats", str(accounts)]
+        subprocess.run([f"{self.image.root}/opt/turnfold/bin/turnfold", *arguments], check=True, capture_output=True)
+        (seed,) = keys.glob(f"agent-{agent}-*.nk")
+        return seed
 
     def http_url(self, name: str) -> str:
         """Where a query server is reached."""
@@ -210,8 +241,11 @@ class Containers:
 
     def words(self, name: str) -> str:
         """The end of what a container said."""
+        return self._log(name)[-3_000:]
+
+    def _log(self, name: str) -> str:
         log = self._directory / f"{name}.log"
-        return log.read_text(errors="replace")[-3_000:] if log.exists() else ""
+        return log.read_text(errors="replace") if log.exists() else ""
 
     async def _start(self, name: str, service: Mapping[str, Any]) -> None:
         environ = self._environ(name, service)
@@ -224,7 +258,8 @@ class Containers:
     def _environ(self, name: str, service: Mapping[str, Any]) -> dict[str, str]:
         """All that a container's process finds: nothing comes from the test."""
         given = {**self.image.environ, **service.get("environment", {})}
-        return {key: self._here(name, value, service) for key, value in given.items()}
+        # Commands name the query server.
+        return {key: "127.0.0.1" if value in SERVICES else self._here(name, value, service) for key, value in given.items()}
 
     def _command(self, name: str, arguments: list[str], environ: Mapping[str, str]) -> list[str]:
         program, *rest = [self._here(name, argument, SERVICES[name.partition("#")[0]]) for argument in arguments]
@@ -296,14 +331,16 @@ async def test_the_commands_of_compose_and_of_the_image_carry_a_turn_from_an_age
         for name in ("query", "query-more", "worker"):
             await containers.until_healthy(name)
 
-        credentials = {
-            "TURNFOLD_NATS_USER": containers.settings["nats_user"],
-            "TURNFOLD_NATS_PASSWORD": containers.settings["nats_password"],
-        }
-        async with turnfold.connect(containers.nats_url, environ=credentials) as client:
+        keys = {agent: {"TURNFOLD_NATS_NKEY": str(containers.new_agent(agent))} for agent in ("support", "other")}
+        await containers.reload_nats()
+        async with turnfold.connect(containers.nats_url, environ=keys["support"]) as client:
             session = client.session("support", "user-42")
             await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
             window = await session.context(max_tokens=8_000, wait_ms=5_000)
+        async with turnfold.connect(containers.nats_url, environ=keys["other"]) as stranger:
+            for forbidden in (stranger.session("support", "user-42").context(), stranger.erase_agent("support")):
+                with pytest.raises(NotAllowed):
+                    await forbidden
         async with httpx.AsyncClient() as http:
             path = "v1/agents/support/sessions/user-42/context?max_tokens=8000"
             pages = [await http.get(f"{containers.http_url(name)}/{path}") for name in ("query", "query-more")]
@@ -312,7 +349,8 @@ async def test_the_commands_of_compose_and_of_the_image_carry_a_turn_from_an_age
 
         assert [message["content"] for message in window.messages] == ["Where is order 7341?"]
         assert [page.json()["messages"] for page in pages] == [list(window.messages)] * 2
-        assert await containers.run("query", ["turnfold", "doctor"]) == 0
+        assert await containers.run("migrate", ["turnfold", "doctor"], http="query") == 0
+        assert await containers.run("operator", ["turnfold", "erase", "support", "user-42", "--yes"], http="query") == 0
         assert refusal == b"-ERR 'Authorization Violation'\r\n"
         assert {name: status for name, status in (await containers.down()).items() if status} == {}
 
@@ -355,7 +393,7 @@ def test_every_container_may_do_no_more_than_it_has_to() -> None:
     for name, service in SERVICES.items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
-        assert service["restart"] in ("unless-stopped", "on-failure"), name
+        assert service["restart"] in ("unless-stopped", "on-failure") or "profiles" in service, name
         assert name == "migrate" or set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}, name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
     assert all(service["read_only"] for service in OURS.values())
@@ -373,19 +411,42 @@ def test_versions_are_named_and_are_those_that_are_tested() -> None:
     assert {service["image"] for service in OURS.values()} == {f"turnfold:{project['version']}"}
 
 
-def test_each_password_that_is_made_is_another_and_those_that_are_there_stay(tmp_path: Path) -> None:
-    def made(name: str) -> Iterator[str]:
-        subprocess.run(["sh", ROOT / "deploy" / "make-secrets", tmp_path / name], check=True)
-        settings = tomllib.loads((tmp_path / name / "turnfold.toml").read_text())
-        password = (tmp_path / name / "postgres-password").read_text()
-        assert f":{password}@postgres/" in settings["database_url"]
-        assert settings["nats_password"] in (tmp_path / name / "nats-users.conf").read_text()
-        yield from (password, settings["nats_password"])
+def test_each_service_has_a_key_of_its_own_and_nobody_a_password_of_the_bus() -> None:
+    """X1, X5: the key of a service is mounted into that service alone, and signs it in with that role."""
+    keys = {name: [one for one in service.get("secrets", ()) if str(one).endswith("-key")] for name, service in SERVICES.items()}
+    named = {name: service.get("environment", {}).get("TURNFOLD_NATS_NKEY") for name, service in OURS.items() if name != "nats"}
 
-    passwords = {*made("one"), *made("two")}
-    again = subprocess.run(["sh", ROOT / "deploy" / "make-secrets", tmp_path / "one"], capture_output=True, text=True, check=False)
+    assert {name: found for name, found in keys.items() if found} == {
+        "migrate": ["provisioner-key"],
+        "worker": ["worker-key"],
+        "query": ["query-key"],
+        "query-more": ["query-key"],
+        "operator": ["operator-key"],
+    }
+    assert named == {name: f"/run/secrets/{key}" for name, (key,) in ((name, found) for name, found in keys.items() if found)}
 
-    assert len(passwords) == 4
-    assert all(len(password) == 32 for password in passwords)
-    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o700
-    assert again.returncode == 1
+
+def test_secrets_that_are_made_are_others_each_time_and_those_that_are_there_stay(tmp_path: Path) -> None:
+    """X1, X5: a key for each service and the operator, and the accounts of exactly these keys."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    seeds: list[str] = []
+    for name in ("one", "two"):
+        made = tmp_path / name
+        make_secrets(made, path)
+        password = (made / "postgres-password").read_text()
+        own = {role: (made / f"{role}.nk").read_text().strip() for role in ("provisioner", "worker", "query", "operator")}
+        accounts = (made / "nats-users.conf").read_text()
+        assert len(password) == 32
+        assert f":{password}@postgres/" in tomllib.loads((made / "turnfold.toml").read_text())["database_url"]
+        assert {key.key: key.role for key in read_keys(made / "keys")} == {public_key(seed): role for role, seed in own.items()}
+        assert accounts == configuration(read_keys(made / "keys"))
+        assert "password" not in accounts
+        assert made.stat().st_mode & 0o777 == 0o700
+        # A container runs as another user and finds its files mounted one by one.
+        assert {path.name for path in made.iterdir() if path.is_file() and path.stat().st_mode & 0o777 != 0o644} == set()
+        seeds += [password, *own.values()]
+
+    with pytest.raises(subprocess.CalledProcessError):
+        make_secrets(tmp_path / "one", path)
+    assert len(set(seeds)) == len(seeds)
+    assert (tmp_path / "one" / "worker.nk").read_text().strip() in seeds

@@ -18,6 +18,7 @@ async def test_a_task_patterns_and_a_model_of_its_own_reach_the_provider(tmp_pat
     async with running_model_server() as model:
         environ = {
             "TURNFOLD_SUMMARY_MODEL": "openai/usual",
+            "TURNFOLD_SUMMARY_MODELS": "openai/own",
             "TURNFOLD_SUMMARY_API_BASE": model.url,
             "TURNFOLD_SUMMARY_API_KEY": "none",
             "TURNFOLD_SUMMARY_PROMPT": str(task),

@@ -4,12 +4,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.main import get_group
 
+import turnfold
+from tests.nats_server import nats_server
+from tests.system import Parts, command, free_port, wait_until
 from turnfold.cli.application import application
+from turnfold.errors import NotAllowed
 from turnfold.settings import _NAMES, _as_variable
 from turnfold_worker.app import STOP_SECONDS
 
@@ -49,6 +54,67 @@ def test_a_worker_is_given_the_time_it_takes_to_stop_and_comes_back() -> None:
 
     assert float(stop.removesuffix("s")) > STOP_SECONDS
     assert all(values((UNITS / name).read_text(), "Restart") == ["on-failure" if "migrate" in name else "always"] for name in NAMES)
+
+
+@pytest.mark.proves("X1", "X5")
+async def test_the_secrets_and_the_units_bring_the_roles_into_force(tmp_path: Path) -> None:
+    """X1, X5: each part signs in with its own key, an agent's key is made by one command, and nothing else signs in."""
+    etc = secrets_in(tmp_path)
+    config = (ROOT / "deploy" / "nats-server.conf").read_text().replace("nats-users.conf", "etc/nats-users.conf")
+    config = re.sub(r"^(listen|http): .*$", "", config, flags=re.MULTILINE)
+    config = config.replace("jetstream {", f'jetstream {{\n  store_dir: "{tmp_path / "store"}"')
+
+    with nats_server(tmp_path, more=config, jetstream=False) as server:
+        migrate, worker, query = (
+            Parts(tmp_path, server, of_unit(f"turnfold-{name}.service", etc)) for name in ("migrate", "worker@", "query@")
+        )
+        query.environ["TURNFOLD_HTTP_PORT"] = str(free_port())
+        await migrate.migrate()
+        async with worker.running("worker"), query.running("query"):
+            for agent in ("support", "other"):
+                made = await command("keys", "new", "agent", agent, "--dir", str(etc / "keys"), "--nats", str(etc / "nats-users.conf"))
+                assert made.status == 0, made.err
+            # The first reload brings a new account, the second connects its imports.
+            for number in (1, 2):
+                server.reload()
+                await reloaded(tmp_path / "nats.log", number)
+            keys = {agent: {"TURNFOLD_NATS_NKEY": str(next((etc / "keys").glob(f"agent-{agent}-*.nk")))} for agent in ("support", "other")}
+
+            async with turnfold.connect(server.url, environ=keys["support"]) as client:
+                await client.session("support", "user-42").turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+                window = await client.session("support", "user-42").context(wait_ms=5_000)
+            async with turnfold.connect(server.url, environ=keys["other"]) as stranger:
+                for forbidden in (stranger.session("support", "user-42").context(), stranger.erase_agent("support")):
+                    with pytest.raises(NotAllowed):
+                        await forbidden
+            with pytest.raises(NotAllowed):
+                async with turnfold.connect(server.url, environ={}, timeout_seconds=1):
+                    pass
+            by_operator = query.environ | {"TURNFOLD_NATS_NKEY": str(etc / "operator.nk")}
+            erased = await command("erase", "support", "user-42", "--yes", environ=by_operator)
+
+    assert [message["content"] for message in window.messages] == ["Where is order 7341?"]
+    assert erased.status == 0, erased.err
+
+
+async def reloaded(log: Path, times: int) -> None:
+    """Wait until the server has read its configuration again so many times."""
+    await wait_until(lambda: log.read_text().count("Reloaded server configuration") == times)
+
+
+def secrets_in(directory: Path) -> Path:
+    """What `deploy/make-secrets` makes for units."""
+    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["sh", ROOT / "deploy" / "make-secrets", directory / "etc", "127.0.0.1"], env=environ, check=True)
+    return directory / "etc"
+
+
+def of_unit(name: str, credentials: Path) -> dict[str, str]:
+    """The environment of a unit, with its credentials in this directory; the database is a file of the test."""
+    text = (UNITS / name).read_text().replace("%d", str(credentials)).replace("%i", "1")
+    found = dict(one.split("=", 1) for line in values(text, "Environment") for one in line.split())
+    assert {Path(path).name for path in re.findall(rf"{credentials}/([\w.-]+)", text)} <= {path.name for path in credentials.iterdir()}
+    return found
 
 
 @needs_systemd

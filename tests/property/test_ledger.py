@@ -163,3 +163,11 @@ def test_every_shape_a_version_was_ever_stored_in_names_its_message(provenance: 
     ((value, origin),) = entry_values("path /srv/app.py", provenance)
 
     assert (value.text, origin.message_ids[0], origin.rank) == ("/srv/app.py", "e1#0", 112)
+
+
+@pytest.mark.proves("S6", "O10")
+def test_a_value_names_two_messages_at_most_and_only_by_ids() -> None:
+    ((_, of_many),) = entry_values("path /srv/app.py", [["e1#0", "e7#0", "e9#0"], 112, 3])
+    ((_, of_one),) = entry_values("path /srv/app.py", [["e1#0", 7, "e9#0"], 112, 3])
+
+    assert (of_many.message_ids, of_one.message_ids) == (("e1#0", "e7#0"), ("e1#0",))

@@ -309,7 +309,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), delay_ms=st.sampled_from([0, 1_000, LEASE_MS]))
     def give_back(self, data: st.DataObject, delay_ms: int) -> None:
-        times = {"retry_at_ms": self.now_ms + delay_ms, "now_ms": self.now_ms}
+        times: dict[str, Any] = {"retry_at_ms": self.now_ms + delay_ms, "now_ms": self.now_ms}
         job = data.draw(st.sampled_from(self.jobs))
         self.of_a_job(job, lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", **times))
 
@@ -467,8 +467,8 @@ def evicts_nothing(job: Job) -> bool:
 class Silence:
     """Nothing ever arrives."""
 
-    async def next(self, seconds: float) -> None:
-        raise AssertionError(f"somebody waits {seconds} s for what does not come")
+    async def reached(self, seq: int, seconds: float) -> None:
+        raise AssertionError(f"somebody waits {seconds} s for {seq}, which does not come")
 
 
 def about_to_leave(given: JobInput) -> Any:

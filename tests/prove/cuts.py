@@ -27,6 +27,8 @@ POLICIES = {
 }
 STAND_IN_TOKENS = 24
 """More than the text that closes an open call can cost."""
+MARKER_TOKENS = 3
+"""More than a marker in a summary can cost once it is defused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class Subject:
         facts = self.stored.stored.summary
         calls = sum(len(message.calls) for message in messages)
         self.tokens = sum(message.tokens for message in messages) + (facts.tokens if facts else 0)
-        self.most_tokens = (self.tokens + STAND_IN_TOKENS * calls) * sitting.factor + 1
+        markers = facts.tags if facts else 0
+        self.most_tokens = (self.tokens + STAND_IN_TOKENS * calls + MARKER_TOKENS * markers) * sitting.factor + 1
         self.has_media = any(isinstance(one.body.get("content"), list) for one in sitting.said)
         self.mended = sum(message.is_irregular and message.compaction_id is None for message in messages)
 

@@ -142,6 +142,8 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
 
 TAMPERED = {
     "was changed": "UPDATE audit SET reason = 'another' WHERE ordinal = 2",
+    "row 1 was changed": "UPDATE audit SET actor = 'key:SOMEBODY' WHERE ordinal = 1",
+    "row 3 was changed": "UPDATE audit SET actor = NULL WHERE ordinal = 3",
     "is missing": "DELETE FROM audit WHERE ordinal = 2",
     "row 3 is missing": """
         UPDATE audit SET ordinal = ordinal + 1000 WHERE ordinal > 2;
@@ -169,7 +171,7 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
         await session.context(wait_ms=5_000)
         await eventually(session.summaries)
         with contextlib.closing(sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)) as connection:
-            connection.create_function("sealed", -1, lambda before, *values: seal(before, values))
+            connection.create_function("sealed", -1, lambda before, *values: seal(before, values, None))
             # Who may write may also drop what protects the table; only the chain is left to tell.
             connection.executescript("PRAGMA wal_autocheckpoint = 0; DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete")
             connection.execute("CREATE TEMP TABLE kept AS SELECT * FROM audit")

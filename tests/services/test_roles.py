@@ -1,9 +1,10 @@
 """The shipped permissions on a real server: with them everything works, and whatever else is tried is refused."""
 
 import json
+import re
 import subprocess
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,22 @@ from tests.nats_server import NatsServer, nats_server
 from tests.system import TURNFOLD, Parts, command, eventually, rows, wait_until
 from turnfold.access.identity import Identity
 from turnfold.access.keys import new_key, revoke_key
-from turnfold.access.roles import Key, configuration
+from turnfold.access.roles import (
+    EXPORTS,
+    ROLES,
+    SERVICES,
+    SERVICES_ACCOUNT,
+    SYSTEM_ACCOUNT,
+    Key,
+    Role,
+    account_of,
+    configuration,
+    permissions_of,
+)
+from turnfold.bus.answering import is_led
 from turnfold.client import session_key, turn_event
 from turnfold.errors import BadRequest, NotAllowed
+from turnfold.nats_client import REQUEST_INFO
 
 Json = dict[str, Any]
 USER = {"role": "user", "content": "Where is order 7341?"}
@@ -102,6 +116,10 @@ async def person(guarded: Guarded, server: NatsServer, name: str) -> AsyncGenera
         await bus.close()
 
 
+MONITOR = "{ user: monitor, password: monitor }"
+"""Somebody in the services' account who may hear everything."""
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
     return Guarded(tmp_path_factory.mktemp("guarded"))
@@ -109,7 +127,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
 
 @pytest.fixture(scope="module")
 def server(guarded: Guarded) -> Iterator[NatsServer]:
-    with nats_server(guarded.directory, more=guarded.configuration) as running:
+    with nats_server(guarded.directory, more=guarded.configuration.replace("users: [", f"users: [ {MONITOR}", 1)) as running:
         parts = guarded.parts(running, "provisioner")
         done = subprocess.run([*TURNFOLD, "migrate"], env=parts.environ, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -159,6 +177,11 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         kept = await auditor.bus.request("$JS.API.DIRECT.GET.TURNFOLD_NOTICES", b'{"seq": 1}', timeout=10)
         assert told["account"]["total"] == 60
         assert (kept.headers or {})["Nats-Subject"].startswith("context.compressed.support.")
+        newest = await support.bus.request("$JS.API.DIRECT.GET.TURNFOLD_NOTICES.summary.updated.support.user-42", b"", timeout=10)
+        stream, subject = ((newest.headers or {})[name] for name in ("Nats-Stream", "Nats-Subject"))
+        assert (notice := turnfold.notice_of(stream, subject, newest.data))
+        assert notice[:3] == ("summary.updated", "support", "user-42")
+        assert turnfold.notice_of(None, own[0].subject, own[0].data) is None
         doctor = await command("doctor", "--json", environ=query.environ | guarded.environ("provisioner"))
         assert doctor.status == 0, doctor
         assert {row["outcome"] for row in doctor.rows} <= {"ok", "unknown"}, doctor
@@ -237,6 +260,9 @@ FORBIDDEN_TO_PUBLISH = {
         f"{STREAM_API}.MSG.DELETE.TURNFOLD_EVENTS",
         "$JS.API.DIRECT.GET.TURNFOLD_EVENTS",
         "$JS.API.DIRECT.GET.TURNFOLD_NOTICES",
+        "$JS.API.DIRECT.GET.TURNFOLD_NOTICES.summary.updated.other.s",
+        "$JS.API.DIRECT.GET.TURNFOLD_NOTICES.>",
+        "$JS.API.DIRECT.GET.TURNFOLD_EVENTS.turn.completed.support.s",
         f"{CONSUMER_API}.CREATE.TURNFOLD_EVENTS.mine",
         f"{CONSUMER_API}.DELETE.TURNFOLD_EVENTS.ingest",
         f"{CONSUMER_API}.MSG.NEXT.TURNFOLD_EVENTS.ingest",
@@ -248,6 +274,7 @@ FORBIDDEN_TO_PUBLISH = {
         "_INBOX.anybody.x",
         "_R_.anything",
         "$SYS.REQ.SERVER.PING",
+        "$SYS.REQ.USER.INFO",
     ),
     "auditor": (
         "turn.completed.support.s",
@@ -277,8 +304,10 @@ FORBIDDEN_TO_PUBLISH = {
         f"{STREAM_API}.UPDATE.TURNFOLD_EVENTS",
         f"{CONSUMER_API}.DELETE.TURNFOLD_EVENTS.ingest",
         f"{STREAM_API}.CREATE.MINE",
+        "_INBOX.anybody.x",
     ),
     "query": (
+        "_INBOX.anybody.x",
         "context.compressed.support.s",
         "turnfold.ingested",
         f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
@@ -301,14 +330,24 @@ FORBIDDEN_TO_HEAR = {
         "context.compressed.>",
         "summary.updated.other.*",
         "summary.updated.*.*",
+        "summary.updated.support.* watchers",
+        "summary.updated.support.* other.watchers",
         "_INBOX.>",
         "_INBOX.*.>",
         "$JS.ACK.>",
         "$JS.API.>",
         "$SYS.>",
     ),
-    "auditor": (">", "turn.completed.>", "tool.result.*.*", "context.get.*.* turnfold-query", "_INBOX.>"),
-    "operator": (">", "turn.completed.>", "session.erase.*.* turnfold-worker", "_INBOX.>"),
+    "auditor": (
+        ">",
+        "summary.updated.> watchers",
+        "summary.updated.support.* support",
+        "turn.completed.>",
+        "tool.result.*.*",
+        "context.get.*.* turnfold-query",
+        "_INBOX.>",
+    ),
+    "operator": (">", "summary.updated.> watchers", "turn.completed.>", "session.erase.*.* turnfold-worker", "_INBOX.>"),
     "worker": (">", "turn.completed.>", "context.get.*.* turnfold-query", "session.erase.*.*", "_INBOX.>", "$JS.API.>"),
     "query": (">", "turn.completed.>", "session.erase.*.* turnfold-worker", "context.get.*.*", "context.compressed.>", "_INBOX.>"),
     "provisioner": (">", "turn.completed.>", "context.compressed.>", "_INBOX.>"),
@@ -333,45 +372,212 @@ async def test_what_a_role_may_not_hear_is_refused(guarded: Guarded, server: Nat
             await somebody.is_denied(f'subscription to "{subject.partition(" ")[0]}"')
 
 
-@pytest.mark.proves("X1", "L12")
-async def test_no_answer_can_be_led_to_where_it_would_be_an_event_or_a_command(guarded: Guarded, server: NatsServer) -> None:
-    query = guarded.parts(server, "query")
-    async with (
-        query.running("query"),
-        person(guarded, server, "support") as support,
-        person(guarded, server, "auditor") as auditor,
-        person(guarded, server, "provisioner") as provisioner,
-    ):
+# --- answers that are led
 
-        async def messages() -> Json:
-            told = await provisioner.bus.request(f"{STREAM_API}.INFO.TURNFOLD_EVENTS", b'{"subjects_filter": ">"}', timeout=10)
-            state: Json = json.loads(told.data)["state"]
-            return {"of others": [one for one in state.get("subjects", {}) if ".led" in one], "messages": state["messages"]}
+CLIENTS = ("support", "other", "auditor", "operator")
+LED = "led-by-"
+"""How the session, or the last token, of every subject begins to which a test leads something."""
+ACTS = ("agents", "campaigns", "compactions", "summaries", "reigns", "restorations", "erasures", "purges", "audit", "outbox")
+"""Tables in which every request that writes leaves something."""
+UNTAKEN = b"-"
+"""The body of what a test sends: whatever writes refuses it, and everything answers it."""
 
-        before = (await messages())["messages"]
-        targets = (
-            "turn.completed.other.led",
-            "turn.completed",
-            f"{STREAM_API}.PURGE.TURNFOLD_EVENTS",
-            f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
-            "context.compressed.other.led",
-            f"$JS.ACK.{ACKNOWLEDGED}",
-        )
-        for target in targets:
-            await support.publish("turn.completed.support.s", reply=target, body=b"{}")
-            await support.publish("context.get.support.s", reply=target)
-            await auditor.publish("context.get.support.s", reply=target)
-            # Whatever became of it has happened when the same service has answered once more.
-            await support.bus.request("context.get.support.s", timeout=10)
-        after = await messages()
-        notices = await auditor.bus.request(
-            "$JS.API.DIRECT.GET.TURNFOLD_NOTICES", b'{"last_by_subj": "context.compressed.other.led"}', timeout=10
-        )
 
-    # Its own event may get lost, where it leads the acknowledgement astray; nothing else happens.
-    assert after["of others"] == []
-    assert before <= after["messages"] <= before + len(targets)
-    assert (notices.headers or {})["Status"] == "404"
+def with_ids(subject: str, agent: str, session: str) -> str:
+    """A subject of the role table with ids in the place of its wildcards."""
+    return subject.replace("*", agent, 1).replace("*", session).replace(">", f"{agent}.{session}")
+
+
+def sources(key: Key) -> list[str]:
+    """Every subject on which this key may publish; each brings an answer of a service or of the stream."""
+    return [with_ids(subject, "support", "s") for subject in permissions_of(key).publish]
+
+
+def targets(guarded: Guarded, session: str) -> list[str]:
+    """Every subject on which a message acts, or on which somebody listens: exported ones, those of services, and inboxes."""
+    services = (guarded.keys[role] for role in SERVICES)
+    subjects = [export.subject for export in EXPORTS]
+    subjects += [
+        subject.partition(" ")[0] for key in services for subject in (*permissions_of(key).publish, *permissions_of(key).subscribe)
+    ]
+    exact = [with_ids(subject, agent, session) for subject in subjects for agent in ("other", "support")]
+    inboxes = [f"_INBOX.{key.key}.{session}" for key in guarded.keys.values()]
+    return list(dict.fromkeys([*exact, *subjects, *inboxes, "turn.completed"]))
+
+
+def leads(key: Key, target: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Every way to name a target for what somebody else sends: the reply subject of every source, and the headers of NATS."""
+    inbox, own = f"_INBOX.{key.key}.answer", sources(key)
+    yield from ((source, target, {}) for source in own)
+    trace = {"Nats-Trace-Dest": target, "nats-trace-dest": target, "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+    schedule = {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": target}
+    forged = {"Nats-Request-Info": '{"acc": "TURNFOLD", "user": "U"}', "Nats-Subject": target, "Reply-To": target}
+    yield from ((source, inbox, headers) for source in (own[0], own[-1]) for headers in (trace, schedule, forged))
+
+
+@dataclass
+class Monitor:
+    """What arrives in the services' account: how many answers, and everything on a target."""
+
+    answers: int = 0
+    led: set[str] = field(default_factory=set)
+
+    async def on_message(self, message: Msg) -> None:
+        """Note a message."""
+        if message.subject.startswith("_R_."):
+            self.answers += 1
+        elif LED in message.subject or is_led(message.headers):
+            self.led.add(message.subject)
+
+
+async def acted(parts: Parts, provisioner: Person) -> Json:
+    """Everything that a request, an event or a notice on a target changes."""
+    counts: Json = {table: await parts.rows(f"SELECT count(*) AS n FROM {table}") for table in ACTS}
+    streams = {}
+    for stream in ("TURNFOLD_EVENTS", "TURNFOLD_NOTICES"):
+        told = await provisioner.bus.request(f"{STREAM_API}.INFO.{stream}", b'{"subjects_filter": ">"}', timeout=10)
+        streams[stream] = [subject for subject in json.loads(told.data)["state"].get("subjects", {}) if LED in subject]
+    return counts | streams
+
+
+def is_among(subject: str, patterns: Iterable[str]) -> bool:
+    """Whether one of these patterns stands for the subject."""
+    words = [re.escape(pattern).replace(r"\*", "[^.]+") for pattern in patterns]
+    return any(re.fullmatch(word, subject) for word in words)
+
+
+@pytest.mark.proves("X5", "C70", "X1", "L12")
+@pytest.mark.parametrize("name", ["support", "auditor", "operator"])
+async def test_no_answer_can_be_led_anywhere(guarded: Guarded, server: NatsServer, name: str) -> None:
+    """X5, C70: every source of answers, with every subject as its target; both are read from the role table."""
+    worker, query = guarded.parts(server, "worker"), guarded.parts(server, "query")
+    key, monitor = guarded.keys[name], Monitor()
+    async with worker.running("worker"), query.running("query"), AsyncExitStack() as stack:
+        people = {one: await stack.enter_async_context(person(guarded, server, one)) for one in CLIENTS}
+        provisioner = await stack.enter_async_context(person(guarded, server, "provisioner"))
+        listener = await stack.enter_async_context(await nats.connect(server.url, user="monitor", password="monitor"))
+        await listener.subscribe(">", cb=monitor.on_message)
+        heard = {
+            one: [await somebody.listen(subject) for subject in permissions_of(guarded.keys[one]).subscribe if " " not in subject]
+            for one, somebody in people.items()
+            if one != name
+        }
+        before = await acted(worker, provisioner)
+
+        sent = 0
+        asker = people[name]
+        for target in targets(guarded, LED + name):
+            for source, reply, headers in leads(key, target):
+                await asker.bus.publish(source, UNTAKEN, reply=reply, headers=headers)
+                sent += 1
+            await asker.bus.flush()
+        # The server itself refuses some subjects of answers.
+        refused = sum("publish with reply of" in told for told in asker.denied)
+        await wait_until(lambda: monitor.answers >= sent - refused, told=lambda: (monitor.answers, sent, refused))
+        for somebody in (listener, *(one.bus for one in people.values())):
+            await somebody.flush()
+
+        after = await acted(worker, provisioner)
+
+    # An answer that comes back into its asker's own account may be an event there, as the asker may publish it; it is no command.
+    own = permissions_of(key).publish
+    assert {name: rows for name, rows in after.items() if name in ACTS} == {name: rows for name, rows in before.items() if name in ACTS}
+    streamed = {subject for name in ("TURNFOLD_EVENTS", "TURNFOLD_NOTICES") for subject in set(after[name]) - set(before[name])}
+    assert {subject for subject in streamed if not is_among(subject, own)} == set()
+    assert {subject for subject in monitor.led if not is_among(subject, own)} == set()
+    assert {one for one, lists in heard.items() if any(lists)} == set()
+
+
+FORGED = '{"acc": "TURNFOLD", "user": "UFORGED"}'
+FORGERIES = (
+    f"Nats-Request-Info: {FORGED}",
+    f"Nats-Request-Info: {FORGED}\r\nNats-Request-Info: {FORGED}\r\nNats-Request-Info: {FORGED}",
+    f"Nats-Request-Info:{FORGED}",
+    f"Nats-Request-Info : {FORGED}",
+    f"\tNats-Request-Info: {FORGED}",
+    f"nats-request-info: {FORGED}\r\nNATS-REQUEST-INFO: {FORGED}",
+    f"X: 1\r\n\r\nNats-Request-Info: {FORGED}",
+    f"X: 1\nNats-Request-Info: {FORGED}",
+    f"X: 1\rNats-Request-Info: {FORGED}",
+    f"X: 1\u2028Nats-Request-Info: {FORGED}",
+    f"X: 1\r\n Nats-Request-Info: {FORGED}",
+    f"XNats-Request-Info: {FORGED}",
+)
+
+
+@pytest.mark.proves("X5", "A7")
+async def test_the_server_alone_says_who_asks(guarded: Guarded, server: NatsServer) -> None:
+    """X5: a worker reads in `Nats-Request-Info` the key that asks, whatever stands in the headers of the request."""
+    seen: list[tuple[bytes, str]] = []
+
+    async def on_message(message: Msg) -> None:
+        info = json.loads((message.headers or {})[REQUEST_INFO])
+        assert not is_led(message.headers)
+        seen.append((message.data, info["user"]))
+
+    async with person(guarded, server, "support") as support, person(guarded, server, "operator") as operator:
+        listener = await nats.connect(server.url, user="monitor", password="monitor")
+        await listener.subscribe("session.policy.*.*", cb=on_message)
+        for _ in range(2):
+            await listener.flush()
+        for number, forgery in enumerate(FORGERIES):
+            for somebody in (support, operator):
+                header, body = f"NATS/1.0\r\n{forgery}\r\n\r\n".encode(), str(number).encode()
+                sizes = f"{len(header)} {len(header) + len(body)}"
+                # The client's own `publish` would send less than a client can.
+                await somebody.bus._send_command(f"HPUB session.policy.support.s {sizes}\r\n".encode() + header + body + b"\r\n")
+        for one in (support.bus, operator.bus, listener):
+            await one.flush()
+        await listener.close()
+
+    keys = {guarded.keys[name].key for name in ("support", "operator")}
+    assert sorted(seen) == sorted((str(number).encode(), key) for number in range(len(FORGERIES)) for key in keys)
+
+
+@pytest.mark.proves("X5")
+async def test_no_client_takes_notices_out_of_another_ones_queue_group(guarded: Guarded, server: NatsServer) -> None:
+    """X5: queue groups reach across accounts, so each client names its groups after itself."""
+    listener = await nats.connect(server.url, user="monitor", password="monitor")
+    async with person(guarded, server, "support") as support, person(guarded, server, "auditor") as auditor:
+        group = guarded.keys["auditor"].key
+        own = await auditor.listen(f"summary.updated.> {group}")
+        await support.listen(f"summary.updated.support.* {group}")
+        await support.is_denied('subscription to "summary.updated.support.*"')
+        theirs = await support.listen("summary.updated.support.* support.watchers")
+        for _ in range(20):
+            await listener.publish("summary.updated.support.s", b"{}")
+        await listener.flush()
+        await wait_until(lambda: len(own) == len(theirs) == 20, told=lambda: (len(own), len(theirs)))
+    await listener.close()
+
+
+def test_every_client_identity_has_an_account_of_its_own() -> None:
+    """X5: the keys of one agent share an account; no other key of a client shares one."""
+    made = "2026-11-22T00:00:00Z"
+    agents = [
+        Key(f"UA{number}", "agent", name, made) for number, name in enumerate([*STRANGE, "a", "A", "agent-a", "*", "support", "support"])
+    ]
+    people = [Key(f"U{role}{number}", role, None, made) for role in ("auditor", "operator") for number in (1, 2)]
+    services = [Key(f"U{role}", role, None, made) for role in SERVICES]
+
+    accounts = [account_of(key) for key in [*agents, *people]]
+
+    assert len(set(accounts)) == len({key.agent_id for key in agents}) + len(people)
+    assert accounts.count(account_of(agents[-1])) == 2
+    assert {account_of(key) for key in services} == {SERVICES_ACCOUNT}
+    assert not {SERVICES_ACCOUNT, SYSTEM_ACCOUNT} & set(accounts)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,80}", name) for name in accounts)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_without_clients_nothing_is_exported(role: Role) -> None:
+    """X5: an export that names no account would be open to every account."""
+    keys = [Key("UX", role, "support" if role == "agent" else None, "2026-11-22T00:00:00Z")]
+
+    exported = re.findall(r'\{ (?:service|stream): "([^"]+)", accounts: \[([^]]*)\] \}', configuration(keys))
+
+    assert {subject for subject, _ in exported} == {export.subject for export in EXPORTS if role in export.roles}
+    assert all(names == f'"{account_of(keys[0])}"' for _, names in exported)
 
 
 @pytest.mark.proves("X1", "L12")

@@ -303,3 +303,33 @@ def test_what_is_said_beside_the_content_makes_no_empty_text(blank: Json) -> Non
 
     assert answered["content"] == [text("I will not.")]
     assert asked["role"] == "user"
+
+
+@pytest.mark.proves("W1", "O10")
+def test_a_list_that_may_not_be_sent_is_told_every_reason() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "42"}]}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": "look"}]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "text", "text": "well"}, result]},
+        {"role": "user", "content": []},
+    ]
+
+    assert anthropic_faults(messages) == [
+        "message 2 says something before its results",
+        "message 3 has the role 'user'",
+        "message 3 is empty",
+    ]
+
+
+@pytest.mark.proves("W1", "O10")
+def test_signed_thinking_among_the_content_of_an_assistant_stays_a_block_and_unsigned_becomes_text() -> None:
+    signed = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
+    unsigned = {"type": "thinking", "thinking": "hm"}
+
+    _, answered, *_ = messages_of(user("look"), assistant([signed, {"type": "text", "text": "so"}]), user("and?"))
+    _, told, *_ = messages_of(user("look"), assistant([unsigned, {"type": "text", "text": "so"}]), user("and?"))
+
+    assert answered["content"] == [signed, text("so")]
+    assert told["content"] == [text('{"type":"thinking","thinking":"hm"}'), text("so")]

@@ -1,12 +1,14 @@
 """The summary without a model: what it keeps, how large it gets, and what code carries beside it."""
 
+import json
 import time
 
 import pytest
 
-from turnfold.core.actions import actions, file_changes
+from turnfold.core.actions import actions, argument_texts, file_changes
 from turnfold.core.extractive import extract
 from turnfold.core.redaction import redact
+from turnfold.core.sentences import Sense, senses
 from turnfold.core.sources import Draft, Previous, Source, SummaryJob, clip, ends, words
 from turnfold.core.values import Value, values_in
 
@@ -128,6 +130,17 @@ def test_commands_that_only_look_around_are_not_told() -> None:
     assert [action.text for action in done] == ["npm test"]
 
 
+def test_an_action_says_whether_it_was_a_command() -> None:
+    calls = (("bash", '{"command": "make install"}'), ("send_mail", '{"to": "ada"}'))
+
+    found = actions([assistant("", 3, *calls)])
+
+    assert [(one.message_id, one.text, one.is_command) for one in found] == [
+        ("e3#1", "make install", True),
+        ("e3#1", "send_mail(to=ada)", False),
+    ]
+
+
 def test_calls_that_changed_the_world_are_told_and_lookups_are_not() -> None:
     done = actions(
         [assistant("", 1, ("get_user_details", '{"user_id": "mia_li_3668"}'), ("cancel_reservation", '{"reservation_id": "GV1N64"}'))]
@@ -221,6 +234,113 @@ def test_decisions_beyond_the_newest_few_are_left_out_and_counted() -> None:
         f"decision Let's go with the {color} one." for color in ("grey", "white", "black", "green")
     ]
     assert draft.ledger[-1] == "left_out 2 more values, which search finds"
+
+
+@pytest.mark.proves("S2", "O10")
+@pytest.mark.parametrize("text", ["Thanks, could you book it", "Hi, I need a room", "sure, can you"])
+def test_a_request_that_begins_politely_is_a_request_of_a_user_and_politeness_of_an_assistant(text: str) -> None:
+    assert Sense.REQUEST in senses(text, is_user=True)
+    assert senses(text, is_user=False) == {Sense.FILLER}
+
+
+@pytest.mark.proves("S2", "O10")
+@pytest.mark.parametrize("max_tokens", [20, 40])
+def test_of_two_errors_the_newer_one_stays(max_tokens: int) -> None:
+    draft = drafted(
+        tool("Error: the first disk is full", 0, is_error=True),
+        user("Go on please with the next one.", 1),
+        assistant("I continue with it now as you said.", 2),
+        tool("Error: the second disk is full", 3, is_error=True),
+        max_tokens=max_tokens,
+    )
+
+    assert draft.sections["errors"] == ["Error: the second disk is full"]
+
+
+@pytest.mark.proves("S2", "O10")
+@pytest.mark.parametrize("max_tokens", [40, 60, 80])
+def test_the_first_request_of_all_stays_while_newer_ones_come(max_tokens: int) -> None:
+    first = "Please build the whole warehouse report for me."
+    before = Previous("x", {"tasks": [first, "Then send it to the office in Oslo, too."], "context": "It went on."}, ())
+    newer = tuple(user(f"Please check the shelf number {number} in hall {number} again.", number) for number in range(6))
+
+    draft = extract(SummaryJob(sources=newer, previous=before, max_tokens=max_tokens), count=count)
+
+    assert draft.sections["tasks"][0] == first
+
+
+@pytest.mark.proves("S6", "O10")
+def test_of_equal_values_the_newest_stand_first_then_those_that_were_carried() -> None:
+    first = drafted(*(user(f"It is /srv/{name}.toml.", number) for number, name in enumerate("abc")))
+
+    second = drafted(
+        *(user(f"It is /srv/{name}.toml.", number) for number, name in enumerate("de", start=3)),
+        previous=first,
+    )
+
+    assert [entry for entry in first.ledger if entry.startswith("path")] == [f"path /srv/{name}.toml" for name in "cba"]
+    assert [entry for entry in second.ledger if entry.startswith("path")] == [f"path /srv/{name}.toml" for name in "edcba"]
+
+
+@pytest.mark.proves("S6", "O10")
+def test_of_equal_values_that_tools_printed_the_newest_stand_first_then_those_that_were_carried() -> None:
+    first = drafted(*(tool(f"/srv/{name}.toml", number) for number, name in enumerate("abc")))
+
+    second = drafted(*(tool(f"/srv/{name}.toml", number) for number, name in enumerate("de", start=3)), previous=first)
+
+    assert [entry for entry in first.ledger if entry.startswith("path")] == ["path " + " ".join(f"/srv/{name}.toml" for name in "cba")]
+    assert [entry for entry in second.ledger if entry.startswith("path")] == ["path " + " ".join(f"/srv/{name}.toml" for name in "edcba")]
+
+
+@pytest.mark.proves("S6", "C54", "O10")
+@pytest.mark.parametrize("forgotten", [None, True, "7", 1.5, [7]])
+@pytest.mark.parametrize("marks", [None, 7, "not base64!", "QUJ", ["QUJD"]])
+def test_a_damaged_count_of_what_was_left_out_is_read_from_the_last_entry_of_the_ledger(forgotten: object, marks: object) -> None:
+    damaged = {"left_out": {"forgotten": forgotten, "marks": marks, "until": 7}}
+    before = Previous("They spoke.", damaged, ("path /srv/a.toml", "left_out 41 more values, which search finds"))
+
+    draft = extract(SummaryJob(sources=(user("It is /srv/b.toml."),), previous=before), count=count)
+
+    assert draft.ledger == ("path /srv/b.toml", "path /srv/a.toml", "left_out 41 more values, which search finds")
+    assert draft.sections["left_out"] == {"forgotten": 41, "marks": "", "until": "e0#0"}
+
+
+@pytest.mark.proves("S6", "C54", "O10")
+@pytest.mark.parametrize(
+    "entry", ["left_out many", "left_out -3 more values", "left_out 12345678901 more values", "left_out ", "left_outs 7"]
+)
+def test_a_count_that_is_no_number_is_none(entry: str) -> None:
+    before = Previous("They spoke.", {}, ("path /srv/a.toml", entry))
+
+    draft = extract(SummaryJob(sources=(user("It is /srv/b.toml."),), previous=before), count=count)
+
+    assert draft.sections["left_out"]["forgotten"] == 0
+
+
+@pytest.mark.proves("S6", "F3", "C54", "O10")
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([[], ["e7#0"]], ["e7#0"]),
+        ([[], ["e7#0", 7, None, ["e8#0"]]], ["e7#0"]),
+        ([["e6#0"]], []),
+        ([[], "e7#0"], []),
+        ("damaged", []),
+        (None, []),
+        ({"1": ["e7#0"]}, []),
+    ],
+)
+def test_a_damaged_list_of_sources_says_of_a_line_no_more_than_it_does(sources: object, expected: list[str]) -> None:
+    before = Previous("Constraints\n- You must never touch the billing tables.", {"sources": sources, "constraints": [BILLING]}, ())
+
+    draft = extract(SummaryJob(sources=(user("Good morning, and well met."),), previous=before), count=count)
+
+    line = draft.text.split("\n").index(f"- {BILLING}")
+    assert draft.sections["sources"][line] == expected
+    assert len(draft.sections["sources"]) == len(draft.text.split("\n"))
+
+
+BILLING = "You must never touch the billing tables."
 
 
 @pytest.mark.proves("S6", "F3")
@@ -442,3 +562,33 @@ def test_time_is_linear_in_the_input() -> None:
     seconds(1)
 
     assert min(seconds(4) for _ in range(3)) < max(min(seconds(1) for _ in range(3)) * 16, 0.5)
+
+
+@pytest.mark.proves("S2", "O10")
+@pytest.mark.parametrize(
+    ("text", "is_user", "sense"),
+    [
+        ("できれば静かな部屋", True, Sense.CONSTRAINT),
+        ("ホテルは予約してある", True, Sense.DECISION),
+        ("駅前でお土産を探して", True, Sense.REQUEST),
+        ("お名前は花子", True, Sense.FACT),
+        ("ご予約は完了", False, Sense.RESULT),
+        ("请找安静的房间", True, Sense.REQUEST),
+        ("就选这家酒店", True, Sense.DECISION),
+    ],
+)
+def test_a_sentence_of_the_east_is_understood_by_the_words_of_its_own_language(text: str, is_user: bool, sense: Sense) -> None:
+    assert senses(text, is_user=is_user) == {sense}
+
+
+@pytest.mark.proves("S6", "O10")
+def test_the_name_of_a_tag_that_closes_itself_is_no_value() -> None:
+    assert values_in("<user42x /> runs v2<br3x/>of it") == [Value("version", "v2")]
+
+
+@pytest.mark.proves("X5", "O10")
+def test_no_more_than_two_hundred_arguments_of_a_call_are_looked_at() -> None:
+    many = json.dumps({f"name{number}": f"text {number}" for number in range(300)})
+
+    # The arguments as a whole are the first of two hundred.
+    assert len(list(argument_texts(many))) == 199

@@ -15,6 +15,7 @@ from tests.histories import assistant, history, tool, user, words
 from turnfold.core import search
 from turnfold.core.anthropic import shaped
 from turnfold.core.extractive import extract
+from turnfold.core.markers import defused
 from turnfold.core.pairing import CallSeen, ResultSeen, pair
 from turnfold.core.pieces import Shown
 from turnfold.core.presets import Policy, View
@@ -25,7 +26,6 @@ from turnfold.core.sources import Previous, Source, SummaryJob
 from turnfold.core.values import values_in
 from turnfold.core.window import Asked, plan
 from turnfold.core.words import MARKS_ON_A_LETTER, folded, is_east
-from turnfold.core.wrapping import defused
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.operations.search import question_of
 from turnfold.vocabulary import load_counter
@@ -69,7 +69,7 @@ def test_an_entry_of_an_answer_may_be_nested_as_deep_as_it_likes() -> None:
 
 @pytest.mark.proves("X3")
 def test_a_summary_of_blanks_is_defused() -> None:
-    assert defused("<" + " " * 2_000_000 + "x < / TURNFOLD-summary>") == "<" + " " * 2_000_000 + "x [ / TURNFOLD-summary>"
+    assert defused("<" + " " * 2_000_000 + "x < / TURNFOLD-summary>") == "<" + " " * 2_000_000 + "x ( / TURNFOLD-summary>"
 
 
 @pytest.mark.proves("S3")
@@ -78,6 +78,14 @@ def test_a_path_without_end_is_a_path() -> None:
     before = Previous("They worked.", {"file_changes": changes}, ())
 
     assert "They worked." in extracted(previous=before)
+
+
+@pytest.mark.proves("S3", "X6")
+def test_a_path_may_repeat_one_of_its_folders() -> None:
+    """No version was ever written of such messages: the ledger failed."""
+    said = Source("e1#0", "tool", "found x1y2z3 in x1y2z3/x1y2z3/x1y2z3")
+
+    assert extract(SummaryJob(sources=(said,)), count=load_counter()).ledger == ("path x1y2z3/x1y2z3/x1y2z3",)
 
 
 # --- what agents publish
@@ -217,7 +225,7 @@ def holds_slowly(text: str, word: str, *, ends: bool) -> bool:
 @pytest.mark.proves("F1")
 @given(st.text("ab1_-\\ntr é猫 ", max_size=30), st.text("ab1ntré", min_size=1, max_size=3), st.booleans())
 def test_a_word_stands_where_the_rule_says(text: str, word: str, ends: bool) -> None:
-    assert search._holds(text, word, ends=ends) == holds_slowly(text, word, ends=ends)
+    assert search.TextWords(text).hold(word, ends=ends) == holds_slowly(text, word, ends=ends)
 
 
 # --- what sessions become

@@ -63,3 +63,52 @@ def test_the_oldest_go_first_where_there_is_no_room_and_constraints_last() -> No
     assert isinstance(decisions, list)
     assert 1 <= len(decisions) < 40
     assert decisions[-1] == "Decision number 39 was taken."
+
+
+def letters(text: str) -> int:
+    return len(text)
+
+
+@pytest.mark.proves("S3", "S10", "O10")
+@pytest.mark.parametrize(
+    ("max_tokens", "constraints", "questions", "decisions"),
+    [
+        (100, 3, 1, 1),  # 60 for lists: three constraints of 12, 12 of the other 24 for questions
+        (99, 3, 0, 1),
+        (120, 3, 1, 2),
+        (60, 3, 0, 0),
+        (59, 2, 0, 0),
+        (20, 1, 0, 0),
+        (19, 0, 0, 0),
+        (1_000, 3, 3, 3),
+    ],
+)
+def test_lists_take_six_tenths_at_most_constraints_first_and_questions_half_of_what_these_leave(
+    max_tokens: int, constraints: int, questions: int, decisions: int
+) -> None:
+    # Each entry has ten letters, and costs two tokens more.
+    said = {name: [f"{name[:4]} no. {number}" for number in (1, 2, 3)] for name in ("decisions", "constraints", "open_questions")}
+
+    found = merged({}, said, max_tokens=max_tokens, count=letters)
+
+    assert [found[name] for name in ("constraints", "open_questions", "decisions")] == [
+        said["constraints"][3 - constraints :],
+        said["open_questions"][3 - questions :],
+        said["decisions"][3 - decisions :],
+    ]
+
+
+@pytest.mark.proves("S3", "C54", "O10")
+@pytest.mark.parametrize("damaged", [None, "text", 7, {"a": "b"}, [None, 7, "", "  ", ["x"]]])
+def test_a_damaged_list_of_the_record_before_counts_as_an_empty_one(damaged: object) -> None:
+    found = merged({"decisions": damaged}, {"constraints": ["Stay."]}, max_tokens=1_200, count=count)
+
+    assert found == {"constraints": ["Stay."]}
+    assert numbered({"decisions": damaged}) == {}
+
+
+@pytest.mark.proves("S3", "O10")
+def test_entries_that_are_signs_alone_are_told_apart() -> None:
+    found = merged({"decisions": ["?!", "..."]}, {"decisions": ["..."]}, max_tokens=1_200, count=count)
+
+    assert found == {"decisions": ["?!", "..."]}

@@ -208,6 +208,31 @@ def test_version_is_brought_within_its_token_cap(max_tokens: int) -> None:
     assert max_tokens < 80 or sections["decisions"][-1] == "Decision 79 was taken."
 
 
+@pytest.mark.proves("S4", "O10")
+@pytest.mark.parametrize(("max_tokens", "sentences"), [(1_000, 40), (200, 20), (100, 10), (50, 5)])
+def test_prose_that_is_too_long_is_shortened_in_proportion_and_no_more(max_tokens: int, sentences: int) -> None:
+    prose = " ".join(f"Sentence number {number} said this." for number in range(40))
+
+    text, sections = fitted(prose, {"context": prose}, max_tokens=max_tokens, count=count)
+
+    assert text == sections["context"]
+    assert text.count("Sentence") == sentences
+
+
+@pytest.mark.proves("S4", "O10")
+def test_long_prose_is_brought_within_its_cap_in_few_steps() -> None:
+    prose = " ".join(f"Sentence number {number} said this." for number in range(400))
+    counted: list[str] = []
+
+    def counting(text: str) -> int:
+        counted.append(text)
+        return count(text)
+
+    fitted(prose, {"context": prose}, max_tokens=100, count=counting)
+
+    assert len(counted) <= 4
+
+
 @pytest.mark.proves("S2", "C39")
 def test_chunks_are_chronological_and_keep_calls_with_their_results() -> None:
     sources = [

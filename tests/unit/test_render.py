@@ -6,11 +6,12 @@ import pytest
 
 from tests.histories import assistant, counter, history, parsed, system, text, tool, user, words
 from turnfold.core.forms import TextCut
+from turnfold.core.markers import defused
 from turnfold.core.presets import Policy
-from turnfold.core.render import shortened_arguments, shortened_text
+from turnfold.core.render import longest, shortened_arguments, shortened_text
 from turnfold.core.sendable import faults
 from turnfold.core.window import Asked, plan
-from turnfold.core.wrapping import Placement, defused, wrapped_summary
+from turnfold.core.wrapping import Placement, summary_facts, whole_summary, wrapped_summary
 
 
 @pytest.mark.proves("I2", "L5")
@@ -157,3 +158,30 @@ def test_what_may_not_be_sent_is_said_in_words(messages: list[dict[str, object]]
 
 def test_a_sound_list_has_no_faults() -> None:
     assert faults([system("s"), user("u"), assistant(None, "a", "b"), tool("a", "1"), tool("b", "2"), assistant("done")]) == []
+
+
+@pytest.mark.proves("W2", "O10")
+@pytest.mark.parametrize("ledger", [[], ["host 10.0.0.1"], ["host 10.0.0.1", "exact_text one\ntwo"]])
+def test_every_line_of_a_summary_that_is_quoted_is_paid_for_once(ledger: list[str]) -> None:
+    facts = summary_facts(1, "They met.\nThey parted.", ledger, tokens=100, text_tokens=50)
+    quoted = wrapped_summary("They met.\nThey parted.", ledger, Placement.SYSTEM).count("\n> ")
+
+    more = whole_summary(facts, Placement.SYSTEM).tokens - whole_summary(facts, Placement.USER).tokens
+
+    # Three tokens a line, and as much for the last one's end.
+    assert more == 3 * (quoted + 1)
+
+
+@pytest.mark.proves("X5", "O10")
+@pytest.mark.parametrize(("max_tokens", "looks"), [(4, 4), (16, 3)])
+def test_how_much_of_a_text_fits_is_found_in_few_looks(max_tokens: int, looks: int) -> None:
+    written: list[int] = []
+
+    def write(characters: int) -> str:
+        written.append(characters)
+        return "x" * characters
+
+    found = longest(write, 100_000, max_tokens, lambda text: len(text) // 4)
+
+    assert found == "x" * (4 * max_tokens)
+    assert len(written) == looks

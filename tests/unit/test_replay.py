@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnfold.cli.audit import chain_fault
+from turnfold.cli.audit import OLDER_SERVER, chain_fault
 from turnfold.cli.recordings import Recording, Step, events_of, pieces, recorded
 from turnfold.client import Event, session_key
 from turnfold.core.audit import row_hash
@@ -142,7 +142,7 @@ def chain(rows: int) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for ordinal in range(1, rows + 1):
         row: dict[str, Any] = {"agent_id": "a", "session_id": "s", "ordinal": ordinal, "at_ms": 1_000 + ordinal, "compaction_id": 7}
-        row |= {"phase": "evicted", "reason": None, "tokens_before": 10, "tokens_after": None, "details": "{}"}
+        row |= {"phase": "evicted", "reason": None, "tokens_before": 10, "tokens_after": None, "details": "{}", "actor": "worker"}
         row["prev_hash"] = made[-1]["hash"] if made else ""
         row["hash"] = row_hash(row["prev_hash"], row)
         made.append(row)
@@ -159,12 +159,19 @@ def test_an_untouched_chain_is_intact_also_where_rows_came_after_the_look_at_its
 
 
 @pytest.mark.proves("A1")
-@pytest.mark.parametrize("field", ["phase", "reason", "tokens_before", "details", "at_ms", "compaction_id"])
+@pytest.mark.parametrize("field", ["phase", "reason", "tokens_before", "details", "at_ms", "compaction_id", "actor"])
 def test_a_changed_field_shows_at_its_row(field: str) -> None:
     rows = chain(3)
     rows[1][field] = "other"
 
     assert chain_fault(rows) == "row 2 was changed"
+
+
+@pytest.mark.proves("A1", "A7")
+def test_rows_of_a_query_server_that_leaves_out_who_asked_are_not_called_changed() -> None:
+    sent = [{name: value for name, value in row.items() if name != "actor"} for row in chain(3)]
+
+    assert chain_fault(sent) == OLDER_SERVER
 
 
 @pytest.mark.proves("A1")

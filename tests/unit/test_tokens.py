@@ -390,3 +390,63 @@ def test_the_estimate_is_near_without_a_tokenizer(count: Count, kind: str) -> No
 
 def test_nothing_is_estimated_as_nothing() -> None:
     assert estimate("") == ceiling("") == 0
+
+
+ESTIMATES = {
+    "a": 199,
+    "A": 199,
+    "a b c": 399,
+    "Ab": 199,
+    "aB": 299,
+    "ABC": 239,
+    "ABCDEFGHIJKLMNOPQ": 609,
+    "an": 199,
+    "MhBhfTrLqp0QzXw3kfMhBhfT/TrLqp0QzXw3kfMhBhfTrLqp0QzXw3kf": 3935,
+    "theQuickBrownFox/JumpsOverTheLazyDogAndRunsAway/IntoTheWoods": 1736,
+    "internationalizationandlocalization": 799,
+    "extraordinarily": 399,
+    "EXTRAORDINARILYLONG": 669,
+    " I": 199,
+    "x=1": 399,
+    "foo_bar": 321,
+    "getUserName": 414,
+    "12345": 299,
+    "1.5": 399,
+    "...": 100,
+    "----------": 125,
+    "=>!": 105,
+    "\n\n": 1,
+    "\t\t": 2,
+    "    pass": 304,
+    "é": 199,
+    "naïveté": 302,
+    "漢字": 299,
+    "漢": 199,
+    "ひらがな": 311,
+    "カ": 152,
+    "서울에서": 389,
+    "Привет": 255,
+    "नमस्ते": 321,
+    "日本語 text": 499,
+    "👍": 239,
+    "。": 191,
+    "aGVsbG8gd29ybGQgaG93IGFyZSB5b3UgdG9kYXkgbXkgZnJpZW5kIGl0IGlzIG5pY2U=": 4757,
+    "/srv/data/alpha/beta/gamma/delta/epsilon/zeta/eta/theta": 1426,
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08": 3843,
+    "/USR/LOCAL/SHARE/DOCUMENTATION/PACKAGES/README/FIRSTEDITION": 1914,
+    "can't": 309,
+    "HelloWorld": 315,
+    "it's": 304,
+    "(a)": 220,
+    "word,": 205,
+    "#tag": 284,
+    "$x": 279,
+    "a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z": 3082,
+}
+"""Texts, and the estimate for a hundred of each, line by line: what each kind of piece costs."""
+
+
+@pytest.mark.proves("O10")
+@pytest.mark.parametrize(("text", "tokens"), ESTIMATES.items())
+def test_a_piece_of_text_is_estimated_as_before(text: str, tokens: int) -> None:
+    assert estimate("\n".join([text] * 100)) == tokens

@@ -547,6 +547,39 @@ def test_the_summary_counts_wherever_it_stands(placement: Placement) -> None:
     assert made.tokens > tokens_of(session) + 90
 
 
+@pytest.mark.proves("L6", "O10")
+@pytest.mark.parametrize(("max_messages", "shown", "digests"), [(3, 2, 1), (2, 1, 1), (1, 1, 0)])
+def test_an_emergency_leaves_out_digests_only_if_there_are_too_many_messages_with_them(max_messages: int, shown: int, digests: int) -> None:
+    old = [Said(user("old " * 300), is_pending=True), Said(assistant("x " * 300), is_pending=True)]
+    session = history([*old, user("now"), assistant("fine")])
+
+    made = plan(session.stored, Asked(budget_tokens=300, is_emergency=True, max_messages=max_messages), BALANCED)
+
+    assert (made.account.shown, len(made.digests)) == (shown, digests)
+
+
+@pytest.mark.proves("W2", "O10")
+@pytest.mark.parametrize(
+    ("sizes", "excess", "height"),
+    [
+        ([10], 4, 6),
+        ([10, 6], 4, 6),
+        ([10, 6], 5, 5),
+        ([6, 10], 6, 5),
+        ([6, 10], 7, 4),
+        ([10, 6, 2], 12, 2),
+        ([10, 6, 2], 13, 1),
+        ([10, 6, 2], 18, 0),
+        ([10, 6, 2], 19, 0),
+        ([5, 5, 5], 4, 3),
+        ([10, 6], 0, 10),
+        ([], 3, 0),
+    ],
+)
+def test_the_longest_texts_are_leveled_to_the_greatest_height_that_frees_enough(sizes: list[int], excess: int, height: int) -> None:
+    assert growth.levelled(sizes, excess) == height
+
+
 @pytest.mark.proves("X2", "X4")
 def test_the_odd_name_of_a_tool_costs_a_window_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     levelled, rounds = growth.levelled, 0

@@ -3,7 +3,7 @@
 import pytest
 
 from turnfold.core.search import BEGINNINGS, VERBATIM, WHOLE, WORDS, Question, ranked, searchable
-from turnfold.core.words import MOST_BYTES, folded, mark, terms
+from turnfold.core.words import MOST_BYTES, exact_terms, folded, mark, terms
 
 
 def found_by(text: str) -> frozenset[str]:
@@ -15,6 +15,35 @@ def found_by(text: str) -> frozenset[str]:
 @pytest.mark.proves("F1")
 def test_eastern_text_is_taken_apart_by_two_characters_so_that_each_begins_a_term() -> None:
     assert found_by("琥珀色, 蜃気楼 서울") == {"x琥珀", "x珀色", "x色", "x蜃気", "x気楼", "x楼", "x서울", "x울"}
+
+
+PAIRS = {
+    "17.5 kg": ["5 kg"],
+    "about 350 ms later": ["350 ms", "about 350"],
+    "room  12": [],
+    "room\n12": [],
+    "3月5日": ["3 月", "月 5", "5 日"],
+    "第 7 章": ["第 7", "7 章"],
+    "第  7  章": [],
+    "昭和63年": ["和 63", "63 年"],
+    "価格は500円です": ["は 500", "500 円"],
+    "5 кг": ["5 кг"],
+    "кг 5": ["кг 5"],
+    "кг кг": [],
+    "vier kg": [],
+    "7": [],
+    "é,5 m": ["5 m"],
+}
+"""Texts, and the figures in them with what stands beside each."""
+
+
+@pytest.mark.proves("F1", "O10")
+@pytest.mark.parametrize(("text", "pairs"), PAIRS.items())
+def test_a_figure_is_found_with_its_neighbor_one_blank_away_or_none_where_letters_are_eastern(text: str, pairs: list[str]) -> None:
+    neighbors = exact_terms(text) - {mark(value) for value in ("17.5", "17.5 kg")}
+
+    assert neighbors == {mark(pair) for pair in pairs}
+    assert neighbors <= found_by(text)
 
 
 @pytest.mark.proves("F1")
@@ -49,6 +78,13 @@ def test_a_message_is_searched_in_what_it_says_and_in_what_it_calls() -> None:
     assert text.split("\n") == ["well", "run", "command", 'grep -n "琥" a', "b", "n", "7"]
 
 
+@pytest.mark.proves("F1", "O10")
+def test_a_call_in_the_old_form_is_searched_like_any_other() -> None:
+    body = {"role": "assistant", "content": None, "function_call": {"name": "Run", "arguments": '{"command": "ls"}'}}
+
+    assert searchable(body).split("\n") == ["", "run", "command", "ls"]
+
+
 @pytest.mark.proves("F1")
 @pytest.mark.parametrize(
     ("text", "tier"),
@@ -59,6 +95,9 @@ def test_a_message_is_searched_in_what_it_says_and_in_what_it_calls() -> None:
         ("v10.0.0.1", None),
         ("0, 1 and 10", WORDS),
         ("10.0.0.15", None),
+        ("10.0.0.1 is it", WHOLE),
+        ("10.0.0.1:/x", VERBATIM),
+        ("10.0.0.1.5", VERBATIM),
     ],
 )
 def test_an_exact_value_is_told_from_a_part_of_another(text: str, tier: int | None) -> None:

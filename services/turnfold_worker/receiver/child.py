@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import nats.errors
 import structlog
@@ -131,7 +132,7 @@ class Child:
             await self._places.acquire()
             messages = await pull.take(wire.BATCH)
             try:
-                batch = await self._weighed([delivery_of(message, has_trace=self._settings.traces) for message in messages])
+                batch = await self._weighed(self._deliveries(pull, messages))
             except asyncio.CancelledError:
                 await pull.give_back(messages)
                 raise
@@ -143,6 +144,18 @@ class Child:
             number += 1
             self._sent[number] = messages
             await self._say(wire.Parcel(number, batch, pull.held))
+
+    def _deliveries(self, pull: Pull, messages: list[Msg]) -> list[Delivery]:
+        """Return the deliveries among the messages, and remove those that no stream delivered."""
+        has_trace = self._settings.traces
+        try:
+            return [delivery_of(message, has_trace=has_trace) for message in messages]
+        except (ValueError, IndexError):
+            strange = [message for message in messages if not _is_delivery(message)]
+            log.warning("messages.dropped", messages=len(strange))
+            pull.drop(strange)
+            messages[:] = [message for message in messages if _is_delivery(message)]
+            return [delivery_of(message, has_trace=has_trace) for message in messages]
 
     async def _weighed(self, deliveries: Sequence[Delivery]) -> Batch:
         batch = Batch([], [], {})
@@ -162,16 +175,23 @@ class Child:
                 case wire.Begin():
                     self._may_receive.set()
                 case wire.Stored(number):
-                    await self._answered().acknowledge(self._sent.pop(number))
-                    self._places.release()
+                    await self._finished(number, self._answered().acknowledge)
                 case wire.Returned(number, delay_seconds):
-                    await self._answered().give_back(self._sent.pop(number), delay_seconds=delay_seconds)
-                    self._places.release()
+                    await self._finished(number, partial(self._answered().give_back, delay_seconds=delay_seconds))
                 case wire.Stop():
                     await self._take_no_more()
                     await self._say(wire.Stopped())
                 case _:
                     pass
+
+    async def _finished(self, number: int, tell: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
+        """Tell the stream what became of a parcel; what it does not learn is delivered again."""
+        try:
+            await tell(self._sent.pop(number))
+        except Exception:
+            log.exception("parcel.untold")
+        finally:
+            self._places.release()
 
     def _answered(self) -> Pull:
         """Where the parcels came from that the worker speaks of."""
@@ -200,6 +220,14 @@ class Child:
         with contextlib.suppress(ConnectionError):
             self._writer.write(wire.framed(word))
             await self._writer.drain()
+
+
+def _is_delivery(message: Msg) -> bool:
+    try:
+        delivery_of(message, has_trace=False)
+    except (ValueError, IndexError):
+        return False
+    return True
 
 
 def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:

@@ -15,6 +15,7 @@ import structlog
 from turnfold.embedded.ready import ANNOUNCE, die_with_parent
 from turnfold.ending import end
 from turnfold.errors import StartError
+from turnfold.standing import backoff_seconds
 from turnfold_worker.receiver import wire
 
 log = structlog.get_logger()
@@ -103,6 +104,8 @@ class Receiver:
         self._loaded = asyncio.Event()
         self.on_change: Callable[[], object] = lambda: None
         """Called when there is another process."""
+        self.on_failure: Callable[[str], object] = lambda _: None
+        """Called with the name of this part when it goes on after an error."""
         self.held = 0
         """How many events are received and not stored yet; more may wait in the stream."""
         self.words: tuple[int, int] | None = None
@@ -179,20 +182,34 @@ class Receiver:
 
     async def _keep(self) -> None:
         """Listen to one process after another, until it is told to stop or no other could do better."""
+        failures = 0
         while not self._is_stopping:
             try:
-                if (process := self._process) is None:
-                    process = self._process = _Process()
-                    self.on_change()
+                if await self._kept_one():
+                    return
+                failures = 0
+                log.warning("receiver.died", retry_seconds=RETRY_SECONDS)
             except OSError as error:
                 log.warning("receiver.not_started", error=type(error).__name__, retry_seconds=RETRY_SECONDS)
-            else:
-                if await self._listen(process) or self._is_stopping:
-                    return
-                log.warning("receiver.died", retry_seconds=RETRY_SECONDS)
-                self._process, self.held = None, 0
-                await process.close(seconds=0.0)
+            except Exception:
+                self.on_failure("Receiver")
+                log.exception("receiver.failed", failures=failures + 1)
+                await asyncio.sleep(backoff_seconds(failures))
+                failures += 1
+            await self._given_up()
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _kept_one(self) -> bool:
+        """Listen to one process, as long as it lives; whether it was the last."""
+        if (process := self._process) is None:
+            process = self._process = _Process()
+            self.on_change()
+        return await self._listen(process) or self._is_stopping
+
+    async def _given_up(self) -> None:
+        process, self._process, self.held = self._process, None, 0
+        if process is not None:
+            await process.close(seconds=0.0)
 
     async def _listen(self, process: _Process) -> bool:
         """Hear it out, until it is gone or silent for too long; whether it says that another would do no better."""

@@ -3,11 +3,13 @@
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -19,6 +21,9 @@ EVERY_AGENT = "*"
 OUT_OF_REACH = "this token does not reach that; ask with one of an operator, or of that agent"
 PREFIX = "tf_"
 SECRET_BYTES = 32
+NAME_OF_HASH = 12
+"""The length of the beginning of a hash that names a token without a name of its own."""
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}", re.ASCII)
 
 log = structlog.get_logger()
 
@@ -28,6 +33,8 @@ class Grant:
     """What the bearer of a token may reach: these agents, or everything."""
 
     agents: frozenset[str]
+    name: str | None = None
+    """The name of the token in the audit; None if no token is required."""
 
     @property
     def is_operators(self) -> bool:
@@ -95,29 +102,40 @@ class Bearers:
             log.error("tokens.unreadable", error=str(error))  # noqa: TRY400  # its text says it all
 
 
-def new_token(path: Path, agents: Iterable[str]) -> str:
+class Token(NamedTuple):
+    """The entry of a token in the file: the agents it reaches, and its name in the audit."""
+
+    agents: list[str]
+    name: str | None = None
+
+    def actor_name(self, digest: str) -> str:
+        """Its name in the audit: its own, else the beginning of its hash."""
+        return self.name or digest[:NAME_OF_HASH]
+
+
+def new_token(path: Path, agents: Iterable[str], *, name: str | None = None) -> str:
     """A token for these agents, which is told here and nowhere else: the file gets its hash."""
     token = f"{PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}"
     with changing(path.parent):
-        _write(path, {**(read_tokens(path) if path.exists() else {}), _digest(token).hex(): sorted(agents)})
+        _write(path, {**(read_tokens(path) if path.exists() else {}), _digest(token).hex(): Token(sorted(agents), name)})
     return token
 
 
 def revoke_token(path: Path, digest: str) -> None:
     """Have the token of this hash let nobody in."""
     with changing(path.parent):
-        _write(path, {known: agents for known, agents in read_tokens(path).items() if known != digest})
+        _write(path, {known: token for known, token in read_tokens(path).items() if known != digest})
 
 
-def read_tokens(path: Path) -> dict[str, list[str]]:
-    """The hashes of a file, in hexadecimal, and the agents that each stands for.
+def read_tokens(path: Path) -> dict[str, Token]:
+    """The tokens of a file by their hashes, in hexadecimal.
 
     Raises:
         StartError: it cannot be read, or holds something else.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {bytes.fromhex(digest).hex(): _texts(agents) for digest, agents in found.items()}
+        return {bytes.fromhex(digest).hex(): _token(entry) for digest, entry in found.items()}
     except OSError as error:
         raise StartError(f"the tokens in {path} cannot be read ({error.strerror}); correct TURNFOLD_HTTP_TOKENS") from error
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -145,8 +163,25 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _write(path: Path, tokens: Mapping[str, list[str]]) -> None:
-    write_private(path, json.dumps(tokens, indent=1, ensure_ascii=False) + "\n")
+def _write(path: Path, tokens: Mapping[str, Token]) -> None:
+    entries = {digest: token.agents if token.name is None else token._asdict() for digest, token in tokens.items()}
+    write_private(path, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+
+
+def _token(entry: object) -> Token:
+    """A token as the file has it: a list of agents, or that and a name."""
+    if not isinstance(entry, dict):
+        return Token(_texts(entry))
+    if set(entry) != {"agents", "name"} or name_fault(entry["name"]):
+        raise ValueError("a token has agents and a name")
+    return Token(_texts(entry["agents"]), str(entry["name"]))
+
+
+def name_fault(name: object) -> str | None:
+    """Why this cannot be the name of a token; None when it can."""
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return None
+    return "has 1 to 64 letters, digits, dots, underscores, hyphens and @"
 
 
 def _texts(values: object) -> list[str]:
@@ -156,7 +191,8 @@ def _texts(values: object) -> list[str]:
 
 
 def _grants(path: Path) -> list[tuple[bytes, Grant]]:
-    return [(bytes.fromhex(digest), Grant(frozenset(agents))) for digest, agents in read_tokens(path).items()]
+    tokens = read_tokens(path).items()
+    return [(bytes.fromhex(digest), Grant(frozenset(token.agents), token.actor_name(digest))) for digest, token in tokens]
 
 
 def _digest(token: str) -> bytes:

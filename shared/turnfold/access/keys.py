@@ -8,7 +8,7 @@ from pathlib import Path
 
 from turnfold.access.files import changing, write_private
 from turnfold.access.identity import public_key
-from turnfold.access.roles import ROLES, Key, Role
+from turnfold.access.roles import ROLES, Key, Role, configuration
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import StartError
 
@@ -35,6 +35,21 @@ def revoke_key(directory: Path, key: Key) -> None:
     """Have the next configuration do without this key."""
     with changing(directory):
         _write_keys(directory, [known for known in read_keys(directory) if known.key != key.key])
+
+
+def write_accounts(directory: Path, path: Path) -> None:
+    """Write the accounts of all keys into a file that a NATS server includes.
+
+    The file is changed in place: what is mounted into a container goes on showing the file that was there when it started.
+
+    Raises:
+        StartError: the file cannot be written.
+    """
+    with changing(directory):
+        try:
+            path.write_text(configuration(read_keys(directory)), encoding="utf-8")
+        except OSError as error:
+            raise StartError(f"{path} cannot be written ({error.strerror}); name another file with --nats") from error
 
 
 def read_keys(directory: Path) -> list[Key]:

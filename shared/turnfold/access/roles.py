@@ -1,15 +1,18 @@
-"""The roles of the bus: who may publish and hear what, as configuration of a NATS server.
+"""The roles of the bus: what each key may publish and receive, as configuration of a NATS server.
 
-There are two accounts. The streams live in one with the services. Agents, and people who look, are in the other: they reach
-the services by imports alone. So what an agent names as the place for an answer is a place of its own account, and no
-answer, nor an acknowledgement of the stream, can be led to where it would be an event, a command or another's notice.
+The services share one account, in which the streams are. Every client identity has an account of its own: one per agent,
+one per key of an auditor or an operator. A client account imports what its role may use and nothing else. A client names
+the subject of its answers, and the server delivers an answer in the account of the client that asked: so an answer reaches
+nothing that the client may not reach anyway, and nobody else.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from turnfold.access.identity import INBOX
+from turnfold.contracts.notices import NOTICES
 from turnfold.contracts.subjects import (
     AGENT_WRITES,
     EVENT_TYPES,
@@ -32,25 +35,32 @@ ROLES: tuple[Role, ...] = get_args(Role)
 SERVICES: tuple[Role, ...] = ("worker", "query", "provisioner")
 
 SERVICES_ACCOUNT = "TURNFOLD"
-CLIENTS_ACCOUNT = "TURNFOLD_CLIENTS"
 SYSTEM_ACCOUNT = "SYS"
+USER_INFO = "$SYS.REQ.USER.INFO"
+"""The request that answers with the account and the permissions of the connection that asks."""
 
 _API = "$JS.API"
-_ANSWERS = (f"{INBOX}.>", "_R_.>")
-"""Where an answer may go: to an inbox of this account, or back to the account of agents, which the server calls `_R_`."""
+_CROSSING = "_R_.>"
+"""The subjects by which the server brings an answer back to the account that asked."""
 _INFO = (f"{_API}.STREAM.INFO.{EVENTS_STREAM}", f"{_API}.CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
-_NOTICES_BY_NUMBER = f"{_API}.DIRECT.GET.{NOTICES_STREAM}"
+_NOTICE = f"{_API}.DIRECT.GET.{NOTICES_STREAM}"
+
+
+CONNECTIONS = 256
+"""Connections of one agent, auditor or operator: all of a server's would shut out everybody else."""
+SUBSCRIPTIONS = 10_000
+_LIMITS = f"limits {{ max_connections: {CONNECTIONS}, max_subscriptions: {SUBSCRIPTIONS} }}"
 
 
 class Permissions(NamedTuple):
-    """Subjects of one user, as a server takes them; a word behind a subject is the queue group that has to be joined."""
+    """Subjects of one user in the server's form; a word behind a subject is a queue group, `>` in it stands for any ending."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 class Key(NamedTuple):
-    """Somebody who signs in with a key: the public half, the role, and for the role `agent` which one."""
+    """A key that signs in: the public half, the role, and for the role `agent` the agent's id."""
 
     key: str
     role: Role
@@ -58,28 +68,84 @@ class Key(NamedTuple):
     created_at: str
 
 
-def permissions_of(key: Key) -> Permissions:
-    """What a role needs, and nothing else; everybody hears the answers to what they asked themselves."""
-    publish, subscribe = _ROLES[key.role] if key.agent_id is None else _agent(token_of(key.agent_id))
-    return Permissions(publish, (*subscribe, f"{INBOX}.{key.key}.>"))
+class Export(NamedTuple):
+    """A subject of the services' account and the client roles that import it.
+
+    An agent imports the part that names it. With `share` the server adds who asked to each request (`Nats-Request-Info`).
+    """
+
+    kind: Literal["service", "stream"]
+    subject: str
+    roles: tuple[Role, ...]
+    share: bool = False
+
+    def imported_by(self, key: Key) -> str:
+        """The part of the subject that this key may use."""
+        if key.agent_id is None:
+            return self.subject
+        token = token_of(key.agent_id)
+        return self.subject.replace(">", f"{token}.*") if self.kind == "stream" else self.subject.replace("*", token, 1)
+
+
+_ALL: tuple[Role, ...] = ("agent", "auditor", "operator")
+_WRITERS: tuple[Role, ...] = ("agent", "operator")
+EXPORTS: tuple[Export, ...] = (
+    *(Export("service", f"{name}.*.*", _WRITERS) for name in EVENT_TYPES),
+    *(Export("service", f"{name}.*.*", _ALL) for name in READS),
+    *(Export("service", f"{name}.*.*", _WRITERS, share=True) for name in WRITES),
+    *(Export("service", f"{name}.*", _WRITERS, share=True) for name in AGENT_WRITES),
+    *(Export("service", name, ("operator",), share=True) for name in INSTALLATION_REQUESTS),
+    Export("service", _NOTICE, ("auditor", "operator")),
+    *(Export("service", f"{_NOTICE}.{name}.*.*", _ALL) for name in NOTICES),
+    *(Export("stream", subject, _ALL) for subject in NOTICES_SUBJECTS),
+)
+
+
+def account_of(key: Key) -> str:
+    """The account of a key: the services' account, or one that only this agent's keys or this one key is in."""
+    if key.role in SERVICES:
+        return SERVICES_ACCOUNT
+    if key.agent_id is None:
+        return f"{key.role}-{key.key}"
+    # Ids have more characters, and more bytes, than the name of an account may have.
+    return f"agent-{hashlib.sha256(key.agent_id.encode()).hexdigest()}"
+
+
+def permissions_of(key: Key, *, query_keys: Sequence[str] = ()) -> Permissions:
+    """The subjects that a key needs. Every key receives answers below an inbox of its own; a worker answers `query_keys`.
+
+    A client may name a queue group only below its own name: queue groups reach across accounts, so one with the name of
+    another client's group would take notices from it.
+    """
+    inbox = f"{INBOX}.{key.key}.>"
+    if key.role == "worker":
+        return Permissions((*_WORKER.publish, *(f"{INBOX}.{asker}.>" for asker in query_keys)), (*_WORKER.subscribe, inbox))
+    if key.role in _SERVICES:
+        publish, subscribe = _SERVICES[key.role]
+        return Permissions(publish, (*subscribe, inbox))
+    imported = [(export.kind, export.imported_by(key)) for export in _exports_to(key)]
+    notices = [subject for kind, subject in imported if kind == "stream"]
+    group = key.key if key.agent_id is None else token_of(key.agent_id)
+    return Permissions(
+        publish=tuple(subject for kind, subject in imported if kind == "service"),
+        subscribe=(*notices, *(f"{notice} {queue}" for notice in notices for queue in (group, f"{group}.>")), inbox),
+    )
 
 
 def configuration(keys: Sequence[Key]) -> str:
     """The accounts of a NATS server, to be included in its configuration."""
-    services = [key for key in keys if key.role in SERVICES]
-    clients = [key for key in keys if key.role not in SERVICES]
-    served = [*(f"{name}.*.*" for name in (*EVENT_TYPES, *READS, *WRITES)), *(f"{name}.*" for name in AGENT_WRITES)]
-    served += [*INSTALLATION_REQUESTS, _NOTICES_BY_NUMBER]
-    exports = [f'{{ service: "{one}", accounts: [{CLIENTS_ACCOUNT}] }}' for one in served]
-    exports += [f'{{ stream: "{one}", accounts: [{CLIENTS_ACCOUNT}] }}' for one in NOTICES_SUBJECTS]
-    imports = [f'{{ service: {{ account: {SERVICES_ACCOUNT}, subject: "{one}" }} }}' for one in served]
-    imports += [f'{{ stream: {{ account: {SERVICES_ACCOUNT}, subject: "{one}" }} }}' for one in NOTICES_SUBJECTS]
+    accounts: dict[str, list[Key]] = {SERVICES_ACCOUNT: []}
+    for key in keys:
+        accounts.setdefault(account_of(key), []).append(key)
+    query_keys = [key.key for key in keys if key.role == "query"]
+    users = {name: [_user(key, permissions_of(key, query_keys=query_keys)) for key in members] for name, members in accounts.items()}
+    clients = {name: members[0] for name, members in accounts.items() if name != SERVICES_ACCOUNT}
     return "\n".join(
         [
-            "# Written by `turnfold keys nats`: write it anew instead of changing it, then `nats-server --signal reload`.",
+            "# Written by `turnfold keys`: write it again instead of changing it, then `nats-server --signal reload`.",
             "accounts {",
-            *_account(SERVICES_ACCOUNT, services, {"exports": exports}, "jetstream: enabled"),
-            *_account(CLIENTS_ACCOUNT, clients, {"imports": imports}),
+            *_account(SERVICES_ACCOUNT, {"users": users[SERVICES_ACCOUNT], "exports": _exports(clients)}, "jetstream: enabled"),
+            *(line for name, key in clients.items() for line in _account(name, {"users": users[name], "imports": _imports(key)}, _LIMITS)),
             f"  {SYSTEM_ACCOUNT} {{}}",
             "}",
             f"system_account: {SYSTEM_ACCOUNT}",
@@ -88,60 +154,69 @@ def configuration(keys: Sequence[Key]) -> str:
     )
 
 
-def _account(name: str, keys: Iterable[Key], shared: Mapping[str, Iterable[str]], *more: str) -> list[str]:
-    lists = {"users": [_user(key) for key in keys], **shared}
+def _exports_to(key: Key) -> list[Export]:
+    return [export for export in EXPORTS if key.role in export.roles]
+
+
+def _exports(clients: Mapping[str, Key]) -> list[str]:
+    """Each export names its importers: one that named nobody would be open to every account."""
+    importers = {role: [name for name, key in clients.items() if key.role == role] for role in ROLES}
+    named = [(export, [name for role in export.roles for name in importers[role]]) for export in EXPORTS]
+    return [f'{{ {export.kind}: "{export.subject}", accounts: {json.dumps(names)} }}' for export, names in named if names]
+
+
+def _imports(key: Key) -> list[str]:
     return [
-        f"  {name} {{",
+        f'{{ {export.kind}: {{ account: {SERVICES_ACCOUNT}, subject: "{export.imported_by(key)}" }}{", share: true" if export.share else ""} }}'
+        for export in _exports_to(key)
+    ]
+
+
+def _account(name: str, lists: Mapping[str, Iterable[str]], *more: str) -> list[str]:
+    return [
+        f'  "{name}" {{',
         *(f"    {line}" for line in more),
         *(line for title, entries in lists.items() for line in (f"    {title}: [", *(f"      {one}" for one in entries), "    ]")),
         "  }",
     ]
 
 
-def _user(key: Key) -> str:
-    publish, subscribe = permissions_of(key)
-    return f"{{ nkey: {key.key}, permissions: {{ publish: {json.dumps(publish)}, subscribe: {json.dumps(subscribe)} }} }} # {key.role}"
-
-
-def _agent(token: str) -> Permissions:
-    """What an agent may: all that is its own."""
-    return Permissions(
-        publish=(
-            *(f"{name}.{token}.*" for name in (*EVENT_TYPES, *READS, *WRITES)),
-            *(f"{name}.{token}" for name in AGENT_WRITES),
-        ),
-        subscribe=tuple(notice.replace(">", f"{token}.*") for notice in NOTICES_SUBJECTS),
-    )
+def _user(key: Key, permissions: Permissions) -> str:
+    # A leaf node brings messages of whole accounts, and headers that say who asked: a key is for a client.
+    allowed = f"publish: {json.dumps(permissions.publish)}, subscribe: {json.dumps(permissions.subscribe)}"
+    comment = key.role if key.agent_id is None else f"{key.role} {token_of(key.agent_id)}"
+    return f'{{ nkey: {key.key}, allowed_connection_types: ["STANDARD", "WEBSOCKET"], permissions: {{ {allowed} }} }} # {comment}'
 
 
 _READS = tuple(f"{name}.*.*" for name in READS)
 _WRITES = (*(f"{name}.*.*" for name in WRITES), *(f"{name}.*" for name in AGENT_WRITES), *INSTALLATION_REQUESTS)
 _EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
-_ROLES: Mapping[Role, Permissions] = {
-    # It reads the stream and acknowledges (in both forms of the subject), has erased and old events forgotten, publishes
-    # dead letters again, and tells.
-    "worker": Permissions(
-        publish=(
-            *_INFO,
-            f"{_API}.CONSUMER.MSG.NEXT.{EVENTS_STREAM}.{EVENTS_CONSUMER}",
-            f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}",
-            f"{_API}.STREAM.MSG.DELETE.{EVENTS_STREAM}",
-            f"{_API}.STREAM.PURGE.{EVENTS_STREAM}",
-            f"$JS.ACK.{EVENTS_STREAM}.{EVENTS_CONSUMER}.>",
-            f"$JS.ACK.*.*.{EVENTS_STREAM}.{EVENTS_CONSUMER}.>",
-            *EVENTS_SUBJECTS,
-            *NOTICES_SUBJECTS,
-            INGESTED,
-            *_ANSWERS,
-        ),
-        subscribe=tuple(f"{subject} {WORKER_QUEUE}" for subject in _WRITES),
+# It reads the stream and acknowledges (in both forms of the subject), deletes erased and old events from it, publishes dead
+# letters again, and sends notices.
+_WORKER = Permissions(
+    publish=(
+        *_INFO,
+        f"{_API}.CONSUMER.MSG.NEXT.{EVENTS_STREAM}.{EVENTS_CONSUMER}",
+        f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}",
+        f"{_API}.STREAM.MSG.GET.{NOTICES_STREAM}",
+        f"{_API}.STREAM.MSG.DELETE.{EVENTS_STREAM}",
+        f"{_API}.STREAM.PURGE.{EVENTS_STREAM}",
+        f"$JS.ACK.{EVENTS_STREAM}.{EVENTS_CONSUMER}.>",
+        f"$JS.ACK.*.*.{EVENTS_STREAM}.{EVENTS_CONSUMER}.>",
+        *EVENTS_SUBJECTS,
+        *NOTICES_SUBJECTS,
+        INGESTED,
+        USER_INFO,
+        _CROSSING,
     ),
-    # What is posted over HTTP is published, and what is to be written is passed on.
+    subscribe=tuple(f"{subject} {WORKER_QUEUE}" for subject in _WRITES),
+)
+_SERVICES: Mapping[Role, Permissions] = {
+    "worker": _WORKER,
+    # It publishes the events that arrive over HTTP, looks up those that it published before, and passes requests that write on to a worker.
     "query": Permissions(
-        publish=(*_INFO, *_EVENTS, *_WRITES, *_ANSWERS),
-        subscribe=(*(f"{subject} {QUERY_QUEUE}" for subject in _READS), INGESTED),
+        publish=(*_INFO, f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}", *_EVENTS, *_WRITES, _CROSSING),
+        subscribe=(*(f"{subject} {QUERY_QUEUE}" for subject in (*_READS, "session.policy.*.*", "agent.policy.*")), INGESTED),
     ),
     "provisioner": Permissions(publish=(f"{_API}.>",), subscribe=()),
-    "auditor": Permissions(publish=(*_READS, _NOTICES_BY_NUMBER), subscribe=NOTICES_SUBJECTS),
-    "operator": Permissions(publish=(*_EVENTS, *_READS, *_WRITES, _NOTICES_BY_NUMBER), subscribe=NOTICES_SUBJECTS),
 }

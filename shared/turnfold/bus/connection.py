@@ -73,7 +73,7 @@ def broker_options(settings: Settings, name: str) -> dict[str, Any]:
     return options
 
 
-async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Client:
+async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> HangingUp:
     """A connection to the bus; the caller closes it.
 
     Raises:
@@ -131,7 +131,9 @@ class _Watch:
         self._told_at = 0.0
 
     async def on_error(self, error: Exception) -> None:
-        trouble = f"{type(error).__name__}: {error}"
+        # Only the words of the bus: those of any other error may quote a message.
+        is_of_the_bus = isinstance(error, (nats.errors.Error, OSError))
+        trouble = f"{type(error).__name__}: {error}" if is_of_the_bus else type(error).__name__
         now = asyncio.get_running_loop().time()
         if trouble != self._told or now - self._told_at > ERROR_EVERY_SECONDS:
             self._told, self._told_at = trouble, now

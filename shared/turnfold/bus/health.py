@@ -8,10 +8,9 @@ from http.client import HTTPException
 from typing import Any
 from urllib.request import urlopen
 
-import nats.errors
 from nats.aio.client import Client
-from nats.js.errors import Error as JetStreamError
 
+from turnfold.bus.asking import asking
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import Unavailable
 
@@ -43,6 +42,11 @@ async def look(client: Client) -> BusHealth:
     Raises:
         Unavailable: the stream or its consumer does not answer, or is not there.
     """
+    with asking():
+        return await _seen(client)
+
+
+async def _seen(client: Client) -> BusHealth:
     stream = await _asked(client, f"STREAM.INFO.{EVENTS_STREAM}")
     consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
     floor = int(consumer["ack_floor"].get("stream_seq", 0))
@@ -71,10 +75,7 @@ async def syncs_always(monitoring_url: str) -> bool | None:
 
 
 async def _asked(client: Client, name: str, **request: object) -> Any:
-    try:
-        told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=5)).data)
-    except (nats.errors.Error, JetStreamError, TimeoutError) as error:
-        raise Unavailable(f"the stream does not answer ({type(error).__name__})") from error
+    told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=5)).data)
     if failure := told.get("error"):
         if failure.get("err_code") == NO_MESSAGE:
             return None

@@ -11,6 +11,8 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
 
 from turnfold.errors import StartError
 
@@ -30,6 +32,12 @@ LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
 MISSING_SECONDS = 30.0
 """After so long without anybody to ask, the consumer is taken for gone."""
+INFO_SECONDS = 2.0
+STATUS_SECONDS = 0.1
+"""The end of a request is answered with another one, but no more often than this."""
+STATUSES = ("100", "404", "408", "409", "503")
+MOST_DIGITS = 19
+ACK = "$JS.ACK."
 GONE = ("consumer deleted", "consumer is push based")
 
 
@@ -42,6 +50,7 @@ class Pull:
 
     def __init__(self, client: Client, *, stream: str, consumer: str, ahead: int = AHEAD) -> None:
         self._client = client
+        self._stream, self._consumer = stream, consumer
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._ahead = ahead
         self._asked = 0
@@ -56,6 +65,9 @@ class Pull:
         self._missing_since: float | None = None
         self._connections = client.stats["reconnects"]
         self._failure: StartError | None = None
+        self._suspicion = ""
+        self._delivered = f".{stream}.{consumer}."
+        self._told_at = 0.0
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -124,6 +136,11 @@ class Pull:
             await self.give_back(list(self._waiting))
         self._waiting.clear()
 
+    def drop(self, messages: Sequence[Msg]) -> None:
+        """These are nothing that the stream delivered."""
+        for message in messages:
+            self._let_go(message)
+
     def _let_go(self, message: Msg) -> None:
         if self._held.pop(id(message), None):
             self._held_bytes -= len(message.data)
@@ -155,10 +172,12 @@ class Pull:
         self._asked_bytes = max(0, size) if self._asked else 0
 
     async def _on_message(self, message: Msg) -> None:
-        self._heard = asyncio.get_running_loop().time()
         if message.subject == self._inbox:
             await self._on_status(message)
             return
+        if not message.reply.startswith(ACK) or self._delivered not in message.reply:
+            return
+        self._heard = asyncio.get_running_loop().time()
         self._missing_since = None
         self._is_served()
         self._asked_for(self._asked - 1, self._asked_bytes - len(message.data))
@@ -168,9 +187,12 @@ class Pull:
         self._arrived.set()
 
     async def _on_status(self, message: Msg) -> None:
-        """A request ended, or the server says that it still waits."""
+        """A request ended, or the server says that it still waits. Anybody may write here, so nothing is done for it but to look."""
         headers = message.headers or {}
         status = headers.get("Status", "")
+        if message.data or status not in STATUSES:
+            return
+        self._heard = asyncio.get_running_loop().time()
         if status == "503":
             # Nobody is there to ask: streams are being opened again, or are gone. The next look asks again.
             self._missing_since = self._missing_since or self._heard
@@ -182,11 +204,17 @@ class Pull:
             return
         told = headers.get("Description", "").lower()
         if any(word in told for word in GONE):
-            self._fail(f"the bus says: {told}")
+            self._suspicion = f"the bus says: {told}"
             return
-        left, left_bytes = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes")
-        self._asked_for(self._asked - int(left or self._asked), self._asked_bytes - int(left_bytes or self._asked_bytes))
-        await self._ask()
+        left, left_bytes = _number(headers.get("Nats-Pending-Messages")), _number(headers.get("Nats-Pending-Bytes"))
+        self._asked_for(
+            self._asked - (self._asked if left is None else left),
+            self._asked_bytes - (self._asked_bytes if left_bytes is None else left_bytes),
+        )
+        # Whoever sends such words in a row does not have us ask as often; the next look asks.
+        if self._heard - self._told_at > STATUS_SECONDS:
+            self._told_at = self._heard
+            await self._ask()
 
     def _is_served(self) -> None:
         self._words += 1
@@ -205,11 +233,15 @@ class Pull:
             if not self._client.is_connected:
                 continue
             # What cannot be said now is said the next time.
-            with contextlib.suppress(nats.errors.Error):
+            try:
                 if loop.time() - reported > IN_PROGRESS_SECONDS:
                     reported = loop.time()
                     await self._report(loop.time() - FRESH_SECONDS)
                 await self._look_after(loop.time())
+            except nats.errors.Error:
+                continue
+            except Exception:
+                log.exception("pull.failed")
 
     async def _report(self, before: float) -> None:
         """Those that came before this moment are still in hand; most are done with long before anybody asks."""
@@ -229,6 +261,26 @@ class Pull:
             self._heard = now
         if self.words is None:
             self._served_at = now
+        if self._suspicion and await self._is_gone():
+            self._fail(self._suspicion)
+        self._suspicion = ""
         if self._missing_since is not None and now - self._missing_since > MISSING_SECONDS:
-            self._fail(f"nobody on the bus knows this consumer for {MISSING_SECONDS:g} seconds")
+            self._missing_since = None
+            if await self._is_gone(or_silent=True):
+                self._fail(f"nobody on the bus knows this consumer for {MISSING_SECONDS:g} seconds")
         await self._ask()
+
+    async def _is_gone(self, *, or_silent: bool = False) -> bool:
+        """Whether the stream itself says that there is no such consumer, or that nobody can be asked."""
+        try:
+            info = await self._client.jetstream(timeout=INFO_SECONDS).consumer_info(self._stream, self._consumer)
+        except NotFoundError:
+            return True
+        except (nats.errors.Error, JetStreamError, TimeoutError, LookupError, TypeError, ValueError, AttributeError):
+            return or_silent
+        return info.config.deliver_subject is not None
+
+
+def _number(told: str | None) -> int | None:
+    """A number of a header; None where it is none."""
+    return int(told) if told is not None and told.isascii() and told.isdigit() and len(told) < MOST_DIGITS else None

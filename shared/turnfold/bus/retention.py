@@ -4,10 +4,10 @@ import json
 from datetime import datetime, timedelta
 from typing import Any
 
-import nats.errors
 import structlog
 from nats.aio.client import Client
 
+from turnfold.bus.asking import asking
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import Unavailable
 
@@ -26,17 +26,22 @@ async def forget_old(client: Client, *, ingested_to: int, hours: int) -> int:
     Raises:
         Unavailable: the stream does not answer.
     """
+    with asking():
+        purged, keep_from = await _purged(client, ingested_to, hours)
+    if purged:
+        log.info("stream.purged", events=purged, first_seq=keep_from)
+    return purged
+
+
+async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, int]:
     consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}", {})
     stream = await _asked(client, f"STREAM.INFO.{EVENTS_STREAM}", {})
     done_to = min(ingested_to, int(consumer["ack_floor"]["stream_seq"]))
     first, before = int(stream["state"]["first_seq"]), _time(stream["ts"]) - timedelta(hours=hours)
     keep_from = await _first_since(client, before, first=first, beyond=done_to + 1)
     if keep_from <= first:
-        return 0
-    purged = int((await _asked(client, f"STREAM.PURGE.{EVENTS_STREAM}", {"seq": keep_from}))["purged"])
-    if purged:
-        log.info("stream.purged", events=purged, first_seq=keep_from)
-    return purged
+        return 0, keep_from
+    return int((await _asked(client, f"STREAM.PURGE.{EVENTS_STREAM}", {"seq": keep_from}))["purged"]), keep_from
 
 
 async def _first_since(client: Client, before: datetime, *, first: int, beyond: int) -> int:
@@ -53,10 +58,7 @@ async def _first_since(client: Client, before: datetime, *, first: int, beyond: 
 
 async def _asked(client: Client, name: str, request: dict[str, Any], *, is_there: bool = True) -> Any:
     """What JetStream answers; None where a message is not there."""
-    try:
-        told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS)).data)
-    except (nats.errors.Error, TimeoutError) as error:
-        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+    told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS)).data)
     if failure := told.get("error"):
         if failure.get("err_code") == NO_MESSAGE and not is_there:
             return None

@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
+from turnfold.bus.asking import asking
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, EVENTS_SUBJECTS, NOTICES_STREAM, NOTICES_SUBJECTS
 from turnfold.errors import StartError, Unavailable
 
@@ -119,7 +120,7 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
             info = await jetstream.stream_info(EVENTS_STREAM)
             await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
             return _created(info)
-        except (APIError, nats.errors.Error) as error:
+        except (APIError, nats.errors.Error, LookupError, TypeError, ValueError, AttributeError) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise StartError(f"the streams are not there after {seconds:g} s; run `turnfold migrate` first") from error
         await asyncio.sleep(POLL_SECONDS)
@@ -136,10 +137,8 @@ async def last_sequence(client: Client) -> int:
     Raises:
         Unavailable: the stream does not answer.
     """
-    try:
-        return (await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq
-    except (APIError, nats.errors.Error, TimeoutError) as error:
-        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+    with asking():
+        return int((await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq)
 
 
 async def acknowledged_to(client: Client) -> int:
@@ -148,11 +147,9 @@ async def acknowledged_to(client: Client) -> int:
     Raises:
         Unavailable: the stream does not answer.
     """
-    try:
+    with asking():
         floor = (await client.jetstream(timeout=5.0).consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)).ack_floor
-    except (APIError, nats.errors.Error, TimeoutError) as error:
-        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
-    return floor.stream_seq if floor else 0
+        return int(floor.stream_seq) if floor else 0
 
 
 class Kept(NamedTuple):
@@ -177,21 +174,22 @@ async def read_events(client: Client, *, first_seq: int, last_seq: int, most: in
     wanted = {"seq": first_seq, "batch": min(most, last_seq - first_seq + 1), "max_bytes": READ_BYTES}
     found: list[Kept] = []
     try:
-        await client.publish(f"$JS.API.DIRECT.GET.{EVENTS_STREAM}", json.dumps(wanted).encode(), reply=inbox)
-        while True:
-            message = await subscription.next_msg(timeout=READ_SECONDS)
-            headers = message.headers or {}
-            match headers.get("Status"):
-                case None:
+        with asking():
+            await client.publish(f"$JS.API.DIRECT.GET.{EVENTS_STREAM}", json.dumps(wanted).encode(), reply=inbox)
+            while True:
+                message = await subscription.next_msg(timeout=READ_SECONDS)
+                headers = message.headers or {}
+                # An event may carry a status of its own, and a header block without an end: the server's first line, `Nats-Stream`,
+                # is then a part of the event's last. The sequence stands in a line of the server's own on every event.
+                if "Nats-Sequence" in headers:
                     taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
                     place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
                     found.append(Kept(headers["Nats-Subject"], message.data, *place))
-                case "204" | "404":
-                    return [event for event in found if event.stream_seq <= last_seq]
-                case _:
-                    raise Unavailable(f"the stream does not read itself out: {headers}")
-    except (nats.errors.Error, TimeoutError) as error:
-        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+                elif headers.get("Status") in ("204", "404"):
+                    return [event for event in found if first_seq <= event.stream_seq <= last_seq]
+                elif "Status" in headers:
+                    raise Unavailable(f"the stream does not read itself out: {headers['Status']}")
+                # Anything else is somebody else's reply.
     finally:
         with contextlib.suppress(nats.errors.Error):
             await subscription.unsubscribe()
@@ -212,16 +210,21 @@ async def lag(client: Client, *, now_ms: int) -> Lag:
     """
     jetstream = client.jetstream(timeout=2.0)
     try:
-        consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
-        events = (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
-        if not events:
-            return Lag()
-        floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
-        return Lag(events, await _age_seconds(jetstream, floor + 1, now_ms))
-    except NotFoundError:
-        raise Unavailable("the stream of events or its consumer is gone; run `turnfold migrate`") from None
-    except (APIError, nats.errors.Error, TimeoutError) as error:
-        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+        with asking():
+            return await _lag(jetstream, now_ms)
+    except Unavailable as error:
+        if isinstance(error.__cause__, NotFoundError):
+            raise Unavailable("the stream of events or its consumer is gone; run `turnfold migrate`") from None
+        raise
+
+
+async def _lag(jetstream: JetStreamContext, now_ms: int) -> Lag:
+    consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+    events = (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
+    if not events:
+        return Lag()
+    floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+    return Lag(events, await _age_seconds(jetstream, floor + 1, now_ms))
 
 
 async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> float:

@@ -1,5 +1,6 @@
 """The command `turnfold`."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ from turnfold.errors import TurnfoldError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process: 0 done, 1 failed (one line says what to do), 2 wrong usage."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # What any command or service writes is for its owner alone: the database, logs, streams and keys.
+    os.umask(0o077)
     try:
         sys.exit(_run(given))
     except TurnfoldError as error:

@@ -14,9 +14,10 @@ from turnfold.client import Client
 from turnfold.core.audit import row_hash
 from turnfold.errors import UnknownSession
 
-COLUMNS = ("at", "phase", "compaction_id", "reason", "tokens_before", "tokens_after", "details")
+COLUMNS = ("at", "phase", "actor", "compaction_id", "reason", "tokens_before", "tokens_after", "details")
 VERDICT_COLUMNS = ("agent_id", "session_id", "rows", "verdict")
 INTACT = "intact"
+OLDER_SERVER = "not to be checked: the query server is older than this program, and leaves out who asked"
 
 Row = dict[str, Any]
 
@@ -56,6 +57,9 @@ def audit(
         verdicts = asyncio.run(_verdicts(session))
         show_rows("audit", VERDICT_COLUMNS, (asdict(one) for one in verdicts), as_json=as_json, empty="No sessions to verify.")
         broken = [one for one in verdicts if one.verdict != INTACT]
+        if any(one.verdict == OLDER_SERVER for one in broken):
+            typer.echo("turnfold: the query server is older than this program: upgrade it, then verify again", err=True)
+            raise typer.Exit(1)
         if broken:
             names = ", ".join(f"{one.agent_id} {one.session_id}" for one in broken[:3])
             typer.echo(f"turnfold: the audit of {names} was changed: compare it with a backup and with the notices", err=True)
@@ -114,7 +118,7 @@ def chain_fault(
         if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
             return f"row {ordinal} is missing"
         if row_hash(hashes[-1], _sealed(row)) != row["hash"]:
-            return f"row {ordinal} was changed"
+            return f"row {ordinal} was changed" if any("actor" in one for one in rows) else OLDER_SERVER
         hashes.append(row["hash"])
     if rows_told is not None and rows_told > len(rows):
         return f"the end is cut off: {rows_told} rows were written, {len(rows)} are there"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from turnfold.cli.groups import group
-from turnfold.cli.reaching import http_get, reached
+from turnfold.cli.reaching import System, changing, http_get, system_to_change
 from turnfold.cli.showing import show_json, show_rows
 from turnfold.errors import Conflict
 
@@ -59,7 +59,7 @@ def replay(
     """Publish dead letters again, after what was wrong with them is mended; each once."""
     if [bool(ids), reason is not None, is_all].count(True) != 1:
         raise typer.BadParameter("name letters by their numbers, or give --reason, or --all")
-    rows = asyncio.run(_replayed(ids or (), reason))
+    rows = asyncio.run(_replayed(system_to_change(), ids or (), reason))
     show_rows("replayed", REPLAYED, rows, as_json=as_json, empty="Nothing to replay.")
     if bad := [row for row in rows if row["outcome"] not in GOOD]:
         raise Conflict(
@@ -68,12 +68,12 @@ def replay(
         )
 
 
-async def _replayed(ids: Sequence[int], reason: str | None) -> list[dict[str, Any]]:
-    return [row async for page in _pages(ids, reason) for row in page]
+async def _replayed(system: System, ids: Sequence[int], reason: str | None) -> list[dict[str, Any]]:
+    return [row async for page in _pages(system, ids, reason) for row in page]
 
 
-async def _pages(ids: Sequence[int], reason: str | None) -> AsyncGenerator[list[dict[str, Any]]]:
-    async with reached() as client:
+async def _pages(system: System, ids: Sequence[int], reason: str | None) -> AsyncGenerator[list[dict[str, Any]]]:
+    async with changing(system) as client:
         for start in range(0, len(ids), AT_ONCE):
             asked: dict[str, Any] = {"dead_letter_ids": list(ids[start : start + AT_ONCE])}
             yield (await client.ask("deadletters.replay", asked, patience_seconds=PATIENCE_SECONDS))["dead_letters"]

@@ -27,7 +27,7 @@ from turnfold.cli.diagnoses import (
     of_room,
     of_work,
 )
-from turnfold.cli.reaching import settings_here
+from turnfold.cli.reaching import system_here
 from turnfold.cli.showing import show_rows
 from turnfold.embedded.directory import is_alive
 from turnfold.errors import TurnfoldError
@@ -66,10 +66,12 @@ def doctor(
     """Check the bus, the database, the worker, the query service, the model and the machine."""
     from turnfold.logs import configure_logs
 
-    settings = settings_here()
+    system = system_here()
+    settings = system.settings
     # What it sees is in its findings.
     configure_logs(role="doctor", level="critical", format=settings.log_format)
     findings = asyncio.run(examine(settings, asks_model=asks_model, monitoring_url=monitoring))
+    findings.insert(0, Finding("system", "ok", system.name))
     show_rows(
         "turnfold doctor", ("check", "outcome", "found", "advice"), [asdict(one) for one in findings], as_json=as_json, empty="Nothing."
     )
@@ -222,6 +224,9 @@ def _readiness(url: str) -> int:
 async def _model(settings: Settings) -> list[Finding]:
     if settings.summary_model is None:
         return [Finding("model", "ok", "none configured: summaries are extractive")]
+    if settings.lacks_session_models:
+        advice = "set TURNFOLD_SUMMARY_MODELS to the models that sessions may name, such as openai/*"
+        return [Finding("model", "warning", "session, and no model is allowed: summaries are extractive", advice)]
     pid = _model_pid(settings)
     if pid is not None and not is_alive(pid):
         return [Finding("model", "failed", f"its process {pid} is gone", "see the log of the worker")]

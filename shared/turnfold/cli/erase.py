@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.reaching import reached
+from turnfold.cli.reaching import System, changing, system_to_change
 from turnfold.cli.showing import show_json
 
 
@@ -23,17 +23,18 @@ def erase(
 ) -> None:
     """Erase a session, or an agent with all its sessions and its policy. Nothing brings it back."""
     what = f"the session {session} of {agent}" if session is not None else f"the agent {agent} with all its sessions"
+    system = system_to_change()
     if not is_confirmed:
         if not sys.stdin.isatty():
-            raise typer.BadParameter(f"this would erase {what} for good; say so with --yes")
-        typer.confirm(f"Erase {what} for good?", abort=True, err=True)
-    told = asyncio.run(_erased(agent, session))
+            raise typer.BadParameter(f"this would erase {what} for good from the system {system.name}; say so with --yes")
+        typer.confirm(f"Erase {what} for good from the system {system.name}?", abort=True, err=True)
+    told = asyncio.run(_erased(system, agent, session))
     if as_json:
         show_json(told)
         return
-    typer.echo(f"Erased {what}: {told['sessions']:,} sessions, {told['messages']:,} messages.")
+    typer.echo(f"Erased {what}: {told['sessions']:,} sessions, {told['messages']:,} messages. System: {system.name}")
 
 
-async def _erased(agent: str, session: str | None) -> dict[str, Any]:
-    async with reached() as client:
+async def _erased(system: System, agent: str, session: str | None) -> dict[str, Any]:
+    async with changing(system) as client:
         return await (client.erase_agent(agent) if session is None else client.session(agent, session).erase())

@@ -13,10 +13,15 @@ from turnfold.errors import TurnfoldError
 
 KEYS_DIR = Path("keys")
 TOKENS_FILE = "tokens.json"
-COLUMNS = ("kind", "name", "role", "agents", "created_at")
+COLUMNS = ("kind", "name", "role", "agents", "actor", "created_at")
 LEAST_OF_A_NAME = 6
 
 Directory = Annotated[Path, typer.Option("--dir", help="Where keys, tokens and what is known of them are kept.")]
+NatsFile = Annotated[
+    Path | None,
+    typer.Option("--nats", metavar="FILE", help="Write the accounts of all keys into this file, which the NATS server includes."),
+]
+RELOAD = "Have the NATS server read {} again, for a new agent twice: docs/security.md#set-up-the-bus."
 
 
 class RoleName(StrEnum):
@@ -44,10 +49,11 @@ def new(
     role: Annotated[RoleName, typer.Argument(help="What it may do.")],
     agent: Annotated[str | None, typer.Argument(help="The agent's id, for the role agent.")] = None,
     directory: Directory = KEYS_DIR,
+    nats_file: NatsFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Make a key of the bus: its seed goes into a file that only you may read, its public half into keys.json."""
-    from turnfold.access.keys import new_key
+    from turnfold.access.keys import new_key, write_accounts
     from turnfold.contracts.subjects import id_fault
 
     if (role is RoleName.AGENT) == (agent is None):
@@ -55,21 +61,24 @@ def new(
     if agent is not None and (fault := id_fault(agent)):
         raise typer.BadParameter(f"the agent's id {fault}")
     key, path = new_key(directory, role.value, agent)
+    if nats_file is not None:
+        write_accounts(directory, nats_file)
     if as_json:
         show_json({**key._asdict(), "file": str(path)})
         return
     typer.echo(f"{path} holds the key: name it in TURNFOLD_NATS_NKEY where {agent if agent is not None else f'the {role.value}'} runs.")
-    typer.echo("It holds from the next `turnfold keys nats` that the server reads.")
+    typer.echo(RELOAD.format(nats_file) if nats_file else "It holds from the next `turnfold keys nats` that the server reads.")
 
 
 def token(
     agents: Annotated[list[str] | None, typer.Argument(help="The ids of the agents it reaches.")] = None,
     is_operators: Annotated[bool, typer.Option("--operator", help="It reaches every agent, the figures and the manual.")] = False,
+    name: Annotated[str | None, typer.Option(help="What the audit calls it; else the first 12 characters of its hash.")] = None,
     directory: Directory = KEYS_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Make a bearer token of HTTP and show it, this once. The file of TURNFOLD_HTTP_TOKENS (else tokens.json) gets its hash."""
-    from turnfold.access.bearers import EVERY_AGENT, new_token
+    from turnfold.access.bearers import EVERY_AGENT, name_fault, new_token
     from turnfold.contracts.subjects import id_fault
 
     if is_operators == bool(agents):
@@ -79,8 +88,10 @@ def token(
             raise typer.BadParameter(f"the agent's id {fault}")
         if agent == EVERY_AGENT:
             raise typer.BadParameter("an agent called * can have no token of its own")
+    if name is not None and (fault := name_fault(name)):
+        raise typer.BadParameter(f"the name {fault}")
     path = _tokens_file(directory)
-    made = new_token(path, agents or [EVERY_AGENT])
+    made = new_token(path, agents or [EVERY_AGENT], name=name)
     if as_json:
         show_json({"token": made, "agents": agents or [EVERY_AGENT], "file": str(path)})
     else:
@@ -98,10 +109,11 @@ def list_all(
 def revoke(
     name: Annotated[str, typer.Argument(help="A key or the hash of a token as `keys list` names it, or how it begins.")],
     directory: Directory = KEYS_DIR,
+    nats_file: NatsFile = None,
 ) -> None:
-    """Have a key or a token hold no longer: a token at once, a key from the next `turnfold keys nats` that the server reads."""
+    """Have a key or a token hold no longer: a token at once, a key when the NATS server reads its accounts again."""
     from turnfold.access.bearers import revoke_token
-    from turnfold.access.keys import read_keys, revoke_key
+    from turnfold.access.keys import read_keys, revoke_key, write_accounts
 
     found = [row for row in _known(directory) if row["name"].startswith(name)]
     if len(found) != 1 or len(name) < LEAST_OF_A_NAME:
@@ -112,6 +124,9 @@ def revoke(
     else:
         revoke_key(directory, next(key for key in read_keys(directory) if key.key == row["name"]))
     typer.echo(f"Revoked the {row['kind']} {row['name']}.")
+    if row["kind"] == "key" and nats_file is not None:
+        write_accounts(directory, nats_file)
+        typer.echo(RELOAD.format(nats_file))
 
 
 def nats(directory: Directory = KEYS_DIR) -> None:
@@ -127,14 +142,21 @@ def _known(directory: Path) -> list[dict[str, Any]]:
     from turnfold.access.keys import read_keys
 
     rows = [
-        {"kind": "key", "name": key.key, "role": key.role, "agents": key.agent_id, "created_at": key.created_at}
+        {"kind": "key", "name": key.key, "role": key.role, "agents": key.agent_id, "actor": f"key:{key.key}", "created_at": key.created_at}
         for key in read_keys(directory)
     ]
     path = _tokens_file(directory)
     if path.exists():
         rows += [
-            {"kind": "token", "name": digest, "role": None, "agents": ", ".join(agents), "created_at": None}
-            for digest, agents in read_tokens(path).items()
+            {
+                "kind": "token",
+                "name": digest,
+                "role": None,
+                "agents": ", ".join(token.agents),
+                "actor": f"token:{token.actor_name(digest)}",
+                "created_at": None,
+            }
+            for digest, token in read_tokens(path).items()
         ]
     return rows
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from turnfold.cli.reaching import reached
+from turnfold.cli.reaching import System, changing, system_to_change
 from turnfold.cli.recordings import Recording, Step, events_of, recorded
 from turnfold.cli.showing import show_rows
 from turnfold.client import Client, Event, Receipt, Session
@@ -64,13 +64,15 @@ def replay(
     Understood are this project's JSONL, JSON lists of chat messages and Claude Code transcripts. An event that was
     published before is not stored again, so a replay can be repeated.
     """
-    told = asyncio.run(_replay(files, agent, step, speed, wait_seconds))
+    told = asyncio.run(_replay(system_to_change(), files, agent, step, speed, wait_seconds))
     show_rows("replayed", COLUMNS, (asdict(one) for one in told), as_json=as_json, empty="No conversations in these files.")
 
 
-async def _replay(files: Sequence[str], agent: str | None, step: Step, speed: float | None, wait_seconds: float) -> list[Replayed]:
+async def _replay(
+    system: System, files: Sequence[str], agent: str | None, step: Step, speed: float | None, wait_seconds: float
+) -> list[Replayed]:
     recordings = recorded(files, agent)
-    async with reached() as client:
+    async with changing(system) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
             return await replayed(client, recordings, bar, step=step, speed=speed, wait_seconds=wait_seconds)
 

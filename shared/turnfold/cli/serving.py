@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
+from turnfold.errors import StartError
 from turnfold.settings import Settings, read_settings
 
 
@@ -61,6 +62,7 @@ SERVICES: Mapping[str, Callable[[], int]] = {"worker": worker, "receiver": recei
 def _settings(role: str) -> Settings:
     """The settings of a service, with its logs set up and its life bound to its supervisor's."""
     settings = read_settings(os.environ)
+    _check_named(settings, role)
     _travel_light(settings)
     from turnfold.embedded.ready import follow_parent
     from turnfold.logs import configure_logs
@@ -72,3 +74,20 @@ def _settings(role: str) -> Settings:
 
         begin(f"turnfold-{role}")
     return settings
+
+
+def _check_named(settings: Settings, role: str) -> None:
+    """Refuse to act on a system that was not named.
+
+    Raises:
+        StartError: no system runs in the named data directory, or tables and streams would be made where nobody said.
+    """
+    from turnfold.embedded.directory import running_system
+
+    if "nats_url" in settings.named:
+        return
+    if settings.data_dir is not None:
+        if running_system(settings.data_dir) is None:
+            raise StartError(f"no system runs in {settings.data_dir}; set TURNFOLD_NATS_URL, or start all of it with `turnfold up`")
+    elif role == "migrate" and "database_url" not in settings.named:
+        raise StartError("no system is named; set TURNFOLD_NATS_URL and TURNFOLD_DATABASE_URL to what `turnfold migrate` is to set up")

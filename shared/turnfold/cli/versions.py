@@ -18,7 +18,7 @@ from turnfold.cli.context import summary_panel
 from turnfold.cli.differing import Line, Mark, differences
 from turnfold.cli.groups import group
 from turnfold.cli.listing import Agent, AsJson, SessionName
-from turnfold.cli.reaching import reached
+from turnfold.cli.reaching import System, changing, reached, system_to_change
 from turnfold.cli.replay import progress
 from turnfold.cli.showing import clipped, console, show_json, show_rows
 from turnfold.client import Session, Summary
@@ -110,7 +110,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Put a version in force; the others stay, and any of them can be promoted again."""
-    told = asyncio.run(_asked(agent, session, "summary.promote", {"version": version, "over": over}))
+    told = asyncio.run(_asked(system_to_change(), agent, session, "summary.promote", {"version": version, "over": over}))
     if as_json:
         show_json(told)
     else:
@@ -133,13 +133,14 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
     if everything == bool(agent):
         raise typer.BadParameter("give an agent, an agent and a session, or --all")
     wanted: dict[str, Any] = {"model": model, "style": style, "prompt": prompt.read_text() if prompt else None}
+    if (agent is None or session is None) and from_version is not None:
+        raise typer.BadParameter("--from-version names a version of one session: give the session")
+    system = system_to_change()
     if agent is None or session is None:
-        if from_version is not None:
-            raise typer.BadParameter("--from-version names a version of one session: give the session")
-        told = asyncio.run(_campaign(agent, wanted | {"at_once": at_once}, wait=wait, is_quiet=as_json))
+        told = asyncio.run(_campaign(system, agent, wanted | {"at_once": at_once}, wait=wait, is_quiet=as_json))
         show_rows("campaign", CAMPAIGN_COLUMNS, [told], as_json=as_json, empty="")
         return
-    told = asyncio.run(_regenerated(agent, session, wanted | {"from_version": from_version}, wait=wait, is_quiet=as_json))
+    told = asyncio.run(_regenerated(system, agent, session, wanted | {"from_version": from_version}, wait=wait, is_quiet=as_json))
     if as_json:
         show_json(told)
     elif "version" in told:
@@ -151,10 +152,10 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         typer.echo(f"It is being written (compaction {told['compaction_id']}); see `turnfold summaries list`.")
 
 
-async def _campaign(agent: str | None, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:
+async def _campaign(system: System, agent: str | None, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:
     """Many sessions, and how far that is: whoever asks for the same again looks on."""
     subject = f"agent.regenerate.{token_of(agent)}" if agent is not None else "installation.regenerate"
-    async with reached() as client:
+    async with changing(system) as client:
         told = await client.ask(subject, {name: value for name, value in wanted.items() if value is not None})
         err = Console(stderr=True)
         with progress(err, disabled=is_quiet or not err.is_terminal) as bar:
@@ -168,8 +169,8 @@ async def _campaign(agent: str | None, wanted: dict[str, Any], *, wait: bool, is
     return told
 
 
-async def _regenerated(agent: str, session: str, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:
-    async with reached() as client:
+async def _regenerated(system: System, agent: str, session: str, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:
+    async with changing(system) as client:
         asked = client.session(agent, session)
         told = await asked.ask("summary.regenerate", wanted)
         if not wait:
@@ -226,10 +227,12 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Undo a compaction: its messages are live again, and the version before it is in force."""
-    chosen = compaction_id or asyncio.run(_newest(agent, session))
-    if not yes and sys.stdin.isatty() and not typer.confirm(f"Bring back what compaction {chosen} took out of the window?"):
+    system = system_to_change()
+    chosen = compaction_id or asyncio.run(_newest(system, agent, session))
+    question = f"Bring back what compaction {chosen} took out of the window, in the system {system.name}?"
+    if not yes and sys.stdin.isatty() and not typer.confirm(question):
         raise typer.Exit(1)
-    told = asyncio.run(_asked(agent, session, "compaction.restore", {"compaction_id": chosen}))
+    told = asyncio.run(_asked(system, agent, session, "compaction.restore", {"compaction_id": chosen}))
     if as_json:
         show_json(told)
         return
@@ -237,9 +240,9 @@ def restore(
     console().print(Panel(f"Its messages are live again; {now}.", title=f"compaction {chosen}", border_style="blue", expand=False))
 
 
-async def _newest(agent: str, session: str) -> str:
+async def _newest(system: System, agent: str, session: str) -> str:
     """The newest compaction that evicted messages and was not undone."""
-    async with reached() as client:
+    async with reached(system.settings) as client:
         rows = [row async for row in client.session(agent, session).audit_trail()]
     undone = {row["compaction_id"] for row in rows if row["phase"] == "restored"}
     for row in reversed(rows):
@@ -248,6 +251,6 @@ async def _newest(agent: str, session: str) -> str:
     raise BadRequest("nothing was evicted from this session, so there is nothing to restore")
 
 
-async def _asked(agent: str, session: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    async with reached() as client:
+async def _asked(system: System, agent: str, session: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    async with changing(system) as client:
         return await client.session(agent, session).ask(name, fields)

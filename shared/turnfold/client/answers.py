@@ -1,16 +1,15 @@
 """What a client is told, as values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from turnfold.errors import BadRequest, CannotFit, Conflict, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
 
 Fields = Mapping[str, Any]
+Read = TypeVar("Read")
 
-_ERRORS: dict[str, type[RequestError]] = {
-    kind.code: kind for kind in (BadRequest, NotAllowed, UnknownSession, TooLarge, Conflict, Unavailable)
-}
+_ERRORS: dict[str, type[RequestError]] = {kind.code: kind for kind in (BadRequest, NotAllowed, UnknownSession, TooLarge, Conflict)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +138,24 @@ class HistoryPage:
         return cls(tuple(StoredMessage.of(entry) for entry in told["messages"]), told.get("next_position"))
 
 
+def read(of: Callable[[Fields], Read], told: Fields) -> Read:
+    """An answer as a value.
+
+    Raises:
+        Unavailable: something in it is not as the contract says, so somebody else replied.
+    """
+    try:
+        return of(told)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Unavailable("the reply to this request is none of Turnfold's: somebody else on the bus replies to it") from error
+
+
 def error_told(told: Mapping[str, Any]) -> RequestError:
     """The error an answer speaks of, as an exception."""
     message = str(told.get("message") or told.get("code"))
     if told.get("code") == CannotFit.code:
         return CannotFit(message, needed_tokens=told.get("needed_tokens"), needed_messages=told.get("needed_messages"))
+    if told.get("code") == Unavailable.code:
+        retry_after_ms = told.get("retry_after_ms")
+        return Unavailable(message, retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None)
     return _ERRORS.get(str(told.get("code")), RequestError)(message)

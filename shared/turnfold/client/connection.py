@@ -2,23 +2,25 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar, overload
 from urllib.parse import urlsplit
 
 import nats.errors
 
 from turnfold.access.identity import INBOX, Identity
+from turnfold.acknowledgements import READ_SECONDS, Acknowledgement, Batch, Publisher, Rejection
 from turnfold.client.answers import error_told
 from turnfold.client.events import Event, Receipt, encoded
+from turnfold.contracts.answers import read_answer, request_name
 from turnfold.contracts.refusals import NO_BATCH, refused
 from turnfold.contracts.subjects import EVENTS_STREAM, message_header
 from turnfold.ending import end
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
+from turnfold.nats_client import Denied
 from turnfold.nats_client import HangingUp as Bus
 from turnfold.tracing import span
 
@@ -26,6 +28,9 @@ _PENDING_BYTES = 32 * 1024 * 1024
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 _DENIED = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
+
+Told = TypeVar("Told")
+Send = Callable[[], Coroutine[Any, Any, Acknowledgement | Rejection]]
 
 log = logging.getLogger("turnfold.client")
 
@@ -39,6 +44,7 @@ class Connection:
         self._attempts = attempts
         self._waiting: dict[str, set[asyncio.Future[str]]] = {}
         self._opening: asyncio.Future[None] | None = None
+        self._publisher = Publisher(bus, EVENTS_STREAM, read=self._read)
         # What another client publishes is never taken for a copy of ours, whatever ids it guesses.
         self._secret = secrets.token_urlsafe(12)
 
@@ -119,9 +125,9 @@ class Connection:
             RequestError: the answer is an error, or nobody answered; the class is that of the code.
         """
         try:
-            with span(".".join(subject.split(".", 2)[:2]), kind="client") as asking:
+            with span(request_name(subject), kind="client") as asking:
                 seconds = self._timeout_seconds + patience_seconds
-                data = await self._request(subject, encoded(request), timeout_seconds=seconds, headers=dict(asking.headers) or None)
+                answer = await self._answer(subject, encoded(request), timeout_seconds=seconds, headers=dict(asking.headers) or None)
         except nats.errors.NoRespondersError as error:
             raise Unavailable("nobody answers this request now: see that the worker and the query service run") from error
         except nats.errors.TimeoutError as error:
@@ -130,8 +136,7 @@ class Connection:
             raise TooLarge("the request is larger than the bus carries") from error
         except nats.errors.Error as error:
             raise Unavailable(f"the bus cannot be reached: {error}") from error
-        answer: dict[str, Any] = json.loads(data)
-        if isinstance(told := answer.get("error"), Mapping):
+        if (told := answer.get("error")) is not None:
             raise error_told(told)
         return answer
 
@@ -147,12 +152,12 @@ class Connection:
         with span("publish", kind="producer", event=event.kind) as publishing:
             headers = self._headers(event) | dict(publishing.headers)
 
-            async def send() -> bytes:
-                return await self._request(event.subject, event.payload, timeout_seconds=self._timeout_seconds, headers=headers)
+            async def send() -> Acknowledgement | Rejection:
+                return await self._publisher.publish(event.subject, event.payload, headers=headers, seconds=self._timeout_seconds)
 
-            told = await self._acknowledged(send, f"event {event.event_id}")
-            publishing.note(stream_seq=told["seq"])
-            return Receipt(event.event_id, told["seq"], bool(told.get("duplicate")))
+            taken = await self._acknowledged({event.subject}, send, f"event {event.event_id}")
+            publishing.note(stream_seq=taken.seq)
+            return Receipt(event.event_id, taken.seq, taken.is_duplicate)
 
     async def publish_together(self, events: Sequence[Event]) -> list[Receipt]:
         """Publish different events so that the stream takes all of them or none, in this order.
@@ -170,45 +175,55 @@ class Connection:
         with span("publish", kind="producer", events=len(events)) as publishing:
             tracing = dict(publishing.headers)
 
-            async def send() -> bytes:
-                return await self._unless_denied(subjects, lambda: self._batch(events, tracing), timeout_seconds=self._timeout_seconds)
+            async def send() -> Acknowledgement | Rejection:
+                return await self._batch(events, tracing)
 
-            told = await self._acknowledged(send, f"the batch of event {events[0].event_id}")
-            if "batch" in told:
-                publishing.note(stream_seq=told["seq"])
-                return [Receipt(event.event_id, seq) for seq, event in enumerate(events, told["seq"] - len(events) + 1)]
+            taken = await self._acknowledged(subjects, send, f"the batch of event {events[0].event_id}", takes_no_batch=True)
+            if taken is not None and taken.is_batch:
+                publishing.note(stream_seq=taken.seq)
+                return [Receipt(event.event_id, seq) for seq, event in enumerate(events, taken.seq - len(events) + 1)]
         # A server that knows no batches has taken the first event as what it is.
-        taken = [] if "error" in told else [Receipt(events[0].event_id, told["seq"], bool(told.get("duplicate")))]
-        return taken + [await self.publish(event) for event in events[len(taken) :]]
+        receipts = [] if taken is None else [Receipt(events[0].event_id, taken.seq, taken.is_duplicate)]
+        return receipts + [await self.publish(event) for event in events[len(receipts) :]]
 
-    async def _batch(self, events: Sequence[Event], tracing: dict[str, str]) -> bytes:
+    async def _batch(self, events: Sequence[Event], tracing: dict[str, str]) -> Acknowledgement | Rejection:
         """What the stream says to the last event, or already to the first where it opens no batch for it."""
-        batch = secrets.token_hex(16)
-        data = b""
-        for number, event in enumerate(events, 1):
-            headers = self._headers(event) | tracing | {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
-            if number == len(events):
-                headers["Nats-Batch-Commit"] = "1"
-            if number in (1, len(events)):
-                data = (await self._bus.request(event.subject, event.payload, timeout=self._timeout_seconds, headers=headers)).data
-                if data:
-                    break
-            else:
-                await self._bus.publish(event.subject, event.payload, headers=headers)
-        return data
+        batch_id = secrets.token_hex(16)
+
+        def headers_of(number: int) -> dict[str, str]:
+            return self._headers(events[number - 1]) | tracing | {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
+
+        first, *middle, last = (events[0], *events[1:-1], events[-1])
+        if len(events) > 1:
+            told = await self._publisher.open_batch(first.subject, first.payload, headers=headers_of(1), seconds=self._timeout_seconds)
+            if told is not None:
+                return told
+            for number, event in enumerate(middle, 2):
+                await self._bus.publish(event.subject, event.payload, headers=headers_of(number))
+        headers = headers_of(len(events)) | {"Nats-Batch-Commit": "1"}
+        batch = Batch(batch_id, len(events))
+        return await self._publisher.publish(last.subject, last.payload, headers=headers, seconds=self._timeout_seconds, batch=batch)
 
     def _headers(self, event: Event) -> dict[str, str]:
         broker_id = message_header(event.key.agent_id, event.event_id, self._secret)
         return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": broker_id}
 
-    async def _acknowledged(self, send: Callable[[], Awaitable[bytes]], what: str) -> dict[str, Any]:
-        """What the stream answers once it takes what is sent, or says that it does not take it as a batch."""
+    @overload
+    async def _acknowledged(self, subjects: Collection[str], send: Send, what: str) -> Acknowledgement: ...
+
+    @overload
+    async def _acknowledged(self, subjects: Collection[str], send: Send, what: str, *, takes_no_batch: bool) -> Acknowledgement | None: ...
+
+    async def _acknowledged(
+        self, subjects: Collection[str], send: Send, what: str, *, takes_no_batch: bool = False
+    ) -> Acknowledgement | None:
+        """The acknowledgement of the stream; None where it may say that it takes no batch, and does."""
         cause: Exception | None = None
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
             try:
-                told: dict[str, Any] = json.loads(await send())
+                told = await self._unless_denied(subjects, send, timeout_seconds=self._timeout_seconds)
             except nats.errors.MaxPayloadError as error:
                 raise TooLarge(f"{what} is more than the server carries") from error
             except nats.errors.ConnectionClosedError as error:
@@ -216,44 +231,58 @@ class Connection:
             except nats.errors.Error as error:
                 cause = error
                 continue
-            failure = told.get("error")
-            if failure is None or failure.get("err_code") in NO_BATCH:
+            if isinstance(told, Acknowledgement):
                 return told
-            cause = refused(failure.get("err_code"), failure.get("description"))
+            if takes_no_batch and told.code in NO_BATCH:
+                return None
+            cause = refused(told.code, told.description)
             if isinstance(cause, StreamFull):
                 raise cause
         raise Unavailable(f"{what} was not acknowledged ({cause}): publish it again with the same event_id") from cause
 
-    async def _request(self, subject: str, payload: bytes, *, timeout_seconds: float, headers: dict[str, str] | None = None) -> bytes:
-        """The reply to one request."""
+    async def _read(self, subject: str, body: bytes) -> bytes:
+        """Return the answer of the JetStream API."""
 
         async def ask() -> bytes:
-            return (await self._bus.request(subject, payload, timeout=timeout_seconds, headers=headers)).data
+            return (await self._bus.request(subject, body, timeout=READ_SECONDS)).data
+
+        return await self._unless_denied({subject}, ask, timeout_seconds=READ_SECONDS)
+
+    async def _answer(self, subject: str, payload: bytes, *, timeout_seconds: float, headers: dict[str, str] | None) -> dict[str, Any]:
+        """The answer to one request."""
+        name = request_name(subject)
+
+        async def ask() -> dict[str, Any]:
+            return await self._bus.reply(
+                subject, payload, seconds=timeout_seconds, headers=headers, read=lambda reply: read_answer(name, reply.data)
+            )
 
         return await self._unless_denied({subject}, ask, timeout_seconds=timeout_seconds)
 
     async def _unless_denied(
-        self, subjects: Collection[str], ask: Callable[[], Coroutine[Any, Any, bytes]], *, timeout_seconds: float
-    ) -> bytes:
+        self, subjects: Collection[str], ask: Callable[[], Coroutine[Any, Any, Told]], *, timeout_seconds: float
+    ) -> Told:
         """What comes of publishing there. The server tells a forbidden subject beside the connection, so that is listened for too."""
         if self._opening is not None:
             await self._opened(timeout_seconds)
         denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         for subject in subjects:
-            self._waiting.setdefault(subject, set()).add(denied)
+            self._waiting.setdefault(subject.lower(), set()).add(denied)
         asked = asyncio.ensure_future(ask())
         try:
             await asyncio.wait((asked, denied), return_when=asyncio.FIRST_COMPLETED)
             if denied.done():
                 raise NotAllowed(f"these credentials may not use {denied.result()}")
             return await asked
+        except Denied as error:
+            raise NotAllowed(f"these credentials may not use {', '.join(subjects)}") from error
         finally:
             asked.cancel()
             for subject in subjects:
-                waiting = self._waiting[subject]
+                waiting = self._waiting[subject.lower()]
                 waiting.discard(denied)
                 if not waiting:
-                    del self._waiting[subject]
+                    del self._waiting[subject.lower()]
 
     async def _opened(self, timeout_seconds: float) -> None:
         """Wait for the first connection."""
@@ -266,7 +295,8 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         if denial := _DENIED.search(str(error)):
-            for waiting in self._waiting.get(denial[1], ()):
+            # nats-py tells it in lower case.
+            for waiting in self._waiting.get(denial[1].lower(), ()):
                 if not waiting.done():
                     waiting.set_result(denial[1])
         log.debug("bus.failed", exc_info=error)

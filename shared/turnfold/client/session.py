@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnfold.client.answers import HistoryPage, StoredMessage, Summary, Window
+from turnfold.client.answers import HistoryPage, StoredMessage, Summary, Window, read
 from turnfold.client.events import Receipt, new_event_id, result_event, turn_event
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import TooLarge
@@ -130,7 +130,7 @@ class Session:
         answer = await self.ask("context.get", fields, patience_seconds=wait_seconds)
         if known is not None and answer.get("not_modified"):
             return known
-        return Window.of(answer)
+        return read(Window.of, answer)
 
     async def status(self) -> dict[str, Any]:
         """The counters of the session: its messages by state, tokens, policy and the version in force."""
@@ -143,7 +143,9 @@ class Session:
     ) -> HistoryPage:
         """A page of the originals, or the ones with these ids, whatever their state."""
         wanted = list(message_ids) if message_ids is not None else None
-        return HistoryPage.of(await self.ask("history.get", {"after_position": after_position, "limit": limit, "message_ids": wanted}))
+        return read(
+            HistoryPage.of, await self.ask("history.get", {"after_position": after_position, "limit": limit, "message_ids": wanted})
+        )
 
     async def originals(self) -> AsyncIterator[StoredMessage]:
         """Every message of the session, oldest first, a page at a time; pages shrink where messages are large."""
@@ -165,15 +167,15 @@ class Session:
 
     async def search(self, q: str, *, limit: int | None = None) -> list[StoredMessage]:
         """The messages that speak of this, best first, evicted ones included."""
-        return [StoredMessage.of(hit) for hit in (await self.ask("history.search", {"q": q, "limit": limit}))["hits"]]
+        return [read(StoredMessage.of, hit) for hit in (await self.ask("history.search", {"q": q, "limit": limit}))["hits"]]
 
     async def summaries(self) -> list[Summary]:
         """All versions of the summary."""
-        return [Summary.of(entry) for entry in (await self.ask("summary.list"))["summaries"]]
+        return [read(Summary.of, entry) for entry in (await self.ask("summary.list"))["summaries"]]
 
     async def summary(self, version: int) -> Summary:
         """One version of the summary."""
-        return Summary.of(await self.ask("summary.get", {"version": version}))
+        return read(Summary.of, await self.ask("summary.get", {"version": version}))
 
     async def expand(self, version: int, *, entry: int | None = None, line: int | None = None) -> dict[str, Any]:
         """The messages that an entry of a version's ledger, or a line of its text, came from; both count from 0."""
@@ -213,7 +215,7 @@ class Session:
 
     async def promote(self, version: int) -> Summary:
         """Put a version in force."""
-        return Summary.of(await self.ask("summary.promote", {"version": version}))
+        return read(Summary.of, await self.ask("summary.promote", {"version": version}))
 
     async def policy(
         self, *, mode: str | None = None, preset: str | None = None, overrides: Mapping[str, Any] | None = None

@@ -1,10 +1,12 @@
 """Requests as they travel, over the bus and over HTTP: strict about what they know, forgiving about what they do not."""
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnfold.errors import BadRequest
+from turnfold.messages import AgentId, SessionKey
 
 MAX_WAIT_MS = 5_000
 Tokens = Annotated[int, Field(ge=0, le=2**53)]
@@ -16,6 +18,18 @@ class Request(BaseModel):
     """What every request has in common: unknown fields are allowed, numbers are finite, nothing is guessed."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Command(Request):
+    """What every request that writes has in common: an unknown field is refused, because a misspelt one would change its meaning.
+
+    The ids may be repeated if they equal those of the subject; see `read_command`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    agent_id: Annotated[str | None, Field(description="May be left out; must equal the agent of the subject.")] = None
+    session_id: Annotated[str | None, Field(description="May be left out; must equal the session of the subject.")] = None
 
 
 class ContextRequest(Request):
@@ -69,7 +83,7 @@ class SummaryRequest(Request):
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class PromoteRequest(Request):
+class PromoteRequest(Command):
     """Put a version in force."""
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -78,7 +92,7 @@ class PromoteRequest(Request):
     ] = None
 
 
-class RegenerateRequest(Request):
+class RegenerateRequest(Command):
     """Write a version anew beside the one in force, of the originals; what is not named is as the policy says."""
 
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
@@ -89,7 +103,7 @@ class RegenerateRequest(Request):
     from_version: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Write on this version, and read what came after.")] = None
 
 
-class CampaignRequest(Request):
+class CampaignRequest(Command):
     """Write the summaries of many sessions anew, a few at a time."""
 
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
@@ -98,13 +112,13 @@ class CampaignRequest(Request):
     at_once: Annotated[int, Field(ge=1, le=100, description="Sessions in work at the same time.")] = 2
 
 
-class ProgressRequest(Request):
+class ProgressRequest(Command):
     """How far is a campaign?"""
 
     campaign_id: Annotated[str, Field(min_length=1, max_length=40)]
 
 
-class RestoreRequest(Request):
+class RestoreRequest(Command):
     """Undo a compaction."""
 
     compaction_id: Annotated[str, Field(min_length=1, max_length=40)] | int
@@ -118,7 +132,7 @@ class ExpandRequest(Request):
     line: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
 
 
-class ReplayRequest(Request):
+class ReplayRequest(Command):
     """Publish dead letters again: those that are named, those of a reason, or all; the last two without those that were before."""
 
     dead_letter_ids: Annotated[list[Annotated[int, Field(ge=1, le=2**63 - 1)]] | None, Field(min_length=1, max_length=50)] = None
@@ -137,6 +151,7 @@ class RefusalFields(BaseModel):
     message: str
     needed_tokens: int | None = None
     needed_messages: int | None = None
+    retry_after_ms: int | None = None
 
 
 class Refusal(BaseModel):
@@ -149,11 +164,15 @@ class SessionRequest(Request):
     """The session itself."""
 
 
-class CompactionRequest(Request):
+class CompactionRequest(Command):
     """Compact now."""
 
 
-class PolicyRequest(Request):
+class EraseRequest(Command):
+    """Erase a session, or all of an agent."""
+
+
+class PolicyRequest(Command):
     """What an agent or a session wants from now on; what is not named stays."""
 
     mode: Literal["off", "manual", "auto"] | None = None
@@ -161,7 +180,25 @@ class PolicyRequest(Request):
     overrides: dict[str, Any] | None = None
 
 
+class PolicyReadRequest(Command):
+    """The policy in force."""
+
+
+def is_policy_read(body: bytes) -> bool:
+    """Whether a policy request only reads: it names nothing that changes."""
+    if not body:
+        return True
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.keys() <= set(SessionKey._fields)
+
+
 Shape = TypeVar("Shape", bound=Request)
+CommandShape = TypeVar("CommandShape", bound=Command)
+NAME_CHARACTERS = 100
+"""How much of the name of an unknown field an error repeats."""
 
 
 def read_request(shape: type[Shape], body: bytes) -> Shape:
@@ -174,6 +211,21 @@ def read_request(shape: type[Shape], body: bytes) -> Shape:
         return shape.model_validate_json(body or b"{}", strict=True)
     except ValidationError as error:
         raise BadRequest(_first_fault(error)) from None
+
+
+def read_command(shape: type[CommandShape], key: SessionKey | AgentId | None, body: bytes) -> CommandShape:
+    """Read a request that writes; `key` is what its subject names, None where it names nothing.
+
+    Raises:
+        BadRequest: as `read_request`; also for an unknown field, and for ids other than those of the subject.
+    """
+    request = read_request(shape, body)
+    ids: tuple[str, ...] = key if isinstance(key, SessionKey) else (key,) if key is not None else ()
+    named = dict(zip(SessionKey._fields, ids, strict=False))
+    for name in request.model_fields_set.intersection(SessionKey._fields):
+        if name not in named or getattr(request, name) != named[name]:
+            raise BadRequest(f"{name}: differs from the {name} of the subject; leave it out")
+    return request
 
 
 def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
@@ -191,4 +243,6 @@ def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
 def _first_fault(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown field {where[:NAME_CHARACTERS]!r}; correct its name or leave it out"
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -36,6 +36,8 @@ WRITES = (
     "summary.regenerate",
 )
 """Requests about a session that a worker answers."""
+POLICY_READS = ("session.policy", "agent.policy")
+"""Requests of these that change nothing are read: query servers answer them, and workers leave them alone."""
 AGENT_WRITES = ("agent.policy", "agent.erase", "agent.regenerate")
 """The same about all of an agent."""
 INSTALLATION_REQUESTS = ("installation.regenerate", "campaign.get", "deadletters.replay")

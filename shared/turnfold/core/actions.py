@@ -43,7 +43,8 @@ _PATCHED = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.MULTILINE
 _REDIRECT = re.compile(r"(?<![0-9&>=-])>{1,2}\s*([A-Za-z0-9_./~-]+)")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}")
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)(?:\n.*?(?:\n[ \t]*\1\b|\Z))?", re.DOTALL)
-_STEP = re.compile(r"(?:[^;&|\n\"']|(?<=>)&|\"(?:[^\"\\]|\\.)*\"|'[^']*')+")
+_UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
+_QUOTE_OPENED = re.compile(r'"(?:[^"\\]|\\.)*+')
 MAX_FILES = 60
 _MAX_PARSED = 40_000
 _IN_TEXT = re.compile(r'"(?:file_?)?path"\s*:\s*"((?:[^"\\]|\\.){1,300})"')
@@ -149,7 +150,7 @@ def commands_of(name: str, arguments: str, *, max_characters: int = 120) -> Iter
     """The steps of a shell call that do more than look around, to the letter; the first characters of a long one."""
     if not is_shell(name.rsplit("__", 1)[-1], given := _parsed(arguments)):
         return
-    for step in _STEP.findall(str(given.get("command") or given.get("cmd") or "")[:2_000].partition("<<")[0]):
+    for step in _parted(str(given.get("command") or given.get("cmd") or "")[:2_000].partition("<<")[0]):
         words = step.split()
         if len(words) > 1 and _is_telling(words):
             yield step.strip()[:max_characters].rstrip()
@@ -214,8 +215,33 @@ def _short(value: Any, depth: int = 0) -> str:
         return "…"
 
 
+def _parted(command: str) -> list[str]:
+    """The parts of a command between separators; what is quoted is never parted, and a quote that nobody closes is a separator.
+
+    Where a quote is not closed, no later one up to the place at which that was seen is: they are not looked at again.
+    """
+    parts: list[str] = []
+    start = at = unclosed_to = 0
+    while at < len(command):
+        if plain := _UNQUOTED.match(command, at):
+            at = plain.end()
+            continue
+        end = 0
+        if command[at] == "'":
+            end = command.find("'", at + 1) + 1
+        elif command[at] == '"' and at >= unclosed_to:
+            unclosed_to = _QUOTE_OPENED.match(command, at).end()  # type: ignore[union-attr]  # it begins with the quote
+            end = unclosed_to + 1 if command.startswith('"', unclosed_to) else 0
+        if end:
+            at = end
+            continue
+        parts.append(command[start:at])
+        at = start = at + 1
+    return [part for part in (*parts, command[start:]) if part]
+
+
 def _steps(command: str) -> Iterator[list[str]]:
-    for step in _STEP.findall(_HEREDOC.sub(r"\2", command[:2_000])):
+    for step in _parted(_HEREDOC.sub(r"\2", command[:2_000])):
         words = step.replace(" 2>&1", "").replace(" 2>/dev/null", "").split()
         while words and "=" in words[0] and words[0][0].isalpha():
             words = words[1:]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from turnfold.messages import Call, Message, Role
+from turnfold.messages import Call, Message, Role, place_of_slot
 
 
 class Block(NamedTuple):
@@ -74,7 +74,7 @@ def group(messages: Sequence[Message]) -> Grouped:
     for message in results:
         answer = message.answers
         owner = calling.get(answer.position) if answer is not None else None
-        if answer is None or owner is None or all(call.slot != answer.slot for call in owner.calls):
+        if answer is None or owner is None or place_of_slot(owner.calls, answer.slot) is None:
             loose.append(message)
         else:
             answered[answer] = message

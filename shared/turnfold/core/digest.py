@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
+from turnfold.core.markers import defused
 from turnfold.core.sources import Source, clip, printable
 
 _ROLES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
@@ -21,7 +22,7 @@ def digest(sources: Sequence[Source], *, max_tokens: int = 300, count: Callable[
     """
     told = [source for source in sources if source.role in ("user", "assistant") or (source.role == "tool" and source.is_error)]
     width = min(160, max(40, max_tokens * 3 // max(len(told), 1)))
-    lines = [line for line in (_line(source, width) for source in told) if line]
+    lines = [defused(line) for line in (_line(source, width) for source in told) if line]
     silent += len(sources) - len(lines)
     kept = _newest_within(lines, max_tokens * 4)
     while True:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from turnfold.core.blocks import Block, group, newest_request
 from turnfold.core.presets import Mode, Policy
@@ -145,7 +145,8 @@ def token_trigger(policy: Policy, *, model_window: int) -> int:
 class Eviction:
     """One eviction: why, what left, what was live before (all messages, and what the triggers count), and when (ms since 1970).
 
-    `gauge` is the session's afterwards, `seq` the event that set it off. `is_escalated`: as little stayed as may.
+    `gauge` is the session's afterwards, `seq` the event that set it off. `is_escalated`: as little stayed as may. `stays` is what
+    was live afterwards.
     """
 
     due: Due
@@ -156,12 +157,50 @@ class Eviction:
     gauge: Gauge = field(default_factory=Gauge)
     seq: int = 0
     is_escalated: bool = False
+    stays: tuple[Message, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens of the evicted messages, without system messages."""
+        return sum([message.tokens for message in self.evicted if not message.role.is_system])
 
     @property
     def is_over(self) -> bool:
         """Whether what stayed is still over the limit, as far as counting can tell."""
-        left = self.load.tokens - sum([message.tokens for message in self.evicted if not message.role.is_system])
+        left = self.load.tokens - self.tokens
         return self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
+
+    def seen_at(self, live: Sequence[Message], load: Load, at_ms: int) -> "Eviction":
+        """The same eviction with everything counted at this moment, of these live messages."""
+        gone = {message.position for message in self.evicted}
+        stays = tuple([message for message in live if message.position not in gone])
+        return replace(self, live=len(live), load=load, at_ms=at_ms, stays=stays)
+
+    def counts(self) -> dict[str, Any]:
+        """Return the numbers for the audit row: the messages that left, and those that stayed."""
+        return {
+            "evicted": len(self.evicted),
+            "kept": len(self.stays),
+            "blocks_kept": _blocks(self.stays),
+            "blocks_dropped": _blocks(self.evicted),
+            "calls": _calls(self.evicted),
+            "calls_kept": _calls(self.stays),
+            "results": _results(self.evicted),
+            "results_kept": _results(self.stays),
+        }
+
+
+def _blocks(messages: Iterable[Message]) -> int:
+    """How many blocks these are: a call with its results is one, and so is any other message but a system one."""
+    return sum([message.role is not Role.TOOL and not message.role.is_system for message in messages])
+
+
+def _calls(messages: Iterable[Message]) -> int:
+    return sum([len(message.calls) for message in messages])
+
+
+def _results(messages: Iterable[Message]) -> int:
+    return sum([message.role is Role.TOOL for message in messages])
 
 
 UNMETERED = Meter()
@@ -212,6 +251,7 @@ def evictions(
     for seq, arrived in arriving.items():
         if seq in meter.readings:
             gauge = gauge.told(meter.readings[seq], usage_limit)
+        before = len(present)
         is_in_order = not present or not arrived or arrived[0].position > present[-1].position
         present += arrived
         if not is_in_order:
@@ -222,7 +262,7 @@ def evictions(
                 messages += 1
                 tokens += message.tokens
                 rounds += message.is_request
-        if hold.to_tokens and total < hold.to_tokens:
+        if (hold.to_tokens and total < hold.to_tokens) or not _is_looked_at(before, len(present)):
             continue
         load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
         for found in limits.fired(load):
@@ -232,15 +272,30 @@ def evictions(
                 continue
             factor = meter.learn(present[-1].stream_seq, at_ms) if meter.learn else gauge.factor
             gauge = gauge.evicted(by_report=found.trigger is Trigger.USAGE, factor=factor)
-            done.append(replace(eviction, gauge=gauge))
-            gone = {message.position for message in eviction.evicted}
-            present = [message for message in present if message.position not in gone]
+            eviction = replace(eviction.seen_at(present, load, at_ms), gauge=gauge)
+            done.append(eviction)
+            present = list(eviction.stays)
             counted = [message.tokens for message in eviction.evicted if not message.role.is_system]
             messages -= len(counted)
             tokens -= sum(counted)
             rounds = 0
             break
     return tuple(done)
+
+
+EVERY_EVENT_BELOW: Final = 1_024
+"""With more live messages than this, not every event has the session looked at: each look takes time for all of them."""
+
+
+def _is_looked_at(before: int, after: int) -> bool:
+    """Whether it is seen what leaves as the live messages grow so: at least once for each 512th part of very many.
+
+    Told from the counts alone, so that it does not depend on which events came in one batch.
+    """
+    if after < EVERY_EVENT_BELOW:
+        return True
+    step = 1 << (after.bit_length() - EVERY_EVENT_BELOW.bit_length() + 1)
+    return before // step != after // step
 
 
 def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Eviction:

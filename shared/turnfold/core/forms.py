@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from turnfold.core.cuts import Cuts
+from turnfold.core.markers import defused
 from turnfold.core.tokens import CALL_TOKENS, MESSAGE_TOKENS, ceiling
 from turnfold.messages import Call, LongText, Message
 
@@ -89,7 +90,7 @@ PREVIEW_MARK_TOKENS: Final = SEAM_TOKENS + ceiling(cut_mark(TextCut(0, 0, 0, _WI
 
 def result_line(call: Call, result: Message) -> str:
     """What stands in the place of a result: whose it was, how long, and by which id the original can be fetched."""
-    return f"{_line_start(call)}: {result.content_tokens} tokens left out, original: {result.message_id}]"
+    return defused(f"{_line_start(call)}: {result.content_tokens} tokens left out, original: {result.message_id}]")
 
 
 def line_start_tokens(call: Call) -> int:

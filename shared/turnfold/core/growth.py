@@ -12,10 +12,13 @@ from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import Policy
 from turnfold.core.priority import priority_of
 from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, SummaryFacts, digest_tokens, summary_within, whole_summary
-from turnfold.messages import CompactionId, Message, Role
+from turnfold.messages import CompactionId, Message, Role, place_of_slot
 
 CHARACTERS_PER_REASONING_TOKEN: Final = 4
 LEVEL_STEP_TOKENS: Final = 4
+FREE_LOOKS: Final = 256
+LOOKS_PER_MESSAGE: Final = 8
+"""Trimming that looks at more than so many parts which stay as they are waits for a message per so many of them: a session costs about as much as it holds."""
 WASTE_RATIO: Final = 0.03
 LARGE_WASTE_RATIO: Final = 0.1
 """A step that frees more than it has to by such a share of the budget is softened to a longer cut, where one is possible."""
@@ -65,6 +68,7 @@ class Growth:
     What it shows after n messages depends on these n alone and forms only ever shrink, so a window begins as it did
     before until the next time the limits are exceeded. `relieve` trims it then; without it nobody does. `taken` are the n
     messages, of which `live` are live. While `is_roomy` nothing was ever trimmed, and what trimming needs is not prepared.
+    If not `can_continue`, it was trimmed at its end and not in its turn: it is grown again from the start when messages come.
     """
 
     def __init__(self, limits: Limits, policy: Policy, frame: Frame, *, relieve: "Callable[[Growth], None] | None") -> None:
@@ -72,6 +76,7 @@ class Growth:
         self.policy = policy
         self.frame = frame
         self.is_roomy = False
+        self.can_continue = True
         self.taken: list[Message] = []
         self.live = 0
         self.units: list[Unit] = []
@@ -106,6 +111,8 @@ class Growth:
         self.tool_units: list[Entry] = []
         self._all_units: list[Entry] = []
         self._listed_units = 0
+        self.looked_at = 0
+        self._due = 0
 
     # Growing
 
@@ -119,10 +126,12 @@ class Growth:
         tokens, size = _most(messages)
         self._most_tokens += tokens
         self._most_size += size
+        start = len(self.taken)
         self.taken += messages
         self.live += sum([message.compaction_id is None for message in messages])
         relieve = None if self.is_roomy else self._relieve
-        for message in messages:
+        is_postponed = False
+        for number, message in enumerate(messages, start=start):
             if message.role.is_system:
                 continue
             if message.role is Role.TOOL:
@@ -130,7 +139,18 @@ class Growth:
             else:
                 self._add_unit(message)
             if relieve is not None and self.is_over:
-                relieve(self)
+                is_postponed = number < self._due
+                if not is_postponed:
+                    self._trim(relieve, number)
+        if relieve is not None and is_postponed and self.is_over:
+            relieve(self)
+            self.can_continue = False
+
+    def _trim(self, relieve: "Callable[[Growth], None]", number: int) -> None:
+        """Trim after the message of this number. The more was looked at that stays as it is, the more messages come until the next time."""
+        self.looked_at = 0
+        relieve(self)
+        self._due = number + 1 + max(0, self.looked_at - FREE_LOOKS) // LOOKS_PER_MESSAGE
 
     @property
     def is_over(self) -> bool:
@@ -177,19 +197,21 @@ class Growth:
 
     def _attach(self, unit: Unit, message: Message) -> None:
         assert message.answers is not None
-        for place, call in enumerate(unit.head.message.calls):
-            if call.slot == message.answers.slot and unit.results[place] is None:
-                piece = Piece(message, call)
-                unit.results[place] = piece
-                unit.has_changed()
-                unit.tokens += piece.tokens - STAND_IN_TOKENS
-                if unit.is_shown:
-                    self.total += piece.tokens - STAND_IN_TOKENS
-                    self.results_tokens += piece.text
-                    if not self.is_roomy:
-                        self._enlist_result(unit, piece)
-                        if (priority := unit.priority) != unit.listed:
-                            self._enlist_again(unit, priority)
+        calls = unit.head.message.calls
+        place = place_of_slot(calls, message.answers.slot)
+        if place is None or unit.results[place] is not None:
+            return
+        piece = Piece(message, calls[place])
+        unit.add_result(place, piece)
+        unit.tokens += piece.tokens - STAND_IN_TOKENS
+        if unit.is_shown:
+            self.total += piece.tokens - STAND_IN_TOKENS
+            self.results_tokens += piece.text
+            if not self.is_roomy:
+                self._enlist_result(unit, piece)
+                unit.best_answer = max(unit.best_answer, priority_of(message))
+                if (priority := unit.priority) != unit.listed:
+                    self._enlist_again(unit, priority)
 
     # What each step will look at, in its order: LOW before NORMAL before HIGH, the oldest first
 
@@ -209,8 +231,10 @@ class Growth:
             if most and any(call.tokens > most and arguments_tokens(call) > most for call in message.calls):
                 _put(self.costly, unit, head)
             self._newest_tool_units.append(unit)
+            unit.is_recent = True
             if len(self._newest_tool_units) > policy.keep_tool_blocks:
                 older = self._newest_tool_units.popleft()
+                older.is_recent = False
                 heappush(self.tool_units, (older.listed, older.position, older, older.head))
 
     @property
@@ -226,7 +250,7 @@ class Growth:
         unit.listed = priority
         entry = (priority, unit.position, unit, unit.head)
         heappush(self._all_units, entry)
-        if unit not in self._newest_tool_units:
+        if not unit.is_recent:
             heappush(self.tool_units, entry)
 
     def _enlist_result(self, unit: Unit, piece: Piece) -> None:
@@ -259,6 +283,7 @@ class Growth:
                 kept.append(entry)
         for entry in kept:
             heappush(heap, entry)
+        self.looked_at += len(kept)
 
     def _comes_back(self, heap: list[Entry], unit: Unit, piece: Piece) -> bool:
         """Whether a step was softened, and may have to take the rest another time."""
@@ -325,6 +350,7 @@ class Growth:
         cap = max((piece.text for piece in pieces), default=0) + max(unit.head.arguments_sizes, default=0)
         while self.total > target and cap > least:
             sizes = [*(piece.text for piece in pieces), *unit.head.arguments_sizes]
+            self.looked_at += len(sizes)
             # The names of calls may be dearer than the sizes say: then it takes another step.
             cap = max(least, min(cap - LEVEL_STEP_TOKENS, levelled(sizes, self.total - target)))
             for piece in pieces:
@@ -337,6 +363,7 @@ class Growth:
     def oldest(self, is_enough: Callable[[], bool]) -> Iterator[Unit]:
         """The blocks that may go, the oldest first, until it is enough; one that stays, or is protected, comes again another time."""
         again, kept = deque(self._passed_over), list[Unit]()
+        self.looked_at += len(again)
         while not is_enough() and (again or self._oldest < len(self.units)):
             if again:
                 unit = again.popleft()

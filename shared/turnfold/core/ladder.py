@@ -112,8 +112,11 @@ def digest_pending(window: Growth, target: int) -> None:
         if window.total <= target:
             return
         if row.compaction_id in window.folded_rows:
+            window.looked_at += 1
             continue
-        units = [unit for unit in window.row_units.get(row.compaction_id, ()) if unit.is_shown and not window.is_protected(unit)]
+        row_units = window.row_units.get(row.compaction_id, ())
+        window.looked_at += 1 + len(row_units)
+        units = [unit for unit in row_units if unit.is_shown and not window.is_protected(unit)]
         if sum(unit.tokens for unit in units) <= window.digest_cost(row):
             continue
         window.folded_rows.add(row.compaction_id)
@@ -172,6 +175,7 @@ def _preview_unseen_arguments(window: Growth) -> None:
     """Long arguments become previews, no shorter than they must be."""
     policy = window.policy
     if unit := window.unseen:
+        window.looked_at += len(unit.results)
         cap = max(policy.preview_tokens, levelled(unit.head.arguments_sizes, window.total - window.limits.tokens))
         window.free(unit, unit.head, lambda _, piece: piece.preview_arguments(max(cap, policy.arguments_max_tokens), cap))
 
@@ -192,6 +196,7 @@ def _reduce_unseen(window: Growth) -> None:
     if unit is None:
         return
     results = [piece for piece in unit.results if piece is not None]
+    window.looked_at += len(unit.results)
     for shorten in (lambda _, piece: piece.to_line(window.line_starts), lambda _, piece: piece.to_mark()):
         for piece in results:
             if window.total > window.limits.tokens:
@@ -235,6 +240,7 @@ def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
     excess = window.total - window.limits.tokens
     if unit is None or excess <= 0:
         return
+    window.looked_at += len(unit.results)
     pieces = [piece for piece in unit.results if piece is not None and piece.line is None]
     cap = max(least, levelled([piece.text for piece in pieces], excess))
 

@@ -240,7 +240,7 @@ def _within(ranked: Sequence[_Standing], allowed: float) -> tuple[list[_Standing
     for one in ranked:
         if one.value.text in within:
             continue
-        inner = [kept[part] for part in one.parts if part in kept and (one.is_stated or not kept[part].is_stated)]
+        inner = [kept[part] for part in dict.fromkeys(one.parts) if part in kept and (one.is_stated or not kept[part].is_stated)]
         price = one.price - sum([other.price for other in inner])
         if total + price > allowed:
             return list(kept.values()), total, False

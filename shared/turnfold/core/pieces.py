@@ -1,7 +1,7 @@
 """What a growing window is made of: messages in the form they have by now, and the blocks they stand in."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from turnfold.core.cuts import Cuts
 from turnfold.core.forms import (
@@ -152,15 +152,17 @@ class Piece:
     def preview_arguments(self, above: int, within: int) -> int:
         """Show of arguments above so many tokens only a preview within so many."""
         freed = 0
+        # A copy: a form that was taken from this piece before keeps its own.
+        previews: dict[int, int] = dict(self.arguments) if self.arguments else {}
         for call in self.message.calls:
-            shown = call.tokens
-            if self.arguments and call.slot in self.arguments:
-                shown = call_tokens_within(call, self.arguments[call.slot])
+            shown = call_tokens_within(call, previews[call.slot]) if call.slot in previews else call.tokens
             tokens = call_tokens_within(call, within)
-            if arguments_tokens(call) > above and tokens < shown:
-                self.arguments = (self.arguments or {}) | {call.slot: within}
+            if tokens < shown and arguments_tokens(call) > above:
+                previews[call.slot] = within
                 freed += shown - tokens
-        self.tokens -= freed
+        if freed:
+            self.arguments = previews
+            self.tokens -= freed
         return freed
 
     def _text_is(self, tokens: int) -> int:
@@ -170,10 +172,13 @@ class Piece:
         return freed
 
 
+UNRANKED: Final = -1
+
+
 class Unit:
     """A block of a growing window: a message and, in call order, the results of its calls by now."""
 
-    __slots__ = ("_listed", "_part", "head", "is_shown", "results", "row", "tokens")
+    __slots__ = ("_listed", "_part", "best_answer", "head", "is_recent", "is_shown", "results", "row", "tokens")
 
     def __init__(self, head: Message) -> None:
         self.head = Piece(head)
@@ -184,6 +189,15 @@ class Unit:
         self._listed: int | None = None
         self.tokens = head.tokens + STAND_IN_TOKENS * calls
         self._part: Part | None = None
+        self.best_answer = UNRANKED
+        """The highest priority of its results, kept while the window is trimmed."""
+        self.is_recent = False
+        """Whether it is one of the newest blocks with calls, which are left out later than the others."""
+
+    def add_result(self, place: int, piece: Piece) -> None:
+        """Put a result in the place of its call."""
+        self.results[place] = piece
+        self._part = None
 
     @property
     def part(self) -> Part:
@@ -243,6 +257,9 @@ class Unit:
     @property
     def priority(self) -> int:
         """The highest priority of its messages; a head that only calls has no say."""
-        says = self.head.message.content_tokens or not self.results
-        answers = [priority_of(piece.message) for piece in self.results if piece is not None]
-        return max([*answers, priority_of(self.head.message)] if says or not answers else answers)
+        best = self.best_answer
+        if best == UNRANKED:
+            best = max([priority_of(piece.message) for piece in self.results if piece is not None], default=UNRANKED)
+        if best == UNRANKED or self.head.message.content_tokens:
+            return max(best, priority_of(self.head.message))
+        return best

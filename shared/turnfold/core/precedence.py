@@ -20,6 +20,14 @@ class Wishes(NamedTuple):
         kept = {name: value for name, value in merged.items() if value is not None}
         return Wishes(preset or self.preset, mode or self.mode, json.dumps(kept) if kept else None)
 
+    def differences(self, before: "Wishes") -> dict[str, Any]:
+        """Return the differences: `preset`, `mode` and the changed `overrides`, null for one that was taken back."""
+        old, new = before.numbers(), self.numbers()
+        overrides = {name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
+        changes = {"preset": self.preset, "mode": self.mode, "overrides": overrides}
+        same: dict[str, Any] = {"preset": before.preset, "mode": before.mode, "overrides": {}}
+        return {name: value for name, value in changes.items() if value != same[name]}
+
     def numbers(self) -> dict[str, Any]:
         """The overrides as a mapping."""
         numbers: dict[str, Any] = json.loads(self.overrides) if self.overrides else {}

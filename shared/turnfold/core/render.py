@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from turnfold.core.forms import STAND_IN, WHOLE, TextCut, cut_mark
+from turnfold.core.markers import defused
 from turnfold.core.pieces import Entry, Part, Shown, StandIn, Texts
 from turnfold.core.tokens import Count, ceiling, lines_of, text_of
 from turnfold.core.window import Plan
@@ -45,8 +46,9 @@ def render(
     messages: list[str] = []
     ids: list[MessageId | None] = []
     shown = plan.summary
-    text = "" if shown is None else summary_text if shown.characters is None else summary_text[: shown.characters]
-    entries = tuple(ledger) if shown is not None and shown.with_ledger else ()
+    whole, every = _defused(summary_text, tuple(ledger))
+    text = "" if shown is None else whole[: shown.characters]
+    entries = every if shown is not None and shown.with_ledger else ()
     wrapped = None
     if shown is not None and plan.placement is not Placement.SEPARATE:
         wrapped = wrapped_summary(text, entries, plan.placement)
@@ -189,6 +191,12 @@ def _appended(body: str, text: str) -> str:
     else:
         message["content"] = text
     return json_text(message)
+
+
+@lru_cache(maxsize=128)
+def _defused(text: str, ledger: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """A version's text and ledger as they may be shown; until the next version they are the same in every window."""
+    return defused(text), tuple([defused(entry) for entry in ledger])
 
 
 @lru_cache(maxsize=128)

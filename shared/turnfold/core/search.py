@@ -2,10 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import chain
 from math import log
+from operator import add
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.tokens import text_of
@@ -15,6 +18,11 @@ MOST_WORDS: Final = 100
 """Words of a query beyond so many are not asked for one by one."""
 MOST_TERMS: Final = 24
 """Terms that one lookup in an index names; texts are read to check the rest."""
+FEW_WORDS: Final = 12
+"""Words that each text is searched for one by one, in all its characters. Of a longer query the longest so many words tell the relevance,
+and a row of eastern characters is asked for by its pairs: then a text is read once, however many words there are."""
+MOST_PLACES: Final = 1_000
+"""Places of a text that holds the whole query again and again at which it is seen whether it stands there as a value."""
 PREFIX_CHARACTERS: Final = 3
 """Words of at least so many characters are also found by their beginning."""
 
@@ -53,7 +61,10 @@ class Question:
     def of(query: str) -> "Question":
         """The question in the words of a query, which are never more than text."""
         text = " ".join(folded(query).split())
-        return Question(text, tuple(dict.fromkeys(runs(text)))[:MOST_WORDS])
+        words = dict.fromkeys(runs(text))
+        if len(words) > FEW_WORDS:
+            words = dict.fromkeys(part for word in words for part in _parts(word))
+        return Question(text, tuple(words)[:MOST_WORDS])
 
     @property
     def is_value(self) -> bool:
@@ -78,12 +89,14 @@ class Question:
 
     def grade(self, text: str) -> Grade | None:
         """How well a folded text answers; None when a word is missing."""
-        if not all(word in text for word in self.words):
+        if not self._may_hold(text, all):
             return None
-        is_exact = all(_holds(text, word, ends=True) for word in self.words)
-        if not is_exact and not all(_holds(text, word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words):
+        words = TextWords(text, is_read_once=len(self.words) > FEW_WORDS)
+        is_exact = all(words.hold(word) for word in self.words)
+        if not is_exact and not all(words.hold(word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words):
             return None
-        relevance = sum(_share(text.count(word), len(text)) for word in self.words) / max(1, len(self.words))
+        counted = self._longest(FEW_WORDS)
+        relevance = sum(_share(text.count(word), len(text)) for word in counted) / max(1, len(counted))
         tier = BEGINNINGS
         if is_exact:
             tier = WORDS
@@ -97,14 +110,58 @@ class Question:
 
     def holds(self, text: str) -> frozenset[int]:
         """Which words of the query, by their places, a folded text holds."""
-        return frozenset(place for place, word in enumerate(self.words) if _holds(text, word, ends=True))
+        if not self._may_hold(text, any):
+            return frozenset()
+        words = TextWords(text, is_read_once=len(self.words) > FEW_WORDS)
+        return frozenset(place for place, word in enumerate(self.words) if words.hold(word))
+
+    def _may_hold(self, text: str, of_words: Callable[[Iterable[bool]], bool]) -> bool:
+        """Whether the letters of all words, or of any, are in a text at all; a long query is not looked for so."""
+        return len(self.words) > FEW_WORDS or of_words(word in text for word in self.words)
+
+    def _longest(self, most: int) -> Sequence[str]:
+        return self.words if len(self.words) <= most else sorted(self.words, key=lambda word: (-len(word), word))[:most]
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
         """Where a text holds the whole query, one blank standing for whatever white space is in it."""
         at = text.find(self.text)
-        while at >= 0:
+        for _ in range(MOST_PLACES):
+            if at < 0:
+                break
             yield at, at + len(self.text)
             at = text.find(self.text, at + 1)
+
+
+class TextWords:
+    """The words of a folded text, taken apart once: which words stand in it, and which begin one of its words."""
+
+    def __init__(self, text: str, *, is_read_once: bool = False) -> None:
+        self._text = text
+        self._is_read_once = is_read_once
+        self._words: frozenset[str] | None = None
+        self._in_order: list[str] | None = None
+        self._pairs: frozenset[str] | None = None
+
+    def hold(self, word: str, *, ends: bool = True) -> bool:
+        """Whether a word stands here, or with `ends` false the beginning of one; eastern characters stand anywhere.
+
+        A word begins inside no other; what follows an escaped line end or tab begins one.
+        """
+        if is_east(word[0]):
+            return word in (self._pairs_of_characters() if self._is_read_once and len(word) <= PAIR else self._text)
+        if self._words is None:
+            self._words = frozenset(runs(self._text)).union(_ESCAPED.findall(self._text) if "\\" in self._text else ())
+        if ends:
+            return word in self._words
+        if self._in_order is None:
+            self._in_order = sorted(self._words)
+        place = bisect_left(self._in_order, word)
+        return place < len(self._in_order) and self._in_order[place].startswith(word)
+
+    def _pairs_of_characters(self) -> frozenset[str]:
+        if self._pairs is None:
+            self._pairs = frozenset(self._text).union(map(add, self._text, self._text[1:]))
+        return self._pairs
 
 
 def searchable(body: Mapping[str, Any]) -> str:
@@ -175,7 +232,8 @@ def ranked(question: Question, graded: Mapping[int, Grade]) -> list[Found]:
 def ranked_by_any(question: Question, texts: Mapping[int, str]) -> list[Found]:
     """The positions of messages that hold some of the words, those with the rarest words first."""
     held = {position: question.holds(text) for position, text in texts.items()}
-    holders = [sum(place in words for words in held.values()) for place in range(len(question.words))]
+    times = Counter(chain.from_iterable(held.values()))
+    holders = [times[place] for place in range(len(question.words))]
     weights = [log(1 + len(held) / (1 + number)) for number in holders]
     whole = sum(weights) or 1.0
     found = []
@@ -209,15 +267,9 @@ def _beginning(word: str) -> list[Term]:
     return [Term(word_term(word), is_prefix=len(word) < WORD_CHARACTERS)]
 
 
-def _holds(text: str, word: str, *, ends: bool) -> bool:
-    """Whether a word stands in a folded text, or with `ends` false the beginning of one; eastern characters stand anywhere."""
-    return word in text and (is_east(word[0]) or _standing(word, ends=ends).search(text) is not None)
-
-
-@lru_cache(maxsize=1_024)
-def _standing(word: str, *, ends: bool) -> re.Pattern[str]:
-    """A word that begins inside no other; what follows an escaped line end or tab begins one."""
-    return re.compile(rf"(?:(?<!{LETTER})|(?<=\\[ntr])){re.escape(word)}{f'(?!{LETTER})' if ends else ''}")
+def _parts(word: str) -> list[str]:
+    """A row of more than two eastern characters as its pairs; any other word as it is."""
+    return [word] if len(word) <= PAIR or not is_east(word[0]) else [word[at : at + PAIR] for at in range(len(word) - 1)]
 
 
 def _begins_value(text: str, at: int) -> bool:
@@ -234,6 +286,8 @@ def _ends_value(text: str, end: int) -> bool:
     return not (after.isalnum() or after in _JOINING_AFTER)
 
 
+PAIR: Final = 2
+_ESCAPED = re.compile(rf"\\[ntr]({LETTER}+)")
 _BLANKS = re.compile(r"\s+")
 _JOINING_BEFORE = "_./\\:@#~%+$-"
 _JOINING_AFTER = "_/\\@#~%+$-"

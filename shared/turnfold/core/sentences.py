@@ -10,7 +10,7 @@ from turnfold.core.sources import clip, ends, printable
 PROSE_CHARACTERS = 4_000
 
 _CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
-_TAGGED = re.compile(r"<(system-reminder|environment_details|command-\w+|local-command-\w+)>.*?</\1>", re.DOTALL)
+_NOTE_TAG = re.compile(r"<(/?)(system-reminder|environment_details|command-\w+|local-command-\w+)>")
 # Where a sentence may end stands first: all other characters are passed over at once.
 _END = re.compile(
     r"[。！？；!?.\n](?:(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[A-Z\"'(\[*`#\d]|I\b)|(?<=[。！？；!?])(?=[^。！？；!?」』”’）)])|(?<=\n)\n*)"
@@ -50,7 +50,25 @@ def prose(text: str) -> str:
     text = printable(ends(text, PROSE_CHARACTERS, PROSE_CHARACTERS))
     if "```" in text:
         text = _CODE.sub("\n", text)
-    return _TAGGED.sub("\n", text) if "</" in text else text
+    return _without_notes(text) if "</" in text else text
+
+
+def _without_notes(text: str) -> str:
+    """The text with a line end in the place of each note of a machine, from its tag to the nearest one that closes it."""
+    tags = list(_NOTE_TAG.finditer(text))
+    nearest: dict[str, int] = {}
+    ends: list[int | None] = []
+    for tag in reversed(tags):
+        ends.append(nearest.get(tag[2]))
+        if tag[1]:
+            nearest[tag[2]] = tag.end()
+    kept: list[str] = []
+    at = 0
+    for tag, end in zip(tags, reversed(ends), strict=True):
+        if end is not None and not tag[1] and tag.start() >= at:
+            kept.append(text[at : tag.start()])
+            at = end
+    return "\n".join([*kept, text[at:]])
 
 
 def sentences(text: str) -> Iterator[str]:

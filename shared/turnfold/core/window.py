@@ -145,7 +145,7 @@ def _begun(stored: Stored, asked: Asked, policy: Policy, limits: Limits, earlier
     if earlier is not None and not asked.is_emergency and earlier.taken == list(messages[: len(earlier.taken)]):
         new = messages[len(earlier.taken) :]
         frame = Frame(pinned=newest_system(new) or earlier.frame.pinned, facts=stored.summary, placement=asked.placement, rows=rows)
-        is_same = (earlier.limits, earlier.policy, earlier.frame) == (limits, policy, frame)
+        is_same = (earlier.can_continue or not new) and (earlier.limits, earlier.policy, earlier.frame) == (limits, policy, frame)
         if is_same and (not earlier.is_roomy or policy.mode is Mode.OFF or earlier.has_room_for(new)):
             return earlier, new
     frame = Frame(pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows)

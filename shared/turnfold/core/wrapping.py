@@ -1,11 +1,11 @@
 """The texts that stand for what is no longer in a window: data about the past, wrapped so that nothing in them commands."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from turnfold.core.markers import defused, markers_in
 from turnfold.core.tokens import MESSAGE_TOKENS, Cuts, ceiling
 
 
@@ -38,8 +38,6 @@ SUMMARY_TAG: Final = "turnfold-summary"
 DIGEST_TAG: Final = "turnfold-digest"
 LEAST_SUMMARY_TOKENS: Final = 32
 """A beginning shorter than this says nothing."""
-
-_TAGS: Final = re.compile(r"<(?=\s*+/?\s*+turnfold-)", re.IGNORECASE)
 
 
 def _framed(heading: str, tag: str, text: str) -> str:
@@ -85,7 +83,7 @@ def summary_facts(version: int, text: str, ledger: Sequence[str], *, tokens: int
         lines=text.count("\n") + 1,
         entries=len(ledger),
         ledger_lines=sum(entry.count("\n") + 1 for entry in ledger),
-        tags=len(_TAGS.findall(text)) + sum(len(_TAGS.findall(entry)) for entry in ledger),
+        tags=markers_in(text) + sum(map(markers_in, ledger)),
         cuts=cuts,
     )
 
@@ -122,9 +120,10 @@ def summary_within(facts: SummaryFacts, placement: Placement, max_tokens: int) -
 
 def _summary_tokens(facts: SummaryFacts, placement: Placement, text_tokens: int, *, with_ledger: bool) -> int:
     tokens = text_tokens + (max(0, facts.tokens - facts.text_tokens) if with_ledger else 0)
+    tokens += _TAG_TOKENS * facts.tags
     if placement is Placement.SEPARATE:
         return tokens
-    tokens += MESSAGE_TOKENS + _SUMMARY_FRAME + _TAG_TOKENS * facts.tags
+    tokens += MESSAGE_TOKENS + _SUMMARY_FRAME
     lines = facts.lines
     if with_ledger and facts.entries:
         tokens += _LEDGER_FRAME + _ENTRY_TOKENS * facts.entries
@@ -146,8 +145,3 @@ def wrapped_summary(text: str, ledger: Sequence[str], placement: Placement) -> s
 def wrapped_digests(digests: Sequence[str]) -> str:
     """The digests of what was evicted and is not summarised yet, oldest first, as a text for a model."""
     return _framed(DIGEST_HEADING, DIGEST_TAG, "\n\n".join(map(defused, digests)))
-
-
-def defused(text: str) -> str:
-    """The text without our own tags, so that nothing in it can end the frame it stands in."""
-    return _TAGS.sub("[", text)

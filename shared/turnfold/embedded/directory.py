@@ -74,6 +74,43 @@ class DataDirectory:
         os.close(self.lock_fd)
 
 
+def running_system(path: Path) -> Mapping[str, Any] | None:
+    """Read the ready line of the system that runs on a data directory; None if none runs there.
+
+    The lock decides. A ready line can outlive a system that was killed, and another system may listen on its ports by then.
+
+    Raises:
+        StartError: a system starts there and is not ready, or the directory cannot be read.
+    """
+    try:
+        if not _is_locked(path / LOCK_FILE):
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StartError(
+            f"the data directory {path} cannot be read ({error.strerror}); run the command as the user of its system"
+        ) from error
+    try:
+        ready = json.loads((path / READY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        ready = None
+    if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
+        raise StartError(f"the system on {path} is not ready; try again when `turnfold up` says that it is")
+    return ready
+
+
+def _is_locked(path: Path) -> bool:
+    lock_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock_fd)
+    return False
+
+
 def _lock(path: Path, lock_fd: int) -> None:
     deadline = time.monotonic() + ORPHAN_SECONDS
     while True:

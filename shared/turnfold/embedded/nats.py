@@ -52,6 +52,7 @@ def find_server(explicit: Path | None = None) -> Path:
 def write_config(directory: Path, *, port: int) -> Path:
     """Write the server's configuration into `directory`: loopback only, every publish on the disk before its answer."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
     path = directory / "nats-server.conf"
     text = CONFIG.format(host=HOST, port=port, log_file=_quoted(log_file(directory)), store_dir=_quoted(directory / "jetstream"))
     path.write_text(text, encoding="utf-8")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from turnfold.core.allowance import DEFAULT_ALLOWANCE, SESSION_MODEL, Allowance, is_named
 from turnfold.core.gate import Reason
 from turnfold.core.reading import sources_of, text_of_body
 from turnfold.core.sources import Draft, Part, SummaryJob
@@ -13,8 +14,6 @@ from turnfold.ports import Calls, Job, JobInput, Summarizer
 
 log = structlog.get_logger()
 
-SESSION_MODEL = "session"
-"""The word in the settings that means: the model of the session's latest event."""
 DAY_MS = 86_400_000
 
 
@@ -23,12 +22,15 @@ class Writing:
     """How summaries are written here. Times are seconds; without a model the extractive summariser writes.
 
     `window` tells how many tokens a model reads, `task` stands in place of our own text of what to do, and `redactions` are
-    the operator's own patterns.
+    the operator's own patterns. Only models that `allowance` allows are called besides the installation's own. `api_base` and
+    `api_key` are used for the models that `key_models` names, and for no other.
     """
 
     model: str | None = None
     api_base: str | None = None
     api_key: str | None = None
+    key_models: tuple[str, ...] = ()
+    allowance: Allowance = DEFAULT_ALLOWANCE
     call_timeout_seconds: float = 120.0
     job_timeout_seconds: float = 600.0
     lease_seconds: float = 60.0
@@ -42,17 +44,27 @@ class Writing:
 
 
 def model_of(job: Job, writing: Writing) -> str | None:
-    """Who writes this version: what was asked for above the policy's model, and that above the installation's; None: extractive."""
+    """Choose the model of this version: the requested one, else the policy's, else the installation's; None: extractive.
+
+    This is the last check before a call. A name that is not allowed is passed over, because it may have been stored before it was
+    forbidden, or it comes from an event.
+    """
     if not job.policy.uses_model:
         return None
-    named = job.wanted.model or job.policy.summary_model or writing.model
-    return job.model if named == SESSION_MODEL else named
+    for named in (job.wanted.model, job.policy.summary_model, writing.model):
+        model = job.model if named == SESSION_MODEL else named
+        if model is None:
+            continue
+        if (named == writing.model and named != SESSION_MODEL) or writing.allowance.allows_model(model):
+            return model
+        log.warning("model.not_allowed", agent_id=job.key.agent_id, compaction_id=job.compaction_ids[-1])
+    return None
 
 
 def summary_job(job: Job, given: JobInput, model: str | None, writing: Writing) -> SummaryJob:
     """What a summariser is given."""
     policy, wanted = job.policy, job.wanted
-    is_ours = model is not None and _is_ours(model, writing)
+    has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
     return SummaryJob(
         sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted),
         previous=given.previous,
@@ -68,8 +80,8 @@ def summary_job(job: Job, given: JobInput, model: str | None, writing: Writing) 
         chunk_share=policy.chunk_share,
         task=wanted.prompt or writing.task,
         redactions=writing.redactions,
-        api_base=writing.api_base if is_ours else None,
-        api_key=writing.api_key if is_ours else None,
+        api_base=writing.api_base if has_key else None,
+        api_key=writing.api_key if has_key else None,
     )
 
 
@@ -113,12 +125,3 @@ async def ask(asked: SummaryJob, job: Job, *, store: Calls, summarizer: Summariz
         raise
     await pay(draft.unpaid_tokens)
     return draft
-
-
-def _is_ours(model: str, writing: Writing) -> bool:
-    """Whether a model is reached by the installation's endpoint and key: any where an endpoint is set, else those of the same provider."""
-    return bool(writing.api_base) or writing.model in (None, SESSION_MODEL) or _provider(model) == _provider(writing.model or "")
-
-
-def _provider(model: str) -> str:
-    return model.partition("/")[0] if "/" in model else ""

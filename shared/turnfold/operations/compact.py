@@ -101,14 +101,14 @@ async def _write(
         reason = error.reason
         if error.is_transient and job.attempt < writing.attempts:
             retry_at_ms = now_ms() + int(1000 * _pause(job.attempt, error, writing))
-            await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms())
+            await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms(), model=asked.model)
             return GivenBack(reason)
         if job.planned or job.writes is not Writes.NEXT:
             if isinstance(error, BudgetSpent):
-                await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=error.until_ms, now_ms=now_ms())
+                await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=error.until_ms, now_ms=now_ms(), model=asked.model)
                 return GivenBack(reason)
             ending = Ending.FAILED if reason in PROVIDER_REASONS else Ending.REJECTED
-            await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms())
+            await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms(), model=asked.model)
             return RolledBack(reason)
         draft = await summarizer.summarize(without_model(asked))
     made = replace(_counted(draft, asked.style, given.depth, count), seconds=(now_ms() - began_ms) / 1000)

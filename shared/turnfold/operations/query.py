@@ -15,6 +15,7 @@ from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
 from turnfold.core.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, OPENING, SILENT, Shaped, shaped
 from turnfold.core.characters import characters_of, next_spread
 from turnfold.core.growth import Growth, PendingRow
+from turnfold.core.markers import defused
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Mode, Policy
 from turnfold.core.render import Rendered, render
@@ -29,10 +30,14 @@ from turnfold.ports import SessionFacts, StoredSummary, WindowFacts, WindowStore
 
 
 class Arrivals(Protocol):
-    """Word that something was ingested."""
+    """Tells when an event is ingested."""
 
-    async def next(self, seconds: float) -> None:
-        """Return when something was ingested, or after so many seconds."""
+    async def reached(self, seq: int, seconds: float) -> None:
+        """Return when everything up to this sequence is ingested, or after so many seconds.
+
+        Raises:
+            Unavailable: too many requests wait.
+        """
         ...
 
 
@@ -102,7 +107,7 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
             case Answer():
                 return seen
             case _Stale():
-                await arrivals.next(patience)
+                await arrivals.reached(request.after or 0, patience)
             case _Planned():
                 rendered = seen.rendered(bodies)
                 if seen.max_chars and (characters := seen.characters(rendered)) > seen.max_chars:
@@ -305,7 +310,7 @@ def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
     if summary is None:
         return "null"
     told = _told(summary)
-    if rendered.summary_text == summary.text and len(rendered.ledger) == len(told.ledger):
+    if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(told.ledger):
         return told.as_json
     shown = {"text": rendered.summary_text, "ledger": rendered.ledger, "sections": {}, "trimmed": True}
     return json.dumps(summary_json(summary) | shown)
@@ -322,13 +327,26 @@ def summary_json(summary: StoredSummary) -> dict[str, Any]:
         "kind": summary.kind,
         "style": summary.style,
         "model": summary.model,
-        "text": summary.text,
-        "sections": json.loads(summary.sections),
-        "ledger": json.loads(summary.ledger),
+        "text": defused(summary.text),
+        "sections": _defused(json.loads(summary.sections)),
+        "ledger": _defused(json.loads(summary.ledger)),
         "tokens": summary.tokens,
         "covers": {"first": summary.covers_first, "last": summary.covers_last, "messages": summary.messages_covered},
         "created_at": rfc3339(summary.created_at_ms),
     }
+
+
+def _defused(value: Any) -> Any:
+    """Return the content of a version with every text defused."""
+    match value:
+        case str():
+            return defused(value)
+        case list():
+            return [_defused(one) for one in value]
+        case dict():
+            return {defused(name): _defused(one) for name, one in value.items()}
+        case _:
+            return value
 
 
 def rfc3339(at_ms: int) -> str:

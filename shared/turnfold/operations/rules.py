@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from secrets import randbits
 
+from turnfold.core.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.digest import digest
 from turnfold.core.eviction import Due, Evict, Eviction, Hold, Load, Rest, decide, evictions, fired, kept_within
 from turnfold.core.pairing import pair
@@ -21,12 +22,12 @@ DIGEST_MESSAGES = 8
 PolicyOf = Callable[[Wishes, Wishes], Policy]
 
 
-def policy_rule(default_preset: str, policy_of: Callable[[str], Policy]) -> PolicyOf:
-    """Whose wish counts under this installation's settings."""
+def policy_rule(default_preset: str, policy_of: Callable[[str], Policy], allowance: Allowance = DEFAULT_ALLOWANCE) -> PolicyOf:
+    """Whose wish counts under this installation's settings; no wish goes beyond its ceilings."""
 
     @lru_cache(maxsize=4_096)
     def policy(agent: Wishes, session: Wishes) -> Policy:
-        return in_force(agent, session, default_preset=default_preset, policy_of=policy_of)
+        return allowance.bounded(in_force(agent, session, default_preset=default_preset, policy_of=policy_of))
 
     return policy
 
@@ -40,7 +41,14 @@ def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
     return [message for message in messages if message.role is Role.USER or message.role is Role.ASSISTANT]
 
 
-def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy], int], count: Count, max_sessions: int) -> Rules:
+def make_rules(
+    policy: PolicyOf,
+    *,
+    model_window: Callable[[str | None, Policy], int],
+    count: Count,
+    max_sessions: int,
+    allowance: Allowance = DEFAULT_ALLOWANCE,
+) -> Rules:
     """What intake and eviction decide by."""
 
     def make_digest(evicted: Sequence[Message], texts: Mapping[int, str]) -> tuple[str, int]:
@@ -83,4 +91,5 @@ def make_rules(policy: PolicyOf, *, model_window: Callable[[str | None, Policy],
         digest=make_digest,
         new_id=lambda: randbits(62),
         max_sessions=max_sessions,
+        allowance=allowance,
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from turnfold.contracts.requests import SearchRequest
 from turnfold.core.search import BEGINNINGS, Found, Grade, Lookup, Question, ranked, ranked_by_any, searchable
@@ -10,6 +10,9 @@ from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey, State
 from turnfold.operations.history import original_json
 from turnfold.ports import Original, Scope, SearchStore
+
+PART_CHARACTERS = 200_000
+"""How much text is graded at a time."""
 
 
 async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
@@ -97,11 +100,25 @@ class _Search:
 
     async def _take(self, page: Sequence[Original]) -> None:
         new = [one for one in page if one.position not in self.originals]
-        for original, text, grade in await asyncio.to_thread(_graded, self._question, new):
-            self.originals[original.position] = original
-            self.texts[original.position] = text
-            if grade is not None:
-                self.graded[original.position] = grade
+        # Part by part: of a search that is cancelled only the part in hand is finished.
+        for part in _parts(new):
+            for original, text, grade in await asyncio.to_thread(_graded, self._question, part):
+                self.originals[original.position] = original
+                self.texts[original.position] = text
+                if grade is not None:
+                    self.graded[original.position] = grade
+
+
+def _parts(originals: Sequence[Original]) -> Iterator[Sequence[Original]]:
+    """The messages in parts of so many characters, or of one longer message."""
+    start, characters = 0, 0
+    for end, original in enumerate(originals, 1):
+        characters += len(original.body)
+        if characters >= PART_CHARACTERS:
+            yield originals[start:end]
+            start, characters = end, 0
+    if start < len(originals):
+        yield originals[start:]
 
 
 def _graded(question: Question, originals: Sequence[Original]) -> list[tuple[Original, str, Grade | None]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 from typing import IO
 
 from sqlalchemy import Connection, func, select
@@ -12,6 +13,7 @@ from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
 from turnfold.store import ranges
 from turnfold.store.engine import Database, insert_for
+from turnfold.store.private import FILE_MODE
 from turnfold.store.schema import REVISION, ingested, stream
 
 POLL_SECONDS = 0.1
@@ -99,7 +101,8 @@ class WriterLock:
         """Whether this process may write now."""
         if self._path is None or self._file is not None:
             return True
-        file = open(self._path, "w")  # noqa: PTH123, SIM115  # held until the process ends
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        file = open(descriptor, "w")  # noqa: PTH123, SIM115  # held until the process ends
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

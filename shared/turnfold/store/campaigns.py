@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, update
 
+from turnfold.core.audit import LOCAL, WORKER
 from turnfold.messages import AgentId
 from turnfold.ports import Progress, Rules, Wanted
 from turnfold.store.bulk import Prepared
@@ -51,7 +52,9 @@ class SqlCampaigns:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def begin(self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int) -> Progress:
+    async def begin(
+        self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> Progress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         told = json.dumps({name: value for name, value in asdict(wanted).items() if value is not None}, sort_keys=True)
 
@@ -62,7 +65,7 @@ class SqlCampaigns:
             campaign_id = rules.new_id()
             row = {
                 "campaign_id": campaign_id, "agent_id": agent_id, "wanted": told, "at_once": at_once, "until_sid": until, "sessions": count,
-                "requested_at_ms": now_ms, "finished_at_ms": None if count else now_ms,
+                "requested_at_ms": now_ms, "finished_at_ms": None if count else now_ms, "actor": actor,
             }  # fmt: skip
             connection.execute(campaigns.insert(), row)
             return _progress(connection, campaign_id)
@@ -104,7 +107,7 @@ def _advance(connection: Connection, campaign_id: int, rules: Rules, now_ms: int
             connection.execute(update(campaigns).where(campaigns.c.campaign_id == campaign_id).values(finished_at_ms=now_ms))
     if not chosen:
         return 0
-    locked, records, wanted = list(lock_by_sid(connection, chosen).values()), Records(), wanted_of(row["wanted"])
+    locked, records, wanted = list(lock_by_sid(connection, chosen).values()), Records(row["actor"] or WORKER), wanted_of(row["wanted"])
     still = [session for session in locked if session.version is not None]
     for session in still:
         open_regeneration(connection, session, records, wanted, rules, now_ms=now_ms, campaign_id=campaign_id)

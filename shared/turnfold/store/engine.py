@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -18,10 +19,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from turnfold.errors import StartError, Unavailable
 from turnfold.store.near import Bare, Near, NotAtHand
+from turnfold.store.private import make_private
+from turnfold.turns import Turns
 
 BUSY_SECONDS = 30
 LOG_WAIT_MS = 200
 READERS = 4
+READERS_EACH = 2
+"""The most reading transactions that run at once, of all agents and of one."""
 TURN_SECONDS = 10
 CLOSE_SECONDS = 2
 LOCK_NOT_AVAILABLE = "55P03"
@@ -41,8 +46,12 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
             raise StartError(f"TURNFOLD_DATABASE_URL names {self.url.get_backend_name()}; SQLite and PostgreSQL are supported")
+        if writes:
+            make_private(self.url)
         self._steps = self._engine(writes=False)
+        self._step_turns = Turns(READERS, READERS_EACH)
         self._reader = _InThreads(self._thread_engine(writes=False), READERS) if self.is_sqlite else _Awaited(self._steps)
+        self._reader_turns = Turns(READERS, READERS_EACH) if self.is_sqlite else self._step_turns
         self._writer: _InThreads | _Awaited | None = None
         if writes:
             self._writer = _InThreads(self._thread_engine(writes=True), 1) if self.is_sqlite else _Awaited(self._engine(writes=True))
@@ -74,7 +83,8 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached now.
         """
-        return await self._reader.run(work)
+        asker = await self._reader_turns.take()
+        return await self._reader.run(work, on_end=partial(self._reader_turns.give_back, asker))
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
@@ -83,9 +93,13 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached now.
         """
-        with _Translated():
-            async with self._steps.begin() as connection:
-                yield connection
+        asker = await self._step_turns.take()
+        try:
+            with _Translated():
+                async with self._steps.begin() as connection:
+                    yield connection
+        finally:
+            self._step_turns.give_back(asker)
 
     @asynccontextmanager
     async def turn(self, lock: int) -> AsyncGenerator[None]:
@@ -179,11 +193,33 @@ class _InThreads:
         self._own = threading.local()
         self._opened: list[Connection] = []
 
-    async def run(self, work: Callable[[Connection], Found]) -> Found:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+    async def run(self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None) -> Found:
+        """Do it in one of the threads. With `on_end` it may be interrupted: who is cancelled leaves no statement running.
+
+        `on_end` is called in the event loop once the thread is free again.
+        """
+        if on_end is None:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+        interrupting = _Interrupting()
+        running = self._threads.submit(self._transact_while_wanted, work, interrupting)
+        try:
+            found = await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            interrupting.end()
+            running.add_done_callback(partial(_told_in, asyncio.get_running_loop(), on_end))
+            raise
+        except BaseException:
+            on_end()
+            raise
+        on_end()
+        return found
 
     def _transact(self, work: Callable[[Connection], Found]) -> Found:
         with _Translated(), self._connection() as connection, connection.begin():
+            return work(connection)
+
+    def _transact_while_wanted(self, work: Callable[[Connection], Found], interrupting: "_Interrupting") -> Found:
+        with _Translated(), self._connection() as connection, interrupting.of(connection), connection.begin():
             return work(connection)
 
     @contextmanager
@@ -216,16 +252,54 @@ class _InThreads:
         self._engine.dispose()
 
 
+def _told_in(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
+    with suppress(RuntimeError):  # the loop may be closed by now
+        loop.call_soon_threadsafe(on_end)
+
+
+class _Interrupting:
+    """Interrupts what a thread does in SQLite, from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._is_over = False
+
+    @contextmanager
+    def of(self, connection: Connection) -> Generator[None]:
+        """Allow statements on this connection to be interrupted while the body runs."""
+        with self._lock:
+            if self._is_over:
+                raise Unavailable("nobody waits for this any more")
+            self._connection = connection.connection.driver_connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+    def end(self) -> None:
+        """Interrupt it now, or as soon as it would begin."""
+        with self._lock:
+            self._is_over = True
+            if self._connection is not None:
+                self._connection.interrupt()
+
+
 class _Awaited:
     """Transactions whose statements are awaited behind the plain code."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def run(self, work: Callable[[Connection], Found]) -> Found:
-        with _Translated():
-            async with self._engine.begin() as connection:
-                return await connection.run_sync(work)
+    async def run(self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None) -> Found:
+        """Do it; who is cancelled has the server end the statement."""
+        try:
+            with _Translated():
+                async with self._engine.begin() as connection:
+                    return await connection.run_sync(work)
+        finally:
+            on_end()
 
     async def close(self) -> None:
         await _dispose(self._engine)

@@ -8,7 +8,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Table, bindparam, delete, func, literal_column, or_, select, text
 
+from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import EVENT_TYPES, session_subject, token_of
+from turnfold.core.audit import WORKER
 from turnfold.core.precedence import Wishes
 from turnfold.core.retention import is_over
 from turnfold.messages import AgentId, SessionId, SessionKey
@@ -35,6 +37,10 @@ from turnfold.store.sessions import ANY_NUMBER, Records, SessionRow, hold_counts
 
 RETENTION = "retention"
 AT_ONCE = 400
+SUBJECT_MISMATCH = "subject_mismatch"
+"""The reason of a dead letter whose subject names another session than its payload."""
+LETTERS_AT_ONCE = 50
+"""Each may hold as many bytes as are kept of a payload."""
 ALL_SESSIONS = ""
 """Stands for a session id where all of an agent was erased; no id is empty."""
 
@@ -72,6 +78,13 @@ _BEHIND = Prepared(
     .limit(bindparam("most", type_=Integer)),
     ("after", "most"),
 )
+_MISMATCHED = Prepared(
+    select(dead_letters.c.stream_seq, dead_letters.c.payload)
+    .where(dead_letters.c.reason == bindparam("why"), dead_letters.c.stream_seq > bindparam("after"))
+    .order_by(dead_letters.c.stream_seq)
+    .limit(bindparam("most", type_=Integer)),
+    ("why", "after", "most"),
+)
 _INGESTED_TO = Prepared(select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")), ())
 
 
@@ -103,7 +116,7 @@ class SqlErasures:
         return await self._database.empty_log()
 
 
-def erase(connection: Connection, key: SessionKey | AgentId, *, last_seq: int, now_ms: int) -> Erased:
+def erase(connection: Connection, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str) -> Erased:
     """Erase a session, or all of an agent, in the transaction that is open."""
     keep_apart(connection, is_erasing=True)
     hold_counts(connection, [key.agent_id if isinstance(key, SessionKey) else key])
@@ -120,7 +133,7 @@ def erase(connection: Connection, key: SessionKey | AgentId, *, last_seq: int, n
         connection.execute(delete(spending).where(spending.c.agent_id == key))
         _remember(connection, SessionKey(key, SessionId(ALL_SESSIONS)), last_seq, now_ms)
     _erase_letters(connection, key)
-    found = _erase_sessions(connection, locked, last_seq, now_ms, "request" if isinstance(key, SessionKey) else "agent")
+    found = _erase_sessions(connection, locked, last_seq, now_ms, "request" if isinstance(key, SessionKey) else "agent", actor)
     if not isinstance(key, SessionKey):
         connection.execute(delete(session_counts).where(session_counts.c.agent_id == key))
     return found if is_known else Erased()
@@ -134,11 +147,11 @@ def _expire(connection: Connection, *, sid: int, rules: Rules, now_ms: int) -> N
         if is_over(session.last_event_at_ms, rules.policy(session.agent_wishes, session.wishes), now_ms=now_ms):
             ingested_to = max((last for (last,) in _INGESTED_TO.rows(connection)), default=0)
             _erase_letters(connection, session.key)
-            _erase_sessions(connection, [session], ingested_to, now_ms, RETENTION)
+            _erase_sessions(connection, [session], ingested_to, now_ms, RETENTION, WORKER)
 
 
-def _erase_sessions(connection: Connection, locked: Sequence[SessionRow], last_seq: int, now_ms: int, reason: str) -> Erased:
-    records, total = Records(), 0
+def _erase_sessions(connection: Connection, locked: Sequence[SessionRow], last_seq: int, now_ms: int, reason: str, actor: str) -> Erased:
+    records, total = Records(actor), 0
     for some in _portions(locked):
         sids = [session.sid for session in some]
         stored = connection.execute(select(events.c.agent_id, events.c.event_id, events.c.stream_seq).where(events.c.sid.in_(sids))).all()
@@ -172,6 +185,24 @@ def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
         mine = or_(dead_letters.c.agent_id == key, *begins)
     _forget_in_stream(connection, connection.execute(select(dead_letters.c.stream_seq).where(mine)).scalars())
     connection.execute(delete(dead_letters).where(mine))
+    for some in _claiming(connection, key):
+        _forget_in_stream(connection, some)
+        connection.execute(delete(dead_letters).where(dead_letters.c.stream_seq.in_(some)))
+
+
+def _claiming(connection: Connection, key: SessionKey | AgentId) -> Iterable[Sequence[int]]:
+    """The sequences of dead letters on a subject of somebody else whose payload alone names a session or an agent; a page at a time."""
+    after = 0
+    while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, LETTERS_AT_ONCE):
+        after = rows[-1][0]
+        if found := [seq for seq, payload in rows if is_claimed(bytes(payload), key)]:
+            yield found
+
+
+def is_claimed(payload: bytes, key: SessionKey | AgentId) -> bool:
+    """Whether a payload names this session, or a session of this agent."""
+    claimed = claimed_key(payload)
+    return claimed is not None and (claimed == key if isinstance(key, SessionKey) else claimed.agent_id == key)
 
 
 def _remember(connection: Connection, key: SessionKey, last_seq: int, now_ms: int, *, rows: int = 0, hash_: str = "") -> None:
@@ -202,6 +233,8 @@ def erased_before(connection: Connection, arrivals: Sequence[Arrival], dead: Seq
     if not _ANY.rows(connection):
         return set()
     placed = [(one.key, one.stream_seq) for one in arrivals] + [(one.key, one.stream_seq) for one in dead if one.key is not None]
+    mismatched = [(claimed_key(one.payload), one.stream_seq) for one in dead if one.reason == SUBJECT_MISMATCH]
+    placed += [(key, seq) for key, seq in mismatched if key is not None]
     keys = {key for key, _ in placed} | {SessionKey(key.agent_id, SessionId(ALL_SESSIONS)) for key, _ in placed}
     last = {(agent_id, name): seq for some in _portions(sorted(keys)) for agent_id, name, seq in _LAST.rows(connection, some)}
     gone = {seq for key, seq in placed if seq <= max(last.get(key, 0), last.get((key.agent_id, ALL_SESSIONS), 0))}

@@ -1,8 +1,7 @@
 """Old messages leave the live window, in the transaction that found them too many."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, text, update
@@ -12,7 +11,7 @@ from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Hold,
 from turnfold.core.presets import Commit, Policy
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
-from turnfold.messages import CompactionId, Message, Role
+from turnfold.messages import CompactionId, Message
 from turnfold.ports import Arrival, Rules
 from turnfold.store.bulk import Bulk, BulkInsert, Prepared, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.rows import EVICTABLE, evictable_of
@@ -55,10 +54,11 @@ _CARRIED_OUT = bulk_update(
 )
 _OPENED = (
     "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
-    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "trace", "digest",
-    "digest_tokens",
+    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "trace", "actor",
+    "digest", "digest_tokens",
 )  # fmt: skip
 _OPEN = BulkInsert(compactions, _OPENED)
+_ASKED_BY = Prepared(select(compactions.c.actor).where(compactions.c.compaction_id == bindparam("by")), ("by",))
 
 
 def evict(
@@ -143,7 +143,8 @@ def evict_now(
         due, evicted = _first_to_win(found, live, policy, rules, now_ms)
         if due is None:
             return None
-        opened = opening.open(session, Eviction(due, evicted, len(live), session.load, now_ms), live)
+        eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(live, session.load, now_ms)
+        opened = opening.open(session, eviction, live)
         learning = Learning(connection)
         learning.evicted(session.sid, now_ms)
         factor = learning.factor(session.key.agent_id, session.model, live[-1].stream_seq)
@@ -159,14 +160,19 @@ def planned(connection: Connection, sid: int, due: Due, policy: Policy, *, now_m
     return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
 
 
-def leave(connection: Connection, session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, now_ms: int) -> None:
-    """Carry out an eviction that was planned: its messages leave in the transaction that commits their summary.
+def leave(
+    connection: Connection, session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, model: str | None, now_ms: int
+) -> None:
+    """Carry out an eviction that was planned: its messages leave in the transaction that commits their summary, which `model` wrote.
 
     Raises:
         LostLease: one of them is not live any more.
     """
     evicted = eviction.evicted
-    before = _let_go(session, compaction_id, replace(eviction, load=session.load), records, blocks_kept=None, checkpoint=None)
+    ((actor,),) = _ASKED_BY.rows(connection, compaction_id)
+    # Messages may have come since it was planned.
+    eviction = eviction.seen_at(_live(connection, [session])[session.sid], session.load, now_ms)
+    before = _let_go(session, compaction_id, eviction, records, checkpoint=None, model=model, actor=actor)
     session.gauge = session.gauge.evicted(by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor)
     _MARK.run(connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted])
     ((left,),) = _LEFT.rows(connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id)
@@ -211,35 +217,35 @@ CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
 
 
 def _let_go(
-    session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, blocks_kept: int | None, checkpoint: str | None
-) -> int:
-    """Take these messages off the session's counters, and say so; what live messages and summary counted before."""
+    session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, checkpoint: str | None, model: str | None = None,
+    actor: str | None = None,
+) -> int:  # fmt: skip
+    """Take these messages off the session's counters, and say so; what live messages and summary counted before.
+
+    `model` has summarised them, where that is done already. `actor` asked for it, where that is another than for the transaction.
+    """
     evicted, due = eviction.evicted, eviction.due
     before = eviction.load.tokens + session.summary_tokens
-    counted = [message for message in evicted if not message.role.is_system]
-    tokens = sum(message.tokens for message in counted)
-    session.live_messages -= len(counted)
-    session.live_tokens -= tokens
+    after = before - eviction.tokens
+    session.live_messages -= sum([not message.role.is_system for message in evicted])
+    session.live_tokens -= eviction.tokens
     session.rounds -= eviction.load.rounds
     session.revision += 1
-    kept = eviction.live - len(evicted)
     records.seal(
         session,
         "evicted",
         at_ms=eviction.at_ms,
         compaction_id=compaction_id,
         tokens_before=before,
+        tokens_after=after,
+        actor=actor,
         trigger=str(due.trigger),
-        evicted=len(evicted),
-        kept=kept,
+        **eviction.counts(),
         first=evicted[0].message_id,
         last=evicted[-1].message_id,
         checkpoint=checkpoint,
-        blocks_kept=blocks_kept,
-        blocks_dropped=_blocks(evicted),
-        calls=sum([len(message.calls) for message in evicted]),
-        results=sum([message.role is Role.TOOL for message in evicted]),
-        model=session.model,
+        model=model,
+        session_model=session.model,
         **_escalation(eviction),
     )
     records.tell(
@@ -248,16 +254,11 @@ def _let_go(
         compaction_id=str(compaction_id),
         trigger=str(due.trigger),
         original_count=eviction.live,
-        compressed_count=kept,
-        estimated_tokens=before - tokens,
+        compressed_count=len(eviction.stays),
+        estimated_tokens=after,
         budget_tokens=due.budget_tokens,
     )
     return before
-
-
-def _blocks(messages: Iterable[Message]) -> int:
-    """How many blocks these are: a call with its results is one, and so is any other message but a system one."""
-    return sum([message.role is not Role.TOOL and not message.role.is_system for message in messages])
 
 
 def _escalation(eviction: Eviction) -> dict[str, Any]:
@@ -306,9 +307,8 @@ class _Opening:
 
     def _open(self, session: SessionRow, compaction_id: int, eviction: Eviction, live: Sequence[Message], trace: str | None) -> None:
         evicted, due = eviction.evicted, eviction.due
-        blocks_kept = _blocks(live) - _blocks(evicted)
         checkpoint = self._checkpoint(eviction.seq)
-        before = _let_go(session, compaction_id, eviction, self._records, blocks_kept=blocks_kept, checkpoint=checkpoint)
+        before = _let_go(session, compaction_id, eviction, self._records, checkpoint=checkpoint)
         session.compactions += 1
         self._marks += [(compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)]
         all_tokens = sum([message.tokens for message in evicted])
@@ -316,7 +316,7 @@ class _Opening:
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
                 evicted[-1].position, len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms, eviction.at_ms,
-                trace,
+                trace, self._records.asked_by,
             )
         )  # fmt: skip
         self._evicted[compaction_id] = session.sid, evicted
@@ -348,7 +348,7 @@ class _Opening:
         before = session.window_tokens
         self._records.seal(
             session, "selective_start", at_ms=at_ms, compaction_id=compaction_id, tokens_before=before, trigger=str(due.trigger),
-            live=len(live), model=session.model, checkpoint=self._checkpoint(seq),
+            live=len(live), session_model=session.model, checkpoint=self._checkpoint(seq),
         )  # fmt: skip
         begins_ms = at_ms + SUMMARY_DELAY_MS
         if due.trigger is not Trigger.REQUEST:
@@ -356,7 +356,7 @@ class _Opening:
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
-                begins_ms, at_ms, None, self._trace(seq),
+                begins_ms, at_ms, None, self._trace(seq), self._records.asked_by,
             )
         )  # fmt: skip
         return compaction_id

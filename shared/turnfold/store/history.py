@@ -7,9 +7,10 @@ from typing import Any
 from sqlalchemy import BigInteger, Select, func, literal, literal_column, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turnfold.core.precedence import Wishes
 from turnfold.core.states import state_of
 from turnfold.errors import UnknownSession
-from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of, split_message_id
+from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
 from turnfold.ports import AuditRow, DeadLetterRow, Original, SessionCounts, StoredSummary
 from turnfold.store.engine import Database
 from turnfold.store.schema import agents, audit, compactions, dead_letters, events, messages, sessions, summaries
@@ -65,6 +66,16 @@ class SqlHistory:
         """What a session holds."""
         async with self._session(key) as (connection, sid):
             return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
+
+    async def wishes(self, key: SessionKey | AgentId) -> tuple[Wishes, Wishes]:
+        """Return the policy overrides of an agent and its session; empty if they set none or do not exist."""
+        agent_id, session_id = key if isinstance(key, SessionKey) else (key, None)
+        of_agent = select(agents.c.preset, agents.c.mode, agents.c.overrides).where(agents.c.agent_id == agent_id)
+        mine = (sessions.c.agent_id == agent_id) & (sessions.c.session_id == session_id)
+        of_session = select(sessions.c.preset, sessions.c.mode, sessions.c.overrides).where(mine)
+        async with self._database.read() as connection:
+            first, second = [(await connection.execute(wanted)).one_or_none() for wanted in (of_agent, of_session)]
+        return Wishes(*(first or ())), Wishes(*(second or ()))
 
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
@@ -169,7 +180,7 @@ _AUDIT = [
     audit.c[name]
     for name in (
         "ordinal", "at_ms", "agent_id", "session_id", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details",
-        "prev_hash", "hash",
+        "prev_hash", "hash", "actor",
     )
 ]  # fmt: skip
 DEAD = [

@@ -24,7 +24,7 @@ from turnfold.store.evict import evict
 from turnfold.store.indexing import forget
 from turnfold.store.pairing import Touched, pair_again
 from turnfold.store.rows import STORED, message_rows, storable
-from turnfold.store.schema import compactions, dead_letters, events, messages, tool_calls, usage_reports
+from turnfold.store.schema import compactions, dead_letters, events, messages, sessions, tool_calls, usage_reports
 from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
 from turnfold.store.usage import INSERT_REPORTS, Learning
 
@@ -146,6 +146,7 @@ class _Batch:
             arrived = {arrival.stream_seq: arrival for arrival in self._new}
             evictions = evict(self._connection, changed, new, arrived, learning, self._rules, self._records)
             write_back(self._connection, changed)
+            self._remove_empty()
         self._records.write(self._connection)
         self._bury()
         note_copies(self._connection, self._copies)
@@ -163,6 +164,17 @@ class _Batch:
             if arrival.key not in self._sessions:
                 self._refuse(arrival, TOO_MANY_SESSIONS, f"the agent has {self._rules.max_sessions} sessions, and may have no more")
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
+
+    def _remove_empty(self) -> None:
+        """Remove the sessions that this batch made and whose events it refused; one that a policy made has a revision."""
+        stored = {arrival.key for arrival in self._new} | self._moved
+        empty = [
+            session.sid
+            for key, session in self._sessions.items()
+            if key not in stored and session.last_event_at_ms is None and session.revision == 0
+        ]
+        if empty:
+            self._connection.execute(delete(sessions).where(sessions.c.sid.in_(empty)))
 
     # --- new, known, or another under a known id
 

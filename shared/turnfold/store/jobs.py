@@ -232,12 +232,15 @@ class SqlJobs(SqlCalls):
         """
         return await self._database.write(lambda connection: _commit(connection, job, version, leaving, reason, now_ms, self._new_id))
 
-    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
-        """End a compaction that evicted nothing and comes to nothing: all is as before; `LostLease` when it was not ours any more."""
-        await self._database.write(lambda connection: _end(connection, job, ending, reason, detail, now_ms, self._new_id))
+    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int, model: str | None = None) -> None:
+        """End a compaction that evicted nothing and comes to nothing: all is as before; `LostLease` when it was not ours any more.
 
-    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
-        """Return a job whose attempt failed, to be tried again; `LostLease` when it was not ours any more."""
+        `model` was to write.
+        """
+        await self._database.write(lambda connection: _end(connection, job, ending, reason, detail, now_ms, self._new_id, model))
+
+    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int, model: str | None = None) -> None:
+        """Return a job whose attempt failed, to be tried again; `LostLease` when it was not ours any more. `model` was to write."""
 
         def give_back(connection: Connection) -> None:
             session = lock_by_sid(connection, [job.sid]).get(job.sid)
@@ -246,8 +249,9 @@ class SqlJobs(SqlCalls):
                 raise LostLease(job.compaction_ids[-1])
             records, newest = Records(), int(job.compaction_ids[-1])
             records.seal(
-                session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, detail=detail[:300]
-            )
+                session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, model=model,
+                detail=detail[:300],
+            )  # fmt: skip
             records.tell(
                 session, "compaction.failed", compaction_id=str(newest), reason=reason, attempts=job.attempt, next_attempt_at=retry_at_ms
             )
@@ -343,7 +347,7 @@ def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms:
         attempt=attempt,
         fence=fence,
         compactions=len(ids),
-        model=session.model,
+        session_model=session.model,
     )
     is_cooling = newest.writes is Writes.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
     return Job(
@@ -488,8 +492,10 @@ def _commit(
         raise LostLease(job.compaction_ids[-1])
     session.versions += 1
     number, draft, records, newest = session.versions, version.draft, Records(), int(job.compaction_ids[-1])
+    at_first = session.window_tokens
     if leaving is not None:
-        leave(connection, session, newest, leaving, records, now_ms=now_ms)
+        leave(connection, session, newest, leaving, records, model=draft.model, now_ms=now_ms)
+    replaced = session.window_tokens
     adds = _adds(connection, job)
     if any_restored(connection, adds):
         raise LostLease(job.compaction_ids[-1])
@@ -504,7 +510,6 @@ def _commit(
     row = _summary_row(job, version, number, base_version, _covers(connection, job, base_version, adds), now_ms)
     _ADD_SUMMARY.run(connection, [_summary_values(row)])
     ADD.run(connection, [(job.sid, number, one) for one in adds])
-    before = _tokens_before(connection, job)
     if takes_force:
         begin_reign(connection, session, number, version.tokens, at_ms=now_ms)
     records.seal(
@@ -513,7 +518,7 @@ def _commit(
         at_ms=now_ms,
         compaction_id=newest,
         reason=reason,
-        tokens_before=before,
+        tokens_before=replaced,
         tokens_after=after,
         version=number,
         base_version=base_version,
@@ -532,8 +537,11 @@ def _commit(
         seconds=version.seconds,
     )
     if leaving is not None:
-        records.seal(session, "selective_done", at_ms=now_ms, compaction_id=newest, version=number, evicted=len(leaving.evicted))
-    beside = {} if takes_force else {"in_force": False}
+        records.seal(
+            session, "selective_done", at_ms=now_ms, compaction_id=newest, tokens_before=at_first, tokens_after=after, version=number,
+            evicted=len(leaving.evicted), model=draft.model,
+        )  # fmt: skip
+    beside, before = {} if takes_force else {"in_force": False}, _tokens_before(connection, job)
     records.tell(session, "summary.updated", version=number, kind=draft.kind, tokens_before=before, tokens_after=after, **beside)
     if takes_force:
         end_rewriting(connection, session, records, now_ms=now_ms)
@@ -564,14 +572,19 @@ REFUSED_STAND_INS = 3
 """A provider that is down is asked until it answers; a model whose answers are refused, so often, and then with the next eviction."""
 
 
-def _end(connection: Connection, job: Job, ending: Ending, reason: str | None, detail: str, now_ms: int, new_id: Callable[[], int]) -> None:
+def _end(
+    connection: Connection, job: Job, ending: Ending, reason: str | None, detail: str, now_ms: int, new_id: Callable[[], int],
+    model: str | None,
+) -> None:  # fmt: skip
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
     _change_mine(connection, job, status=str(ending), lease_until_ms=None, reason=reason, finished_at_ms=now_ms)
     forget_chunks(connection, job.sid)
     if session is None:
         raise LostLease(job.compaction_ids[-1])
     records, newest = Records(), int(job.compaction_ids[-1])
-    records.seal(session, _ENDED_AS[ending], at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, detail=detail[:300])
+    records.seal(
+        session, _ENDED_AS[ending], at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, model=model, detail=detail[:300]
+    )
     if ending is not Ending.STALE:
         records.tell(session, "compaction.failed", compaction_id=str(newest), reason=reason, attempts=job.attempt, next_attempt_at=None)
         if job.writes is not Writes.REGENERATED:

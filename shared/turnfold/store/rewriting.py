@@ -131,7 +131,7 @@ def _open(connection: Connection, session: SessionRow, records: Records, work: _
         "status": "pending", "first_position": work.span[0], "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
         "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0, "next_attempt_at_ms": work.begins_ms,
         "requested_at_ms": now_ms, "wanted": json.dumps(asked) if work.wanted else None,
-        "campaign_id": work.campaign_id,
+        "campaign_id": work.campaign_id, "actor": records.asked_by,
     }  # fmt: skip
     connection.execute(compactions.insert(), row)
     records.seal(

@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0013"
+REVISION = "0014"
 """The migration that builds this schema; the services wait for it without loading Alembic."""
 
 metadata = MetaData(
@@ -272,6 +272,8 @@ compactions = Table(
     Column("campaign_id", Big),
     # The trace of the event that set it off, where there is one.
     Column("trace", Text),
+    # Who asked for it; null where nobody did.
+    Column("actor", Text),
     UniqueConstraint("sid", "ordinal"),
     CheckConstraint("status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')", name="status"),
     CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name="lease"),
@@ -308,6 +310,8 @@ campaigns = Table(
     Column("opened", Integer, nullable=False, server_default=text("0")),
     Column("requested_at_ms", Big, nullable=False),
     Column("finished_at_ms", Big),
+    # Null in rows of before migration 0014.
+    Column("actor", Text),
     Index(
         "ix_campaigns_unfinished",
         "requested_at_ms",
@@ -466,10 +470,20 @@ audit = Table(
     Column("details", Text, nullable=False),
     Column("prev_hash", Text, nullable=False),
     Column("hash", Text, nullable=False),
+    # Null in rows of code from before migration 0014; those are sealed without it.
+    Column("actor", Text),
     UniqueConstraint("agent_id", "session_id", "ordinal"),
     sqlite_autoincrement=True,
 )
 """What happened to a session, each row sealed with the hash of the one before; triggers refuse UPDATE and DELETE."""
+
+installation_secrets = Table(
+    "installation_secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""Random secrets that the services of one installation share; migrations make them."""
 
 outbox = Table(
     "outbox",
@@ -529,7 +543,8 @@ VIEWS = {
                m.position / 1024 AS stream_seq, m.position, m.role, m.tool_call_id, m.tokens,
                CASE m.priority WHEN 0 THEN 'low' WHEN 1 THEN 'normal' ELSE 'high' END AS priority,
                CASE WHEN m.compaction_id IS NULL THEN 'live' WHEN c.is_covered THEN 'covered' ELSE 'pending' END AS state,
-               CAST(m.compaction_id AS TEXT) AS compaction_id, m.created_at_ms AS created_at
+               CAST(m.compaction_id AS TEXT) AS compaction_id, m.created_at_ms AS created_at,
+               {text} AS text, {body} AS body
           FROM messages m JOIN sessions s ON s.sid = m.sid
                LEFT JOIN compactions c ON c.compaction_id = m.compaction_id""",
     "summaries_view": """
@@ -564,10 +579,10 @@ VIEWS = {
          WHERE v.kind = 'llm'""",
     "audit_view": """
         SELECT audit_id, at_ms AS at, agent_id, session_id, CAST(compaction_id AS TEXT) AS compaction_id, phase, reason,
-               tokens_before, tokens_after, details, prev_hash, hash
+               tokens_before, tokens_after, details, prev_hash, hash, actor
           FROM audit""",
     "dead_letters_view": """
         SELECT dead_letter_id, at_ms AS at, subject, stream_seq, reason, size_bytes, replayed_at_ms AS replayed_at
           FROM dead_letters""",
 }
-"""The contract's views and those for auditors, in SQL that both databases read."""
+"""The contract's views and those for auditors. Both databases read this SQL; `{text}` and `{body}` differ, see migration 0014."""

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.audit import SEALED_FIELDS, seal
+from turnfold.core.audit import SEALED_FIELDS, WORKER, seal
 from turnfold.core.eviction import Load, cooldown_ms
 from turnfold.core.precedence import Wishes
 from turnfold.core.usage import Gauge
@@ -142,7 +142,7 @@ _COUNTS = PreparedIn(
 )
 _WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
 _stored_values = attrgetter(*COUNTERS, "sid")
-_SEALED = BulkInsert(audit, (*SEALED_FIELDS, "prev_hash", "hash"))
+_SEALED = BulkInsert(audit, (*SEALED_FIELDS, "prev_hash", "hash", "actor"))
 _TOLD = BulkInsert(outbox, ("subject", "payload"))
 
 
@@ -204,10 +204,16 @@ def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
 
 @dataclass(slots=True)
 class Records:
-    """The audit rows and notices of one transaction, in order."""
+    """The audit rows and notices of one transaction, in order; `actor` is who asked for it."""
 
+    actor: str = WORKER
     audit_rows: list[tuple[Any, ...]] = field(default_factory=list)
     notices: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def asked_by(self) -> str | None:
+        """The actor of this transaction; None for work that a worker does by itself."""
+        return None if self.actor == WORKER else self.actor
 
     def seal(
         self,
@@ -219,15 +225,17 @@ class Records:
         reason: str | None = None,
         tokens_before: int | None = None,
         tokens_after: int | None = None,
+        actor: str | None = None,
         **details: Any,
     ) -> None:
-        """Add an audit row to the session's chain."""
+        """Add an audit row to the session's chain; `actor` where another asked for this row than for the transaction."""
         session.audit_rows += 1
         told = json.dumps(details, separators=(",", ":"))
         key = session.key
         sealed = (key.agent_id, key.session_id, session.audit_rows, at_ms, compaction_id, phase, reason, tokens_before, tokens_after, told)
-        before, session.audit_hash = session.audit_hash, seal(session.audit_hash, sealed)
-        self.audit_rows.append((*sealed, before, session.audit_hash))
+        by = actor or self.actor
+        before, session.audit_hash = session.audit_hash, seal(session.audit_hash, sealed, by)
+        self.audit_rows.append((*sealed, before, session.audit_hash, by))
 
     def tell(self, session: SessionRow, subject: str, **fields: Any) -> None:
         """Add a notice about the session; it carries the newest seal, so that a cut-off audit shows."""

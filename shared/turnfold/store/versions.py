@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, literal_column, null, select, text, update
 
+from turnfold.core.audit import LOCAL
 from turnfold.core.eviction import load_of
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
@@ -72,11 +73,11 @@ class SqlVersions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int) -> InForce:
+    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
 
         def promote(connection: Connection) -> InForce:
-            session, records = _locked(connection, key), Records()
+            session, records = _locked(connection, key), Records(actor)
             _version(connection, session, version)
             if over is not None and session.version != over:
                 raise Conflict(f"version {session.version} is in force, not {over}: look again, then decide again")
@@ -86,21 +87,21 @@ class SqlVersions:
 
         return await self._database.write(promote)
 
-    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int) -> InForce:
+    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
         """Undo an eviction: its messages are live again, and what spoke for them is not in force."""
 
         def restore(connection: Connection) -> InForce:
-            session, records = _locked(connection, key), Records()
+            session, records = _locked(connection, key), Records(actor)
             _restore(connection, session, compaction_id, rules, records, now_ms)
             return _done(connection, session, records)
 
         return await self._database.write(restore)
 
-    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int) -> CompactionId:
+    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId:
         """Have a version written anew beside the one in force; the compaction that stands for the work."""
 
         def regenerate(connection: Connection) -> CompactionId:
-            session, records = _locked(connection, key), Records()
+            session, records = _locked(connection, key), Records(actor)
             if session.version is None:
                 raise Conflict("no version is in force yet, so there is nothing to write again")
             if wanted.from_version is not None:

@@ -21,6 +21,7 @@ from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import agents, compactions, ingested, messages, sessions, summaries
 
 _INGESTED_TO = select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
+_REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
 _ONE = select(literal_column("1").label("one")).subquery("one")
 _SESSION_COLUMNS = [
     sessions.c[name]
@@ -147,6 +148,14 @@ class SqlWindows:
     def forget(self) -> None:
         """Remember no message: some were erased."""
         self._known.clear()
+
+    async def ingested_to(self) -> int:
+        """Up to which sequence everything is ingested.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+        """
+        return await self._database.glance(lambda connection: int(_REACHED.rows(connection)[0][0]))
 
     async def window(
         self,

@@ -40,6 +40,8 @@ _SCHEMA: Final = {
 _SCHEMA_FAILED: Final = frozenset({Reason.TOOL_CALL, Reason.UNPARSABLE, Reason.CONTENT_NONE, Reason.PROVIDER_ERROR})
 """Some models answer a schema with a call of a tool, or with nothing; the next attempt asks in words alone."""
 
+_OPENAI: Final = frozenset({"openai", "text-completion-openai"})
+"""The providers to which OPENAI_API_KEY belongs."""
 _without_schema: set[str] = set()
 """Models that refused the parameter while this process lives."""
 
@@ -90,9 +92,10 @@ async def ask(
 
 
 async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: Any) -> Any:
-    options: dict[str, Any] = {name: value for name, value in (("api_base", job.api_base), ("api_key", job.api_key)) if value}
-    options |= {"max_tokens": job.max_tokens * 2 + _ROOM_FOR_THOUGHT, "timeout": job.timeout_seconds, "num_retries": 0, "max_retries": 0}
     model = job.model or ""
+    key = job.api_key or _no_key(model, litellm)
+    options: dict[str, Any] = {name: value for name, value in (("api_base", job.api_base), ("api_key", key)) if value}
+    options |= {"max_tokens": job.max_tokens * 2 + _ROOM_FOR_THOUGHT, "timeout": job.timeout_seconds, "num_retries": 0, "max_retries": 0}
     if not _takes_schema(job, model, litellm):
         return await litellm.acompletion(model=model, messages=list(prompt), **options)
     try:
@@ -102,6 +105,18 @@ async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: 
             raise
         _without_schema.add(model)
     return await litellm.acompletion(model=model, messages=list(prompt), **options)
+
+
+def _no_key(model: str, litellm: Any) -> str | None:
+    """Return a key that opens nothing, for a provider without a key of its own: litellm would send it the key of OpenAI."""
+    if "OPENAI_API_KEY" not in os.environ:
+        return None
+    try:
+        _, provider, own_key, _ = litellm.get_llm_provider(model=model)
+        borrows = own_key is None and provider in litellm.openai_compatible_providers and provider not in _OPENAI
+    except Exception:  # noqa: BLE001 - a name that it does not know; the call itself says so
+        return None
+    return "none" if borrows else None
 
 
 def _takes_schema(job: SummaryJob, model: str, litellm: Any) -> bool:

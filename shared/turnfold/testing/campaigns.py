@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from turnfold.core.audit import LOCAL
 from turnfold.core.eviction import Trigger
 from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.ports import Progress, Rules, Wanted
@@ -30,7 +31,16 @@ class MemoryCampaigns:
     _memory: Memory
     _campaigns: list[Campaign]
 
-    async def begin(self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int) -> Progress:
+    async def begin(
+        self,
+        agent_id: AgentId | None,
+        wanted: Wanted,
+        *,
+        at_once: int,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,  # noqa: ARG002
+    ) -> Progress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         for known in self._campaigns:
             if (known.agent_id, known.wanted, known.finished_at_ms) == (agent_id, wanted, None):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.retention import is_over
 from turnfold.messages import AgentId, EventId, SessionKey
@@ -81,7 +82,8 @@ def _erase_session(memory: Memory, session: Session, last_seq: int, now_ms: int,
 
 def _erase_letters(memory: Memory, key: SessionKey | AgentId) -> None:
     def is_mine(seq: int, subject: str) -> bool:
-        named = [one for one in (memory.letter_keys.get(seq), key_of_event_subject(subject)) if one is not None]
+        found = (memory.letter_keys.get(seq), key_of_event_subject(subject), claimed_key(memory.payloads.get(seq, b"")))
+        named = [one for one in found if one is not None]
         return key in named if isinstance(key, SessionKey) else key in [one.agent_id for one in named]
 
     gone = {row.stream_seq for row in memory.dead_letters if is_mine(row.stream_seq, row.subject)}

@@ -6,7 +6,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
+from turnfold.contracts.events import claimed_key
 from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.audit import LOCAL
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Hold, Trigger, idle_at_ms
 from turnfold.core.precedence import Wishes
 from turnfold.core.presets import Commit, Mode, Policy, preset_named
@@ -31,10 +33,13 @@ class MemoryIntake:
         sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
         given = len(arrivals) + len(dead)
         arrivals = [one for one in arrivals if not turned_away(self._memory, one.key, one.stream_seq, one.event_id)]
-        dead = [one for one in dead if not turned_away(self._memory, one.key, one.stream_seq)]
+        dead = [
+            one for one in dead if not any(turned_away(self._memory, key, one.stream_seq) for key in (one.key, claimed_key(one.payload)))
+        ]
         letters = list(dead)
         new: list[Arrival] = []
         duplicates = given - len(arrivals) - len(dead)
+        known_before = set(self._memory.sessions)
         arrivals, refused = self._admitted(sorted(arrivals, key=lambda arrival: arrival.stream_seq), rules.max_sessions)
         letters += [_refused(one, "too_many_sessions", payloads) for one in refused]
         changed: dict[SessionKey, Session] = {}
@@ -73,6 +78,8 @@ class MemoryIntake:
             if session.key in nameless and naming:
                 session.gauge = session.gauge._replace(factor=learning.factor(session, min(naming) - 1))
             evictions += self._evict(session, new_seqs.get(session.key, []), readings.get(session.key, {}), rules, learning)
+        for key in [key for key, session in self._memory.sessions.items() if key not in known_before and not session.events]:
+            del self._memory.sessions[key]
         self._bury(letters)
         self._memory.add_ingested((seq, seq) for seq in sequences)
         return Ingested(len(new), sum(len(arrival.messages) for arrival in new), duplicates, len(letters), evictions)
@@ -177,10 +184,18 @@ class MemoryChanges:
 
     _memory: Memory
 
-    async def set_policy(self, key: SessionKey | AgentId, request: PolicyRequest, *, rules: Rules, now_ms: int) -> Mapping[str, Any]:
+    async def set_policy(
+        self,
+        key: SessionKey | AgentId,
+        request: PolicyRequest,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
         """Set what a session or an agent wants, and evict what that makes due."""
         if not isinstance(key, SessionKey):
-            wishes = _wished(self._memory.wishes_of(key), request)
+            wishes = _wished(self._memory.wishes_of(key), request, rules)
             _check(rules, wishes, Wishes())
             self._memory.agents[key] = wishes
             for session in self._memory.sessions.values():
@@ -189,16 +204,18 @@ class MemoryChanges:
         known = self._memory.sessions.get(key)
         if known is None and self._memory.sessions_of(key.agent_id) >= rules.max_sessions:
             raise Conflict("the agent may have no more sessions")
-        wishes = _wished(known.wishes if known else Wishes(), request)
+        wishes = _wished(known.wishes if known else Wishes(), request, rules)
         _check(rules, self._memory.wishes_of(key.agent_id), wishes)
         session = self._memory.session(key)
+        if changes := wishes.differences(session.wishes):
+            self._memory.seal(session, "policy", at_ms=now_ms, **changes)
         session.wishes = wishes
         session.revision += 1
         policy = rules.policy(self._memory.wishes_of(key.agent_id), wishes)
         _evict_now(self._memory, session, rules.fired(session.live_load, policy, rules.model_window(session.model, policy)), rules, now_ms)
         return {**key._asdict(), "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
 
-    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int) -> CompactionId | None:
+    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId | None:  # noqa: ARG002
         """Evict what the policy would let go; None when there is nothing."""
         session = self._memory.sessions.get(key)
         if session is None:
@@ -207,7 +224,7 @@ class MemoryChanges:
             raise Conflict("the session's mode is off")
         return _evict_now(self._memory, session, (Due(Trigger.REQUEST, 0),), rules, now_ms)
 
-    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int) -> Erased:
+    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL) -> Erased:  # noqa: ARG002
         """Erase a session or all of an agent; nothing at or below this sequence comes back."""
         return erased(self._memory, key, last_seq, now_ms)
 
@@ -224,7 +241,8 @@ def _evict_now(memory: Memory, session: Session, found: Sequence[Due], rules: Ru
         return None
     factor = Learning(memory).of(session)(live[-1].message.stream_seq, now_ms)
     session.gauge = session.gauge.evicted(by_report=False, factor=factor)
-    return _open(memory, session, Eviction(due, evicted, len(live), load, now_ms), live, rules)
+    eviction = Eviction(due, evicted, len(live), load, now_ms).seen_at([one.message for one in live], load, now_ms)
+    return _open(memory, session, eviction, live, rules)
 
 
 def _first_to_win(
@@ -286,18 +304,22 @@ def _trace(session: Session, seq: int) -> str | None:
     return next((one.trace for one in session.events.values() if one.stream_seq == seq), None)
 
 
-def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: Eviction) -> None:
-    """Say that messages have left under this row."""
+def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: Eviction, model: str | None = None) -> None:
+    """Say that messages have left under this row, which `model` has summarised."""
     session.revision += 1
     session.rounds -= eviction.load.rounds
-    before, evicted = row.tokens_before, eviction.evicted
+    before, after = row.tokens_before, row.tokens_before - eviction.tokens
     memory.seal(
         session,
         "evicted",
         at_ms=eviction.at_ms,
         compaction_id=row.compaction_id,
         tokens_before=before,
+        tokens_after=after,
         trigger=row.trigger,
+        **eviction.counts(),
+        model=model,
+        session_model=session.model,
         is_escalated=eviction.is_escalated,
     )
     memory.tell(
@@ -306,8 +328,8 @@ def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: E
         compaction_id=row.compaction_id,
         trigger=row.trigger,
         original_count=eviction.live,
-        compressed_count=eviction.live - len(evicted),
-        estimated_tokens=before - sum(message.tokens for message in evicted if not message.role.is_system),
+        compressed_count=len(eviction.stays),
+        estimated_tokens=after,
         budget_tokens=eviction.due.budget_tokens,
     )
 
@@ -326,9 +348,10 @@ def _refused(arrival: Arrival, reason: str, payloads: Mapping[int, bytes]) -> De
     return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, reason, "refused", len(payload), kept, arrival.key)
 
 
-def _wished(wishes: Wishes, request: PolicyRequest) -> Wishes:
+def _wished(wishes: Wishes, request: PolicyRequest, rules: Rules) -> Wishes:
     try:
         preset_named(request.preset or "balanced")
+        rules.allowance.check_overrides(request.overrides or {})
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return wishes.changed(preset=request.preset, mode=request.mode, overrides=request.overrides)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from turnfold.core.eviction import Due, Evict, Eviction, Trigger, decide, kept_within, load_of
 from turnfold.core.precedence import Wishes
@@ -95,8 +94,10 @@ class MemoryJobs(MemoryCalls):
         adds = _adds(session, job) | ({rows[-1].compaction_id} if leaving else set())
         if any(row.status == "restored" for row in session.compactions if row.compaction_id in adds):
             raise LostLease(job.compaction_ids[-1])
+        at_first, model = session.window_tokens, version.draft.model
         if leaving is not None:
-            self._leave(session, rows[-1], leaving, now_ms)
+            self._leave(session, rows[-1], leaving, model, now_ms)
+        replaced = session.window_tokens
         self._forget_chunks(job)
         before, number = rows[0].tokens_before, len(session.summaries) + 1
         after = session.live_load.tokens + (version.tokens if takes_force else session.summary.tokens if session.summary else 0)
@@ -113,10 +114,13 @@ class MemoryJobs(MemoryCalls):
             session.revision += 1
         newest, told = job.compaction_ids[-1], {"tokens_before": before, "tokens_after": after}
         self._memory.seal(
-            session, "summary_done", at_ms=now_ms, compaction_id=newest, reason=reason, tokens_before=before, tokens_after=after
-        )
+            session, "summary_done", at_ms=now_ms, compaction_id=newest, reason=reason, tokens_before=replaced, tokens_after=after,
+            model=model,
+        )  # fmt: skip
         if leaving is not None:
-            self._memory.seal(session, "selective_done", at_ms=now_ms, compaction_id=newest)
+            self._memory.seal(
+                session, "selective_done", at_ms=now_ms, compaction_id=newest, tokens_before=at_first, tokens_after=after, model=model
+            )
         beside = {} if takes_force else {"in_force": False}
         self._memory.tell(session, "summary.updated", version=number, kind=version.draft.kind, **told, **beside)
         if takes_force:
@@ -136,24 +140,24 @@ class MemoryJobs(MemoryCalls):
         begins_ms = max(session.cooldown_until_ms, now_ms)
         open_work(self._memory, session, Trigger.STAND_IN, begins_ms, now_ms, wanted=Wanted())
 
-    def _leave(self, session: Session, row: Compaction, leaving: Eviction, now_ms: int) -> None:
+    def _leave(self, session: Session, row: Compaction, leaving: Eviction, model: str | None, now_ms: int) -> None:
         ids = {message.message_id for message in leaving.evicted}
         if not ids <= {one.message.message_id for one in session.live}:
             raise LostLease(row.compaction_id)
-        leaving = replace(leaving, load=session.live_load)
+        leaving = leaving.seen_at([one.message for one in session.live], session.live_load, now_ms)
         row.tokens_before, row.tokens_evicted = session.window_tokens, sum(message.tokens for message in leaving.evicted)
         row.evicted, row.is_plan, row.evicted_at_ms = frozenset(ids), False, now_ms
         session.gauge = session.gauge.evicted(by_report=leaving.due.trigger is Trigger.USAGE, factor=session.gauge.factor)
-        tell_eviction(self._memory, session, row, leaving)
+        tell_eviction(self._memory, session, row, leaving, model)
 
-    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int) -> None:
+    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int, model: str | None = None) -> None:
         """End a compaction that evicted nothing and comes to nothing."""
         rows, session, newest = self._rows(job), self._memory.sessions[job.key], job.compaction_ids[-1]
         self._forget_chunks(job)
         for row in rows:
             row.status, row.lease_until_ms, row.reason, row.finished_at_ms = str(ending), None, reason, now_ms
         phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[ending]
-        self._memory.seal(session, phase, at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
+        self._memory.seal(session, phase, at_ms=now_ms, compaction_id=newest, reason=reason, model=model, detail=detail)
         if ending is Ending.STALE:
             return
         told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": None}
@@ -163,12 +167,12 @@ class MemoryJobs(MemoryCalls):
         if job.writes is Writes.STAND_IN and (ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS):
             self._stand_in(session, now_ms)
 
-    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int) -> None:
+    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int, model: str | None = None) -> None:
         """Return a job whose attempt failed, to be tried again."""
         rows, session, newest = self._rows(job), self._memory.sessions[job.key], job.compaction_ids[-1]
         for row in rows:
             row.status, row.lease_until_ms, row.reason, row.next_attempt_at_ms = "pending", None, reason, retry_at_ms
-        self._memory.seal(session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, detail=detail)
+        self._memory.seal(session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, model=model, detail=detail)
         told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": retry_at_ms}
         self._memory.tell(session, "compaction.failed", **told)
 

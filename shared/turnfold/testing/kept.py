@@ -7,7 +7,7 @@ from secrets import randbits
 from typing import Any, NamedTuple
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.audit import row_hash
+from turnfold.core.audit import WORKER, row_hash
 from turnfold.core.eviction import Load, cooldown_ms
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Past, Reign, Then, VersionThen, then
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
@@ -343,6 +343,7 @@ class Memory:
             "tokens_before": tokens_before,
             "tokens_after": tokens_after,
             "details": json.dumps(details),
+            "actor": WORKER,
         }
         prev_hash = session.audit[-1].hash if session.audit else ""
         session.audit.append(AuditRow(**row, prev_hash=prev_hash, hash=row_hash(prev_hash, row)))

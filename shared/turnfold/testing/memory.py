@@ -6,9 +6,10 @@ from dataclasses import replace
 from secrets import randbits
 
 from turnfold.core.moments import AtTime, Moment
+from turnfold.core.precedence import Wishes
 from turnfold.core.search import Lookup
 from turnfold.errors import BadRequest, UnknownSession
-from turnfold.messages import SessionKey
+from turnfold.messages import AgentId, SessionKey
 from turnfold.ports import (
     AuditRow,
     Candidates,
@@ -123,6 +124,12 @@ class MemoryHistory:
     async def counts(self, key: SessionKey) -> SessionCounts:
         """What a session holds."""
         return self._session(key).counts(self._memory.wishes_of(key.agent_id))
+
+    async def wishes(self, key: SessionKey | AgentId) -> tuple[Wishes, Wishes]:
+        """Return the policy overrides of an agent and its session."""
+        session = self._memory.sessions.get(key) if isinstance(key, SessionKey) else None
+        agent_id = key.agent_id if isinstance(key, SessionKey) else key
+        return self._memory.wishes_of(agent_id), session.wishes if session else Wishes()
 
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None

@@ -1,5 +1,6 @@
 """Versions that change places, in memory."""
 
+from turnfold.core.audit import LOCAL
 from turnfold.core.eviction import SUMMARY_DELAY_MS, Trigger, load_of
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
@@ -14,7 +15,7 @@ class MemoryVersions:
 
     _memory: Memory
 
-    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int) -> InForce:
+    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:  # noqa: ARG002
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
         session = self._found(key)
         named = _named(session, version)
@@ -33,7 +34,7 @@ class MemoryVersions:
         self._fold(session, rules, now_ms)
         return _in_force(session)
 
-    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int) -> InForce:
+    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:  # noqa: ARG002
         """Undo an eviction: its messages are live again."""
         session = self._found(key)
         row = next((one for one in session.compactions if one.compaction_id == compaction_id), None)
@@ -62,7 +63,7 @@ class MemoryVersions:
         self._fold(session, rules, now_ms)
         return _in_force(session)
 
-    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int) -> CompactionId:  # noqa: ARG002
+    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId:  # noqa: ARG002
         """Have a version written anew beside the one in force."""
         session = self._found(key)
         if session.version is None:

@@ -1,0 +1,108 @@
+"""The actor of a request: what the worker believes about its sender."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as BusError
+
+from turnfold.access.actors import ACTOR_HEADER, key_actor, verified_actor
+from turnfold.access.roles import SERVICES_ACCOUNT, USER_INFO
+from turnfold.core.audit import LOCAL
+from turnfold.nats_client import REQUEST_INFO
+
+log = structlog.get_logger()
+
+LEARN_SECONDS = 3.0
+"""How long a request waits until the worker has learned whether roles are in force."""
+SETTLE_SECONDS = 0.25
+"""How long the worker collects answers: where no roles are in force, anybody may answer besides the server."""
+
+
+class RoleProbe:
+    """Learns from the server whether roles are in force on a connection: its account is then the services' account.
+
+    Where they are not, every client is in the same account and may answer in the server's place. The server answers too,
+    so roles count as in force only while all answers name the services' account.
+    """
+
+    def __init__(self) -> None:
+        self._client: Client | None = None
+        self._accounts: set[str] = set()
+        self._has_settled = asyncio.Event()
+
+    async def attach(self, client: Client) -> None:
+        """Learn it for this connection, and wait for that; before requests are taken."""
+        inbox = client.new_inbox()
+        await client.subscribe(inbox, cb=self._on_answer)
+        self._client, self._inbox = client, inbox
+        await self.ask()
+        await self.are_in_force()
+
+    async def ask(self) -> None:
+        """Ask, after a connection was made; answers come as they come."""
+        if self._client is not None:
+            with contextlib.suppress(BusError, TimeoutError):
+                await self._client.publish(USER_INFO, b"", reply=self._inbox)
+
+    def forget(self) -> None:
+        """Forget it when the connection is lost: the next one may be to a server with another configuration."""
+        self._accounts.clear()
+        self._has_settled.clear()
+
+    async def are_in_force(self) -> bool:
+        """Whether the server vouches for who asks; what is not known within a few seconds is not so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEARN_SECONDS):
+                await self._has_settled.wait()
+        return self._accounts == {SERVICES_ACCOUNT}
+
+    async def _on_answer(self, message: Msg) -> None:
+        try:
+            account = json.loads(message.data)["data"]["account"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            account = None
+        self._accounts.add(str(account))
+        asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._has_settled.set)
+
+
+class Actors:
+    """Names the actor of each request; never from a field of it, and from no header that a client can write."""
+
+    def __init__(self, *, read_secret: Callable[[], Awaitable[str]], now_ms: Callable[[], int]) -> None:
+        self.probe = RoleProbe()
+        self._read_secret = read_secret
+        self._now_ms = now_ms
+
+    async def actor_of(self, message: Msg) -> str:
+        """`key:…` as the server vouches, `token:…` as a query server signed, else `local`."""
+        headers = message.headers or {}
+        if (request_info := headers.get(REQUEST_INFO)) is not None and await self.probe.are_in_force():
+            return key_actor(request_info) or LOCAL
+        if (signed := headers.get(ACTOR_HEADER)) is not None:
+            secret = await self._read_secret()
+            actor = verified_actor(secret, signed, subject=message.subject, body=message.data, now_ms=self._now_ms())
+            if actor is None:
+                log.warning("actor.refused", advice="a signature is not ours or is old: compare the clocks of the query servers")
+            return actor or LOCAL
+        return LOCAL
+
+
+def watched(options: dict[str, Any], probe: RoleProbe) -> dict[str, Any]:
+    """The options of a connection with the probe told of its losses and reconnections."""
+    on_disconnected, on_reconnected = options["disconnected_cb"], options["reconnected_cb"]
+
+    async def disconnected() -> None:
+        probe.forget()
+        await on_disconnected()
+
+    async def reconnected() -> None:
+        await probe.ask()
+        await on_reconnected()
+
+    return options | {"disconnected_cb": disconnected, "reconnected_cb": reconnected}

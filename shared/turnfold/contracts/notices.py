@@ -1,0 +1,38 @@
+"""Notices as a program receives them: which messages are notices of Turnfold, and what they say."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from turnfold.contracts.subjects import NOTICES_STREAM, NOTICES_SUBJECTS, id_of
+
+NOTICES = tuple(subject.removesuffix(".>") for subject in NOTICES_SUBJECTS)
+
+
+class ReceivedNotice(NamedTuple):
+    """A notice from the stream; `fields` is its whole payload."""
+
+    name: str
+    agent_id: str
+    session_id: str
+    fields: Mapping[str, Any]
+
+
+def notice_of(stream: str | None, subject: str | None, payload: bytes) -> ReceivedNotice | None:
+    """Read a message as a notice; None if it is none, and must not be believed.
+
+    `stream` and `subject` are what the server says about the message: the headers `Nats-Stream` and `Nats-Subject` of a
+    direct get, or the metadata and the subject of a consumer's message. A message of a plain subscription names no stream:
+    anybody who may publish in that account may have sent it.
+    """
+    name, agent, session = (["", "", "", *(subject or "").rsplit(".", 2)])[-3:]
+    agent_id, session_id = id_of(agent), id_of(session)
+    if stream != NOTICES_STREAM or name not in NOTICES or agent_id is None or session_id is None:
+        return None
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or (fields.get("agent_id"), fields.get("session_id")) != (agent_id, session_id):
+        return None
+    return ReceivedNotice(name, agent_id, session_id, fields)

@@ -1,0 +1,38 @@
+"""Markup that models or this service read as a change of speaker, and how a text is defused of it.
+
+Texts of users, tools and models reach a window as data: in summaries, ledgers, digests and placeholders. In them the first
+character of such markup is replaced by another one. Length and the places of characters stay, so that cuts stay valid.
+Messages that are shown as they were published are not changed.
+"""
+
+import re
+from typing import Final
+
+_SPEAKERS: Final = "system|developer|assistant|user|human|ai|tools?|functions?|model|sys"
+_TAGS: Final = (
+    rf"{_SPEAKERS}|instructions?|prompt|summary|context|memory|messages?|conversation|role|think|thinking|invoke|antml|bos|eos|s"
+    "|im_start|im_end|im_sep|begin_of_text|end_of_text|endoftext|start_of_turn|end_of_turn|turnfold-"
+)
+_GAP: Final = r"[\s\u200b-\u200f\u2060\ufeff]*+"
+# All alternatives share one leading character class: the search then skips ordinary text seven times as fast.
+_MARKERS: Final = re.compile(
+    rf"[<＜\[#](?:"
+    rf"(?<=[<＜])(?=(?i:{_GAP}(?:[|｜]|[<＜]?{_GAP}/?{_GAP}(?:{_TAGS})(?![a-z])|/?{_GAP}turnfold-)))"
+    rf"|(?<=\[)(?=(?i:{_GAP}/?{_GAP}(?:INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)(?![a-z])))"
+    rf"|(?<=#)#{{0,5}}+(?=(?i:[ \t]*+(?:{_SPEAKERS}|instructions?)[ \t]*+(?::|$))))",
+    re.MULTILINE,
+)
+
+
+def markers_in(text: str) -> int:
+    """How many places of a text `defused` changes."""
+    return sum(1 for _ in _MARKERS.finditer(text))
+
+
+def defused(text: str) -> str:
+    """The text without markup of roles and without our own tags, so that nothing in it can end the frame it stands in."""
+    return _MARKERS.sub(_replaced, text)
+
+
+def _replaced(found: re.Match[str]) -> str:
+    return found[0].replace("#", "*") if "#" in found[0] else "("

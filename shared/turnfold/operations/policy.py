@@ -1,0 +1,59 @@
+"""The policy in force for a session or an agent, and where each of its numbers comes from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from turnfold.core.allowance import Allowance
+from turnfold.core.precedence import Wishes, in_force
+from turnfold.core.presets import Policy
+from turnfold.messages import AgentId, SessionKey
+from turnfold.ports import HistoryStore
+
+Explain = Callable[[Wishes, Wishes], Mapping[str, Any]]
+
+
+def explanation(
+    default_preset: str,
+    policy_of: Callable[[str], Policy],
+    allowance: Allowance,
+    *,
+    origins: Mapping[str, str],
+    short_names: frozenset[str],
+) -> Explain:
+    """How this installation explains a policy.
+
+    `origins` says whether the environment or the file sets a number, `preset` or a limit (`limit.<number>`); `short_names` are
+    the numbers that the environment sets for the preset token-budget alone.
+    """
+
+    def explain(agent: Wishes, session: Wishes) -> Mapping[str, Any]:
+        preset = session.preset or agent.preset or default_preset
+        wished = in_force(agent, session, default_preset=default_preset, policy_of=policy_of)
+        policy = allowance.bounded(wished)
+        own, of_agent = session.numbers(), agent.numbers()
+
+        def origin(name: str) -> str:
+            if getattr(policy, name) != getattr(wished, name):
+                return origins.get(f"limit.{name}", "preset")
+            if name in own or (name == "mode" and session.mode):
+                return "session"
+            if name in of_agent or (name == "mode" and agent.mode):
+                return "agent"
+            is_short = name in short_names and getattr(policy, name) != getattr(Policy(), name) and preset == "token-budget"
+            return origins.get(name, "environment" if is_short else "preset")
+
+        numbers = {
+            field.name: {"value": getattr(policy, field.name), "from": origin(field.name)}
+            for field in fields(policy)
+            if field.name != "mode"
+        }
+        return {"mode": policy.mode, "preset": preset, "numbers": numbers}
+
+    return explain
+
+
+async def policy_in_force(key: SessionKey | AgentId, *, store: HistoryStore, explain: Explain) -> dict[str, Any]:
+    """The policy of a session, or of an agent's new sessions; neither has to exist."""
+    named = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
+    return {**named, **explain(*await store.wishes(key))}

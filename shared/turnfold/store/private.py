@@ -1,0 +1,35 @@
+"""Permissions of a SQLite file: the messages in it are for its owner alone, whatever the umask is."""
+
+import os
+from pathlib import Path
+
+from sqlalchemy.engine import URL
+
+from turnfold.errors import StartError
+
+FILE_MODE = 0o600
+COMPANIONS = ("-wal", "-shm", "-journal", ".writer.lock")
+"""The files beside the database. SQLite creates the first three with the mode of the database file."""
+
+
+def make_private(url: URL) -> None:
+    """Make the file of a SQLite database if it is missing, and take it and its companions from everybody else.
+
+    The directory is left as it is, because it may hold other files.
+
+    Raises:
+        StartError: others may read the file, and it belongs to somebody else.
+    """
+    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith((":memory:", "file:")):
+        return
+    file = Path(url.database)
+    if file.parent.is_dir() and not file.exists():
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+    for path in (file, *(Path(f"{file}{suffix}") for suffix in COMPANIONS)):
+        try:
+            if path.stat().st_mode & 0o077:
+                path.chmod(FILE_MODE)
+        except FileNotFoundError:
+            continue
+        except PermissionError as error:
+            raise StartError(f"others may read {path}, and it belongs to somebody else; run `chmod 600` on it as its owner") from error

@@ -1,0 +1,1 @@
+"""Processor time over doubled sizes: generated inputs for every part that works on what comes from outside."""

@@ -1,0 +1,330 @@
+"""Every part that works on a text from outside, each given generated texts."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from tests.costs.measuring import Case
+from tests.costs.texts import Texts, texts
+from turnfold.contracts.events import claimed_key, read_payload
+from turnfold.contracts.requests import SearchRequest, read_request
+from turnfold.contracts.subjects import id_fault, key_of_subject
+from turnfold.core.actions import actions, argument_texts, commands_of, file_changes, touched
+from turnfold.core.anthropic import _assistant, _content
+from turnfold.core.cuts import Cuts
+from turnfold.core.digest import digest
+from turnfold.core.estimates import ceiling, estimate
+from turnfold.core.extractive import evidence, extract, readable
+from turnfold.core.forms import TextCut
+from turnfold.core.gate import Answer, check, missing_facts
+from turnfold.core.markers import defused
+from turnfold.core.merging import merged
+from turnfold.core.overflow import overflow_told
+from turnfold.core.priority import classify
+from turnfold.core.prompt import fitted, parse_answer, prompt_data, shortened
+from turnfold.core.redaction import redact
+from turnfold.core.render import shortened_arguments, shortened_text
+from turnfold.core.search import Question, ranked_by_any, searchable
+from turnfold.core.sentences import language, senses, sentences
+from turnfold.core.sources import Previous, Source, SummaryJob, clip, ends, printable, words
+from turnfold.core.tokens import lines_of, measure, path_in
+from turnfold.core.values import values_in
+from turnfold.core.words import exact_terms, folded, runs, terms
+from turnfold.core.wrapping import Placement, summary_facts, wrapped_digests, wrapped_summary
+from turnfold.errors import TurnfoldError
+from turnfold.messages import Call
+from turnfold.vocabulary import load_counter
+
+count_tokens: Final = load_counter()
+MOST_CHARACTERS: Final = 1 << 20
+
+
+class Reader(NamedTuple):
+    """A part that works on texts: it is given them all at once."""
+
+    name: str
+    read: Callable[[list[str]], object]
+    prepare: Callable[[str], str] = str
+
+
+def _each(read: Callable[[str], object]) -> Callable[[list[str]], object]:
+    def read_all(found: list[str]) -> None:
+        for text in found:
+            with suppress(TurnfoldError):
+                read(text)
+
+    return read_all
+
+
+def _arguments(text: str, wrap: str) -> str:
+    match wrap:
+        case "raw":
+            return text
+        case "command":
+            return json.dumps({"command": text})
+        case "list":
+            return json.dumps({"command": ["bash", "-lc", text], "paths": [text[at : at + 40] for at in range(0, len(text), 40)]})
+        case "path":
+            return json.dumps({"path": text, "text": text[:100]})
+        case "patch":
+            return json.dumps({"input": text, "file_path": text[:300]}, ensure_ascii=False)
+        case "keys":
+            return json.dumps({text[at : at + 20] + str(at): text[at : at + 20] for at in range(0, len(text), 20)})
+        case "nested":
+            found: Any = [text[at : at + 20] for at in range(0, len(text), 20)]
+            for _ in range(50):
+                found = {"a": found}
+            return json.dumps(found)
+        case _:
+            raise ValueError(wrap)
+
+
+WRAPS: Final = ("raw", "command", "list", "path", "patch", "keys", "nested")
+
+
+def _call(arguments: str, name: str) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _classified(role: str) -> Callable[[str], object]:
+    return lambda text: classify({"role": role, "content": text, "name": text})
+
+
+def _classified_call(name: str) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        call = _call(text, name)
+        classify({"role": "assistant", "content": None, "tool_calls": [call]})
+        return classify({"role": "tool", "content": text}, call=call)
+
+    return read
+
+
+def _acted(name: str) -> Callable[[list[str]], object]:
+    def read(arguments: list[str]) -> object:
+        source = Source("e#0", "assistant", "", tuple((name, one) for one in arguments))
+        for one in arguments:
+            list(touched(name, one))
+            list(commands_of(name, one))
+            list(argument_texts(one))
+        return actions([source]), file_changes(None, [source]), file_changes([{"path": one} for one in arguments], [source])
+
+    return read
+
+
+def _source(role: str, text: str, number: int) -> Source:
+    if role == "call":
+        return Source(
+            f"e{number}#0", "assistant", "", (("bash", json.dumps({"command": text})), ("edit", json.dumps({"path": text, "text": text})))
+        )
+    if role == "error":
+        return Source(f"e{number}#0", "tool", text, tool_name=text[:80], is_error=True)
+    return Source(f"e{number}#0", role, text)
+
+
+def _summarised(role: str) -> Callable[[list[str]], object]:
+    def read(found: list[str]) -> object:
+        sources = tuple(_source(role, text, number) for number, text in enumerate(found))
+        previous = Previous(
+            found[0][:20_000],
+            {"tasks": found, "file_changes": [{"path": one[:500], "action": "read"} for one in found]},
+            (f"path {found[0][:300]}",),
+        )
+        job = SummaryJob(sources=sources, newest_request=found[0], previous=previous)
+        draft = extract(job, count=estimate)
+        prompt_data(job, boundary="x")
+        return draft, digest(sources, count=estimate)
+
+    return read
+
+
+def _evidenced(role: str) -> Callable[[list[str]], object]:
+    def read(found: list[str]) -> object:
+        sources = readable(tuple(_source(role, text, number) for number, text in enumerate(found)))
+        return evidence(SummaryJob(sources=sources, newest_request=None), sources, count=estimate)
+
+    return read
+
+
+def _answered(style: str) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        check(Answer(text, "stop"), input_tokens=10**9, output_tokens=1)
+        overflow_told(text)
+        said, sections = parse_answer(text, style, max_words=100)
+        before = {name: text.split("\n")[:2_000] for name in ("decisions", "constraints", "open_questions")}
+        sections = merged(before, sections | before, max_tokens=800, count=estimate)
+        missing_facts(said, before["decisions"][:50], facts=before["constraints"][:50], request=text[:100])
+        return fitted(said, sections, max_tokens=400, count=estimate)
+
+    return read
+
+
+def _searched(found: list[str]) -> object:
+    """A query grows with the texts that are searched, up to what a request takes."""
+    characters = sum(map(len, found))
+    question = Question.of(found[0][: min(1_000, max(8, characters // 400))])
+    if not question.words:
+        return None
+    lookups = (question.lookups(), question.beginnings(), question.any_word())
+    texts = [searchable({"role": "user", "content": text}) for text in found]
+    graded = [question.grade(text) for text in texts]
+    return lookups, graded, [question.holds(text) for text in texts], ranked_by_any(question, dict(enumerate(texts)))
+
+
+def _cut(text: str) -> object:
+    grid = Cuts.of(text, estimate)
+    return Cuts.parse(grid.encode()), shortened_text(text, TextCut(len(text) // 3, len(text) // 2, 1, 1, 1)), lines_of(text)
+
+
+def _wrapped(text: str) -> object:
+    defused(text)
+    wrapped_summary(text, text.split("\n"), Placement.SYSTEM)
+    wrapped_digests(text.split("\n"))
+    return summary_facts(1, text, text.split("\n"), tokens=1, text_tokens=1)
+
+
+def _shown_to_anthropic(text: str) -> object:
+    calls = (Call(0, "c", "bash", max(40, len(text) // 8)),)
+    body = {"role": "assistant", "content": text, "refusal": text, "tool_calls": [_call(text, "bash")]}
+    parts = [
+        {"type": "image_url", "image_url": {"url": text}},
+        {"type": "file", "file": {"file_data": text}},
+        text,
+        {"type": "text", "text": text},
+    ]
+    return _assistant(body, calls, {"c": "c"}), _content(parts, "user"), _content(text, "tool")
+
+
+def _measured(text: str) -> object:
+    parts = [{"type": "text", "text": text[at : at + 10]} for at in range(0, len(text), 10)]
+    body = {
+        "role": "assistant",
+        "content": parts,
+        "reasoning_content": text,
+        "thinking_blocks": [{"type": "thinking", "thinking": text}],
+        "refusal": text,
+    }
+    return measure(body, count_tokens), path_in(json.dumps({"path": text})), path_in(text)
+
+
+def _sentenced(text: str) -> object:
+    return [(senses(one, is_user=True), senses(one, is_user=False)) for one in sentences(text)], language(text)
+
+
+def _shortened_call(text: str) -> object:
+    return shortened_arguments(text, max(50, len(text) // 20), 10), shortened_arguments(
+        _arguments(text, "keys"), max(50, len(text) // 20), 10
+    )
+
+
+def _payload(text: str) -> object:
+    payload = text.encode("utf-8", "surrogatepass")
+    claimed_key(payload)
+    claimed_key(b'"agent_id": ' + payload)
+    id_fault(text)
+    with suppress(TurnfoldError):
+        key_of_subject("context.get", f"context.get.{text}")
+    with suppress(TurnfoldError):
+        read_request(SearchRequest, payload)
+    for before, after in ((b"", b""), (b'{"event_id": "', b'"}'), (b'{"messages": [{"role": "user", "content": "', b'"}]}')):
+        with suppress(TurnfoldError):
+            read_payload("turn.completed", before + payload + after)
+    return None
+
+
+READERS: Final = (
+    Reader("tokens", _each(count_tokens)),
+    Reader("estimate", _each(estimate)),
+    Reader("ceiling", _each(ceiling)),
+    Reader("cuts", _each(_cut)),
+    Reader("measure", _each(_measured)),
+    *[Reader(f"priority of {role}", _each(_classified(role))) for role in ("user", "assistant", "tool")],
+    *[
+        Reader(f"priority of a {name} call, {wrap}", _each(_classified_call(name)), partial(_arguments, wrap=wrap))
+        for name in ("bash", "write_file")
+        for wrap in WRAPS
+    ],
+    Reader("index", _each(lambda text: (terms(folded(text)), runs(folded(text)), exact_terms(folded(text))))),
+    Reader("query", _each(lambda text: Question.of(text[:1_000]))),
+    Reader("search", _searched),
+    Reader("redaction", _each(redact)),
+    Reader("values", _each(values_in)),
+    Reader("sentences", _each(_sentenced)),
+    Reader("printable", _each(lambda text: (printable(text), clip(text, 200), ends(text, 10, 10), words(text)))),
+    Reader("shortened prose", _each(lambda text: shortened(text, 50))),
+    *[
+        Reader(f"{name} call, {wrap}", _acted(name), partial(_arguments, wrap=wrap))
+        for name in ("bash", "edit_file", "mcp__book")
+        for wrap in WRAPS
+    ],
+    *[Reader(f"summary of {role}", _summarised(role)) for role in ("user", "assistant", "tool", "error", "call")],
+    *[Reader(f"ledger of {role}", _evidenced(role)) for role in ("user", "assistant", "tool", "error", "call")],
+    Reader("wrapping", _each(_wrapped)),
+    Reader("anthropic", _each(_shown_to_anthropic)),
+    Reader("short arguments", _each(_shortened_call)),
+    Reader("payload", _each(_payload)),
+    *[Reader(f"{style} answer", _each(_answered(style))) for style in ("structured", "narrative")],
+)
+
+
+def text_case(random: Random) -> Case:
+    """A reader with generated texts: its name, the work, and the sizes."""
+    reader = random.choice(READERS)
+    kind: Texts = texts(random)
+    copies = random.choice((1, 1, 1, 8, 64))
+
+    def build(size: int) -> Callable[[], object]:
+        found = [kind.make(size) if copies == 1 else f"{number} {kind.make(size)}" for number in range(copies)]
+        prepared = [reader.prepare(text) for text in found]
+        return lambda: reader.read(prepared)
+
+    last = MOST_CHARACTERS // copies
+    return Case(f"{reader.name}: {copies} x {kind.name}", build, last)
+
+
+def _searched_case(name: str, query: Callable[[int], str], text: str) -> Case:
+    def build(size: int) -> Callable[[], object]:
+        question, found = Question.of(query(size)), [text * (size // len(text))]
+        texts = [searchable({"role": "user", "content": one}) for one in found]
+        return lambda: [(question.grade(one), ranked_by_any(question, {0: one})) for one in texts]
+
+    return Case(name, build, 1 << 22, first=1 << 12)
+
+
+_LETTERS: Final = "abcdefghij"
+_PAIRS: Final = [first + second for first in _LETTERS for second in _LETTERS]
+KNOWN_SEARCHES: Final = (
+    _searched_case(
+        "100 words of two letters",
+        lambda size: " ".join(_PAIRS[: min(100, size >> 9)]),
+        "".join(f"{pair}x {pair[::-1]} " for pair in _PAIRS),
+    ),
+    _searched_case(
+        "rows of Chinese characters",
+        lambda size: " ".join(f"漢字文{chr(0x4E00 + at)}" for at in range(min(100, size >> 9))),
+        "漢字文章" * 25,
+    ),
+    _searched_case("a query that is nearly there everywhere", lambda size: "a-" * min(490, size >> 10) + "a", "-a" * 50),
+)
+"""Queries that once cost their words times the text."""
+
+
+def _text_case(name: str, read: Callable[[str], object], unit: str, *, copies: int) -> Case:
+    def build(size: int) -> Callable[[], object]:
+        found = [f"{number} {unit * (size // len(unit))}" for number in range(copies)]
+        return lambda: [read(text) for text in found]
+
+    return Case(name, build, 1 << 13)
+
+
+def _commands_in(text: str) -> object:
+    return list(commands_of("bash", json.dumps({"command": text})))
+
+
+KNOWN_TEXTS: Final = (
+    _text_case("quotes of a command that are not closed", _commands_in, '\\"', copies=8),
+    _text_case("tags that are not closed", lambda text: list(sentences("</a>" + text)), "<command-a> ", copies=64),
+)
+"""Texts that once cost the square of what is read of them."""

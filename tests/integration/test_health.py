@@ -1,0 +1,101 @@
+"""How the work goes, as a database tells it; and who may write to a SQLite file."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.stores import LEASE_MS, NOON, SMALL, new_sqlite, sql_stores, turns, words
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.weighing import Delivery, weigh_all
+from turnfold.store.belonging import WriterLock
+from turnfold.store.engine import Database
+from turnfold.store.health import Health, SqlHealth, file_of, is_writer_there
+from turnfold_migrations import upgrade
+
+PATIENCE_MS = 5_000
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database is."""
+    if request.param == "sqlite":
+        return new_sqlite(tmp_path)
+    made: str = request.getfixturevalue("postgres_url")
+    return made
+
+
+def session(number: int) -> SessionKey:
+    return SessionKey(AgentId("ada"), SessionId(f"s-{number}"))
+
+
+@pytest.mark.proves("O4", "O10")
+async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str) -> None:
+    await upgrade(url)
+    database = Database(url, writes=True)
+
+    async def look(now_ms: int, *, most_attempts: int = 3) -> Health:
+        return await SqlHealth(database).look(now_ms=now_ms, patience_ms=PATIENCE_MS, most_attempts=most_attempts)
+
+    async with sql_stores(url, SMALL) as stores:
+        assert (await look(NOON)).overdue == 0
+        await stores.ingest(*turns(1, 7, key=session(1)), *turns(11, 7, key=session(2)))
+        due_ms = await stores.jobs.next_due_ms()
+        assert due_ms is not None
+        before = await look(due_ms + PATIENCE_MS)
+        late = await look(NOON + 60_000)
+        taken = await stores.claim(NOON + 60_000)
+        lease_end = NOON + 60_000 + LEASE_MS
+        in_time = await look(lease_end + PATIENCE_MS)
+        left = await look(lease_end + PATIENCE_MS + 1)
+        often = await look(NOON + 60_000, most_attempts=0)
+        bad = [Delivery("turn.completed", payload, seq, NOON) for seq, payload in ((31, b"{"), (32, b"["), (33, b"x"))]
+        await stores.intake.ingest([], weigh_all(bad, count=words).dead, rules=stores.rules)
+        await stores.letters.replayed(2, now_ms=NOON)
+        buried = await look(NOON)
+    await database.close()
+
+    assert before.overdue == 0
+    assert (late.overdue, late.oldest_due_ms, late.abandoned, late.retried) == (2, due_ms, 0, 0)
+    assert len(taken) == 2
+    assert (in_time.overdue, in_time.oldest_due_ms, in_time.abandoned) == (0, None, 0)
+    assert (left.overdue, left.abandoned) == (0, 2)
+    assert (often.retried, late.retried) == (2, 0)
+    assert buried.dead_letters == 2
+    assert late.outbox > 0
+    assert late.outbox_first == 1
+    if url.startswith("sqlite"):
+        assert late.clock_ms is None
+    else:
+        assert late.clock_ms is not None
+        assert abs(late.clock_ms - time.time() * 1000) < 60_000
+
+
+@pytest.mark.proves("O4", "O10")
+async def test_one_process_writes_to_a_sqlite_file_and_others_are_told(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'turnfold.db'}"
+    first, second = WriterLock(url), WriterLock(url)
+
+    assert is_writer_there(url) is False
+    assert first.try_to_take() is True
+    assert first.try_to_take() is True
+    assert second.try_to_take() is False
+    assert is_writer_there(url) is True
+    # The lock goes with its holder, whose files the system closes.
+    assert first._file is not None
+    first._file.close()
+    await second.take()
+    assert is_writer_there(url) is True
+    assert second._file is not None
+    second._file.close()
+    assert is_writer_there(url) is False
+
+
+@pytest.mark.proves("O4", "O10")
+def test_a_server_needs_no_writers_lock_and_is_no_file(tmp_path: Path) -> None:
+    server = "postgresql+asyncpg://ada@localhost/turnfold"
+
+    assert WriterLock(server).try_to_take() is True
+    assert (file_of(server), file_of("sqlite+aiosqlite://")) == (None, None)
+    assert file_of(f"sqlite+aiosqlite:///{tmp_path}/a.db") == tmp_path / "a.db"
+    assert file_of("sqlite+aiosqlite:///a.db") == Path.cwd() / "a.db"

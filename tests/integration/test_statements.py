@@ -1,0 +1,48 @@
+"""What is written to a database at its edges: below the first sequence, and where a sequence is taken."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.stores import new_sqlite, sql_stores, turn, user
+from turnfold.errors import Unavailable
+from turnfold.store import ranges
+from turnfold.store.belonging import adopt, belongs_to, next_seq
+from turnfold.store.engine import Database
+from turnfold_migrations import upgrade
+
+CREATED = "2026-11-20T10:00:00Z"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database is."""
+    if request.param == "sqlite":
+        return new_sqlite(tmp_path)
+    made: str = request.getfixturevalue("postgres_url")
+    return made
+
+
+@pytest.mark.proves("W5", "O10")
+@pytest.mark.parametrize("first_seq", [1, 2, 3])
+async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_waited_for(tmp_path: Path, first_seq: int) -> None:
+    database = Database(new_sqlite(tmp_path), writes=True)
+
+    await adopt(database, created=CREATED, first_seq=first_seq)
+    whole_to = await database.snapshot(ranges.whole_to)
+    next_one, created = await next_seq(database), await belongs_to(database)
+    await database.close()
+
+    assert (whole_to, next_one, created) == (first_seq - 1, first_seq, CREATED)
+
+
+@pytest.mark.proves("L1", "O10")
+async def test_an_event_at_a_sequence_that_another_took_is_tried_again_and_leaves_nothing(url: str) -> None:
+    await upgrade(url)
+    async with sql_stores(url) as stores:
+        await stores.ingest(turn(1, user("first"), event_id="e1"))
+
+        with pytest.raises(Unavailable, match="two workers met at one event; try again"):
+            await stores.ingest(turn(1, user("other"), event_id="e2"))
+
+        assert [one.message_id for one in (await stores.facts()).messages] == ["e1#0"]

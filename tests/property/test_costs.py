@@ -1,0 +1,65 @@
+"""Work on outside input costs at most n log n: processor time over doubled sizes of generated texts, queries, events and sessions.
+
+`python -m tests.costs` measures many more cases, and shows the one that a failure names.
+"""
+
+import pytest
+
+from tests.costs.cases import KINDS, tried
+from tests.costs.measuring import Case, Work, growth_of
+from tests.costs.readers import KNOWN_SEARCHES, KNOWN_TEXTS
+from tests.costs.sessions import KNOWN
+
+SEED = 20_261_122
+CASES = {"text": 60, "window": 12, "list": 6, "eviction": 3, "event": 6}
+LEAST_SECONDS = 0.004
+
+
+@pytest.mark.proves("X6", "C72")
+@pytest.mark.parametrize("kind", KINDS)
+def test_generated_input_costs_at_most_n_log_n(kind: str) -> None:
+    found = [(number, tried(kind, SEED, number, least_seconds=LEAST_SECONDS)) for number in range(CASES[kind])]
+
+    assert [f"--seed {SEED} --kind {kind} --number {number}: {one.name}: {one.fault}" for number, one in found if one.fault] == []
+    assert any(one.growth is not None for _, one in found)
+
+
+@pytest.mark.proves("X6", "C72")
+@pytest.mark.parametrize("case", KNOWN, ids=lambda case: case.name)
+def test_a_window_of_many_calls_costs_at_most_n_log_n(case: Case) -> None:
+    """1,400 calls in one block took seconds, and 6,000 over several events more than a minute."""
+    growth = growth_of(case, least_seconds=LEAST_SECONDS / 8)
+
+    assert growth is not None
+    assert not growth.is_too_fast, growth
+
+
+@pytest.mark.proves("X6", "C72", "F1")
+@pytest.mark.parametrize("case", KNOWN_SEARCHES, ids=lambda case: case.name)
+def test_a_query_of_many_words_costs_as_much_as_the_text(case: Case) -> None:
+    """Eight searches for 100 words of two letters in 4 MB kept everybody else waiting for 8 s. Query and text grow together here."""
+    growth = growth_of(case, least_seconds=LEAST_SECONDS)
+
+    assert growth is not None
+    assert not growth.is_too_fast, growth
+
+
+@pytest.mark.proves("X6", "C72", "S3")
+@pytest.mark.parametrize("case", KNOWN_TEXTS, ids=lambda case: case.name)
+def test_quotes_and_tags_that_are_not_closed_cost_no_more_than_their_length(case: Case) -> None:
+    """A call with a shell command of unclosed quotes cost 88 ms, and an event holds thousands of them."""
+    growth = growth_of(case, least_seconds=LEAST_SECONDS / 8)
+
+    assert growth is not None
+    assert not growth.is_too_fast, growth
+
+
+def test_work_that_grows_with_the_square_is_found() -> None:
+    def build(size: int) -> Work:
+        numbers = list(range(size))
+        return lambda: [number in numbers[::-1] for number in numbers]
+
+    growth = growth_of(Case("a list that is searched for each of its members", build, 1 << 14), least_seconds=LEAST_SECONDS)
+
+    assert growth is not None
+    assert growth.is_too_fast
