@@ -15,18 +15,34 @@ SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.05)
 
 def conversation() -> list[Json]:
     """A request, a look around, a large file, a long thought, a change, a test run that fails, and the next request."""
-    log = "\n".join(f"tests/test_queue.py::test_{number} PASSED in {number % 7} ms" for number in range(400))
-    source = "\n".join(f"def step_{number}(job):\n    return job.run(retries={number % 5})\n" for number in range(300))
+    log = "\n".join(
+        f"tests/test_queue.py::test_{number} PASSED in {number % 7} ms" for number in range(400)
+    )
+    source = "\n".join(
+        f"def step_{number}(job):\n    return job.run(retries={number % 5})\n"
+        for number in range(300)
+    )
     return [
         {"role": "system", "content": "You are a careful engineer. Answer in English."},
-        {"role": "user", "content": "The retry queue drops jobs. Find out why, and remember: the billing tables must not be touched."},
-        calls("c1", "grep", {"pattern": "retry", "path": "src"}, thought="Where are retries counted? " * 120),
-        result("c1", "\n".join(f"src/queue/file_{number}.py:{number}: retry" for number in range(90))),
+        {
+            "role": "user",
+            "content": "The retry queue drops jobs. Find out why, and remember: the billing tables must not be touched.",
+        },
+        calls(
+            "c1",
+            "grep",
+            {"pattern": "retry", "path": "src"},
+            thought="Where are retries counted? " * 120,
+        ),
+        result(
+            "c1", "\n".join(f"src/queue/file_{number}.py:{number}: retry" for number in range(90))
+        ),
         calls("c2", "read_file", {"path": "src/queue/worker.py"}),
         result("c2", source),
         {
             "role": "assistant",
-            "content": "Decision: retries are counted per worker; they have to be counted per job. " + "I looked at it. " * 60,
+            "content": "Decision: retries are counted per worker; they have to be counted per job. "
+            + "I looked at it. " * 60,
         },
         {"role": "user", "content": "Good. Change it, and run the tests."},
         calls("c3", "write_file", {"path": "src/queue/worker.py", "content": source[:6_000]}),
@@ -40,8 +56,14 @@ def conversation() -> list[Json]:
 
 def calls(call_id: str, name: str, arguments: Json, thought: str = "") -> Json:
     """An assistant that calls one tool."""
-    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]} | ({"reasoning_content": thought} if thought else {})
+    call = {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
+    return {"role": "assistant", "content": None, "tool_calls": [call]} | (
+        {"reasoning_content": thought} if thought else {}
+    )
 
 
 def result(call_id: str, content: str) -> Json:
@@ -70,8 +92,13 @@ def is_same(message: Json, other: Json) -> bool:
     if message["role"] == "tool":
         return bool(message["tool_call_id"] == other["tool_call_id"])
     if message.get("tool_calls"):
-        return bool(other.get("tool_calls") and message["tool_calls"][0]["id"] == other["tool_calls"][0]["id"])
-    return not other.get("tool_calls") and str(message["content"])[:20] == str(other["content"])[:20]
+        return bool(
+            other.get("tool_calls")
+            and message["tool_calls"][0]["id"] == other["tool_calls"][0]["id"]
+        )
+    return (
+        not other.get("tool_calls") and str(message["content"])[:20] == str(other["content"])[:20]
+    )
 
 
 def main() -> None:
@@ -84,11 +111,15 @@ def main() -> None:
         budget = int(total * share)
         try:
             made = compressor.compress(given, budget)
-            columns.append([f"{budget:,}", *fates(given, made.messages, compressor), f"{made.tokens:,}"])
+            columns.append(
+                [f"{budget:,}", *fates(given, made.messages, compressor), f"{made.tokens:,}"]
+            )
         except CannotFit as error:
             columns.append([f"{budget:,}", *[""] * len(given), f"needs {error.needed_tokens:,}"])
     made = compressor.compress(given, total // 2, is_emergency=True)
-    columns.append([f"emergency, {total // 2:,}", *fates(given, made.messages, compressor), f"{made.tokens:,}"])
+    columns.append(
+        [f"emergency, {total // 2:,}", *fates(given, made.messages, compressor), f"{made.tokens:,}"]
+    )
     labels = ["budget", *[label(message, compressor) for message in given], "tokens used"]
     for cells in zip(labels, *columns, strict=True):
         print(f"| {' | '.join(cells)} |")

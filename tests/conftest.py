@@ -11,7 +11,11 @@ from tests.postgres import Postgres, running_postgres
 # `ci` finds the same examples everywhere; `search` looks for new ones: make test HYPOTHESIS_PROFILE=search.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile(
-    "search", max_examples=2_000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "search",
+    max_examples=2_000,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -30,7 +34,9 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def sql(request: pytest.FixtureRequest) -> Postgres | None:
     """Where databases are for a test of both kinds: on this server, or in files where it is None."""
-    server: Postgres | None = request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    server: Postgres | None = (
+        request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    )
     return server
 
 

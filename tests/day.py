@@ -17,7 +17,10 @@ SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_LOG_LEVEL": "info
 
 def turn(number: int, *, size: int = 40) -> Event:
     """A question and its answer."""
-    said = [{"role": "user", "content": f"Question {number}? {'why ' * size}"}, {"role": "assistant", "content": f"Answer {number}."}]
+    said = [
+        {"role": "user", "content": f"Question {number}? {'why ' * size}"},
+        {"role": "assistant", "content": f"Answer {number}."},
+    ]
     return turn_event(KEY, said, event_id=f"e{number:05d}")
 
 
@@ -75,12 +78,18 @@ class Day:
         )
         last = len(await streamed(self.parts.server.url))
         # What was cut off in the middle of publishing may be in the stream or not.
-        await wait_until(lambda: tuple(rows(self.parts.database, statement)[0])[1:] == (0, 0, 1, last), seconds=90, told=self.parts.words)
+        await wait_until(
+            lambda: tuple(rows(self.parts.database, statement)[0])[1:] == (0, 0, 1, last),
+            seconds=90,
+            told=self.parts.words,
+        )
 
     async def ends_well(self) -> None:
         """Nothing lost, nothing doubled, in order, by the same process that began the day."""
         await self.settled()
-        faults_found = Checker(self.parts.database, self.published, await streamed(self.parts.server.url)).faults()
+        faults_found = Checker(
+            self.parts.database, self.published, await streamed(self.parts.server.url)
+        ).faults()
         assert not faults_found, "\n".join(faults_found)
         assert self.worker.is_alive, self.parts.words()
 

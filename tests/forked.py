@@ -17,7 +17,11 @@ PATIENCE_SECONDS = 100.0
 _PROCESSES = get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     [
-        *(f"turnfold.cli.{found.name}" for found in pkgutil.iter_modules(turnfold.cli.__path__) if not found.name.startswith("_")),
+        *(
+            f"turnfold.cli.{found.name}"
+            for found in pkgutil.iter_modules(turnfold.cli.__path__)
+            if not found.name.startswith("_")
+        ),
         "alembic.command",
         "tests.chaos.mortal",
         "turnfold_migrations",

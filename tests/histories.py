@@ -79,19 +79,38 @@ class History:
     def until(self, length: int) -> "History":
         """The session as it was after so many messages."""
         messages = repaired(self.stored.messages[:length])
-        return replace(self, stored=replace(self.stored, messages=messages, total=length + self.stored.covered))
+        return replace(
+            self, stored=replace(self.stored, messages=messages, total=length + self.stored.covered)
+        )
 
     def evicting(self, number: int) -> "History":
         """The session after its first so many live messages were evicted."""
         row = CompactionId("evicted-now")
-        leaving = {message.position for message in [one for one in self.stored.messages if one.compaction_id is None][:number]}
-        messages = tuple(replace(one, compaction_id=row) if one.position in leaving else one for one in self.stored.messages)
+        leaving = {
+            message.position
+            for message in [one for one in self.stored.messages if one.compaction_id is None][
+                :number
+            ]
+        }
+        messages = tuple(
+            replace(one, compaction_id=row) if one.position in leaving else one
+            for one in self.stored.messages
+        )
         pending = (*self.stored.pending, PendingRow(row, 9, len(leaving)))
-        return replace(self, stored=replace(self.stored, messages=messages, pending=pending), digests={**self.digests, row: "They spoke."})
+        return replace(
+            self,
+            stored=replace(self.stored, messages=messages, pending=pending),
+            digests={**self.digests, row: "They spoke."},
+        )
 
 
 def history(
-    said: Sequence[Said | Json], *, summary: str = "", ledger: Sequence[str] = (), covered: int = 0, factor: float = 1.0
+    said: Sequence[Said | Json],
+    *,
+    summary: str = "",
+    ledger: Sequence[str] = (),
+    covered: int = 0,
+    factor: float = 1.0,
 ) -> History:
     """A session in which these were said, one event each."""
     count = counter()
@@ -128,7 +147,12 @@ def history(
     if summary:
         text_tokens = count(summary)
         facts = summary_facts(
-            1, summary, ledger, tokens=text_tokens + sum(map(count, ledger)), text_tokens=text_tokens, cuts=cuts_of(summary)
+            1,
+            summary,
+            ledger,
+            tokens=text_tokens + sum(map(count, ledger)),
+            text_tokens=text_tokens,
+            cuts=cuts_of(summary),
         )
     stored = Stored(
         messages=paired,
@@ -157,10 +181,20 @@ def answered(messages: Sequence[Message], bodies: Sequence[Json]) -> tuple[Messa
             calls.setdefault(call.call_id, []).append(CallSeen(message.position, call.slot))
         if message.role is Role.TOOL:
             digest = sha256(json.dumps(body.get("content")).encode()).digest()
-            results.setdefault(str(body.get("tool_call_id")), []).append(ResultSeen(message.position, digest))
-    verdicts = {at: verdict for call_id, found in results.items() for at, verdict in pair(calls.get(call_id, ()), found).items()}
+            results.setdefault(str(body.get("tool_call_id")), []).append(
+                ResultSeen(message.position, digest)
+            )
+    verdicts = {
+        at: verdict
+        for call_id, found in results.items()
+        for at, verdict in pair(calls.get(call_id, ()), found).items()
+    }
     return tuple(
-        replace(message, answers=verdicts[message.position].answers, is_copy=verdicts[message.position].is_copy)
+        replace(
+            message,
+            answers=verdicts[message.position].answers,
+            is_copy=verdicts[message.position].is_copy,
+        )
         if message.position in verdicts
         else message
         for message in messages
@@ -170,7 +204,10 @@ def answered(messages: Sequence[Message], bodies: Sequence[Json]) -> tuple[Messa
 def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages as they were stored when the last of them came: no result answers a call that came later."""
     last = messages[-1].position if messages else 0
-    return tuple(replace(m, answers=None) if m.answers is not None and m.answers.position > last else m for m in messages)
+    return tuple(
+        replace(m, answers=None) if m.answers is not None and m.answers.position > last else m
+        for m in messages
+    )
 
 
 def parsed(rendered: Rendered) -> list[Json]:
@@ -184,7 +221,11 @@ def counted(messages: Sequence[Json]) -> int:
     for message in messages:
         measured = measure(message, count)
         is_text = isinstance(message.get("content"), str)
-        total += measured.tokens - measured.content_tokens + count(message["content"]) if is_text else measured.tokens
+        total += (
+            measured.tokens - measured.content_tokens + count(message["content"])
+            if is_text
+            else measured.tokens
+        )
     return total
 
 
@@ -198,10 +239,24 @@ def user(content: Any, **more: Any) -> Json:
     return {"role": "user", "content": content, **more}
 
 
-def assistant(content: Any = None, *calls: str, name: str = "look_up", arguments: str = '{"at":1}', **more: Any) -> Json:
+def assistant(
+    content: Any = None,
+    *calls: str,
+    name: str = "look_up",
+    arguments: str = '{"at":1}',
+    **more: Any,
+) -> Json:
     """An assistant message that calls tools with these ids."""
-    made = [{"id": call, "type": "function", "function": {"name": name, "arguments": arguments}} for call in calls]
-    return {"role": "assistant", "content": content, **({"tool_calls": made} if made else {}), **more}
+    made = [
+        {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call in calls
+    ]
+    return {
+        "role": "assistant",
+        "content": content,
+        **({"tool_calls": made} if made else {}),
+        **more,
+    }
 
 
 def tool(call_id: str, content: Any) -> Json:
@@ -216,12 +271,18 @@ def system(content: str) -> Json:
 
 def words(tokens: int) -> str:
     """A text of about so many tokens, in lines."""
-    return "".join(f"word number {at} of it\n" if at % 5 else f"line {at}:\n" for at in range(max(1, tokens // 6)))
+    return "".join(
+        f"word number {at} of it\n" if at % 5 else f"line {at}:\n"
+        for at in range(max(1, tokens // 6))
+    )
 
 
 def data_directory() -> Path | None:
     """Where recorded conversations lie on this machine, if they do."""
-    found = Path(os.environ.get("TURNFOLD_DATA", Path(__file__).parents[2] / "shared" / "data")) / "conversations"
+    found = (
+        Path(os.environ.get("TURNFOLD_DATA", Path(__file__).parents[2] / "shared" / "data"))
+        / "conversations"
+    )
     return found if found.is_dir() else None
 
 
@@ -232,5 +293,10 @@ def recorded(per_file: int) -> list[tuple[str, list[Json]]]:
     for path in sorted(directory.glob("*.jsonl.gz")) if directory else ():
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             for number, line in zip(range(per_file), lines, strict=False):
-                found.append((f"{path.name.removesuffix('.jsonl.gz')}-{number}", json.loads(line)["messages"]))
+                found.append(
+                    (
+                        f"{path.name.removesuffix('.jsonl.gz')}-{number}",
+                        json.loads(line)["messages"],
+                    )
+                )
     return found

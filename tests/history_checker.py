@@ -63,7 +63,9 @@ class Published:
     """What was tried, what the stream acknowledged, and what readers were told; the same event may be tried many times."""
 
     attempted: dict[tuple[str, str], Event] = field(default_factory=dict)
-    acknowledged: defaultdict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    acknowledged: defaultdict[tuple[str, str], list[int]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     order: defaultdict[SessionKey, list[str]] = field(default_factory=lambda: defaultdict(list))
     bad: dict[bytes, str] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
@@ -109,7 +111,14 @@ def messages_of(event: Event) -> list[Json]:
 class Checker:
     """The faults of one database. `stream` is all that the stream of events holds: it decides order, and what had to be stored."""
 
-    def __init__(self, database: Path, published: Published, stream: Sequence[Streamed], *, is_settled: bool = True) -> None:
+    def __init__(
+        self,
+        database: Path,
+        published: Published,
+        stream: Sequence[Streamed],
+        *,
+        is_settled: bool = True,
+    ) -> None:
         self._path = database
         self._published = published
         self._stream = stream
@@ -123,9 +132,13 @@ class Checker:
 
     def faults(self) -> list[str]:
         """A sentence for each fault; empty when every law holds."""
-        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=30)) as connection:
+        with closing(
+            sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=30)
+        ) as connection:
             connection.row_factory = sqlite3.Row
-            self._ask: Callable[..., list[Row]] = lambda statement, *values: connection.execute(statement, values).fetchall()
+            self._ask: Callable[..., list[Row]] = lambda statement, *values: connection.execute(
+                statement, values
+            ).fetchall()
             connection.execute("BEGIN")
             self._integrity()
             self._where()
@@ -157,12 +170,18 @@ class Checker:
         """What is stored of each message, for those who were told of it."""
         for row in self._ask("SELECT * FROM messages_view"):
             key, taken_by = SessionKey(row["agent_id"], row["session_id"]), row["compaction_id"]
-            self._places[key][row["message_id"]] = (row["position"], None if taken_by is None else int(taken_by))
+            self._places[key][row["message_id"]] = (
+                row["position"],
+                None if taken_by is None else int(taken_by),
+            )
 
     # --- L1, L2: stored once, as it was
 
     def _stored(self) -> None:
-        ids = Counter((row["agent_id"], row["session_id"], row["message_id"]) for row in self._ask("SELECT * FROM messages_view"))
+        ids = Counter(
+            (row["agent_id"], row["session_id"], row["message_id"])
+            for row in self._ask("SELECT * FROM messages_view")
+        )
         self._told("stored more than once", [key for key, times in ids.items() if times > 1])
         wanted: dict[tuple[str, ...], tuple[Event, Json]] = {}
         possible: set[tuple[str, ...]] = set()
@@ -170,7 +189,8 @@ class Checker:
         for name, event in self._published.attempted.items():
             key: tuple[str, str] = (event.key.agent_id, event.key.session_id)
             known: dict[tuple[str, ...], tuple[Event, Json]] = {
-                (*key, f"{event.event_id}#{index}"): (event, one) for index, one in enumerate(messages_of(event))
+                (*key, f"{event.event_id}#{index}"): (event, one)
+                for index, one in enumerate(messages_of(event))
             }
             possible.update(known)
             if name in in_stream:
@@ -183,9 +203,18 @@ class Checker:
             "SELECT s.agent_id, s.session_id, m.event_id || '#' || (m.position % 1024) AS message_id, m.body, m.original"
             "  FROM messages m JOIN sessions s USING (sid)"
         )
-        altered = [key for row in bodies if (key := tuple(row)[:3]) in wanted and not _is_kept(row, *wanted[key])]
+        altered = [
+            key
+            for row in bodies
+            if (key := tuple(row)[:3]) in wanted and not _is_kept(row, *wanted[key])
+        ]
         self._told("stored otherwise than published", altered)
-        self._told("events stored more than once", self._ask("SELECT event_id FROM events GROUP BY agent_id, event_id HAVING count(*) > 1"))
+        self._told(
+            "events stored more than once",
+            self._ask(
+                "SELECT event_id FROM events GROUP BY agent_id, event_id HAVING count(*) > 1"
+            ),
+        )
 
     # --- L3: the order is the stream's
 
@@ -204,17 +233,35 @@ class Checker:
         stored: defaultdict[SessionKey, list[tuple[int, str]]] = defaultdict(list)
         for row in self._ask("SELECT * FROM messages_view ORDER BY agent_id, session_id, position"):
             event_id, _, index = row["message_id"].rpartition("#")
-            stored[SessionKey(row["agent_id"], row["session_id"])].append((row["position"], row["message_id"]))
+            stored[SessionKey(row["agent_id"], row["session_id"])].append(
+                (row["position"], row["message_id"])
+            )
             seq = first.get((row["agent_id"], event_id))
             if seq is not None and row["position"] != seq * MESSAGES_PER_EVENT + int(index):
-                self._fault(f"{row['message_id']} stands at {row['stream_seq']}, the stream has it first at {seq}")
+                self._fault(
+                    f"{row['message_id']} stands at {row['stream_seq']}, the stream has it first at {seq}"
+                )
         for key, messages in stored.items():
-            order = [event_id for event_id in self._published.order[key] if (key.agent_id, event_id) in first]
-            expected = [f"{one}#{i}" for one in order for i in range(len(messages_of(self._published.attempted[key.agent_id, one])))]
+            order = [
+                event_id
+                for event_id in self._published.order[key]
+                if (key.agent_id, event_id) in first
+            ]
+            expected = [
+                f"{one}#{i}"
+                for one in order
+                for i in range(len(messages_of(self._published.attempted[key.agent_id, one])))
+            ]
             found = [message_id for _, message_id in messages]
             if found != expected and sorted(found) == sorted(expected):
-                place = next(index for index, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
-                self._fault(f"{key.session_id}: message {place} is {found[place]}, published was {expected[place]}")
+                place = next(
+                    index
+                    for index, (a, b) in enumerate(zip(found, expected, strict=True))
+                    if a != b
+                )
+                self._fault(
+                    f"{key.session_id}: message {place} is {found[place]}, published was {expected[place]}"
+                )
 
     # --- every message in one state, and the counters say so
 
@@ -228,10 +275,17 @@ class Checker:
             key = row["agent_id"], row["session_id"]
             counted = states[key]
             told = {state: row[f"messages_{state}"] for state in ("live", "pending", "covered")}
-            if told != {state: counted[state] for state in told} or row["messages_total"] != counted.total():
-                self._fault(f"{key}: the session says {told} of {row['messages_total']}, its messages {dict(counted)}")
+            if (
+                told != {state: counted[state] for state in told}
+                or row["messages_total"] != counted.total()
+            ):
+                self._fault(
+                    f"{key}: the session says {told} of {row['messages_total']}, its messages {dict(counted)}"
+                )
             if row["tokens_total"] != tokens[key]:
-                self._fault(f"{key}: the session says {row['tokens_total']} tokens, its messages {tokens[key]}")
+                self._fault(
+                    f"{key}: the session says {row['tokens_total']} tokens, its messages {tokens[key]}"
+                )
             if self._is_settled and told["pending"]:
                 self._fault(f"{key}: {told['pending']} messages are still pending")
         counters = self._ask(
@@ -241,10 +295,18 @@ class Checker:
         )
         for row in counters:
             if (row["live_messages"], row["live_tokens"]) != (row["messages"], row["tokens"]):
-                self._fault(f"{row['session_id']}: the triggers look at {tuple(row)[1:3]}, live are {tuple(row)[3:]}")
+                self._fault(
+                    f"{row['session_id']}: the triggers look at {tuple(row)[1:3]}, live are {tuple(row)[3:]}"
+                )
 
-        there = {tuple(row) for row in self._ask("SELECT agent_id, count(*) FROM sessions GROUP BY agent_id")}
-        told_of = {tuple(row) for row in self._ask("SELECT agent_id, total FROM session_counts WHERE total <> 0")}
+        there = {
+            tuple(row)
+            for row in self._ask("SELECT agent_id, count(*) FROM sessions GROUP BY agent_id")
+        }
+        told_of = {
+            tuple(row)
+            for row in self._ask("SELECT agent_id, total FROM session_counts WHERE total <> 0")
+        }
         if there != told_of:
             self._fault(f"agents have {there} sessions, counted are {told_of}")
 
@@ -257,13 +319,23 @@ class Checker:
         for row in counted:
             name = f"{row['session_id']}, compaction {row['ordinal']}"
             if row["marked"] != row["messages_evicted"]:
-                self._fault(f"{name}: it says {row['messages_evicted']} evicted, {row['marked']} are marked")
-            if row["marked"] and not row["first_position"] <= row["first_marked"] <= row["last_marked"] <= row["last_position"]:
+                self._fault(
+                    f"{name}: it says {row['messages_evicted']} evicted, {row['marked']} are marked"
+                )
+            if (
+                row["marked"]
+                and not row["first_position"]
+                <= row["first_marked"]
+                <= row["last_marked"]
+                <= row["last_position"]
+            ):
                 self._fault(f"{name}: a message lies outside its span")
             if row["is_covered"] != (row["status"] == "committed" and row["messages_evicted"] > 0):
                 self._fault(f"{name}: {row['status']} and covered {bool(row['is_covered'])}")
             if row["messages_evicted"] and row["status"] not in ENDS_OF_EVICTIONS:
-                self._fault(f"{name}: it evicted {row['messages_evicted']} messages and ended {row['status']}")
+                self._fault(
+                    f"{name}: it evicted {row['messages_evicted']} messages and ended {row['status']}"
+                )
             # A stand-in waits until the model may be asked again, and what it rewrites is in force meanwhile.
             if self._is_settled and row["status"] not in SETTLED and row["trigger"] != "stand_in":
                 self._fault(f"{name}: still {row['status']}")
@@ -281,26 +353,45 @@ class Checker:
         added: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         for row in self._ask("SELECT sid, version, compaction_id FROM coverage"):
             added[row["sid"], row["version"]].add(row["compaction_id"])
-        evicted = {row["compaction_id"]: row["messages_evicted"] for row in self._ask("SELECT * FROM compactions")}
-        reigns = {row["sid"]: row["version"] for row in self._ask("SELECT sid, version FROM reigns ORDER BY ordinal")}
+        evicted = {
+            row["compaction_id"]: row["messages_evicted"]
+            for row in self._ask("SELECT * FROM compactions")
+        }
+        reigns = {
+            row["sid"]: row["version"]
+            for row in self._ask("SELECT sid, version FROM reigns ORDER BY ordinal")
+        }
         versions: defaultdict[int, list[Row]] = defaultdict(list)
-        stored = self._ask("SELECT s.agent_id, s.session_id, v.* FROM summaries v JOIN sessions s USING (sid) ORDER BY sid, v.version")
+        stored = self._ask(
+            "SELECT s.agent_id, s.session_id, v.* FROM summaries v JOIN sessions s USING (sid) ORDER BY sid, v.version"
+        )
         for row in stored:
             versions[row["sid"]].append(row)
             name = row["agent_id"], row["session_id"], row["version"]
             base = self._speaks_for.get((*name[:2], row["base_version"]), frozenset())
-            self._summaries[name], self._speaks_for[name] = row, base | added[row["sid"], row["version"]]
+            self._summaries[name], self._speaks_for[name] = (
+                row,
+                base | added[row["sid"], row["version"]],
+            )
             covered = sum(evicted[one] for one in self._speaks_for[name])
             if row["messages_covered"] != covered:
-                self._fault(f"{name}: it says {row['messages_covered']} messages, covered are {covered}")
+                self._fault(
+                    f"{name}: it says {row['messages_covered']} messages, covered are {covered}"
+                )
             if row["base_version"] is not None and not 0 < row["base_version"] < row["version"]:
                 self._fault(f"{name}: it stands on {row['base_version']}")
         for session in self._ask("SELECT * FROM sessions"):
             numbers = [row["version"] for row in versions[session["sid"]]]
             if numbers != list(range(1, session["versions"] + 1)):
-                self._fault(f"{session['session_id']}: versions {numbers}, counted {session['versions']}")
-            if session["version"] != reigns.get(session["sid"]) or (numbers and session["version"] not in numbers):
-                self._fault(f"{session['session_id']}: in force is {session['version']}, last to reign {reigns.get(session['sid'])}")
+                self._fault(
+                    f"{session['session_id']}: versions {numbers}, counted {session['versions']}"
+                )
+            if session["version"] != reigns.get(session["sid"]) or (
+                numbers and session["version"] not in numbers
+            ):
+                self._fault(
+                    f"{session['session_id']}: in force is {session['version']}, last to reign {reigns.get(session['sid'])}"
+                )
 
     # --- the audit chain
 
@@ -313,12 +404,21 @@ class Checker:
             seal = ""
             for ordinal, row in enumerate(chains[key], start=1):
                 sealed = {name: row[name] for name in (*SEALED_FIELDS, "actor")}
-                if row["ordinal"] != ordinal or row["prev_hash"] != seal or row["hash"] != row_hash(seal, sealed):
+                if (
+                    row["ordinal"] != ordinal
+                    or row["prev_hash"] != seal
+                    or row["hash"] != row_hash(seal, sealed)
+                ):
                     self._fault(f"{key}: audit row {ordinal} does not continue the chain")
                 seal = row["hash"]
             if (session["audit_rows"], session["audit_hash"]) != (len(chains[key]), seal):
-                self._fault(f"{key}: {session['audit_rows']} audit rows were sealed, {len(chains[key])} are there")
-        for phase, table in (("evicted", "compactions WHERE messages_evicted > 0"), ("summary_done", "summaries")):
+                self._fault(
+                    f"{key}: {session['audit_rows']} audit rows were sealed, {len(chains[key])} are there"
+                )
+        for phase, table in (
+            ("evicted", "compactions WHERE messages_evicted > 0"),
+            ("summary_done", "summaries"),
+        ):
             rows = self._ask("SELECT count(*) FROM audit WHERE phase = ?", phase)[0][0]
             there = self._ask(f"SELECT count(*) FROM {table}")[0][0]
             if rows != there:
@@ -327,13 +427,25 @@ class Checker:
     # --- the rest of the stream
 
     def _dead_letters(self) -> None:
-        found = {row["stream_seq"]: row["reason"] for row in self._ask("SELECT stream_seq, reason FROM dead_letters_view")}
-        expected = {entry.seq: reason for entry in self._stream if (reason := self._published.bad.get(entry.payload)) is not None}
+        found = {
+            row["stream_seq"]: row["reason"]
+            for row in self._ask("SELECT stream_seq, reason FROM dead_letters_view")
+        }
+        expected = {
+            entry.seq: reason
+            for entry in self._stream
+            if (reason := self._published.bad.get(entry.payload)) is not None
+        }
         if found != expected:
-            self._fault(f"dead letters {_some(found.items() ^ expected.items())} differ from what was published")
+            self._fault(
+                f"dead letters {_some(found.items() ^ expected.items())} differ from what was published"
+            )
 
     def _ingested(self) -> None:
-        ranges = [tuple(row) for row in self._ask("SELECT first_seq, last_seq FROM ingested ORDER BY first_seq")]
+        ranges = [
+            tuple(row)
+            for row in self._ask("SELECT first_seq, last_seq FROM ingested ORDER BY first_seq")
+        ]
         expected = [(1, self._stream[-1].seq)] if self._stream else []
         if self._is_settled and ranges != expected:
             self._fault(f"ingested are {ranges}, the stream ends at {expected}")
@@ -368,12 +480,18 @@ class Checker:
         if twice := {one for one in shown & places.keys() if places[one][1] in covered}:
             yield f"shown beside version {version}, which covers it: {_some(twice)}"
         if reading.answer["fresh"]:
-            missing = [one for one in self._first_messages(reading) if one not in shown and places.get(one, (0, None))[1] not in covered]
+            missing = [
+                one
+                for one in self._first_messages(reading)
+                if one not in shown and places.get(one, (0, None))[1] not in covered
+            ]
             if len(missing) > account["folded"] + account["pending_digested"]:
                 yield f"neither shown nor covered by version {version}: {_some(missing)}"
         changed = [
             one
-            for one, message in zip(reading.answer["message_ids"], reading.answer["messages"], strict=False)
+            for one, message in zip(
+                reading.answer["message_ids"], reading.answer["messages"], strict=False
+            )
             if one is not None and not self._is_published(key, one, message)
         ]
         if len(changed) > account["trimmed"] + account["pending_shown"]:
@@ -395,7 +513,9 @@ class Checker:
         if event is None:
             return False
         published = messages_of(event)[int(index)]
-        return told == published if event.kind == TURN_COMPLETED else published.items() <= told.items()
+        return (
+            told == published if event.kind == TURN_COMPLETED else published.items() <= told.items()
+        )
 
     def _backwards(self) -> None:
         """Who asks after somebody else was answered sees at least what that one saw."""
@@ -408,7 +528,9 @@ class Checker:
                 while ended[0].ended < reading.began:
                     seen = list(map(max, seen, _progress(ended.popleft())))
                 if any(now < before for now, before in zip(_progress(reading), seen, strict=True)):
-                    self._fault(f"{key}: version, messages and covered were {seen} and then {_progress(reading)}")
+                    self._fault(
+                        f"{key}: version, messages and covered were {seen} and then {_progress(reading)}"
+                    )
 
     def _pages(self) -> None:
         for page in self._published.pages:
@@ -421,37 +543,60 @@ class Checker:
                 # Where a copy was stored before the event that it is a copy of, that one took its place later.
                 seqs = self._seqs.get((page.key.agent_id, event_id), [])
                 if one["position"] not in [seq * MESSAGES_PER_EVENT + int(index) for seq in seqs]:
-                    self._fault(f"{page.key}: {one['message_id']} was told at {one['position']}, the stream has it at {seqs}")
+                    self._fault(
+                        f"{page.key}: {one['message_id']} was told at {one['position']}, the stream has it at {seqs}"
+                    )
                 if not self._is_published(page.key, one["message_id"], one["message"]):
-                    self._fault(f"{page.key}: {one['message_id']} was told otherwise than published")
+                    self._fault(
+                        f"{page.key}: {one['message_id']} was told otherwise than published"
+                    )
 
     def _lists(self) -> None:
         for listed in self._published.lists:
             told = listed.answer["summaries"]
             numbers = sorted(one["version"] for one in told)
-            if numbers != list(range(1, len(told) + 1)) or sum(one["in_force"] for one in told) != bool(told):
-                self._fault(f"{listed.key}: told were versions {numbers}, in force {[one['version'] for one in told if one['in_force']]}")
+            if numbers != list(range(1, len(told) + 1)) or sum(
+                one["in_force"] for one in told
+            ) != bool(told):
+                self._fault(
+                    f"{listed.key}: told were versions {numbers}, in force {[one['version'] for one in told if one['in_force']]}"
+                )
             for one in told:
-                stored = self._summaries.get((listed.key.agent_id, listed.key.session_id, one["version"]))
-                if stored is None or (one["kind"], one["tokens"]) != (stored["kind"], stored["tokens"]):
-                    self._fault(f"{listed.key}: version {one['version']} was told otherwise than it is stored")
+                stored = self._summaries.get(
+                    (listed.key.agent_id, listed.key.session_id, one["version"])
+                )
+                if stored is None or (one["kind"], one["tokens"]) != (
+                    stored["kind"],
+                    stored["tokens"],
+                ):
+                    self._fault(
+                        f"{listed.key}: version {one['version']} was told otherwise than it is stored"
+                    )
 
     def _summary_fault(self, reading: Reading, summary: Json) -> str | None:
         """A version says the same for ever; only a small budget shortens what is told of it."""
-        stored = self._summaries.get((reading.key.agent_id, reading.key.session_id, summary["version"]))
+        stored = self._summaries.get(
+            (reading.key.agent_id, reading.key.session_id, summary["version"])
+        )
         if stored is None:
             return f"version {summary['version']} was told and is not stored"
         if summary["covers"]["messages"] != stored["messages_covered"]:
             return f"version {summary['version']} was told to cover {summary['covers']['messages']}, it covers {stored['messages_covered']}"
         if reading.answer["window"]["budget_tokens"] < AMPLE_TOKENS:
             return None
-        if (summary["text"], summary["tokens"], summary["ledger"]) != (stored["text"], stored["tokens"], json.loads(stored["ledger"])):
+        if (summary["text"], summary["tokens"], summary["ledger"]) != (
+            stored["text"],
+            stored["tokens"],
+            json.loads(stored["ledger"]),
+        ):
             return f"version {summary['version']} was told otherwise than it is stored"
         return None
 
     def _told(self, text: str, found: Sequence[Any]) -> None:
         if found:
-            self._fault(f"{len(found)} messages or events {text}: {_some(tuple(one) for one in found)}")
+            self._fault(
+                f"{len(found)} messages or events {text}: {_some(tuple(one) for one in found)}"
+            )
 
 
 def reading_faults(reading: Reading) -> Iterator[str]:
@@ -482,14 +627,25 @@ def reading_faults(reading: Reading) -> Iterator[str]:
 
 def faults_in_notices(database: Path, notices: Iterable[tuple[str, Json]]) -> list[str]:
     """Compactions and versions that nobody was told of."""
-    told = Counter((subject.split(".")[0] + "." + subject.split(".")[1], _noticed(said)) for subject, said in notices)
+    told = Counter(
+        (subject.split(".")[0] + "." + subject.split(".")[1], _noticed(said))
+        for subject, said in notices
+    )
     found: list[str] = []
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
-        for (compaction_id,) in connection.execute("SELECT CAST(compaction_id AS TEXT) FROM compactions WHERE messages_evicted > 0"):
+        for (compaction_id,) in connection.execute(
+            "SELECT CAST(compaction_id AS TEXT) FROM compactions WHERE messages_evicted > 0"
+        ):
             if not told["context.compressed", compaction_id]:
                 found.append(f"nobody was told of compaction {compaction_id}")
-        versions = connection.execute("SELECT s.agent_id, s.session_id, v.version FROM summaries v JOIN sessions s USING (sid)")
-        found += [f"nobody was told of version {row}" for row in versions if not told["summary.updated", "/".join(map(str, row))]]
+        versions = connection.execute(
+            "SELECT s.agent_id, s.session_id, v.version FROM summaries v JOIN sessions s USING (sid)"
+        )
+        found += [
+            f"nobody was told of version {row}"
+            for row in versions
+            if not told["summary.updated", "/".join(map(str, row))]
+        ]
     return found
 
 
@@ -500,7 +656,11 @@ def _progress(reading: Reading) -> list[int]:
 
 
 def _noticed(said: Mapping[str, Any]) -> str:
-    return said["compaction_id"] if "compaction_id" in said else f"{said['agent_id']}/{said['session_id']}/{said['version']}"
+    return (
+        said["compaction_id"]
+        if "compaction_id" in said
+        else f"{said['agent_id']}/{said['session_id']}/{said['version']}"
+    )
 
 
 def _is_kept(row: Row, event: Event, published: Json) -> bool:
@@ -509,9 +669,13 @@ def _is_kept(row: Row, event: Event, published: Json) -> bool:
         return row["body"].encode() in event.payload
     stored = json.loads(row["body"])
     content = json.loads(row["original"]) if row["original"] is not None else stored["content"]
-    return bool(content == published["content"] and stored["tool_call_id"] == published["tool_call_id"])
+    return bool(
+        content == published["content"] and stored["tool_call_id"] == published["tool_call_id"]
+    )
 
 
 def _some(found: Iterable[Any]) -> str:
     listed = sorted(map(str, found))
-    return ", ".join(listed[:SHOWN_FAULTS]) + (f" and {len(listed) - SHOWN_FAULTS} more" if len(listed) > SHOWN_FAULTS else "")
+    return ", ".join(listed[:SHOWN_FAULTS]) + (
+        f" and {len(listed) - SHOWN_FAULTS} more" if len(listed) > SHOWN_FAULTS else ""
+    )

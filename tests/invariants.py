@@ -122,13 +122,31 @@ class Seen:
 
 def faults(seen: Seen) -> list[str]:
     """What is wrong with a store, in words; nothing when all invariants hold."""
-    found = [f"{key}: {fault}" for key, session in seen.sessions.items() for fault in _session_faults(session)]
+    found = [
+        f"{key}: {fault}"
+        for key, session in seen.sessions.items()
+        for fault in _session_faults(session)
+    ]
     reaches = [(0, -1), *seen.ingested]
-    found += [f"ingested ranges meet: {before} {after}" for before, after in pairwise(reaches) if after[0] <= before[1] + 1]
+    found += [
+        f"ingested ranges meet: {before} {after}"
+        for before, after in pairwise(reaches)
+        if after[0] <= before[1] + 1
+    ]
     agents = Counter(key.agent_id for key in seen.sessions)
-    found += [f"sessions are counted {dict(seen.counted)}, there are {dict(agents)}"] if seen.counted != agents else []
-    named = Counter((key.agent_id, event_id) for key, session in seen.sessions.items() for event_id in session.events)
-    return found + [f"an event is stored {times} times: {event}" for event, times in named.items() if times > 1]
+    found += (
+        [f"sessions are counted {dict(seen.counted)}, there are {dict(agents)}"]
+        if seen.counted != agents
+        else []
+    )
+    named = Counter(
+        (key.agent_id, event_id)
+        for key, session in seen.sessions.items()
+        for event_id in session.events
+    )
+    return found + [
+        f"an event is stored {times} times: {event}" for event, times in named.items() if times > 1
+    ]
 
 
 def _session_faults(session: SessionSeen) -> Iterable[str]:
@@ -145,12 +163,20 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
     if any(after <= before for before, after in pairwise(positions)):
         yield f"positions do not rise: {positions}"
     for event_id, seq in session.events.items():
-        places = [message.position - seq * MESSAGES_PER_EVENT for message in messages if message.event_id == event_id]
+        places = [
+            message.position - seq * MESSAGES_PER_EVENT
+            for message in messages
+            if message.event_id == event_id
+        ]
         if not places or places != list(range(len(places))):
             yield f"event {event_id} of sequence {seq} has its messages at {places}"
     if strangers := {message.event_id for message in messages} - set(session.events):
         yield f"messages of no event: {strangers}"
-    live = [message for message in messages if message.compaction_id is None and not message.role.is_system]
+    live = [
+        message
+        for message in messages
+        if message.compaction_id is None and not message.role.is_system
+    ]
     found = replace(
         session.counters,
         messages_total=len(messages),
@@ -175,10 +201,18 @@ def _pairing_faults(stored: Sequence[Stored]) -> Iterable[str]:
         for call in one.message.calls:
             calls.setdefault(call.call_id, []).append(CallSeen(one.message.position, call.slot))
         body = json.loads(one.body)
-        if body["role"] == "tool" and isinstance(call_id := body.get("tool_call_id"), str) and call_id:
+        if (
+            body["role"] == "tool"
+            and isinstance(call_id := body.get("tool_call_id"), str)
+            and call_id
+        ):
             digest = json.dumps(body.get("content"), sort_keys=True).encode()
             results.setdefault(call_id, []).append(ResultSeen(one.message.position, digest))
-    verdicts = {place: verdict for call_id, seen in results.items() for place, verdict in pair(calls.get(call_id, ()), seen).items()}
+    verdicts = {
+        place: verdict
+        for call_id, seen in results.items()
+        for place, verdict in pair(calls.get(call_id, ()), seen).items()
+    }
     for one in stored:
         verdict = verdicts.get(one.message.position)
         told = (one.message.answers, one.message.is_copy)
@@ -193,7 +227,11 @@ def _pairing_faults(stored: Sequence[Stored]) -> Iterable[str]:
 
 
 def _compaction_faults(session: SessionSeen) -> Iterable[str]:
-    by_row = Counter(one.message.compaction_id for one in session.messages if one.message.compaction_id is not None)
+    by_row = Counter(
+        one.message.compaction_id
+        for one in session.messages
+        if one.message.compaction_id is not None
+    )
     tokens: Counter[CompactionId | None] = Counter()
     for one in session.messages:
         tokens[one.message.compaction_id] += one.message.tokens
@@ -209,14 +247,20 @@ def _compaction_faults(session: SessionSeen) -> Iterable[str]:
         if (row.status == "running") != (row.lease_until_ms is not None):
             yield f"a lease without a runner, or the other way round: {row}"
         spoken_for = row.ordinal in session.speaks_for.get(session.counters.version or 0, ())
-        if row.is_covered != (spoken_for and row.messages_evicted > 0 and row.status == "committed"):
+        if row.is_covered != (
+            spoken_for and row.messages_evicted > 0 and row.status == "committed"
+        ):
             yield f"covered by nobody, or unsaid: {row}"
         if (row.status == "committed") != (row.version is not None and row.status != "restored"):
             yield f"committed without a version, or the other way round: {row}"
-        if (row.status == "restored") != (row.restored_at_ms is not None) or (row.evicted_at_ms is None) != (row.messages_evicted == 0):
+        if (row.status == "restored") != (row.restored_at_ms is not None) or (
+            row.evicted_at_ms is None
+        ) != (row.messages_evicted == 0):
             yield f"evicted or restored at no time: {row}"
         first, last = session.spans.get(row.ordinal, (0, 1 << 60))
-        outside = [one.message.position for one in session.messages if one.message.compaction_id == mine]
+        outside = [
+            one.message.position for one in session.messages if one.message.compaction_id == mine
+        ]
         if any(not first <= position <= last for position in outside):
             yield f"compaction {row.ordinal} spans {first} to {last}, and has messages at {outside}"
     running = {(row.fence, row.lease_until_ms) for row in session.rows if row.status == "running"}
@@ -225,15 +269,24 @@ def _compaction_faults(session: SessionSeen) -> Iterable[str]:
 
 
 def _version_faults(session: SessionSeen) -> Iterable[str]:
-    if [version.version for version in session.versions] != list(range(1, len(session.versions) + 1)):
+    if [version.version for version in session.versions] != list(
+        range(1, len(session.versions) + 1)
+    ):
         yield f"versions have a gap: {[version.version for version in session.versions]}"
     for version in session.versions:
-        covered = sum(row.messages_evicted for row in session.rows if row.ordinal in session.speaks_for[version.version])
+        covered = sum(
+            row.messages_evicted
+            for row in session.rows
+            if row.ordinal in session.speaks_for[version.version]
+        )
         if version.messages_covered != covered:
             yield f"version {version.version} says {version.messages_covered} messages where its rows hold {covered}"
         if version.base_version is not None and not 0 < version.base_version < version.version:
             yield f"version {version.version} builds on {version.base_version}"
-        if not session.speaks_for.get(version.base_version or 0, frozenset()) <= session.speaks_for[version.version]:
+        if (
+            not session.speaks_for.get(version.base_version or 0, frozenset())
+            <= session.speaks_for[version.version]
+        ):
             yield f"version {version.version} speaks for less than version {version.base_version}, on which it builds"
 
 
@@ -248,7 +301,9 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
     # What was erased is told of still, and is there no more.
     phases = phases[len(phases) - phases[::-1].index("erased") :] if "erased" in phases else phases
     evicted, done = phases.count("evicted"), phases.count("summary_done")
-    if evicted != sum(row.messages_evicted > 0 for row in session.rows) or done != len(session.versions):
+    if evicted != sum(row.messages_evicted > 0 for row in session.rows) or done != len(
+        session.versions
+    ):
         yield f"the audit knows of {evicted} evictions and {done} versions"
 
 
@@ -267,7 +322,9 @@ def _seen(connection: Connection) -> Seen:
     sessions = all_of(schema.sessions)
     compactions = sorted(all_of(schema.compactions), key=lambda row: row.ordinal)
     ordinals = {row.compaction_id: row.ordinal for row in compactions}
-    messages = all_of(*FACTS, schema.messages.c.original, schema.messages.c.is_error, schema.messages.c.body)
+    messages = all_of(
+        *FACTS, schema.messages.c.original, schema.messages.c.is_error, schema.messages.c.body
+    )
     summaries = all_of(schema.summaries)
     coverage = all_of(schema.coverage)
     reigns = sorted(all_of(schema.reigns), key=lambda one: one.ordinal)
@@ -275,11 +332,19 @@ def _seen(connection: Connection) -> Seen:
     events = all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
     ingested = all_of(schema.ingested)
     counts = all_of(schema.session_counts)
-    dead = all_of(schema.dead_letters.c.stream_seq, schema.dead_letters.c.reason, schema.dead_letters.c.subject)
+    dead = all_of(
+        schema.dead_letters.c.stream_seq,
+        schema.dead_letters.c.reason,
+        schema.dead_letters.c.subject,
+    )
 
     def numbered(message: Message) -> Message:
         row = message.compaction_id
-        return message if row is None else replace(message, compaction_id=CompactionId(str(ordinals[int(row)])))
+        return (
+            message
+            if row is None
+            else replace(message, compaction_id=CompactionId(str(ordinals[int(row)])))
+        )
 
     def session_of(row: Any) -> SessionSeen:
         mine = [one for one in compactions if one.sid == row.sid]
@@ -328,7 +393,9 @@ def _seen(connection: Connection) -> Seen:
     )
 
 
-def _closed(bases: Mapping[int, int | None], added: Iterable[tuple[int, int]]) -> dict[int, frozenset[int]]:
+def _closed(
+    bases: Mapping[int, int | None], added: Iterable[tuple[int, int]]
+) -> dict[int, frozenset[int]]:
     """The rows of each version, those of its bases included."""
     added = list(added)
     found: dict[int, frozenset[int]] = {}
@@ -383,5 +450,7 @@ def seen_in_memory(memory: Memory) -> Seen:
         sessions=found,
         counted=Counter(key.agent_id for key in found),
         ingested=tuple(memory.ingested),
-        dead_letters=tuple(sorted((row.stream_seq, row.reason, row.subject) for row in memory.dead_letters)),
+        dead_letters=tuple(
+            sorted((row.stream_seq, row.reason, row.subject) for row in memory.dead_letters)
+        ),
     )

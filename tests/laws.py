@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 Json = dict[str, Any]
 
 SYSTEMS = ("system", "developer")
-MEDIA = ("image_url", "image", "input_image", "input_audio", "audio", "file", "input_file", "video", "video_url")
+MEDIA = (
+    "image_url",
+    "image",
+    "input_image",
+    "input_audio",
+    "audio",
+    "file",
+    "input_file",
+    "video",
+    "video_url",
+)
 TEXTS = ("text", "input_text", "output_text")
 MESSAGE_TOKENS, IMAGE_TOKENS = 3, 1_200
 REQUEST_BEGINS = 64
@@ -83,7 +93,10 @@ class Session:
                     unanswered[call["id"]].append(owner)
             if one.body["role"] != "tool":
                 continue
-            call_id, content = str(one.body.get("tool_call_id")), json.dumps(one.body.get("content"))
+            call_id, content = (
+                str(one.body.get("tool_call_id")),
+                json.dumps(one.body.get("content")),
+            )
             if unanswered[call_id]:
                 answers[place] = unanswered[call_id].pop()
             elif given.get(call_id) != content:
@@ -94,25 +107,46 @@ class Session:
     @cached_property
     def newest_system(self) -> int | None:
         """The message that is pinned."""
-        return max((place for place, one in enumerate(self.told) if one.body["role"] in SYSTEMS), default=None)
+        return max(
+            (place for place, one in enumerate(self.told) if one.body["role"] in SYSTEMS),
+            default=None,
+        )
 
     @cached_property
     def request(self) -> int | None:
         """The newest request: the newest user message that no machine made, else the newest."""
         users = [place for place, one in enumerate(self.told) if one.body["role"] == "user"]
-        return max([place for place in users if not self.told[place].is_meta], default=max(users, default=None))
+        return max(
+            [place for place in users if not self.told[place].is_meta],
+            default=max(users, default=None),
+        )
 
     def result_of(self, owner: Owner) -> int | None:
         """The result that belongs beside a call: the one that answers it, if both are live or both are not."""
         place = self.results.get(owner)
-        return place if place is not None and self.told[place].is_pending == self.told[owner.head].is_pending else None
+        return (
+            place
+            if place is not None and self.told[place].is_pending == self.told[owner.head].is_pending
+            else None
+        )
 
     @cached_property
     def loose(self) -> frozenset[int]:
         """Messages that stand in no window: superseded system messages, and results beside no call."""
-        found = {place for place, one in enumerate(self.told) if one.body["role"] in SYSTEMS and place != self.newest_system}
+        found = {
+            place
+            for place, one in enumerate(self.told)
+            if one.body["role"] in SYSTEMS and place != self.newest_system
+        }
         beside = {self.result_of(owner) for owner in self.results}
-        return frozenset(found | {place for place, one in enumerate(self.told) if one.body["role"] == "tool" and place not in beside})
+        return frozenset(
+            found
+            | {
+                place
+                for place, one in enumerate(self.told)
+                if one.body["role"] == "tool" and place not in beside
+            }
+        )
 
 
 def sendable_calls(body: Json) -> list[Json]:
@@ -121,13 +155,27 @@ def sendable_calls(body: Json) -> list[Json]:
     calls = body.get("tool_calls") if body["role"] == "assistant" else None
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
-        named = isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]
-        if named and isinstance(call.get("id"), str) and call["id"] and call["id"] not in [one["id"] for one in found]:
+        named = (
+            isinstance(function, dict)
+            and isinstance(function.get("name"), str)
+            and function["name"]
+        )
+        if (
+            named
+            and isinstance(call.get("id"), str)
+            and call["id"]
+            and call["id"] not in [one["id"] for one in found]
+        ):
             found.append(call)
     return found
 
 
-def faults(session: Session, answer: Answer, count: Callable[[str], int], weights: dict[str, int] | None = None) -> list[str]:
+def faults(
+    session: Session,
+    answer: Answer,
+    count: Callable[[str], int],
+    weights: dict[str, int] | None = None,
+) -> list[str]:
     """Every law that an answer breaks, a sentence each. `weights` keeps what messages were counted to be."""
     return Checker(session, answer, count, weights if weights is not None else {}).faults()
 
@@ -135,7 +183,9 @@ def faults(session: Session, answer: Answer, count: Callable[[str], int], weight
 class Checker:
     """One answer beside the session it tells of."""
 
-    def __init__(self, session: Session, answer: Answer, count: Callable[[str], int], weights: dict[str, int]) -> None:
+    def __init__(
+        self, session: Session, answer: Answer, count: Callable[[str], int], weights: dict[str, int]
+    ) -> None:
         self._session = session
         self._answer = answer
         self._count = count
@@ -155,7 +205,9 @@ class Checker:
     def faults(self) -> list[str]:
         """All of them."""
         if len(self._answer.messages) != len(self._answer.message_ids):
-            return [f"{len(self._answer.messages)} messages and {len(self._answer.message_ids)} ids"]
+            return [
+                f"{len(self._answer.messages)} messages and {len(self._answer.message_ids)} ids"
+            ]
         self._sendable()
         self._present()
         self._fits()
@@ -188,11 +240,15 @@ class Checker:
             for slot, call_id in enumerate(ids):
                 result = messages[index] if index < len(messages) else {"role": "nothing"}
                 if result["role"] != "tool" or result.get("tool_call_id") != call_id:
-                    self._fault(f"L5: {result['role']} stands where the result of {call_id!r} belongs")
+                    self._fault(
+                        f"L5: {result['role']} stands where the result of {call_id!r} belongs"
+                    )
                     break
                 expected = None if head is None else self._session.result_of(Owner(head, slot))
                 if self._place(index) != expected:
-                    self._fault(f"L5: the result of {call_id!r} is {self._answer.message_ids[index]}")
+                    self._fault(
+                        f"L5: the result of {call_id!r} is {self._answer.message_ids[index]}"
+                    )
                 if self._answer.message_ids[index] is None:
                     stand_ins.add(str(result.get("content")))
                 index += 1
@@ -204,10 +260,14 @@ class Checker:
         session, ids = self._session, self._answer.message_ids
         if not ids and any(place not in session.loose for place in range(len(session.told))):
             self._fault("L5: the window is empty")
-        if session.newest_system is not None and (not ids or self._place(0) != session.newest_system):
+        if session.newest_system is not None and (
+            not ids or self._place(0) != session.newest_system
+        ):
             self._fault("W4: the newest system message is not the first")
         heads = [
-            place for index, message in enumerate(self._messages) if message["role"] != "tool" and (place := self._place(index)) is not None
+            place
+            for index, message in enumerate(self._messages)
+            if message["role"] != "tool" and (place := self._place(index)) is not None
         ]
         heads = [place for place in heads if place != session.newest_system]
         if heads != sorted(set(heads)):
@@ -231,7 +291,9 @@ class Checker:
                 weight = self._weights[text] = tokens_of(message, self._count)
             counted += weight
         if counted * self._session.factor > answer.tokens:
-            self._fault(f"L6: {counted} tokens x {self._session.factor} are reported as {answer.tokens}")
+            self._fault(
+                f"L6: {counted} tokens x {self._session.factor} are reported as {answer.tokens}"
+            )
         if answer.asked_tokens is not None and answer.tokens > answer.asked_tokens:
             self._fault(f"L6: {answer.tokens} tokens for a budget of {answer.asked_tokens}")
         counting = len(answer.messages) - (self._session.newest_system is not None)
@@ -247,19 +309,30 @@ class Checker:
         if len(set(named)) != len(named) or not set(named) <= session.places.keys():
             self._fault("L7: a message is shown twice, or is none of the session's")
             return
-        live = [place for place in map(session.places.__getitem__, named) if not session.told[place].is_pending]
+        live = [
+            place
+            for place in map(session.places.__getitem__, named)
+            if not session.told[place].is_pending
+        ]
         pending = sum(one.is_pending for one in session.told)
         expected = {
             "total": len(session.told) + session.covered,
             "shown": len(live),
-            "trimmed": len([place for place in live if place in self._changed and not self._is_appended_to(place)]),
+            "trimmed": len(
+                [
+                    place
+                    for place in live
+                    if place in self._changed and not self._is_appended_to(place)
+                ]
+            ),
             "folded": len(session.told) - pending - len(live),
             "covered": session.covered,
             "pending_shown": len(named) - len(live),
             "pending_digested": pending - (len(named) - len(live)),
             "recalled": 0,
             "synthesised": sum(
-                message["role"] == "tool" and one is None for message, one in zip(self._messages, self._answer.message_ids, strict=True)
+                message["role"] == "tool" and one is None
+                for message, one in zip(self._messages, self._answer.message_ids, strict=True)
             ),
         }
         self._found += [
@@ -280,11 +353,16 @@ class Checker:
             original = self._session.told[place].body
             if place == self._session.newest_system:
                 self._fault("W4: the pinned message was changed")
-            others = [{key: value for key, value in body.items() if key not in FREE} for body in (original, message)]
+            others = [
+                {key: value for key, value in body.items() if key not in FREE}
+                for body in (original, message)
+            ]
             if others[0] != others[1] and not self._is_line(index, message):
                 self._fault(f"L7: {self._answer.message_ids[index]} was changed beyond its text")
             if any(key in message and message[key] != original.get(key) for key in REASONING):
-                self._fault(f"W4: the reasoning of {self._answer.message_ids[index]} was changed, and not left out whole")
+                self._fault(
+                    f"W4: the reasoning of {self._answer.message_ids[index]} was changed, and not left out whole"
+                )
             if message.get("content") != original.get("content"):
                 self._text_is_honest(index, message, original)
             self._calls_are_honest(index, message, place)
@@ -292,21 +370,37 @@ class Checker:
     def _is_line(self, index: int, message: Json) -> bool:
         """Whether a result became one line that names where its original is."""
         content = message.get("content")
-        return isinstance(content, str) and "\n" not in content and content.endswith(f"original: {self._answer.message_ids[index]}]")
+        return (
+            isinstance(content, str)
+            and "\n" not in content
+            and content.endswith(f"original: {self._answer.message_ids[index]}]")
+        )
 
     def _text_is_honest(self, index: int, message: Json, original: Json) -> None:
-        name, shown, whole = self._answer.message_ids[index], message.get("content"), text_of(original)
+        name, shown, whole = (
+            self._answer.message_ids[index],
+            message.get("content"),
+            text_of(original),
+        )
         if self._is_line(index, message) or (shown == "" and original.get("content") is None):
             return
         if not isinstance(shown, str):
             self._fault(f"L7: the content of {name} became {type(shown).__name__}")
             return
-        marks = [(mark, int(mark[1])) for mark in CUT.finditer(shown)] + [(mark, None) for mark in PREVIEW.finditer(shown)]
+        marks = [(mark, int(mark[1])) for mark in CUT.finditer(shown)] + [
+            (mark, None) for mark in PREVIEW.finditer(shown)
+        ]
         for mark, lines in marks:
             head, tail = shown[: mark.start()], shown[mark.end() :]
-            if len(head) + len(tail) <= len(whole) and whole.startswith(head) and whole.endswith(tail):
+            if (
+                len(head) + len(tail) <= len(whole)
+                and whole.startswith(head)
+                and whole.endswith(tail)
+            ):
                 omitted = whole[len(head) : len(whole) - len(tail)]
-                if lines is None or lines == (len(omitted.split("\n")) - omitted.endswith("\n") if omitted else 0):
+                if lines is None or lines == (
+                    len(omitted.split("\n")) - omitted.endswith("\n") if omitted else 0
+                ):
                     return
         self._fault(f"C15: the text of {name} is not what its mark says: {shown[:80]!r}")
 
@@ -316,14 +410,19 @@ class Checker:
             self._fault(f"C9: the calls of {self._answer.message_ids[index]} are others")
             return
         for call, original in zip(shown, originals, strict=True):
-            arguments, whole = call["function"].get("arguments"), original["function"].get("arguments")
+            arguments, whole = (
+                call["function"].get("arguments"),
+                original["function"].get("arguments"),
+            )
             if arguments == whole:
                 continue
             try:
                 if not isinstance(json.loads(arguments), dict):
                     self._fault(f"C19: the arguments of {call['id']!r} became {arguments[:40]!r}")
             except (TypeError, ValueError):
-                self._fault(f"C19: the arguments of {call['id']!r} are no JSON: {str(arguments)[:40]!r}")
+                self._fault(
+                    f"C19: the arguments of {call['id']!r} are no JSON: {str(arguments)[:40]!r}"
+                )
 
 
 def text_of(body: Json) -> str:
@@ -355,5 +454,9 @@ def tokens_of(body: Json, count: Callable[[str], int]) -> int:
     tokens += count(reasoning) if isinstance(reasoning, str) else 0
     blocks = body.get("thinking_blocks")
     for block in blocks if isinstance(blocks, list) else ():
-        tokens += count(block["thinking"]) if isinstance(block, dict) and isinstance(block.get("thinking"), str) else 0
+        tokens += (
+            count(block["thinking"])
+            if isinstance(block, dict) and isinstance(block.get("thinking"), str)
+            else 0
+        )
     return tokens

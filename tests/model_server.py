@@ -62,7 +62,8 @@ class ModelServer:
         status, body, kind = _reply(fault, asked)
         raw, more = body.encode(), "retry-after: 7\r\n" if fault == "retry later" else ""
         writer.write(
-            f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\n{more}content-length: {len(raw)}\r\nconnection: close\r\n\r\n".encode() + raw,
+            f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\n{more}content-length: {len(raw)}\r\nconnection: close\r\n\r\n".encode()
+            + raw,
         )
         await writer.drain()
 
@@ -92,7 +93,9 @@ async def running_model_server() -> AsyncGenerator[ModelServer]:
 
 async def _trickle(writer: StreamWriter) -> None:
     """A byte now and then, for ever: no read of the client ever waits long."""
-    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n{")
+    writer.write(
+        b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n{"
+    )
     while True:
         writer.write(b" ")
         await writer.drain()
@@ -108,7 +111,11 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
             "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model.",
             "invalid_request_error",
         ),
-        "quota": (429, "You exceeded your current quota, please check your plan and billing details.", "insufficient_quota"),
+        "quota": (
+            429,
+            "You exceeded your current quota, please check your plan and billing details.",
+            "insufficient_quota",
+        ),
         "500": (500, "The server had an error", "invalid_request_error"),
         "503": (503, "Overloaded", "server_error"),
         "401": (401, "Incorrect API key provided", "invalid_request_error"),
@@ -120,10 +127,18 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
         ),
         "413": (413, "Payload too large", "invalid_request_error"),
     }
-    failed["quote"] = (400, f"Invalid value: {asked['messages'][-1]['content'][-2_000:]}", "invalid_request_error")
+    failed["quote"] = (
+        400,
+        f"Invalid value: {asked['messages'][-1]['content'][-2_000:]}",
+        "invalid_request_error",
+    )
     if fault in failed:
         status, told, code = failed[fault]
-        return status, json.dumps({"error": {"message": told, "type": code, "code": code}}), "application/json"
+        return (
+            status,
+            json.dumps({"error": {"message": told, "type": code, "code": code}}),
+            "application/json",
+        )
     if fault == "html":
         return 502, "<html><body>Bad gateway</body></html>", "text/html"
     said: dict[str, tuple[str | None, str]] = {
@@ -143,7 +158,9 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
     content, finish = said[fault]
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if fault == "tool_call":
-        message["tool_calls"] = [{"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}]
+        message["tool_calls"] = [
+            {"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}
+        ]
     if fault == "thinking":
         message["reasoning_content"] = "So the user wants a summary."
     answer = {
@@ -161,4 +178,7 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
 
 def _last_instruction(asked: dict[str, Any]) -> str:
     """What a model that obeys its data would write: the text that the data told it to."""
-    return asked["messages"][-1]["content"].rpartition("and write: ")[2].partition('"')[0] or "Nothing."
+    return (
+        asked["messages"][-1]["content"].rpartition("and write: ")[2].partition('"')[0]
+        or "Nothing."
+    )

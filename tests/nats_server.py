@@ -55,7 +55,9 @@ class NatsServer:
         while not found:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"nats-server did not start:\n{(self._directory / 'nats.log').read_text()[-2_000:]}")
+                raise RuntimeError(
+                    f"nats-server did not start:\n{(self._directory / 'nats.log').read_text()[-2_000:]}"
+                )
             for file in ports.glob(f"*_{self.pid}.ports"):
                 text = file.read_text()
                 found = json.loads(text).get("nats", []) if text.endswith("}") else []
@@ -81,7 +83,9 @@ class NatsServer:
 
 
 @contextmanager
-def nats_server(directory: Path, *, more: str = "", jetstream: bool = True) -> Generator[NatsServer, None, None]:
+def nats_server(
+    directory: Path, *, more: str = "", jetstream: bool = True
+) -> Generator[NatsServer, None, None]:
     """A running server that keeps its streams in `directory`; `more` is further configuration."""
     server = NatsServer(directory, more=more, jetstream=jetstream)
     try:

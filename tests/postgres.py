@@ -27,7 +27,9 @@ OWNER = "turnfold"
 class _Server:
     """The process of a server, which can be ended and started again."""
 
-    def __init__(self, command: Sequence[str | Path], home: Path, user: int | None, port: int) -> None:
+    def __init__(
+        self, command: Sequence[str | Path], home: Path, user: int | None, port: int
+    ) -> None:
         self._command, self._home, self._user, self._port = command, home, user, port
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -35,7 +37,12 @@ class _Server:
         log = self._home / f"log-{time.monotonic_ns()}"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                self._command, user=self._user, cwd=self._home, env=environment(), stdout=output, stderr=subprocess.STDOUT
+                self._command,
+                user=self._user,
+                cwd=self._home,
+                env=environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
         _wait_until_ready(self._process, self._port, log)
 
@@ -113,7 +120,11 @@ class Postgres:
     async def rename_database(self, name: str, to: str) -> None:
         """Give a database another name; whoever is connected to it loses the connection."""
         ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
-        await self._execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", ended, f"ALTER DATABASE {name} RENAME TO {to}")
+        await self._execute(
+            f"ALTER DATABASE {name} ALLOW_CONNECTIONS false",
+            ended,
+            f"ALTER DATABASE {name} RENAME TO {to}",
+        )
         await self._execute(f"ALTER DATABASE {to} ALLOW_CONNECTIONS true")
 
     async def drop_database(self, name: str) -> None:
@@ -121,7 +132,9 @@ class Postgres:
         await self._execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     async def _execute(self, *statements: str) -> None:
-        connection = await asyncpg.connect(host="127.0.0.1", port=self.port, user=OWNER, database="postgres")
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=self.port, user=OWNER, database="postgres"
+        )
         try:
             for statement in statements:
                 await connection.execute(statement)
@@ -145,7 +158,12 @@ class Installed:
 
     def command(self, settings: Mapping[str, str]) -> list[str]:
         """The command of a server on loopback with these settings above its defaults; its working directory is `home`."""
-        listens = {"port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "200"}
+        listens = {
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "max_connections": "200",
+        }
         given = [f"--{name}={value}" for name, value in (listens | dict(settings)).items()]
         return [str(self.programs / "postgres"), "-D", str(self.home / "data"), *given]
 
@@ -154,8 +172,22 @@ def install(home: Path) -> Installed:
     """Make a data directory in `home`, where whoever runs the server may go."""
     user = _prepared(home)
     programs = _programs(home if user else None)
-    make: list[str | Path] = [programs / "initdb", "-D", home / "data", "-U", OWNER, "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
-    made = subprocess.run(make, user=user, cwd=home, env=environment(), capture_output=True, text=True, check=False)
+    make: list[str | Path] = [
+        programs / "initdb",
+        "-D",
+        home / "data",
+        "-U",
+        OWNER,
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        "--locale=C",
+        "-N",
+    ]
+    made = subprocess.run(
+        make, user=user, cwd=home, env=environment(), capture_output=True, text=True, check=False
+    )
     if made.returncode:
         raise RuntimeError(f"initdb failed: {made.stderr}")
     return Installed(home, programs, user, _free_port())
@@ -164,10 +196,16 @@ def install(home: Path) -> Installed:
 @contextmanager
 def running_postgres(*, is_durable: bool = False) -> Generator[Postgres]:
     """Start a server on a data directory of its own; both are gone at the end. What it commits is on the disk only where that is asked for."""
-    with tempfile.TemporaryDirectory(prefix="turnfold-postgres-", ignore_cleanup_errors=True) as made:
+    with tempfile.TemporaryDirectory(
+        prefix="turnfold-postgres-", ignore_cleanup_errors=True
+    ) as made:
         installed = install(Path(made))
         # Nothing here outlives the run, so a test waits for no disk.
-        command = installed.command({} if is_durable else {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
+        command = installed.command(
+            {}
+            if is_durable
+            else {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        )
         server = _Server(command, installed.home, installed.user, installed.port)
         try:
             server.start()
@@ -178,7 +216,9 @@ def running_postgres(*, is_durable: bool = False) -> Generator[Postgres]:
 
 async def _output(*command: str | Path, stdin: bytes = b"") -> bytes:
     """What a program wrote."""
-    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment())
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment()
+    )
     out, err = await child.communicate(stdin)
     if child.returncode:
         raise RuntimeError(f"{command[0]} failed: {err.decode(errors='replace')}")
@@ -226,4 +266,6 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> 
         if b"ready to accept connections" in log.read_bytes():
             return
         time.sleep(0.02)
-    raise RuntimeError(f"PostgreSQL did not start on port {port}:\n{log.read_text(errors='replace')}")
+    raise RuntimeError(
+        f"PostgreSQL did not start on port {port}:\n{log.read_text(errors='replace')}"
+    )

@@ -111,11 +111,15 @@ class Stores:
 
     async def claim(self, now_ms: int = NOON + 1_000) -> Sequence[Job]:
         """Take every job that is due."""
-        return await self.jobs.claim(places(10), lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy)
+        return await self.jobs.claim(
+            places(10), lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy
+        )
 
     async def facts(self, key: SessionKey = KEY) -> WindowFacts:
         """What a window of a session is decided from."""
-        found, _ = await self.windows.window(key, glance=lambda _: None, choose=lambda facts: (facts, ()))
+        found, _ = await self.windows.window(
+            key, glance=lambda _: None, choose=lambda facts: (facts, ())
+        )
         return found
 
 
@@ -128,7 +132,13 @@ def rules_of(policy: Policy, *, first_id: int = 1) -> tuple[Rules, PolicyOf]:
     presets = {**PRESETS, "balanced": policy}
     policy_of = policy_rule("balanced", lambda name: presets[name])
     numbers = count(first_id)
-    made = make_rules(policy_of, model_window=_window, count=words, max_sessions=1_000, allowance=Allowance(("*",)))
+    made = make_rules(
+        policy_of,
+        model_window=_window,
+        count=words,
+        max_sessions=1_000,
+        allowance=Allowance(("*",)),
+    )
     return replace(made, new_id=lambda: next(numbers)), policy_of
 
 
@@ -141,12 +151,30 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
         return seen_in_memory(store.memory)
 
     return Stores(
-        "memory", store, store, store, store, store, store, store, store, store, store, store, store, store, rules, policy_of, seen
+        "memory",
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        rules,
+        policy_of,
+        seen,
     )
 
 
 @asynccontextmanager
-async def sql_stores(url: str, policy: Policy = SMALL, *, first_id: int = 1) -> AsyncGenerator[Stores]:
+async def sql_stores(
+    url: str, policy: Policy = SMALL, *, first_id: int = 1
+) -> AsyncGenerator[Stores]:
     """The stores on a database whose tables are there."""
     rules, policy_of = rules_of(policy, first_id=first_id)
     database = Database(url, writes=True)
@@ -208,25 +236,55 @@ def _migrated() -> Path:
 # --- events
 
 
-def turn(seq: int, *messages: Json, event_id: str = "", key: SessionKey = KEY, at_ms: int | None = None, **fields: Any) -> Arrival:
+def turn(
+    seq: int,
+    *messages: Json,
+    event_id: str = "",
+    key: SessionKey = KEY,
+    at_ms: int | None = None,
+    **fields: Any,
+) -> Arrival:
     """A completed turn at this sequence of the stream."""
     return _arrival("turn.completed", seq, event_id, key, at_ms, {"messages": messages, **fields})
 
 
 def result(
-    seq: int, call_id: str, content: Any, *, event_id: str = "", key: SessionKey = KEY, at_ms: int | None = None, **fields: Any
+    seq: int,
+    call_id: str,
+    content: Any,
+    *,
+    event_id: str = "",
+    key: SessionKey = KEY,
+    at_ms: int | None = None,
+    **fields: Any,
 ) -> Arrival:
     """A tool's result, published by itself."""
-    return _arrival("tool.result", seq, event_id, key, at_ms, {"tool_call_id": call_id, "content": content, **fields})
+    return _arrival(
+        "tool.result",
+        seq,
+        event_id,
+        key,
+        at_ms,
+        {"tool_call_id": call_id, "content": content, **fields},
+    )
 
 
 def turns(first_seq: int, number: int, *, key: SessionKey = KEY) -> list[Arrival]:
     """So many turns of a question and an answer."""
-    return [turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), key=key) for seq in range(first_seq, first_seq + number)]
+    return [
+        turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), key=key)
+        for seq in range(first_seq, first_seq + number)
+    ]
 
 
-def _arrival(kind: str, seq: int, event_id: str, key: SessionKey, at_ms: int | None, fields: Json) -> Arrival:
-    identity = {"event_id": event_id or f"e{seq}", "agent_id": key.agent_id, "session_id": key.session_id}
+def _arrival(
+    kind: str, seq: int, event_id: str, key: SessionKey, at_ms: int | None, fields: Json
+) -> Arrival:
+    identity = {
+        "event_id": event_id or f"e{seq}",
+        "agent_id": key.agent_id,
+        "session_id": key.session_id,
+    }
     payload = json.dumps(identity | fields).encode()
     delivery = Delivery(kind, payload, seq, NOON + seq if at_ms is None else at_ms)
     return weigh(delivery, count=words)
@@ -239,8 +297,16 @@ def user(content: Any, **more: Any) -> Json:
 
 def assistant(content: Any = None, *calls: str, **more: Any) -> Json:
     """An assistant message that calls tools with these ids."""
-    made = [{"id": call, "type": "function", "function": {"name": "look_up", "arguments": "{}"}} for call in calls]
-    return {"role": "assistant", "content": content, **({"tool_calls": made} if made else {}), **more}
+    made = [
+        {"id": call, "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+        for call in calls
+    ]
+    return {
+        "role": "assistant",
+        "content": content,
+        **({"tool_calls": made} if made else {}),
+        **more,
+    }
 
 
 def tool(call_id: str, content: Any = "42") -> Json:
@@ -255,8 +321,12 @@ def system(content: str) -> Json:
 
 def summary(text: str = "They spoke of things.", *ledger: str, kind: Any = "llm") -> Version:
     """A version ready to be committed."""
-    draft = Draft(text=text, sections={"context": text}, ledger=ledger, kind=kind, model="test/model")
-    return Version(draft, "structured", "p1", words(text) + sum(map(words, ledger)), words(text), "")
+    draft = Draft(
+        text=text, sections={"context": text}, ledger=ledger, kind=kind, model="test/model"
+    )
+    return Version(
+        draft, "structured", "p1", words(text) + sum(map(words, ledger)), words(text), ""
+    )
 
 
 def tightened(policy: Policy, **numbers: Any) -> Policy:

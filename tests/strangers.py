@@ -11,11 +11,25 @@ from typing import Any
 import nats.errors
 from faststream.nats import NatsBroker
 
-from turnfold.contracts.subjects import AGENT_WRITES, EVENTS_SUBJECTS, INGESTED, INSTALLATION_REQUESTS, NOTICES_SUBJECTS, READS, WRITES
+from turnfold.contracts.subjects import (
+    AGENT_WRITES,
+    EVENTS_SUBJECTS,
+    INGESTED,
+    INSTALLATION_REQUESTS,
+    NOTICES_SUBJECTS,
+    READS,
+    WRITES,
+)
 
 STREAMED = (*EVENTS_SUBJECTS, *NOTICES_SUBJECTS)
 """What travels into a stream, and is acknowledged by it."""
-EVERY_SUBJECT = (*STREAMED, *(f"{name}.>" for name in (*READS, *WRITES, *AGENT_WRITES)), *INSTALLATION_REQUESTS, INGESTED, "$JS.API.>")
+EVERY_SUBJECT = (
+    *STREAMED,
+    *(f"{name}.>" for name in (*READS, *WRITES, *AGENT_WRITES)),
+    *INSTALLATION_REQUESTS,
+    INGESTED,
+    "$JS.API.>",
+)
 """What listeners hear: events, notices, requests, words between services, and requests to JetStream."""
 
 
@@ -38,7 +52,9 @@ def replies() -> Iterator[Any]:
 @asynccontextmanager
 async def listening(urls: Sequence[str]) -> AsyncGenerator[Counter[str]]:
     """Reply to everything on a bus, and count what was heard, by the name of its subject."""
-    broker = NatsBroker(list(urls), logger=None, allow_reconnect=True, max_reconnect_attempts=-1, error_cb=_ignore)
+    broker = NatsBroker(
+        list(urls), logger=None, allow_reconnect=True, max_reconnect_attempts=-1, error_cb=_ignore
+    )
     heard: Counter[str] = Counter()
     following = replies()
 

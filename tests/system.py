@@ -40,10 +40,19 @@ TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
 class System:
     """One `turnfold up`; only processes that it started are ever signalled."""
 
-    def __init__(self, data_dir: Path, *, environ: Mapping[str, str] | None = None, nats_port: int = 0, http_port: int = 0) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        nats_port: int = 0,
+        http_port: int = 0,
+    ) -> None:
         self.data_dir = data_dir
         self.lines: list[Json] = []
-        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")} | dict(environ or {})
+        self._environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
+        } | dict(environ or {})
         ports = ("--nats-port", str(nats_port), "--http-port", str(http_port))
         self._command = (*TURNFOLD, "up", "--json", "--data-dir", str(data_dir), *ports)
         self._log = data_dir.with_name(f"{data_dir.name}.log")
@@ -54,15 +63,26 @@ class System:
         """Start it; its first ready line."""
         await self.launch()
         seen = len(self.lines)
-        await wait_until(lambda: len(self.lines) > seen or self.process.returncode is not None, seconds=START_SECONDS, told=self.words)
-        assert len(self.lines) > seen, f"it ended with status {self.process.returncode}: {self.words()}"
+        await wait_until(
+            lambda: len(self.lines) > seen or self.process.returncode is not None,
+            seconds=START_SECONDS,
+            told=self.words,
+        )
+        assert len(self.lines) > seen, (
+            f"it ended with status {self.process.returncode}: {self.words()}"
+        )
         return self.ready
 
     async def launch(self) -> None:
         """Start it without waiting for anything."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdout=asyncio.subprocess.PIPE, stderr=log, env=self._environ, limit=1 << 20, process_group=0
+                *self._command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environ,
+                limit=1 << 20,
+                process_group=0,
             )
         self._reading = asyncio.create_task(self._read(self._process))
 
@@ -144,7 +164,11 @@ class System:
 
 @asynccontextmanager
 async def running_system(
-    data_dir: Path, *, environ: Mapping[str, str] | None = None, nats_port: int = 0, http_port: int = 0
+    data_dir: Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    nats_port: int = 0,
+    http_port: int = 0,
 ) -> AsyncGenerator[System, None]:
     """A system that is ready, and does not outlive the test."""
     system = System(data_dir, environ=environ, nats_port=nats_port, http_port=http_port)
@@ -165,14 +189,22 @@ async def end(system: System) -> None:
 
 
 @asynccontextmanager
-async def client_of(system: System, *, timeout_seconds: float = 5.0, attempts: int = 60) -> AsyncGenerator[Client, None]:
+async def client_of(
+    system: System, *, timeout_seconds: float = 5.0, attempts: int = 60
+) -> AsyncGenerator[Client, None]:
     """A client that outlasts restarts of the bus."""
-    async with connect(system.nats_url, timeout_seconds=timeout_seconds, attempts=attempts, environ={}) as client:
+    async with connect(
+        system.nats_url, timeout_seconds=timeout_seconds, attempts=attempts, environ={}
+    ) as client:
         yield client
 
 
 async def wait_until(
-    holds: Callable[[], object], *, seconds: float = 30.0, every: float = 0.05, told: Callable[[], object] | None = None
+    holds: Callable[[], object],
+    *,
+    seconds: float = 30.0,
+    every: float = 0.05,
+    told: Callable[[], object] | None = None,
 ) -> None:
     """Return when it holds; after `seconds` it fails with the last answer and what `told` says."""
 
@@ -183,7 +215,11 @@ async def wait_until(
 
 
 async def eventually(
-    ask: Callable[[], Awaitable[Seen | None]], *, seconds: float = 30.0, every: float = 0.05, told: Callable[[], object] | None = None
+    ask: Callable[[], Awaitable[Seen | None]],
+    *,
+    seconds: float = 30.0,
+    every: float = 0.05,
+    told: Callable[[], object] | None = None,
 ) -> Seen:
     """The first truthy answer; after `seconds` it fails with the last one and what `told` says."""
     deadline = asyncio.get_running_loop().time() + seconds
@@ -205,7 +241,9 @@ class Parts:
         self._log = directory / "parts.log"
         port = free_port()
         self.http_url = f"http://127.0.0.1:{port}"
-        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")} | {
+        self.environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
+        } | {
             "TURNFOLD_NATS_URL": server.url,
             "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
             "TURNFOLD_HTTP_PORT": str(port),
@@ -231,7 +269,9 @@ class Parts:
         await bus.close()
 
         async def is_stored() -> bool:
-            return await self.rows("SELECT max(last_seq) AS last FROM ingested WHERE first_seq = 1") == [{"last": last}]
+            return await self.rows(
+                "SELECT max(last_seq) AS last FROM ingested WHERE first_seq = 1"
+            ) == [{"last": last}]
 
         await eventually(is_stored, seconds=60, told=self.words)
         seen = await self.seen()
@@ -280,7 +320,11 @@ class Parts:
         service = Service(name, process)
         try:
             if is_awaited:
-                await wait_until(lambda: service.is_ready or process.returncode is not None, seconds=START_SECONDS, told=self.words)
+                await wait_until(
+                    lambda: service.is_ready or process.returncode is not None,
+                    seconds=START_SECONDS,
+                    told=self.words,
+                )
                 assert service.is_ready, self.words()
             yield service
         finally:
@@ -350,14 +394,23 @@ async def running_parts(
         with nats_server(Path(template.name)) as server:
             await Parts(Path(template.name), server, {}).migrate()
         _migrated.append(template)
-    shutil.copytree(Path(_migrated[0].name), directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("ports", "*.log"))
+    shutil.copytree(
+        Path(_migrated[0].name),
+        directory,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("ports", "*.log"),
+    )
     with nats_server(directory) as server:
         if postgres is None:
             yield Parts(directory, server, environ or {})
             return
         name = await postgres.create_database(like=await _migrated_on(postgres, directory, server))
         try:
-            yield Parts(directory, server, {"TURNFOLD_DATABASE_URL": postgres.url(name)} | dict(environ or {}))
+            yield Parts(
+                directory,
+                server,
+                {"TURNFOLD_DATABASE_URL": postgres.url(name)} | dict(environ or {}),
+            )
         finally:
             await postgres.drop_database(name)
 
@@ -385,18 +438,28 @@ class Command:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-async def command(*arguments: str, environ: Mapping[str, str] | None = None, seconds: float = 60.0) -> Command:
+async def command(
+    *arguments: str, environ: Mapping[str, str] | None = None, seconds: float = 60.0
+) -> Command:
     """Run `turnfold` with these arguments."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
+    }
     with tempfile.TemporaryDirectory() as made:
         out, err = Path(made) / "out", Path(made) / "err"
-        process = await asyncio.to_thread(forked.begun, forked.command, arguments, inherited | dict(environ or {}), out, err)
-        return Command(await forked.ended(process, seconds=seconds), out.read_text(), err.read_text())
+        process = await asyncio.to_thread(
+            forked.begun, forked.command, arguments, inherited | dict(environ or {}), out, err
+        )
+        return Command(
+            await forked.ended(process, seconds=seconds), out.read_text(), err.read_text()
+        )
 
 
 def rows(database: Path, statement: str, *values: object) -> list[sqlite3.Row]:
     """Rows of a SQLite database that another process writes, their columns by name."""
-    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
+    with contextlib.closing(
+        sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)
+    ) as connection:
         connection.row_factory = sqlite3.Row
         return connection.execute(statement, values).fetchall()
 
@@ -419,7 +482,9 @@ async def streamed(url: str) -> list[Streamed]:
         found: list[Streamed] = []
         if not state.messages:
             return found
-        subscription = await jetstream.subscribe("", stream=EVENTS_STREAM, ordered_consumer=True, deliver_policy=DeliverPolicy.ALL)
+        subscription = await jetstream.subscribe(
+            "", stream=EVENTS_STREAM, ordered_consumer=True, deliver_policy=DeliverPolicy.ALL
+        )
         while len(found) < state.messages:
             message = await subscription.next_msg(timeout=30)
             found.append(Streamed(message.metadata.sequence.stream, message.subject, message.data))
@@ -455,7 +520,11 @@ def parts_of(supervisor: int) -> dict[str, int]:
 def children_of(pid: int) -> list[int]:
     """The living children of a process."""
     with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if state_of(int(child))]
+        return [
+            int(child)
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            if state_of(int(child))
+        ]
     return []
 
 
@@ -473,7 +542,11 @@ def _name_of(arguments: Sequence[bytes]) -> str | None:
     if b"turnfold.summarizer" in arguments:
         return "model"
     last = arguments[-1].decode(errors="replace") if arguments else ""
-    return last if b"turnfold.cli" in arguments and last in ("worker", "receiver", "query", "migrate") else None
+    return (
+        last
+        if b"turnfold.cli" in arguments and last in ("worker", "receiver", "query", "migrate")
+        else None
+    )
 
 
 def state_of(pid: int) -> list[str]:

@@ -27,14 +27,20 @@ def code_of(commit: str, directory: Path) -> Mapping[str, str]:
         NoHistory: this is no clone, or a shallow one.
     """
     try:
-        packed = subprocess.run(["git", "-C", ROOT, "archive", commit, *SHELVES], capture_output=True, check=True).stdout
+        packed = subprocess.run(
+            ["git", "-C", ROOT, "archive", commit, *SHELVES], capture_output=True, check=True
+        ).stdout
     except FileNotFoundError:
-        raise NoHistory(f"git, and a clone in which it finds the commit {commit}, are needed") from None
+        raise NoHistory(
+            f"git, and a clone in which it finds the commit {commit}, are needed"
+        ) from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()
         raise NoHistory(f"a clone with the commit {commit} is needed; git says: {said}") from None
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
-        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and newer; 3.12 and 3.13 warn when no filter is named
+        if hasattr(
+            tarfile, "data_filter"
+        ):  # Python 3.11.4 and newer; 3.12 and 3.13 warn when no filter is named
             archive.extraction_filter = tarfile.data_filter
         archive.extractall(directory)
     return {"PYTHONPATH": os.pathsep.join(str(directory / shelf) for shelf in SHELVES)}

@@ -114,7 +114,9 @@ def _one_at_a_time(database_url: str) -> Generator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     except OSError as error:
-        raise StartError(f"the database cannot be made at {url.database}: {error.strerror}") from error
+        raise StartError(
+            f"the database cannot be made at {url.database}: {error.strerror}"
+        ) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -145,7 +147,12 @@ async def _migrate(settings: Settings) -> None:
     client = await connect(settings, name="migrate", seconds=60.0)
     try:
         first_seq = await next_seq(database)
-        created = await provision(client, first_seq=first_seq, replicas=settings.nats_replicas, max_bytes=settings.stream_max_bytes)
+        created = await provision(
+            client,
+            first_seq=first_seq,
+            replicas=settings.nats_replicas,
+            max_bytes=settings.stream_max_bytes,
+        )
         if created != await belongs_to(database):
             await adopt(database, created=created, first_seq=first_seq)
     finally:

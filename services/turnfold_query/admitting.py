@@ -34,7 +34,9 @@ def place_of(scope: Scope) -> Place:
 def refusal(error: RequestError) -> Response:
     """The answer that tells of an error."""
     headers = retry_after(error.retry_after_ms) if isinstance(error, Unavailable) else {}
-    return Response(json.dumps(error.as_json()), error.status, media_type="application/json", headers=headers)
+    return Response(
+        json.dumps(error.as_json()), error.status, media_type="application/json", headers=headers
+    )
 
 
 def retry_after(milliseconds: int | None) -> dict[str, str]:
@@ -63,8 +65,13 @@ class BodyMemory:
             nonlocal held
             mine = self._each.get(asker, 0)
             # Something larger than the whole share is possible too, when it is the only one.
-            if (mine and mine + size > self._most_each) or (self._taken and self._taken + size > self._most):
-                raise Unavailable("too many large requests are on their way; try again shortly", retry_after_ms=RETRY_AFTER_MS)
+            if (mine and mine + size > self._most_each) or (
+                self._taken and self._taken + size > self._most
+            ):
+                raise Unavailable(
+                    "too many large requests are on their way; try again shortly",
+                    retry_after_ms=RETRY_AFTER_MS,
+                )
             self._each[asker] = mine + size
             self._taken += size
             held += size
@@ -109,12 +116,21 @@ class Admitted:
             with self._memory.room(askers[-1]) as take:
                 body = await _body(scope, receive, take, most=self._most_bytes(scope))
                 if body is not None:
-                    await self._admit(scope, body, receive, _Answer(scope, receive, send, take), askers)
+                    await self._admit(
+                        scope, body, receive, _Answer(scope, receive, send, take), askers
+                    )
         except RequestError as error:
             self._on_refusal(error.code)
             await refusal(error)(scope, receive, send)
 
-    async def _admit(self, scope: Scope, body: bytes, receive: Receive, answer: "_Answer", askers: tuple[Hashable, ...]) -> None:
+    async def _admit(
+        self,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+        answer: "_Answer",
+        askers: tuple[Hashable, ...],
+    ) -> None:
         await self._admission.turn(askers[-1])
         with self._admission.admitted(*askers) as place:
             # The work is done when the answer begins: who reads slowly keeps a connection, and no place.
@@ -129,13 +145,19 @@ class Admitted:
     async def _read(self, scope: Scope, body: bytes, receive: Receive, answer: "_Answer") -> None:
         """Answer a request that only reads, for as long as somebody waits for the answer and its time is not over."""
         leaving = asyncio.ensure_future(receive())
-        working = asyncio.ensure_future(self._app(scope, _again(body, lambda: asyncio.shield(leaving)), answer.send))
+        working = asyncio.ensure_future(
+            self._app(scope, _again(body, lambda: asyncio.shield(leaving)), answer.send)
+        )
         try:
-            await asyncio.wait((working, leaving), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (working, leaving), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
+            )
             if working.done() or answer.has_begun:
                 await working
             elif not leaving.done():
-                raise Unavailable("the request took too long and was ended", retry_after_ms=RETRY_AFTER_MS)
+                raise Unavailable(
+                    "the request took too long and was ended", retry_after_ms=RETRY_AFTER_MS
+                )
         finally:
             answer.is_over = True
             leaving.cancel()
@@ -145,7 +167,9 @@ class Admitted:
 class _Answer:
     """An answer on its way. One that is long counts as memory until the other side has read most of it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, take: Callable[[int], None]) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, take: Callable[[int], None]
+    ) -> None:
         self._connection = scope, receive, send
         self._send = send
         self._take = take
@@ -201,7 +225,9 @@ def agent_of(path: str) -> str | None:
         return None
 
 
-async def _body(scope: Scope, receive: Receive, take: Callable[[int], None], *, most: int) -> bytes | None:
+async def _body(
+    scope: Scope, receive: Receive, take: Callable[[int], None], *, most: int
+) -> bytes | None:
     """The whole body, counted as it arrives; None when the other side has hung up.
 
     Raises:
@@ -230,7 +256,10 @@ async def _body(scope: Scope, receive: Receive, take: Callable[[int], None], *, 
 
 
 def _has_body(scope: Scope) -> bool:
-    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in scope["headers"])
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
 
 
 async def _next(receive: Receive, deadline: float) -> Message:
@@ -240,7 +269,9 @@ async def _next(receive: Receive, deadline: float) -> Message:
         async with asyncio.timeout(max(0.0, min(left, PROGRESS_SECONDS))):
             return await receive()
     except TimeoutError:
-        raise BadRequest(f"the body came too slowly: it takes {BODY_SECONDS:g} s at most, and pauses of {PROGRESS_SECONDS:g}") from None
+        raise BadRequest(
+            f"the body came too slowly: it takes {BODY_SECONDS:g} s at most, and pauses of {PROGRESS_SECONDS:g}"
+        ) from None
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

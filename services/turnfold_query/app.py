@@ -138,10 +138,17 @@ def main(settings: Settings, *, http_host: str, http_port: int) -> int:
 
 
 async def _run(settings: Settings, http_host: str, http_port: int) -> None:
-    check_listening(http_host, has_tokens=settings.http_tokens is not None, is_checked_elsewhere=settings.http_checked_elsewhere)
+    check_listening(
+        http_host,
+        has_tokens=settings.http_tokens is not None,
+        is_checked_elsewhere=settings.http_checked_elsewhere,
+    )
     bearers = Bearers(settings.http_tokens) if settings.http_tokens is not None else None
     if bearers is not None and settings.http_certificate is None and not is_loopback(http_host):
-        log.warning("http.unencrypted", advice="tokens travel in the clear: set TURNFOLD_HTTP_CERTIFICATE, or encrypt in front")
+        log.warning(
+            "http.unencrypted",
+            advice="tokens travel in the clear: set TURNFOLD_HTTP_CERTIFICATE, or encrypt in front",
+        )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -199,7 +206,12 @@ async def _serve(
     desk = Desk(questions, metrics, admission)
 
     def broker_of(names: Iterable[str]) -> NatsBroker:
-        made = Broker(**broker_options(settings, "query"), logger=None, graceful_timeout=5.0, apply_types=False)
+        made = Broker(
+            **broker_options(settings, "query"),
+            logger=None,
+            graceful_timeout=5.0,
+            apply_types=False,
+        )
         made.include_router(make_router(desk, names))
         return made
 

@@ -38,7 +38,10 @@ class Guard:
             return
         grant = self._bearers.grant(Headers(scope=scope).get("authorization"))
         if grant is None:
-            refused = _refusal(HTTPStatus.UNAUTHORIZED, "show a token of this installation: Authorization: Bearer …")
+            refused = _refusal(
+                HTTPStatus.UNAUTHORIZED,
+                "show a token of this installation: Authorization: Bearer …",
+            )
         elif not _is_within(grant, scope["path"]):
             refused = _refusal(HTTPStatus.FORBIDDEN, OUT_OF_REACH)
         else:
@@ -69,4 +72,9 @@ def _is_within(grant: Grant, path: str) -> bool:
 
 def _refusal(status: HTTPStatus, told: str) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
-    return Response(json.dumps(NotAllowed(told).as_json()), status, media_type="application/json", headers=headers)
+    return Response(
+        json.dumps(NotAllowed(told).as_json()),
+        status,
+        media_type="application/json",
+        headers=headers,
+    )

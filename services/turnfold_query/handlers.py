@@ -90,14 +90,18 @@ class Questions:
             **dict.fromkeys(POLICY_READS, PolicyReadRequest),
         }
 
-    async def answer(self, name: str, key: SessionKey | AgentId, request: Request, place: Place) -> bytes:
+    async def answer(
+        self, name: str, key: SessionKey | AgentId, request: Request, place: Place
+    ) -> bytes:
         """The JSON of an answer; it holds this place meanwhile.
 
         Raises:
             RequestError: it cannot be given; the error says what to do.
         """
         if isinstance(request, PolicyReadRequest):
-            return json.dumps(await policy.policy_in_force(key, store=self._histories, explain=self._explain)).encode()
+            return json.dumps(
+                await policy.policy_in_force(key, store=self._histories, explain=self._explain)
+            ).encode()
         if not isinstance(key, SessionKey):
             raise BadRequest(f"{name} takes an agent and a session")
         if isinstance(request, ContextRequest):
@@ -120,7 +124,9 @@ class Questions:
         try:
             if isinstance(request, SearchRequest):
                 return await search.search(key, request, store=self._searching)
-            return await expand.expand(key, request, histories=self._histories, searching=self._searching)
+            return await expand.expand(
+                key, request, histories=self._histories, searching=self._searching
+            )
         finally:
             self._scans.give_back(asker)
 
@@ -151,7 +157,9 @@ class Questions:
         arrivals = Waiting(self._arrivals, place)
         try:
             async with asyncio.timeout(self._seconds + min(request.wait_ms, MAX_WAIT_MS) / 1000):
-                answer = await query.context(key, request, store=self._windows, answering=self._answering, arrivals=arrivals)
+                answer = await query.context(
+                    key, request, store=self._windows, answering=self._answering, arrivals=arrivals
+                )
         except TimeoutError:
             raise self._too_long() from None
         finally:
@@ -222,7 +230,9 @@ class Desk:
                 log.exception("request.failed", request=name)
                 self._metrics.refused(name, "unavailable")
                 answering.note(refused="unavailable")
-                body = query.as_error(Unavailable("the request failed; the log of the query service says why")).encode()
+                body = query.as_error(
+                    Unavailable("the request failed; the log of the query service says why")
+                ).encode()
             await answer(message, body)
 
     async def _answered(self, name: str, message: Msg) -> bytes:
@@ -234,15 +244,21 @@ class Desk:
         agent_id = key.agent_id if isinstance(key, SessionKey) else key
         await self._admission.turn(agent_id)
         with self._admission.admitted(agent_id) as place:
-            body = await self._questions.answer(name, key, read_asked(self._questions.shapes[name], key, message.data), place)
+            body = await self._questions.answer(
+                name, key, read_asked(self._questions.shapes[name], key, message.data), place
+            )
         if len(body) > message._client.max_payload - ANSWER_ROOM_BYTES:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the connection that brought it
-            raise TooLarge(f"the answer has {len(body)} bytes, more than the bus carries; ask for less")
+            raise TooLarge(
+                f"the answer has {len(body)} bytes, more than the bus carries; ask for less"
+            )
         return body
 
 
 def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> Request:
     """The request; one of a subject that also writes may name no ids but those of its subject."""
-    return read_command(shape, key, data) if issubclass(shape, Command) else read_request(shape, data)
+    return (
+        read_command(shape, key, data) if issubclass(shape, Command) else read_request(shape, data)
+    )
 
 
 _key_of = lru_cache(maxsize=1_024)(key_of_subject)
@@ -259,7 +275,11 @@ def make_router(desk: Desk, names: Iterable[str]) -> NatsRouter:
 
     def listens(name: str) -> None:
         @router.subscriber(
-            f"{name}.*" if name == AGENT_POLICY else f"{name}.*.*", queue=QUERY_QUEUE, decoder=as_it_came, no_reply=True, title=name
+            f"{name}.*" if name == AGENT_POLICY else f"{name}.*.*",
+            queue=QUERY_QUEUE,
+            decoder=as_it_came,
+            no_reply=True,
+            title=name,
         )
         async def on_request(message: NatsMessage) -> None:
             raw = message.raw_message

@@ -45,14 +45,36 @@ from turnfold.contracts.requests import (
     read_query,
 )
 from turnfold.contracts.requests import Request as Asked
-from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, id_fault, message_header, session_subject, token_of
-from turnfold.errors import BadEvent, BadRequest, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
+from turnfold.contracts.subjects import (
+    EVENT_TYPES,
+    EVENTS_STREAM,
+    id_fault,
+    message_header,
+    session_subject,
+    token_of,
+)
+from turnfold.errors import (
+    BadEvent,
+    BadRequest,
+    NotAllowed,
+    RequestError,
+    TooLarge,
+    Unavailable,
+    UnknownSession,
+)
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.nats_client import HangingUp
 from turnfold.operations import history, letters
 from turnfold.ports import DeadLetters, HistoryStore
 from turnfold.tracing import HEADER, is_on, span
-from turnfold_query.admitting import BODY_SHARE, Admitted, BodyMemory, place_of, refusal, retry_after
+from turnfold_query.admitting import (
+    BODY_SHARE,
+    Admitted,
+    BodyMemory,
+    place_of,
+    refusal,
+    retry_after,
+)
 from turnfold_query.guard import Guard, grant_of
 from turnfold_query.handlers import Questions
 from turnfold_query.metrics import Metrics
@@ -93,7 +115,9 @@ class Traced:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with span(scope["method"], kind="server", parent=Headers(scope=scope).get(HEADER)) as answering:
+        with span(
+            scope["method"], kind="server", parent=Headers(scope=scope).get(HEADER)
+        ) as answering:
             await self._app(scope, receive, send)
             if path := getattr(scope.get("route"), "path", None):
                 answering.rename(f"{scope['method']} {path}")
@@ -141,7 +165,11 @@ def make_http(  # noqa: PLR0913  # it is told of every part
         seconds=request_seconds + MAX_WAIT_MS / 1000,
         on_refusal=lambda code: metrics.refused("http", code),
     )
-    guarded = admitted if bearers is None else Guard(admitted, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code))
+    guarded = (
+        admitted
+        if bearers is None
+        else Guard(admitted, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code))
+    )
     return EncodedPaths(Traced(guarded) if is_on() else guarded)
 
 
@@ -184,12 +212,19 @@ def _errors(app: FastAPI) -> None:
     async def on_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        return _json(BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}").as_json(), BadRequest.status)
+        return _json(
+            BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}").as_json(),
+            BadRequest.status,
+        )
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        found = UnknownSession(f"nothing is here: {error.detail}") if error.status_code == UnknownSession.status else None
+        found = (
+            UnknownSession(f"nothing is here: {error.detail}")
+            if error.status_code == UnknownSession.status
+            else None
+        )
         return _json((found or BadRequest(str(error.detail))).as_json(), error.status_code)
 
 
@@ -223,8 +258,12 @@ AGENT = "/v1/agents/{agent_id}"
 
 
 def _reads(app: FastAPI, questions: Questions) -> None:
-    async def answered(name: str, http: Request, agent_id: str, session_id: str, asked: Asked) -> Response:
-        return _body_of(await questions.answer(name, _key(agent_id, session_id), asked, place_of(http.scope)))
+    async def answered(
+        name: str, http: Request, agent_id: str, session_id: str, asked: Asked
+    ) -> Response:
+        return _body_of(
+            await questions.answer(name, _key(agent_id, session_id), asked, place_of(http.scope))
+        )
 
     @app.get(
         SESSION + "/context",
@@ -233,7 +272,10 @@ def _reads(app: FastAPI, questions: Questions) -> None:
         responses={304: {"description": "Nothing changed since `etag`.", "content": {}}},
     )
     async def get_context(
-        agent_id: AgentPath, session_id: SessionPath, asked: Annotated[ContextRequest, Query()], http: Request
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        asked: Annotated[ContextRequest, Query()],
+        http: Request,
     ) -> Response:
         tag = http.headers.get("if-none-match")
         if tag is not None and asked.etag is None:
@@ -245,33 +287,61 @@ def _reads(app: FastAPI, questions: Questions) -> None:
 
     @app.get(SESSION + "/history", summary="Originals, in any state", response_model=None)
     async def get_history(
-        agent_id: AgentPath, session_id: SessionPath, asked: Annotated[HistoryRequest, Query()], http: Request
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        asked: Annotated[HistoryRequest, Query()],
+        http: Request,
     ) -> Response:
         return await answered("history.get", http, agent_id, session_id, asked)
 
     @app.get(SESSION + "/search", summary="Words in all messages", response_model=None)
-    async def get_search(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[SearchRequest, Query()], http: Request) -> Response:
+    async def get_search(
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        asked: Annotated[SearchRequest, Query()],
+        http: Request,
+    ) -> Response:
         return await answered("history.search", http, agent_id, session_id, asked)
 
     @app.get(SESSION + "/summaries", summary="All versions", response_model=None)
-    async def get_summaries(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+    async def get_summaries(
+        agent_id: AgentPath, session_id: SessionPath, http: Request
+    ) -> Response:
         return await answered("summary.list", http, agent_id, session_id, SessionRequest())
 
     @app.get(SESSION + "/summaries/{version}", summary="One version", response_model=None)
-    async def get_summary(agent_id: AgentPath, session_id: SessionPath, version: str, http: Request) -> Response:
+    async def get_summary(
+        agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
+    ) -> Response:
         asked = read_query(SummaryRequest, {"version": version})
         return await answered("summary.get", http, agent_id, session_id, asked)
 
-    @app.get(SESSION + "/summaries/{version}/sources", summary="The messages that an entry or a line came from", response_model=None)
+    @app.get(
+        SESSION + "/summaries/{version}/sources",
+        summary="The messages that an entry or a line came from",
+        response_model=None,
+    )
     async def get_sources(
-        agent_id: AgentPath, session_id: SessionPath, version: str, http: Request, entry: str | None = None, line: str | None = None
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        version: str,
+        http: Request,
+        entry: str | None = None,
+        line: str | None = None,
     ) -> Response:
         given = {"version": version, "entry": entry, "line": line}
-        asked = read_query(ExpandRequest, {name: value for name, value in given.items() if value is not None})
+        asked = read_query(
+            ExpandRequest, {name: value for name, value in given.items() if value is not None}
+        )
         return await answered("summary.expand", http, agent_id, session_id, asked)
 
     @app.get(SESSION + "/audit", summary="What happened to a session", response_model=None)
-    async def get_audit(agent_id: AgentPath, session_id: SessionPath, asked: Annotated[AuditRequest, Query()], http: Request) -> Response:
+    async def get_audit(
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        asked: Annotated[AuditRequest, Query()],
+        http: Request,
+    ) -> Response:
         return await answered("audit.list", http, agent_id, session_id, asked)
 
     @app.get(SESSION, summary="Counters", response_model=None)
@@ -280,15 +350,27 @@ def _reads(app: FastAPI, questions: Questions) -> None:
 
 
 def _policies(app: FastAPI, questions: Questions) -> None:
-    @app.get(SESSION + "/policy", summary="The policy in force, and where each number comes from", response_model=None)
+    @app.get(
+        SESSION + "/policy",
+        summary="The policy in force, and where each number comes from",
+        response_model=None,
+    )
     async def get_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         key = _key(agent_id, session_id)
-        return _body_of(await questions.answer("session.policy", key, PolicyReadRequest(), place_of(http.scope)))
+        return _body_of(
+            await questions.answer("session.policy", key, PolicyReadRequest(), place_of(http.scope))
+        )
 
-    @app.get(AGENT + "/policy", summary="The policy of an agent's sessions, where they set none themselves", response_model=None)
+    @app.get(
+        AGENT + "/policy",
+        summary="The policy of an agent's sessions, where they set none themselves",
+        response_model=None,
+    )
     async def get_agent_policy(agent_id: AgentPath, http: Request) -> Response:
         key = AgentId(_decoded(agent_id))
-        return _body_of(await questions.answer("agent.policy", key, PolicyReadRequest(), place_of(http.scope)))
+        return _body_of(
+            await questions.answer("agent.policy", key, PolicyReadRequest(), place_of(http.scope))
+        )
 
 
 # --- writing
@@ -297,7 +379,12 @@ def _policies(app: FastAPI, questions: Questions) -> None:
 def _publishes(app: FastAPI, publisher: Publisher, limits: Limits) -> None:
     secret = secrets.token_urlsafe(12)
 
-    @app.post(SESSION + "/events", summary="Publish an event", response_model=None, openapi_extra={"requestBody": EVENT_BODY})
+    @app.post(
+        SESSION + "/events",
+        summary="Publish an event",
+        response_model=None,
+        openapi_extra={"requestBody": EVENT_BODY},
+    )
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         key, body = _key(agent_id, session_id), await http.body()
         kind = _kind_of(body)
@@ -307,11 +394,17 @@ def _publishes(app: FastAPI, publisher: Publisher, limits: Limits) -> None:
             raise (TooLarge if error.reason == "too_large" else BadRequest)(str(error)) from None
         if event.key != key:
             raise BadRequest("the event names another agent or session than the path")
-        headers = {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": message_header(key.agent_id, event.event_id, secret)}
+        headers = {
+            "Nats-Expected-Stream": EVENTS_STREAM,
+            "Nats-Msg-Id": message_header(key.agent_id, event.event_id, secret),
+        }
         try:
             with span("publish", kind="producer", event=kind) as publishing:
                 told = await publisher.publish(
-                    session_subject(kind, key), body, headers=headers | dict(publishing.headers), seconds=PUBLISH_SECONDS
+                    session_subject(kind, key),
+                    body,
+                    headers=headers | dict(publishing.headers),
+                    seconds=PUBLISH_SECONDS,
                 )
                 publishing.note(stream_seq=told.seq if isinstance(told, Acknowledgement) else None)
         except nats.errors.Error as error:
@@ -331,24 +424,40 @@ class Forwarder:
     async def forward(self, subject: str, http: Request, **named: Any) -> Response:
         """Ask a worker; what the path names stands in the request."""
         if http.query_params:
-            raise BadRequest("a request that writes takes its fields in the body, not in the query of its URL")
+            raise BadRequest(
+                "a request that writes takes its fields in the body, not in the query of its URL"
+            )
         body = _with(await http.body(), named)
         headers = await self._signed(subject, body, grant_of(http.scope).name)
         try:
             read = partial(_answer, request_name(subject))
-            data, told = await self._client.reply(subject, body, seconds=WRITE_SECONDS, read=read, headers=headers)
+            data, told = await self._client.reply(
+                subject, body, seconds=WRITE_SECONDS, read=read, headers=headers
+            )
         except nats.errors.Error:
             raise Unavailable("no worker answers; try again when one runs") from None
         error = told.get("error", {})
         code = error.get("code")
-        return _body_of(data, _STATUS.get(code, 400) if code else 200, **retry_after(error.get("retry_after_ms")))
+        return _body_of(
+            data,
+            _STATUS.get(code, 400) if code else 200,
+            **retry_after(error.get("retry_after_ms")),
+        )
 
     async def _signed(self, subject: str, body: bytes, name: str | None) -> dict[str, str] | None:
         """The header that says by whose token a request came; None where nobody has to show one."""
         if name is None:
             return None
         now_ms = time.time_ns() // 1_000_000
-        return {ACTOR_HEADER: signed_actor(await self._read_secret(), f"token:{name}", subject=subject, body=body, now_ms=now_ms)}
+        return {
+            ACTOR_HEADER: signed_actor(
+                await self._read_secret(),
+                f"token:{name}",
+                subject=subject,
+                body=body,
+                now_ms=now_ms,
+            )
+        }
 
 
 def _answer(name: str, reply: Msg) -> tuple[bytes, Mapping[str, Any]] | None:
@@ -361,17 +470,36 @@ Forward = Callable[..., Awaitable[Response]]
 
 
 def _writes(app: FastAPI, forward: Forward) -> None:
-    @app.patch(SESSION + "/policy", summary="Set what a session wants", response_model=None, openapi_extra=_asks(PolicyRequest))
+    @app.patch(
+        SESSION + "/policy",
+        summary="Set what a session wants",
+        response_model=None,
+        openapi_extra=_asks(PolicyRequest),
+    )
     async def patch_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await forward(session_subject("session.policy", _key(agent_id, session_id)), http)
 
-    @app.patch(AGENT + "/policy", summary="Set what an agent wants", response_model=None, openapi_extra=_asks(PolicyRequest))
+    @app.patch(
+        AGENT + "/policy",
+        summary="Set what an agent wants",
+        response_model=None,
+        openapi_extra=_asks(PolicyRequest),
+    )
     async def patch_agent_policy(agent_id: AgentPath, http: Request) -> Response:
         return await forward(f"agent.policy.{token_of(_decoded(agent_id))}", http)
 
-    @app.post(SESSION + "/compactions", summary="Compact now", response_model=None, openapi_extra=_asks(CompactionRequest))
-    async def post_compaction(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await forward(session_subject("compaction.request", _key(agent_id, session_id)), http)
+    @app.post(
+        SESSION + "/compactions",
+        summary="Compact now",
+        response_model=None,
+        openapi_extra=_asks(CompactionRequest),
+    )
+    async def post_compaction(
+        agent_id: AgentPath, session_id: SessionPath, http: Request
+    ) -> Response:
+        return await forward(
+            session_subject("compaction.request", _key(agent_id, session_id)), http
+        )
 
     @app.post(
         SESSION + "/summaries",
@@ -380,7 +508,9 @@ def _writes(app: FastAPI, forward: Forward) -> None:
         openapi_extra=_asks(RegenerateRequest),
     )
     async def post_summary(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await forward(session_subject("summary.regenerate", _key(agent_id, session_id)), http)
+        return await forward(
+            session_subject("summary.regenerate", _key(agent_id, session_id)), http
+        )
 
     @app.post(
         AGENT + "/summaries",
@@ -391,36 +521,72 @@ def _writes(app: FastAPI, forward: Forward) -> None:
     async def post_agent_summaries(agent_id: AgentPath, http: Request) -> Response:
         return await forward(f"agent.regenerate.{token_of(_decoded(agent_id))}", http)
 
-    @app.post("/v1/summaries", summary="Have all summaries written anew", response_model=None, openapi_extra=_asks(CampaignRequest))
+    @app.post(
+        "/v1/summaries",
+        summary="Have all summaries written anew",
+        response_model=None,
+        openapi_extra=_asks(CampaignRequest),
+    )
     async def post_all_summaries(http: Request) -> Response:
         return await forward("installation.regenerate", http)
 
-    @app.get("/v1/campaigns/{campaign_id}", summary="How far a regeneration of many is", response_model=None)
+    @app.get(
+        "/v1/campaigns/{campaign_id}",
+        summary="How far a regeneration of many is",
+        response_model=None,
+    )
     async def get_campaign(campaign_id: str, http: Request) -> Response:
         return await forward("campaign.get", http, campaign_id=campaign_id)
 
-    @app.post(SESSION + "/summaries/{version}/promote", summary="Put a version in force", response_model=None)
-    async def post_promotion(agent_id: AgentPath, session_id: SessionPath, version: str, http: Request) -> Response:
+    @app.post(
+        SESSION + "/summaries/{version}/promote",
+        summary="Put a version in force",
+        response_model=None,
+    )
+    async def post_promotion(
+        agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
+    ) -> Response:
         asked = read_query(SummaryRequest, {"version": version})
-        return await forward(session_subject("summary.promote", _key(agent_id, session_id)), http, version=asked.version)
+        return await forward(
+            session_subject("summary.promote", _key(agent_id, session_id)),
+            http,
+            version=asked.version,
+        )
 
-    @app.post(SESSION + "/compactions/{compaction_id}/restore", summary="Undo a compaction", response_model=None)
-    async def post_restoration(agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request) -> Response:
-        return await forward(session_subject("compaction.restore", _key(agent_id, session_id)), http, compaction_id=compaction_id)
+    @app.post(
+        SESSION + "/compactions/{compaction_id}/restore",
+        summary="Undo a compaction",
+        response_model=None,
+    )
+    async def post_restoration(
+        agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request
+    ) -> Response:
+        return await forward(
+            session_subject("compaction.restore", _key(agent_id, session_id)),
+            http,
+            compaction_id=compaction_id,
+        )
 
     _replays(app, forward)
     _erasures(app, forward)
 
 
 def _replays(app: FastAPI, forward: Forward) -> None:
-    @app.post("/v1/deadletters/replay", summary="Publish dead letters again", response_model=None, openapi_extra=_asks(ReplayRequest))
+    @app.post(
+        "/v1/deadletters/replay",
+        summary="Publish dead letters again",
+        response_model=None,
+        openapi_extra=_asks(ReplayRequest),
+    )
     async def post_replay(http: Request) -> Response:
         return await forward("deadletters.replay", http)
 
 
 def _erasures(app: FastAPI, forward: Forward) -> None:
     @app.delete(SESSION, summary="Erase a session for good", response_model=None)
-    async def delete_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+    async def delete_session(
+        agent_id: AgentPath, session_id: SessionPath, http: Request
+    ) -> Response:
         return await forward(session_subject("session.erase", _key(agent_id, session_id)), http)
 
     @app.delete(AGENT, summary="Erase all of an agent for good", response_model=None)
@@ -428,7 +594,9 @@ def _erasures(app: FastAPI, forward: Forward) -> None:
         return await forward(f"agent.erase.{token_of(_decoded(agent_id))}", http)
 
 
-_STATUS = {error.code: error.status for error in RequestError.__subclasses__()} | {RequestError.code: RequestError.status}
+_STATUS = {error.code: error.status for error in RequestError.__subclasses__()} | {
+    RequestError.code: RequestError.status
+}
 
 
 def _with(body: bytes, named: dict[str, Any]) -> bytes:
@@ -463,27 +631,40 @@ def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetters) 
     async def get_sessions(
         http: Request,
         agent_id: str | None = None,
-        after: Annotated[str | None, Query(max_length=100, description="`next_after` of the page before.")] = None,
+        after: Annotated[
+            str | None, Query(max_length=100, description="`next_after` of the page before.")
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     ) -> Response:
         if agent_id is not None and (fault := id_fault(agent_id)):
             raise BadRequest(f"agent_id {fault}")
         agents = grant_of(http.scope).agents_among(agent_id)
-        return _json(await history.sessions(agent_ids=agents, after=after, limit=limit, store=histories))
+        return _json(
+            await history.sessions(agent_ids=agents, after=after, limit=limit, store=histories)
+        )
 
     @app.get("/v1/deadletters", summary="Events that could not be stored", response_model=None)
     async def get_dead_letters(
-        after: Annotated[int, Query(ge=0, le=2**63 - 1)] = 0, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
+        after: Annotated[int, Query(ge=0, le=2**63 - 1)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     ) -> Response:
         return _json(await history.dead_letters(after=after, limit=limit, store=histories))
 
-    @app.get("/v1/deadletters/{dead_letter_id}", summary="One of them with its bytes", response_model=None)
+    @app.get(
+        "/v1/deadletters/{dead_letter_id}",
+        summary="One of them with its bytes",
+        response_model=None,
+    )
     async def get_dead_letter(dead_letter_id: Annotated[int, Path(ge=1, le=2**63 - 1)]) -> Response:
         return _json(await letters.show(dead_letter_id, store=dead_letters))
 
 
 def _pages(
-    app: FastAPI, histories: HistoryStore, metrics: Metrics, is_ready: Callable[[], Awaitable[list[str]]], asyncapi: Callable[[], str]
+    app: FastAPI,
+    histories: HistoryStore,
+    metrics: Metrics,
+    is_ready: Callable[[], Awaitable[list[str]]],
+    asyncapi: Callable[[], str],
 ) -> None:
     @app.get("/healthz", summary="Whether this process lives", response_model=None)
     async def get_health() -> Response:
@@ -492,16 +673,26 @@ def _pages(
     @app.get("/readyz", summary="Whether this process can answer", response_model=None)
     async def get_readiness() -> Response:
         missing = await is_ready()
-        return _json({"status": "ready" if not missing else "not ready", "missing": missing}, 503 if missing else 200)
+        return _json(
+            {"status": "ready" if not missing else "not ready", "missing": missing},
+            503 if missing else 200,
+        )
 
-    @app.get("/metrics", summary="Figures in the Prometheus format", response_model=None, response_class=PlainTextResponse)
+    @app.get(
+        "/metrics",
+        summary="Figures in the Prometheus format",
+        response_model=None,
+        response_class=PlainTextResponse,
+    )
     async def get_metrics() -> Response:
         # Without a database the other figures are wanted all the more.
         with suppress(Unavailable):
             metrics.buried(await histories.dead_letter_counts())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/docs", summary="This interface, to read", response_model=None, response_class=HTMLResponse)
+    @app.get(
+        "/docs", summary="This interface, to read", response_model=None, response_class=HTMLResponse
+    )
     async def get_docs() -> Response:
         return HTMLResponse(reference_page(app.openapi()))
 

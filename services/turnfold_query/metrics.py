@@ -28,11 +28,21 @@ class Metrics(Collector):
         PlatformCollector(registry=self.registry)
         self.registry.register(self)
         self._dead_letters = Gauge(
-            "turnfold_dead_letters", "Events in the database that could never be stored.", ["reason"], registry=self.registry
+            "turnfold_dead_letters",
+            "Events in the database that could never be stored.",
+            ["reason"],
+            registry=self.registry,
         )
-        self._refused = Counter("turnfold_requests_refused", "Requests that were refused.", ["request", "code"], registry=self.registry)
+        self._refused = Counter(
+            "turnfold_requests_refused",
+            "Requests that were refused.",
+            ["request", "code"],
+            registry=self.registry,
+        )
         self._foreign = Counter(
-            "turnfold_foreign_replies", "Replies to what was published that were not the stream's.", registry=self.registry
+            "turnfold_foreign_replies",
+            "Replies to what was published that were not the stream's.",
+            registry=self.registry,
         )
         self._requests: dict[str, _Times] = {}
         self._built = _Times()
@@ -75,15 +85,25 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """The plain numbers as metrics."""
         requests = HistogramMetricFamily(
-            "turnfold_request_seconds", "Time to answer a request, waiting for freshness included.", labels=["request"]
+            "turnfold_request_seconds",
+            "Time to answer a request, waiting for freshness included.",
+            labels=["request"],
         )
         for name, times in self._requests.items():
             requests.add_metric([name], times.buckets(), times.sum)
-        built = HistogramMetricFamily("turnfold_window_build_seconds", "Time to build a window, without the waiting.")
+        built = HistogramMetricFamily(
+            "turnfold_window_build_seconds", "Time to build a window, without the waiting."
+        )
         built.add_metric([], self._built.buckets(), self._built.sum)
-        answers = CounterMetricFamily("turnfold_answers", "Windows that were asked for, by how fresh they were.", labels=["freshness"])
+        answers = CounterMetricFamily(
+            "turnfold_answers",
+            "Windows that were asked for, by how fresh they were.",
+            labels=["freshness"],
+        )
         trims = CounterMetricFamily(
-            "turnfold_window_trims", "Messages that windows showed shortened, left out, or told in a digest.", labels=["step"]
+            "turnfold_window_trims",
+            "Messages that windows showed shortened, left out, or told in a digest.",
+            labels=["step"],
         )
         for family, counts in ((answers, self._answers), (trims, self._trims)):
             for label, number in counts.items():

@@ -20,7 +20,9 @@ def reference_page(openapi: dict[str, Any]) -> str:
     """The page of an OpenAPI document."""
     info = openapi["info"]
     operations = "".join(
-        _operation(method, path, operation) for path, methods in openapi["paths"].items() for method, operation in methods.items()
+        _operation(method, path, operation)
+        for path, methods in openapi["paths"].items()
+        for method, operation in methods.items()
     )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -31,7 +33,11 @@ def reference_page(openapi: dict[str, Any]) -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
-    rows = "".join(_parameter(parameter) for parameter in operation.get("parameters", ()) if parameter["in"] == "query")
+    rows = "".join(
+        _parameter(parameter)
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == "query"
+    )
     table = f"<table>{rows}</table>" if rows else ""
     return (
         f"<section><h2><b>{escape(method.upper())}</b><code>{escape(path)}</code></h2><p>{escape(operation.get('summary', ''))}</p>"
@@ -43,7 +49,9 @@ def _parameter(parameter: dict[str, Any]) -> str:
     schema = parameter.get("schema", {})
     kinds = [one.get("type", "") for one in schema.get("anyOf", [schema])]
     kind = " or ".join(one for one in kinds if one and one != "null")
-    choices = schema.get("enum") or next((one["enum"] for one in schema.get("anyOf", ()) if "enum" in one), None)
+    choices = schema.get("enum") or next(
+        (one["enum"] for one in schema.get("anyOf", ()) if "enum" in one), None
+    )
     default = schema.get("default")
     told = ", ".join(map(str, choices)) if choices else kind
     if default is not None:

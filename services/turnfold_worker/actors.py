@@ -74,7 +74,9 @@ class RoleProbe:
 class Actors:
     """Names the actor of each request; never from a field of it, and from no header that a client can write."""
 
-    def __init__(self, *, read_secret: Callable[[], Awaitable[str]], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, *, read_secret: Callable[[], Awaitable[str]], now_ms: Callable[[], int]
+    ) -> None:
         self.probe = RoleProbe()
         self._read_secret = read_secret
         self._now_ms = now_ms
@@ -82,13 +84,20 @@ class Actors:
     async def actor_of(self, message: Msg) -> str:
         """`key:…` as the server vouches, `token:…` as a query server signed, else `local`."""
         headers = message.headers or {}
-        if (request_info := headers.get(REQUEST_INFO)) is not None and await self.probe.are_in_force():
+        if (
+            request_info := headers.get(REQUEST_INFO)
+        ) is not None and await self.probe.are_in_force():
             return key_actor(request_info) or LOCAL
         if (signed := headers.get(ACTOR_HEADER)) is not None:
             secret = await self._read_secret()
-            actor = verified_actor(secret, signed, subject=message.subject, body=message.data, now_ms=self._now_ms())
+            actor = verified_actor(
+                secret, signed, subject=message.subject, body=message.data, now_ms=self._now_ms()
+            )
             if actor is None:
-                log.warning("actor.refused", advice="a signature is not ours or is old: compare the clocks of the query servers")
+                log.warning(
+                    "actor.refused",
+                    advice="a signature is not ours or is old: compare the clocks of the query servers",
+                )
             return actor or LOCAL
         return LOCAL
 

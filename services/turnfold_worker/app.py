@@ -111,7 +111,9 @@ async def _run(settings: Settings, receiver: Receiver) -> None:
     seen.watchdog.start()
     database = Database(settings.database_url, writes=True)
     try:
-        starting = asyncio.create_task(_serve(settings, database, receiver, seen, stop), name="worker")
+        starting = asyncio.create_task(
+            _serve(settings, database, receiver, seen, stop), name="worker"
+        )
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -137,9 +139,15 @@ class Seen:
     health: Health = field(default_factory=Health)
 
 
-async def _serve(settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event) -> None:
+async def _serve(
+    settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event
+) -> None:
     """Tell how the worker is while it runs."""
-    listener = None if settings.worker_http_port is None else await _listening(settings.worker_http_host, settings.worker_http_port, seen)
+    listener = (
+        None
+        if settings.worker_http_port is None
+        else await _listening(settings.worker_http_host, settings.worker_http_port, seen)
+    )
     try:
         await _start(settings, database, receiver, seen, stop)
     finally:
@@ -148,13 +156,17 @@ async def _serve(settings: Settings, database: Database, receiver: Receiver, see
 
 
 async def _listening(host: str, port: int, seen: Seen) -> Listener:
-    listener = Listener(make_http(seen.health, seen.metrics), host=host, port=port, connections=HEALTH_CONNECTIONS)
+    listener = Listener(
+        make_http(seen.health, seen.metrics), host=host, port=port, connections=HEALTH_CONNECTIONS
+    )
     await listener.opened()
     log.info("worker.listening", port=listener.port)
     return listener
 
 
-async def _start(settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event) -> None:
+async def _start(
+    settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event
+) -> None:
     """Build the parts, run them until told to stop, and take them down in order."""
     # litellm takes seconds to load: its child begins first. Without a model the child is light, and waits for its first job.
     summarizer = Summarizer(preload=_has_model(settings))
@@ -201,7 +213,9 @@ async def _work(
     if database.is_sqlite:
         # The lock of the writer is ours, so whoever held a lease is gone.
         await jobs.end_leases()
-    intake = Intake(receiver=receiver, client=client, store=intake_store, rules=rules, metrics=seen.metrics)
+    intake = Intake(
+        receiver=receiver, client=client, store=intake_store, rules=rules, metrics=seen.metrics
+    )
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=_writing(settings, windows), count=count, policy=policy, now_ms=now_ms,
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
@@ -210,7 +224,12 @@ async def _work(
         store=SqlOutbox(database), publisher=Publisher(client, NOTICES_STREAM, on_foreign=seen.metrics.disturbed),
         is_busy=lambda: intake.is_busy,
     )  # fmt: skip
-    weigh = partial(weigh_all, count=count, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
+    weigh = partial(
+        weigh_all,
+        count=count,
+        limits=settings.event_limits,
+        image_tokens=settings.policy.image_tokens,
+    )
     catch_up = CatchUp(store=intake_store, client=client, intake=intake, weigh=weigh)
     sweeper = Sweeper(store=intake_store, client=client)
     pruner = Pruner(store=intake_store, client=client, hours=settings.stream_retention_hours)
@@ -228,7 +247,9 @@ async def _work(
             loop.call_later(SUMMARY_DELAY_MS / 1000, relay.wake)
             loop.call_later(SUMMARY_DELAY_MS / 1000, compactor.wake)
 
-    campaigner = Campaigner(store=SqlCampaigns(database), rules=rules, now_ms=now_ms, on_opened=compactor.wake)
+    campaigner = Campaigner(
+        store=SqlCampaigns(database), rules=rules, now_ms=now_ms, on_opened=compactor.wake
+    )
 
     def look_again() -> None:
         for part in (relay, campaigner, idler, compactor):
@@ -238,14 +259,28 @@ async def _work(
     compactor.on_done, compactor.on_attempt = _ended(relay, campaigner), seen.metrics.attempted
     actors = Actors(read_secret=partial(read_secret, database, SIGNED_ACTORS), now_ms=now_ms)
     desk = Desk(Admission(shares_of(settings)), actors)
-    broker = await _started_broker(settings, database, client, rules, look_again, eraser, desk, seen.metrics.disturbed)
+    broker = await _started_broker(
+        settings, database, client, rules, look_again, eraser, desk, seen.metrics.disturbed
+    )
 
     def tell_processes() -> None:
         pids = {"worker": os.getpid(), "receiver": receiver.pid, "model": summarizer.pid}
         announce({name: pid for name, pid in pids.items() if pid is not None})
 
     keeper = Keeper(summarizer=summarizer, on_change=tell_processes)
-    parts = (catch_up, compactor, relay, sweeper, pruner, idler, campaigner, eraser, indexer, keeper, prober)
+    parts = (
+        catch_up,
+        compactor,
+        relay,
+        sweeper,
+        pruner,
+        idler,
+        campaigner,
+        eraser,
+        indexer,
+        keeper,
+        prober,
+    )
     loops = _running(intake, receiver, parts, seen.metrics)
     seen.watchdog.watch("the consumer", lambda: receiver.words, seconds=SILENT_SECONDS)
     seen.watchdog.watch("the intake", lambda: intake.ended, seconds=BATCH_SECONDS)
@@ -267,11 +302,14 @@ def _advise(settings: Settings) -> None:
     """Log what an operator should change."""
     if settings.lacks_session_models:
         log.warning(
-            "summary_model.not_allowed", advice="TURNFOLD_SUMMARY_MODEL is session: set TURNFOLD_SUMMARY_MODELS to the models allowed"
+            "summary_model.not_allowed",
+            advice="TURNFOLD_SUMMARY_MODEL is session: set TURNFOLD_SUMMARY_MODELS to the models allowed",
         )
 
 
-def _running(intake: Intake, receiver: Receiver, parts: Sequence[Waker], metrics: Metrics) -> list[asyncio.Task[None]]:
+def _running(
+    intake: Intake, receiver: Receiver, parts: Sequence[Waker], metrics: Metrics
+) -> list[asyncio.Task[None]]:
     """The loops of a worker, each of which goes on after errors."""
     for part in parts:
         part.on_failure = metrics.failed
@@ -293,7 +331,9 @@ def _ended(relay: Relay, campaigner: Campaigner) -> Callable[[Job], None]:
     return on_done
 
 
-async def _until_stopped(stop: asyncio.Event, loops: Sequence[asyncio.Task[None]], broker: NatsBroker, desk: Desk) -> None:
+async def _until_stopped(
+    stop: asyncio.Event, loops: Sequence[asyncio.Task[None]], broker: NatsBroker, desk: Desk
+) -> None:
     """Run until told to stop, or a part ends that should not; then take nothing more and finish what is in hand."""
     try:
         stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -336,7 +376,12 @@ async def _started_broker(
     disturbed: Callable[[], object],
 ) -> NatsBroker:
     """Who answers requests that write."""
-    broker = Broker(**watched(broker_options(settings, "worker"), desk.actors.probe), logger=None, graceful_timeout=5.0, apply_types=False)
+    broker = Broker(
+        **watched(broker_options(settings, "worker"), desk.actors.probe),
+        logger=None,
+        graceful_timeout=5.0,
+        apply_types=False,
+    )
     broker.include_routers(
         make_request_router(
             changes=SqlChanges(database),
@@ -356,7 +401,12 @@ async def _started_broker(
             on_change=look_again,
             desk=desk,
         ),
-        make_letters_router(store=SqlLetters(database), stream=BusEvents(client, on_foreign=disturbed), now_ms=now_ms, desk=desk),
+        make_letters_router(
+            store=SqlLetters(database),
+            stream=BusEvents(client, on_foreign=disturbed),
+            now_ms=now_ms,
+            desk=desk,
+        ),
     )
     # Who asks is known before anybody does.
     await desk.actors.probe.attach(await broker.connect())

@@ -28,7 +28,19 @@ from turnfold.operations.ask import Writing
 from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack, compact
 from turnfold.operations.rules import PolicyOf
 from turnfold.operations.weighing import Batch, Delivery
-from turnfold.ports import Campaigns, ErasureStore, IdleStore, IntakeStore, Job, JobStore, Notice, Outbox, Rules, Summarizer, WordIndex
+from turnfold.ports import (
+    Campaigns,
+    ErasureStore,
+    IdleStore,
+    IntakeStore,
+    Job,
+    JobStore,
+    Notice,
+    Outbox,
+    Rules,
+    Summarizer,
+    WordIndex,
+)
 from turnfold.standing import backoff_seconds
 from turnfold.tracing import span
 from turnfold_worker.handlers import Intake
@@ -150,13 +162,17 @@ class Compactor(Waker):
 
     async def work(self) -> float:
         """Claim as many jobs as there are free places."""
-        places = Places.of(self._concurrency, Counter(job.key.agent_id for job in self._running.values()))
+        places = Places.of(
+            self._concurrency, Counter(job.key.agent_id for job in self._running.values())
+        )
         if places.free <= 0:
             return self.poll_seconds
         if self._events.go_first:
             return YIELDS_AGAIN_SECONDS
         lease_ms = int(1000 * self._writing.lease_seconds)
-        for job in await self._store.claim(places, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy):
+        for job in await self._store.claim(
+            places, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy
+        ):
             task = asyncio.create_task(self._compact(job), name=f"compact-{job.compaction_ids[-1]}")
             self._running[task] = job
             task.add_done_callback(self._finished)
@@ -176,7 +192,9 @@ class Compactor(Waker):
             outcome = await self._traced(job)
         except Unavailable as error:
             self.on_attempt("delayed")
-            log.warning("compaction.delayed", compaction_id=job.compaction_ids[-1], error=str(error))
+            log.warning(
+                "compaction.delayed", compaction_id=job.compaction_ids[-1], error=str(error)
+            )
             return
         except Exception:
             # The lease runs out and the job is tried again, by whoever comes first.
@@ -187,11 +205,28 @@ class Compactor(Waker):
         seconds = round(time.monotonic() - began, 3)
         match outcome:
             case Committed(version=version, reason=reason):
-                log.info("summary.committed", compaction_id=job.compaction_ids[-1], version=version, reason=reason, seconds=seconds)
+                log.info(
+                    "summary.committed",
+                    compaction_id=job.compaction_ids[-1],
+                    version=version,
+                    reason=reason,
+                    seconds=seconds,
+                )
             case RolledBack(reason=reason):
-                log.warning("compaction.rolled_back", compaction_id=job.compaction_ids[-1], reason=reason, seconds=seconds)
+                log.warning(
+                    "compaction.rolled_back",
+                    compaction_id=job.compaction_ids[-1],
+                    reason=reason,
+                    seconds=seconds,
+                )
             case GivenBack(reason=reason):
-                log.warning("attempt.failed", compaction_id=job.compaction_ids[-1], reason=reason, attempt=job.attempt, seconds=seconds)
+                log.warning(
+                    "attempt.failed",
+                    compaction_id=job.compaction_ids[-1],
+                    reason=reason,
+                    attempt=job.attempt,
+                    seconds=seconds,
+                )
             case _:
                 log.info("summary.discarded", compaction_id=job.compaction_ids[-1], seconds=seconds)
 
@@ -199,9 +234,21 @@ class Compactor(Waker):
         """One attempt, in the trace of the event that set it off."""
         *others, parent = job.traces or (None,)
         compaction_id = str(job.compaction_ids[-1])
-        with span("compact", kind="consumer", parent=parent, others=others, compaction_id=compaction_id, attempt=job.attempt) as compacting:
+        with span(
+            "compact",
+            kind="consumer",
+            parent=parent,
+            others=others,
+            compaction_id=compaction_id,
+            attempt=job.attempt,
+        ) as compacting:
             outcome = await compact(
-                job, store=self._store, summarizer=self._summarizer, writing=self._writing, count=self._count, now_ms=self._now_ms
+                job,
+                store=self._store,
+                summarizer=self._summarizer,
+                writing=self._writing,
+                count=self._count,
+                now_ms=self._now_ms,
             )
             compacting.note(outcome=type(outcome).__name__, reason=getattr(outcome, "reason", None))
             return outcome
@@ -213,7 +260,14 @@ class Idler(Waker):
     poll_seconds = 5.0
     at_once = 20
 
-    def __init__(self, *, store: IdleStore, rules: Rules, now_ms: Callable[[], int], on_evicted: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        *,
+        store: IdleStore,
+        rules: Rules,
+        now_ms: Callable[[], int],
+        on_evicted: Callable[[], object],
+    ) -> None:
         super().__init__()
         self._store = store
         self._rules = rules
@@ -222,7 +276,9 @@ class Idler(Waker):
 
     async def work(self) -> float:
         """Look at the sessions that have fallen idle."""
-        while await self._store.evict_idle(limit=self.at_once, rules=self._rules, now_ms=self._now_ms()):
+        while await self._store.evict_idle(
+            limit=self.at_once, rules=self._rules, now_ms=self._now_ms()
+        ):
             self._on_evicted()
         at_ms = await self._store.next_idle_ms()
         if at_ms is None:
@@ -233,7 +289,14 @@ class Idler(Waker):
 class Campaigner(Waker):
     """Opens the next sessions of regenerations that go through many."""
 
-    def __init__(self, *, store: Campaigns, rules: Rules, now_ms: Callable[[], int], on_opened: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        *,
+        store: Campaigns,
+        rules: Rules,
+        now_ms: Callable[[], int],
+        on_opened: Callable[[], object],
+    ) -> None:
         super().__init__()
         self._store = store
         self._rules = rules
@@ -255,7 +318,9 @@ class Eraser(Waker):
     look_at_once = 500
     look_seconds = 600.0
 
-    def __init__(self, *, store: ErasureStore, client: Client, rules: Rules, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, *, store: ErasureStore, client: Client, rules: Rules, now_ms: Callable[[], int]
+    ) -> None:
         super().__init__()
         self._store = store
         self._client = client
@@ -288,7 +353,9 @@ class Eraser(Waker):
     async def _expire(self) -> None:
         after: int | None = 0
         while after is not None:
-            after = await self._store.erase_expired(after=after, limit=self.look_at_once, rules=self._rules, now_ms=self._now_ms())
+            after = await self._store.erase_expired(
+                after=after, limit=self.look_at_once, rules=self._rules, now_ms=self._now_ms()
+            )
 
     async def _forgotten(self, seq: int) -> None:
         """Delete a message of the stream and overwrite it; one that is gone already is as good."""
@@ -298,13 +365,17 @@ class Eraser(Waker):
             return
         found = await self._failure_of("GET", seq)
         if found is None or found.get("err_code") not in GONE_ALREADY:
-            raise Unavailable(f"the stream keeps a message that was erased: {failure.get('description')}")
+            raise Unavailable(
+                f"the stream keeps a message that was erased: {failure.get('description')}"
+            )
 
     async def _failure_of(self, verb: str, seq: int) -> Mapping[str, Any] | None:
         """What the stream has against doing this with a message."""
         subject = f"$JS.API.STREAM.MSG.{verb}.{EVENTS_STREAM}"
         try:
-            reply = await self._client.request(subject, json.dumps({"seq": seq}).encode(), timeout=10)
+            reply = await self._client.request(
+                subject, json.dumps({"seq": seq}).encode(), timeout=10
+            )
         except (nats.errors.Error, TimeoutError) as error:
             raise Unavailable(f"the stream does not answer: {type(error).__name__}") from error
         with asking():
@@ -364,7 +435,9 @@ class Relay(Waker):
 
     async def _publish(self, notice: Notice) -> Acknowledgement | Rejection:
         headers = {"Nats-Expected-Stream": NOTICES_STREAM, "Nats-Msg-Id": _name_of(notice)}
-        return await self._publisher.publish(notice.subject, notice.payload.encode(), headers=headers, seconds=NOTICE_SECONDS)
+        return await self._publisher.publish(
+            notice.subject, notice.payload.encode(), headers=headers, seconds=NOTICE_SECONDS
+        )
 
 
 def _name_of(notice: Notice) -> str:
@@ -392,9 +465,19 @@ class Sweeper(Waker):
         jetstream = self._client.jetstream()
         with asking():
             state = (await jetstream.stream_info(EVENTS_STREAM)).state
-            gone = [(first, min(last, state.first_seq - 1)) for first, last in gaps if first < state.first_seq]
+            gone = [
+                (first, min(last, state.first_seq - 1))
+                for first, last in gaps
+                if first < state.first_seq
+            ]
             if state.num_deleted:
-                gone += await self._deleted([(max(first, state.first_seq), last) for first, last in gaps if last >= state.first_seq])
+                gone += await self._deleted(
+                    [
+                        (max(first, state.first_seq), last)
+                        for first, last in gaps
+                        if last >= state.first_seq
+                    ]
+                )
         if gone:
             await self._store.mark_ingested(gone)
         return self.poll_seconds
@@ -416,11 +499,19 @@ class Sweeper(Waker):
     async def _held_from(self, seq: int) -> int | None:
         """The first sequence from here on that the stream holds; None when there is none."""
         asked = json.dumps({"seq": seq, "next_by_subj": ">"}).encode()
-        told = json.loads((await self._client.request(f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", asked, timeout=10)).data)
+        told = json.loads(
+            (
+                await self._client.request(
+                    f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", asked, timeout=10
+                )
+            ).data
+        )
         if failure := told.get("error"):
             if failure.get("err_code") in GONE_ALREADY:
                 return None
-            raise Unavailable(f"the stream does not say what it holds: {failure.get('description')}")
+            raise Unavailable(
+                f"the stream does not say what it holds: {failure.get('description')}"
+            )
         return int(told["message"]["seq"])
 
 
@@ -438,7 +529,9 @@ class Pruner(Waker):
     async def work(self) -> float:
         """Purge what is old and stored."""
         if self._hours:
-            await forget_old(self._client, ingested_to=await self._store.ingested_to(), hours=self._hours)
+            await forget_old(
+                self._client, ingested_to=await self._store.ingested_to(), hours=self._hours
+            )
         return self.poll_seconds
 
 
@@ -486,7 +579,9 @@ class CatchUp(Waker):
                 # The Sweeper asks whether the stream holds them no more.
                 return span[1] + 1, 0
             try:
-                weighed = await asyncio.to_thread(self._weigh, [Delivery(*event) for event in found])
+                weighed = await asyncio.to_thread(
+                    self._weigh, [Delivery(*event) for event in found]
+                )
                 await self._intake.tell(await self._intake.store(weighed))
             except Unavailable:
                 raise

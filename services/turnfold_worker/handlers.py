@@ -14,7 +14,13 @@ from nats.aio.msg import Msg
 
 from turnfold.bus.admission import INSTALLATION, Admission
 from turnfold.bus.answering import answer, is_led
-from turnfold.contracts.requests import CompactionRequest, EraseRequest, PolicyRequest, is_policy_read, read_command
+from turnfold.contracts.requests import (
+    CompactionRequest,
+    EraseRequest,
+    PolicyRequest,
+    is_policy_read,
+    read_command,
+)
 from turnfold.contracts.subjects import INGESTED, POLICY_READS, WORKER_QUEUE, key_of_subject
 from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
@@ -37,7 +43,15 @@ RETRY_SECONDS = 1.0
 class Intake:
     """Batches from the receiver into the store; acknowledged after the commit, never before."""
 
-    def __init__(self, *, receiver: Receiver, client: Client, store: IntakeStore, rules: Rules, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        receiver: Receiver,
+        client: Client,
+        store: IntakeStore,
+        rules: Rules,
+        metrics: Metrics,
+    ) -> None:
         self._receiver = receiver
         self._client = client
         self._store = store
@@ -86,7 +100,9 @@ class Intake:
         try:
             done = await self.store(received.parcel.batch)
         except Unavailable as error:
-            log.warning("batch.returned", events=len(received.parcel.batch.payloads), error=str(error))
+            log.warning(
+                "batch.returned", events=len(received.parcel.batch.payloads), error=str(error)
+            )
             self._metrics.returned()
             received.give_back(delay_seconds=RETRY_SECONDS)
             return
@@ -105,7 +121,9 @@ class Intake:
         began = time.perf_counter()
         with ExitStack() as traced:
             if is_on():
-                batch = batch._replace(arrivals=[_traced(arrival, traced) for arrival in batch.arrivals])
+                batch = batch._replace(
+                    arrivals=[_traced(arrival, traced) for arrival in batch.arrivals]
+                )
             done = await ingest(batch, store=self._store, rules=self._rules)
         self._metrics.stored(done, events=len(batch.payloads), seconds=time.perf_counter() - began)
         return done
@@ -116,14 +134,18 @@ class Intake:
         await self._client.publish(INGESTED, b"")
         if done.dead_letters:
             log.warning("events.buried", dead_letters=done.dead_letters)
-        log.debug("batch.stored", events=done.events, messages=done.messages, evictions=done.evictions)
+        log.debug(
+            "batch.stored", events=done.events, messages=done.messages, evictions=done.evictions
+        )
 
 
 def _traced(arrival: Arrival, traced: ExitStack) -> Arrival:
     """The event with a span of its own, in the trace that it came with; without one it has none."""
     if arrival.trace is None:
         return arrival
-    ingesting = traced.enter_context(span("ingest", kind="consumer", parent=arrival.trace, stream_seq=arrival.stream_seq))
+    ingesting = traced.enter_context(
+        span("ingest", kind="consumer", parent=arrival.trace, stream_seq=arrival.stream_seq)
+    )
     return arrival._replace(trace=ingesting.trace)
 
 
@@ -147,7 +169,13 @@ class Desk:
     def listen(self, router: NatsRouter, name: str, levels: int, handle: Handle) -> None:
         """Answer a request whose subject names so many ids, in one queue group with every other worker."""
 
-        @router.subscriber(f"{name}{'.*' * levels}", queue=WORKER_QUEUE, decoder=as_it_came, no_reply=True, title=name)
+        @router.subscriber(
+            f"{name}{'.*' * levels}",
+            queue=WORKER_QUEUE,
+            decoder=as_it_came,
+            no_reply=True,
+            title=name,
+        )
         async def on_request(message: NatsMessage) -> None:
             raw = message.raw_message
             assert isinstance(raw, Msg)
@@ -169,7 +197,9 @@ class Desk:
 
     async def _admitted(self, name: str, handle: Handle, message: Msg) -> Mapping[str, Any]:
         if is_led(message.headers):
-            raise NotAllowed("a request has to come straight from the account of the client that asks")
+            raise NotAllowed(
+                "a request has to come straight from the account of the client that asks"
+            )
         asker = _asker_of(name, message.subject)
         await self._admission.turn(asker)
         with self._admission.admitted(asker):
@@ -196,13 +226,17 @@ def make_request_router(
 
     async def on_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("session.policy", subject)
-        policy = await changes.set_policy(key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor)
+        policy = await changes.set_policy(
+            key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor
+        )
         on_change()
         return policy
 
     async def on_agent_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("agent.policy", subject)
-        policy = await changes.set_policy(key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor)
+        policy = await changes.set_policy(
+            key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor
+        )
         on_change()
         return policy
 

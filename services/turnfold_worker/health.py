@@ -56,15 +56,22 @@ class Health:
             missing.append("the consumer is silent")
         if prober.age_seconds > SILENT_SECONDS:
             missing.append("the database cannot be written")
-        seen = {"lag_events": behind.events, "lag_seconds": round(behind.seconds, 3)} if behind else {}
-        ages = {"fetch_age_seconds": receiver.silent_seconds, "write_age_seconds": prober.age_seconds}
+        seen = (
+            {"lag_events": behind.events, "lag_seconds": round(behind.seconds, 3)} if behind else {}
+        )
+        ages = {
+            "fetch_age_seconds": receiver.silent_seconds,
+            "write_age_seconds": prober.age_seconds,
+        }
         return missing, seen | {name: round(seconds, 3) for name, seconds in ages.items()}
 
     async def tell(self, metrics: Metrics) -> None:
         """Bring the figures up to date that are asked of others; what cannot be asked now stays as it was."""
         if self.parts is None:
             return
-        behind, waiting = await asyncio.gather(lag_of(self.parts.client), _waiting(self.parts.figures))
+        behind, waiting = await asyncio.gather(
+            lag_of(self.parts.client), _waiting(self.parts.figures)
+        )
         if behind is not None:
             metrics.lags(behind)
         if waiting is not None:
@@ -94,13 +101,22 @@ def make_http(health: Health, metrics: Metrics) -> Starlette:
 
     async def get_readiness(_: Request) -> Response:
         missing, figures = await health.readiness()
-        return _json({"status": "not ready" if missing else "ready", "missing": missing, **figures}, 503 if missing else 200)
+        return _json(
+            {"status": "not ready" if missing else "ready", "missing": missing, **figures},
+            503 if missing else 200,
+        )
 
     async def get_metrics(_: Request) -> Response:
         await health.tell(metrics)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return Starlette(routes=[Route("/healthz", get_health), Route("/readyz", get_readiness), Route("/metrics", get_metrics)])
+    return Starlette(
+        routes=[
+            Route("/healthz", get_health),
+            Route("/readyz", get_readiness),
+            Route("/metrics", get_metrics),
+        ]
+    )
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> Response:

@@ -13,12 +13,16 @@ from turnfold_worker.handlers import Desk
 REPLAY = "deadletters.replay"
 
 
-def make_letters_router(*, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int], desk: Desk) -> NatsRouter:
+def make_letters_router(
+    *, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int], desk: Desk
+) -> NatsRouter:
     """Who writes answers it: the compaction worker."""
     router = NatsRouter()
 
     async def on_replay(_: str, body: bytes, __: str) -> Mapping[str, Any]:
-        return await letters.replay(read_command(ReplayRequest, None, body), store=store, stream=stream, now_ms=now_ms)
+        return await letters.replay(
+            read_command(ReplayRequest, None, body), store=store, stream=stream, now_ms=now_ms
+        )
 
     desk.listen(router, REPLAY, 0, on_replay)
     return router

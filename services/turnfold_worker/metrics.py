@@ -27,42 +27,113 @@ class Metrics:
 
     def _count_intake(self) -> None:
         registry = self.registry
-        self._events = Counter("turnfold_events_stored", "Events that were stored.", registry=registry)
-        self._messages = Counter("turnfold_messages_stored", "Messages that were stored.", registry=registry)
-        self._duplicates = Counter("turnfold_duplicates", "Copies of events that were stored before.", registry=registry)
-        self._buried = Counter("turnfold_events_buried", "Events that became dead letters.", registry=registry)
-        self._evictions = Counter("turnfold_evictions", "Compactions that were opened as events were stored.", registry=registry)
-        self._returned = Counter("turnfold_batches_returned", "Batches that could not be stored and came again.", registry=registry)
-        self._failures = Counter("turnfold_part_failures", "Errors that a part of this process went on after.", ["part"], registry=registry)
-        self._foreign = Counter("turnfold_foreign_replies", "Replies to what was published that were not the stream's.", registry=registry)
-        self._batch_events = Histogram("turnfold_batch_events", "Events in a batch.", buckets=BATCH_EVENTS, registry=registry)
+        self._events = Counter(
+            "turnfold_events_stored", "Events that were stored.", registry=registry
+        )
+        self._messages = Counter(
+            "turnfold_messages_stored", "Messages that were stored.", registry=registry
+        )
+        self._duplicates = Counter(
+            "turnfold_duplicates", "Copies of events that were stored before.", registry=registry
+        )
+        self._buried = Counter(
+            "turnfold_events_buried", "Events that became dead letters.", registry=registry
+        )
+        self._evictions = Counter(
+            "turnfold_evictions",
+            "Compactions that were opened as events were stored.",
+            registry=registry,
+        )
+        self._returned = Counter(
+            "turnfold_batches_returned",
+            "Batches that could not be stored and came again.",
+            registry=registry,
+        )
+        self._failures = Counter(
+            "turnfold_part_failures",
+            "Errors that a part of this process went on after.",
+            ["part"],
+            registry=registry,
+        )
+        self._foreign = Counter(
+            "turnfold_foreign_replies",
+            "Replies to what was published that were not the stream's.",
+            registry=registry,
+        )
+        self._batch_events = Histogram(
+            "turnfold_batch_events", "Events in a batch.", buckets=BATCH_EVENTS, registry=registry
+        )
         self._batch_seconds = Histogram(
-            "turnfold_batch_seconds", "Time from taking a batch to its acknowledgement.", buckets=BATCH_SECONDS, registry=registry
+            "turnfold_batch_seconds",
+            "Time from taking a batch to its acknowledgement.",
+            buckets=BATCH_SECONDS,
+            registry=registry,
         )
 
     def _count_summaries(self) -> None:
         registry = self.registry
-        self._attempts = Counter("turnfold_attempts", "Attempts at a summary, by how they ended.", ["outcome", "reason"], registry=registry)
-        self._summary_seconds = Histogram(
-            "turnfold_summary_seconds", "Time to write a version that was committed.", ["kind"], buckets=SUMMARY_SECONDS, registry=registry
+        self._attempts = Counter(
+            "turnfold_attempts",
+            "Attempts at a summary, by how they ended.",
+            ["outcome", "reason"],
+            registry=registry,
         )
-        self._saved = Counter("turnfold_tokens_saved", "Tokens by which new versions made windows smaller.", registry=registry)
+        self._summary_seconds = Histogram(
+            "turnfold_summary_seconds",
+            "Time to write a version that was committed.",
+            ["kind"],
+            buckets=SUMMARY_SECONDS,
+            registry=registry,
+        )
+        self._saved = Counter(
+            "turnfold_tokens_saved",
+            "Tokens by which new versions made windows smaller.",
+            registry=registry,
+        )
         self._model_tokens = Counter(
-            "turnfold_model_tokens", "Tokens that models took for committed versions.", ["model", "direction"], registry=registry
+            "turnfold_model_tokens",
+            "Tokens that models took for committed versions.",
+            ["model", "direction"],
+            registry=registry,
         )
         self._cost = Counter(
-            "turnfold_model_cost_dollars", "What models took for committed versions, in US dollars.", ["model"], registry=registry
+            "turnfold_model_cost_dollars",
+            "What models took for committed versions, in US dollars.",
+            ["model"],
+            registry=registry,
         )
 
     def _tell_what_waits(self) -> None:
         registry = self.registry
-        self._lag_events = Gauge("turnfold_lag_events", "Events that are published and not stored yet.", registry=registry)
-        self._lag_seconds = Gauge("turnfold_lag_seconds", "Age of the oldest event that is not stored yet.", registry=registry)
+        self._lag_events = Gauge(
+            "turnfold_lag_events",
+            "Events that are published and not stored yet.",
+            registry=registry,
+        )
+        self._lag_seconds = Gauge(
+            "turnfold_lag_seconds",
+            "Age of the oldest event that is not stored yet.",
+            registry=registry,
+        )
         self._jobs = Gauge("turnfold_jobs", "Open compactions.", ["status"], registry=registry)
-        self._late = Gauge("turnfold_jobs_late_seconds", "For how long the latest open compaction is due.", registry=registry)
-        self._pending = Gauge("turnfold_pending_messages", "Evicted messages that no summary speaks for yet.", registry=registry)
-        self._notices = Gauge("turnfold_outbox_notices", "Notices that wait to be sent.", registry=registry)
-        self._unindexed = Gauge("turnfold_unindexed_sessions", "Sessions with messages that are not indexed yet.", registry=registry)
+        self._late = Gauge(
+            "turnfold_jobs_late_seconds",
+            "For how long the latest open compaction is due.",
+            registry=registry,
+        )
+        self._pending = Gauge(
+            "turnfold_pending_messages",
+            "Evicted messages that no summary speaks for yet.",
+            registry=registry,
+        )
+        self._notices = Gauge(
+            "turnfold_outbox_notices", "Notices that wait to be sent.", registry=registry
+        )
+        self._unindexed = Gauge(
+            "turnfold_unindexed_sessions",
+            "Sessions with messages that are not indexed yet.",
+            registry=registry,
+        )
 
     def stored(self, done: Ingested, *, events: int, seconds: float) -> None:
         """Count a batch of so many events, from when it was taken to when it was acknowledged."""

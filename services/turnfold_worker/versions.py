@@ -21,7 +21,11 @@ from turnfold.ports import Campaigns, HistoryStore, Rules, Versions
 from turnfold_worker.handlers import Desk, Handle
 
 PROMOTE, RESTORE, REGENERATE = "summary.promote", "compaction.restore", "summary.regenerate"
-AGENT_REGENERATE, ALL_REGENERATE, PROGRESS = "agent.regenerate", "installation.regenerate", "campaign.get"
+AGENT_REGENERATE, ALL_REGENERATE, PROGRESS = (
+    "agent.regenerate",
+    "installation.regenerate",
+    "campaign.get",
+)
 
 
 def make_versions_router(
@@ -59,22 +63,30 @@ def make_versions_router(
     async def on_restore(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of(RESTORE, subject)
         request = read_command(RestoreRequest, key, body)
-        return await versions.restore(key, request, store=store, rules=rules, now_ms=now_ms(), actor=actor)
+        return await versions.restore(
+            key, request, store=store, rules=rules, now_ms=now_ms(), actor=actor
+        )
 
     async def on_regenerate(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of(REGENERATE, subject)
         request = read_command(RegenerateRequest, key, body)
-        return await versions.regenerate(key, request, store=store, rules=rules, now_ms=now_ms(), actor=actor)
+        return await versions.regenerate(
+            key, request, store=store, rules=rules, now_ms=now_ms(), actor=actor
+        )
 
     async def on_agent_regenerate(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         agent_id = key_of_subject(AGENT_REGENERATE, subject)
         assert not isinstance(agent_id, SessionKey)
         request = read_command(CampaignRequest, agent_id, body)
-        return await versions.begin_campaign(agent_id, request, store=campaigns, rules=rules, now_ms=now_ms(), actor=actor)
+        return await versions.begin_campaign(
+            agent_id, request, store=campaigns, rules=rules, now_ms=now_ms(), actor=actor
+        )
 
     async def on_all_regenerate(_: str, body: bytes, actor: str) -> Mapping[str, Any]:
         request = read_command(CampaignRequest, None, body)
-        return await versions.begin_campaign(None, request, store=campaigns, rules=rules, now_ms=now_ms(), actor=actor)
+        return await versions.begin_campaign(
+            None, request, store=campaigns, rules=rules, now_ms=now_ms(), actor=actor
+        )
 
     async def on_progress(_: str, body: bytes, __: str) -> Mapping[str, Any]:
         return await versions.progress(read_command(ProgressRequest, None, body), store=campaigns)

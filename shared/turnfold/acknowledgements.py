@@ -72,7 +72,14 @@ class Batch(NamedTuple):
 Verdict = Acknowledgement | Doubtful | Rejection | None
 
 
-def judge(data: bytes, *, stream: str, floor: int | None, is_disturbed: bool = False, batch: Batch | None = None) -> Verdict:
+def judge(
+    data: bytes,
+    *,
+    stream: str,
+    floor: int | None,
+    is_disturbed: bool = False,
+    batch: Batch | None = None,
+) -> Verdict:
     """Decide what a reply to a publish is; None where it is nothing of the stream's.
 
     `floor` is the greatest sequence that was known before the message was sent: the stream gives a new message a greater one.
@@ -89,9 +96,13 @@ def judge(data: bytes, *, stream: str, floor: int | None, is_disturbed: bool = F
     if batch is not None and (told.get("batch"), told.get("count")) != batch:
         return None
     events = 1 if batch is None else batch.events
-    claimed = Acknowledgement(seq, is_duplicate=told.get("duplicate") is True, is_batch=batch is not None)
+    claimed = Acknowledgement(
+        seq, is_duplicate=told.get("duplicate") is True, is_batch=batch is not None
+    )
     is_next = floor is not None and events <= seq - floor <= AHEAD + events
-    return claimed if is_next and not claimed.is_duplicate and not is_disturbed else Doubtful(claimed)
+    return (
+        claimed if is_next and not claimed.is_duplicate and not is_disturbed else Doubtful(claimed)
+    )
 
 
 def _object_in(data: bytes) -> dict[str, Any] | None:
@@ -108,7 +119,9 @@ def _refusal(failure: object) -> Rejection | None:
     if not isinstance(failure, dict) or type(failure.get("code")) is not int:
         return None
     code, description = failure.get("err_code"), failure.get("description")
-    return Rejection(code if type(code) is int else None, description if isinstance(description, str) else None)
+    return Rejection(
+        code if type(code) is int else None, description if isinstance(description, str) else None
+    )
 
 
 class _Found(Enum):
@@ -147,7 +160,12 @@ class Publisher:
     """
 
     def __init__(
-        self, client: HangingUp, stream: str, *, read: Read | None = None, on_foreign: Callable[[], object] = lambda: None
+        self,
+        client: HangingUp,
+        stream: str,
+        *,
+        read: Read | None = None,
+        on_foreign: Callable[[], object] = lambda: None,
     ) -> None:
         self._client = client
         self._stream = stream
@@ -160,7 +178,13 @@ class Publisher:
         self._disturbed_until = 0.0
 
     async def publish(
-        self, subject: str, payload: bytes, *, headers: Mapping[str, str], seconds: float, batch: Batch | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str],
+        seconds: float,
+        batch: Batch | None = None,
     ) -> Acknowledgement | Rejection:
         """Publish a message with a `Nats-Msg-Id`; what the stream says to it.
 
@@ -204,10 +228,18 @@ class Publisher:
                 if opens_batch and not reply.data:
                     return None
                 is_disturbed = opens_batch or self._is_disturbed
-                judged = judge(reply.data, stream=self._stream, floor=listening.floor, is_disturbed=is_disturbed, batch=batch)
+                judged = judge(
+                    reply.data,
+                    stream=self._stream,
+                    floor=listening.floor,
+                    is_disturbed=is_disturbed,
+                    batch=batch,
+                )
                 verdict: Acknowledgement | Rejection | _Found | None
                 if isinstance(judged, Doubtful):
-                    verdict = await self._looked_up(judged.claimed, subject, headers[_MESSAGE_ID], listening)
+                    verdict = await self._looked_up(
+                        judged.claimed, subject, headers[_MESSAGE_ID], listening
+                    )
                 else:
                     verdict = judged
                 if isinstance(verdict, Acknowledgement):
@@ -228,7 +260,11 @@ class Publisher:
         self, claimed: Acknowledgement, subject: str, message_id: str, listening: "_Listening"
     ) -> Acknowledgement | _Found | None:
         """The acknowledgement, if the stream holds the message there; None where it holds another."""
-        found = _Found.ANOTHER if claimed.seq in listening.wrong else await self._at(claimed.seq, subject, message_id)
+        found = (
+            _Found.ANOTHER
+            if claimed.seq in listening.wrong
+            else await self._at(claimed.seq, subject, message_id)
+        )
         match found:
             case _Found.OURS:
                 return claimed
@@ -254,7 +290,9 @@ class Publisher:
     def _hurry(self, listening: "_Listening") -> None:
         """Wait a little for better than this; while others reply too, as long as for anything."""
         if not self._is_disturbed:
-            listening.deadline = min(listening.deadline, asyncio.get_running_loop().time() + REFUSED_SECONDS)
+            listening.deadline = min(
+                listening.deadline, asyncio.get_running_loop().time() + REFUSED_SECONDS
+            )
 
     @property
     def _is_disturbed(self) -> bool:
@@ -263,7 +301,10 @@ class Publisher:
     def _disturbed(self) -> None:
         self._on_foreign()
         if not self._is_disturbed:
-            log.warning("somebody on the bus replies to what is published to %s: see docs/events.md, Listening", self._stream)
+            log.warning(
+                "somebody on the bus replies to what is published to %s: see docs/events.md, Listening",
+                self._stream,
+            )
         self._disturbed_until = asyncio.get_running_loop().time() + DISTURBED_SECONDS
 
     async def _at(self, seq: int, subject: str, message_id: str) -> _Found:
@@ -272,12 +313,20 @@ class Publisher:
         if time() < self._unreadable_until:
             return _Found.UNREADABLE
         try:
-            told = json.loads(await self._read(f"{API}STREAM.MSG.GET.{self._stream}", json.dumps({"seq": seq}).encode()))
+            told = json.loads(
+                await self._read(
+                    f"{API}STREAM.MSG.GET.{self._stream}", json.dumps({"seq": seq}).encode()
+                )
+            )
             if failure := told.get("error"):
                 return _Found.NOTHING if failure.get("err_code") == _NO_MESSAGE else _Found.ANOTHER
             held = told["message"]
             named = f"\r\n{_MESSAGE_ID}: {message_id}\r\n".encode()
-            is_ours = held["seq"] == seq and held["subject"] == subject and named in base64.b64decode(held.get("hdrs", ""))
+            is_ours = (
+                held["seq"] == seq
+                and held["subject"] == subject
+                and named in base64.b64decode(held.get("hdrs", ""))
+            )
         except (NotAllowed, Denied, nats.errors.NoRespondersError):
             self._unreadable_until = time() + UNREADABLE_SECONDS
             return _Found.UNREADABLE

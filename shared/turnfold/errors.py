@@ -66,7 +66,9 @@ class CannotFit(RequestError):
     code = "cannot_fit"
     status = 422
 
-    def __init__(self, message: str, *, needed_tokens: int | None = None, needed_messages: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, needed_tokens: int | None = None, needed_messages: int | None = None
+    ) -> None:
         super().__init__(message)
         self.needed_tokens = needed_tokens
         self.needed_messages = needed_messages

@@ -77,7 +77,9 @@ class Listener:
         await asyncio.wait([self.ended, listening], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
         if self.ended.done():
-            raise StartError(f"HTTP cannot listen on {self._where}; choose another port") from self.ended.exception()
+            raise StartError(
+                f"HTTP cannot listen on {self._where}; choose another port"
+            ) from self.ended.exception()
 
     def refuse(self) -> None:
         """Take nothing more."""
@@ -107,7 +109,9 @@ class _State(ServerState):
 class _Connection(H11Protocol):
     """uvicorn's connection, which ends when a request does not come, or an answer is not read."""
 
-    def __init__(self, config: uvicorn.Config, server_state: ServerState, *more: Any, **named: Any) -> None:
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, *more: Any, **named: Any
+    ) -> None:
         super().__init__(config, server_state, *more, **named)
         assert isinstance(server_state, _State)
         self._open = server_state
@@ -150,7 +154,9 @@ class _Connection(H11Protocol):
         if self.cycle is before and not self.transport.is_closing():
             self._open.without_request[self] = None
             if before.more_body:
-                self._rest_timer = self.loop.call_later(REST_SECONDS, self._close_unless_complete, before)
+                self._rest_timer = self.loop.call_later(
+                    REST_SECONDS, self._close_unless_complete, before
+                )
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -194,7 +200,12 @@ def _within_file_limit(connections: int) -> int:
     if soft == resource.RLIM_INFINITY or connections <= soft - OTHER_FILES:
         return connections
     allowed = max(1, soft - OTHER_FILES)
-    log.warning("http.few_connections", connections=allowed, wanted=connections, advice="raise the limit of open files (ulimit -n)")
+    log.warning(
+        "http.few_connections",
+        connections=allowed,
+        wanted=connections,
+        advice="raise the limit of open files (ulimit -n)",
+    )
     return allowed
 
 

@@ -18,7 +18,9 @@ QUIET_LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy", "httpx", "httpcor
 FRAMES = 12
 
 
-def configure_logs(*, role: str, level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
+def configure_logs(
+    *, role: str, level: str = "info", format: str = "auto", stream: TextIO | None = None
+) -> None:
     """Send the logs of this process, ours and the libraries', to standard error; call it once.
 
     Every line names the `role`. `format` is `json`, `console`, or `auto`: console on a terminal. Exceptions are told
@@ -40,7 +42,9 @@ def configure_logs(*, role: str, level: str = "info", format: str = "auto", stre
         tell_exception,
     ]
     renderer: Processor = (
-        structlog.dev.ConsoleRenderer(colors=out.isatty()) if is_console else structlog.processors.JSONRenderer(default=str)
+        structlog.dev.ConsoleRenderer(colors=out.isatty())
+        if is_console
+        else structlog.processors.JSONRenderer(default=str)
     )
     structlog.configure(
         processors=[*shared, renderer],
@@ -78,7 +82,9 @@ class _Unfailing:
             self._stream.flush()
 
 
-def tell_exception(_: WrappedLogger, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def tell_exception(
+    _: WrappedLogger, __: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
     """Replace `exc_info` by the types of the exception and its causes, and the places it came through."""
     found = _exception(event.pop("exc_info", None))
     if found is not None:
@@ -103,7 +109,9 @@ def _described(error: BaseException) -> str:
         kind = type(current)
         is_plain = isinstance(current, StartError | OSError) or kind.__module__.startswith("nats.")
         parts.append(f"{kind.__name__}: {current}" if is_plain and str(current) else kind.__name__)
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
     return " <- ".join(parts)
 
 
@@ -117,4 +125,7 @@ def _places(trace: TracebackType | None) -> list[str]:
 
 
 def _told(frames: traceback.StackSummary) -> list[str]:
-    return [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-FRAMES:]]
+    return [
+        f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
+        for frame in frames[-FRAMES:]
+    ]

@@ -75,7 +75,11 @@ class Call(NamedTuple):
 
 def place_of_slot(calls: Sequence[Call], slot: int) -> int | None:
     """Where among these calls, which stand in order of their slots, the one of this slot stands; None if none has it."""
-    place = slot if slot < len(calls) and calls[slot].slot == slot else bisect_left(calls, slot, key=_slot)
+    place = (
+        slot
+        if slot < len(calls) and calls[slot].slot == slot
+        else bisect_left(calls, slot, key=_slot)
+    )
     return place if place < len(calls) and calls[place].slot == slot else None
 
 
@@ -161,4 +165,8 @@ def position_of(stream_seq: int, index: int) -> int:
 def split_message_id(message_id: str) -> tuple[EventId, int] | None:
     """The event and the index a message id names, or None when it names none."""
     event_id, mark, index = message_id.rpartition("#")
-    return (EventId(event_id), int(index)) if mark and event_id and index.isascii() and index.isdigit() else None
+    return (
+        (EventId(event_id), int(index))
+        if mark and event_id and index.isascii() and index.isdigit()
+        else None
+    )

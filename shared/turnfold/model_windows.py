@@ -12,7 +12,9 @@ UNKNOWN_WINDOW_TOKENS: Final = 128_000
 NAME_CHARACTERS: Final = 300
 CHATTING: Final = frozenset({"chat", "responses", "completion", None})
 
-EDITION = re.compile(r"([-@]\d{4}-\d\d-\d\d|[-@]\d{8}|-latest|-v\d+(:\d+)?|:[\w.-]*|\[\w+\]|@\w+)$", re.ASCII)
+EDITION = re.compile(
+    r"([-@]\d{4}-\d\d-\d\d|[-@]\d{8}|-latest|-v\d+(:\d+)?|:[\w.-]*|\[\w+\]|@\w+)$", re.ASCII
+)
 PROVIDER = re.compile(r"[a-z][a-z_-]*:(?=[a-z])")
 """Some write `openai:gpt-4.1` for what litellm calls `openai/gpt-4.1`."""
 VENDOR = re.compile(r"[a-z][a-z-]*\.(?=[a-z])")
@@ -38,7 +40,9 @@ class ModelWindows:
     question brings its own; 0 is a window too.
     """
 
-    def __init__(self, *, override: int | None = None, locate: Callable[[], Path | None] = bundled_map) -> None:
+    def __init__(
+        self, *, override: int | None = None, locate: Callable[[], Path | None] = bundled_map
+    ) -> None:
         self._override = override
         self._locate = locate
         self._known: Mapping[str, int] | None = None

@@ -85,11 +85,16 @@ class HangingUp(Client):
             found[REQUEST_INFO] = last.removeprefix(_INFO_BEGIN).decode("utf-8", "replace")
         return found or None
 
-    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None) -> Msg:
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
         try:
             return super()._build_message(sid, subject, reply, data, headers)  # type: ignore[no-any-return]
         except UnicodeDecodeError:
-            subject, reply = subject.decode(errors="replace").encode(), reply.decode(errors="replace").encode()
+            subject, reply = (
+                subject.decode(errors="replace").encode(),
+                reply.decode(errors="replace").encode(),
+            )
             return super()._build_message(sid, subject, reply, data, headers)  # type: ignore[no-any-return]
 
     async def _read_loop(self) -> None:
@@ -117,7 +122,11 @@ class HangingUp(Client):
             return await super().request(subject, payload, timeout, old_style, headers)
         wanted = response_type(subject)
         return await self.reply(
-            subject, payload, seconds=timeout, headers=headers, read=lambda reply: reply if _is_response(reply, wanted) else None
+            subject,
+            payload,
+            seconds=timeout,
+            headers=headers,
+            read=lambda reply: reply if _is_response(reply, wanted) else None,
         )
 
     async def reply(
@@ -144,7 +153,9 @@ class HangingUp(Client):
             while (reply := await inbox.next(deadline)) is not None:
                 if tells_no_responders(reply):
                     is_unheard = True
-                    deadline = min(deadline, asyncio.get_running_loop().time() + NO_RESPONDERS_SECONDS)
+                    deadline = min(
+                        deadline, asyncio.get_running_loop().time() + NO_RESPONDERS_SECONDS
+                    )
                 elif (answer := read(reply)) is not None:
                     return answer
         if is_unheard:
@@ -177,11 +188,15 @@ class Replies:
         self._open: dict[str, _Inbox] = {}
         self._expired: OrderedDict[str, None] = OrderedDict()
 
-    def to(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> "_Inbox":
+    def to(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> "_Inbox":
         """Send a request, and take its replies in an `async with`."""
         return _Inbox(self, subject, payload, headers)
 
-    async def send(self, inbox: "_Inbox", subject: str, payload: bytes, headers: Mapping[str, str] | None) -> str:
+    async def send(
+        self, inbox: "_Inbox", subject: str, payload: bytes, headers: Mapping[str, str] | None
+    ) -> str:
         """Open an inbox and send its request; the name of the inbox."""
         if not self._prefix:
             await self._listen()
@@ -189,7 +204,12 @@ class Replies:
         self._open[token] = inbox
         self._client.asked.setdefault(subject.lower(), set()).add(inbox)
         try:
-            await self._client.publish(subject, payload, reply=f"{self._prefix}.{token}", headers=dict(headers) if headers else None)
+            await self._client.publish(
+                subject,
+                payload,
+                reply=f"{self._prefix}.{token}",
+                headers=dict(headers) if headers else None,
+            )
         except BaseException:
             self.end(inbox, token, subject, is_expired=False)
             raise
@@ -226,7 +246,9 @@ class Replies:
 class _Inbox:
     """The replies to one request."""
 
-    def __init__(self, replies: Replies, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, replies: Replies, subject: str, payload: bytes, headers: Mapping[str, str] | None
+    ) -> None:
         self._all = replies
         self._request = subject, payload, headers
         self._token = ""
@@ -239,8 +261,15 @@ class _Inbox:
         self._token = await self._all.send(self, *self._request)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._all.end(self, self._token, self._request[0], is_expired=self._is_expired or error is not None)
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._all.end(
+            self, self._token, self._request[0], is_expired=self._is_expired or error is not None
+        )
 
     def add(self, reply: Msg) -> None:
         """Keep a reply until it is asked for."""

@@ -73,7 +73,10 @@ class Arrival(NamedTuple):
     @property
     def answer(self) -> int | None:
         """The index of the answer that the report speaks of: the last message of an assistant."""
-        return max((index for index, message in enumerate(self.messages) if message.role == "assistant"), default=None)
+        return max(
+            (index for index, message in enumerate(self.messages) if message.role == "assistant"),
+            default=None,
+        )
 
 
 PAYLOAD_KEPT_BYTES = 64 * 1024
@@ -104,7 +107,9 @@ class Rules:
     model_window: Callable[[str | None, Policy], int]
     pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
     fired: Callable[[Load, Policy, int], Sequence[Due]]
-    evictions: Callable[[Sequence[Message], Iterable[int], int, Policy, int, Meter, Hold], Sequence[Eviction]]
+    evictions: Callable[
+        [Sequence[Message], Iterable[int], int, Policy, int, Meter, Hold], Sequence[Eviction]
+    ]
     decide: Callable[[Sequence[Message], Policy, Due, int], Evict | Rest]
     quoted: Callable[[Sequence[Message]], Sequence[Message]]
     digest: Callable[[Sequence[Message], Mapping[int, str]], tuple[str, int]]
@@ -128,7 +133,12 @@ class IntakeStore(Protocol):
     """Where events are stored."""
 
     async def ingest(
-        self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules, payloads: Mapping[int, bytes] = NO_PAYLOADS
+        self,
+        arrivals: Sequence[Arrival],
+        dead: Sequence[DeadLetter],
+        *,
+        rules: Rules,
+        payloads: Mapping[int, bytes] = NO_PAYLOADS,
     ) -> Ingested:
         """Store a batch in one transaction: events, pairing, evictions, dead letters, and that these sequences came.
 
@@ -278,7 +288,14 @@ class Calls(Protocol):
 class JobStore(Calls, Protocol):
     """The compaction rows as durable jobs."""
 
-    async def claim(self, places: Places, *, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
+    async def claim(
+        self,
+        places: Places,
+        *,
+        lease_ms: int,
+        now_ms: int,
+        policy: Callable[[Wishes, Wishes], Policy],
+    ) -> Sequence[Job]:
         """Take due jobs under a lease, as many as there are places for."""
         ...
 
@@ -286,11 +303,37 @@ class JobStore(Calls, Protocol):
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None: ...
 
-    async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int: ...
+    async def commit(
+        self,
+        job: Job,
+        version: Version,
+        *,
+        leaving: Eviction | None = None,
+        reason: str | None,
+        now_ms: int,
+    ) -> int: ...
 
-    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int, model: str | None = None) -> None: ...
+    async def end(
+        self,
+        job: Job,
+        *,
+        ending: Ending,
+        reason: str | None,
+        detail: str,
+        now_ms: int,
+        model: str | None = None,
+    ) -> None: ...
 
-    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int, model: str | None = None) -> None: ...
+    async def give_back(
+        self,
+        job: Job,
+        *,
+        reason: str,
+        detail: str,
+        retry_at_ms: int,
+        now_ms: int,
+        model: str | None = None,
+    ) -> None: ...
 
     async def discard(self, job: Job, *, now_ms: int) -> None: ...
 
@@ -312,7 +355,9 @@ class IdleStore(Protocol):
 class Summarizer(Protocol):
     """Who writes summaries."""
 
-    async def summarize(self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = ...) -> Draft:
+    async def summarize(
+        self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = ...
+    ) -> Draft:
         """Write one version; `keep` is told of each part of it.
 
         Raises:
@@ -507,7 +552,9 @@ class DeadLetterRow(NamedTuple):
 class HistoryStore(Protocol):
     """Where everything a session was is read. Each method may raise UnknownSession or Unavailable."""
 
-    async def page(self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False) -> Sequence[Original]: ...
+    async def page(
+        self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
+    ) -> Sequence[Original]: ...
 
     async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]: ...
 
@@ -519,7 +566,9 @@ class HistoryStore(Protocol):
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
     ) -> Sequence[SessionCounts]: ...
 
-    async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]: ...
+    async def versions(
+        self, key: SessionKey, version: int | None = None
+    ) -> tuple[int | None, Sequence[StoredSummary]]: ...
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]: ...
 
@@ -550,7 +599,9 @@ class DeadLetters(Protocol):
         """The letters of these ids, oldest first; ids that name none are left out."""
         ...
 
-    async def unreplayed(self, *, reason: str | None, after: int, until: int, limit: int) -> Sequence[Letter]:
+    async def unreplayed(
+        self, *, reason: str | None, after: int, until: int, limit: int
+    ) -> Sequence[Letter]:
         """Letters behind an id and up to another one that were not replayed yet, oldest first."""
         ...
 
@@ -603,14 +654,18 @@ class Candidates(NamedTuple):
 class SearchStore(Protocol):
     """Where messages are found by what they say. Each method may raise UnknownSession or Unavailable."""
 
-    async def unindexed(self, key: SessionKey, *, scope: Scope, after_position: int) -> Sequence[Original]:
+    async def unindexed(
+        self, key: SessionKey, *, scope: Scope, after_position: int
+    ) -> Sequence[Original]:
         """A page of the messages that the index may not have yet, in order; at the end none.
 
         Who reads these first and the index afterwards misses nothing, whatever is indexed meanwhile.
         """
         ...
 
-    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Candidates:
+    async def candidates(
+        self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope
+    ) -> Candidates:
         """Messages that the index has under all terms of a lookup, bounded: of very many the newest and the oldest."""
         ...
 
@@ -637,16 +692,26 @@ class Changes(Protocol):
     """Where requests that write are done."""
 
     async def set_policy(
-        self, key: SessionKey | AgentId, request: "PolicyRequest", *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey | AgentId,
+        request: "PolicyRequest",
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
     ) -> Mapping[str, Any]:
         """Set what a session or an agent wants; the wishes as they stand now."""
         ...
 
-    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId | None:
+    async def compact_now(
+        self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing."""
         ...
 
-    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL) -> Erased:
+    async def erase(
+        self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
+    ) -> Erased:
         """Erase a session or all of an agent: nothing at or below this sequence, and no event that was stored, comes back."""
         ...
 
@@ -654,7 +719,9 @@ class Changes(Protocol):
 class ErasureStore(Protocol):
     """What is left to do after an erasure, and whose time is over."""
 
-    async def erase_expired(self, *, after: int, limit: int, rules: Rules, now_ms: int) -> int | None:
+    async def erase_expired(
+        self, *, after: int, limit: int, rules: Rules, now_ms: int
+    ) -> int | None:
         """Look at some sessions behind this one by number, and erase those that their policy retains no longer.
 
         The last one looked at; None when there was none.
@@ -684,7 +751,16 @@ class InForce(NamedTuple):
 class Versions(Protocol):
     """Where versions change places. Each method may raise UnknownSession, or BadRequest for what the session never had."""
 
-    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
+    async def promote(
+        self,
+        key: SessionKey,
+        version: int,
+        *,
+        over: int | None,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:
         """Put a version in force; with `over`, only in the place of that one.
 
         Raises:
@@ -692,7 +768,15 @@ class Versions(Protocol):
         """
         ...
 
-    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
+    async def restore(
+        self,
+        key: SessionKey,
+        compaction_id: CompactionId,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:
         """Undo an eviction: its messages are live again.
 
         Raises:
@@ -700,7 +784,9 @@ class Versions(Protocol):
         """
         ...
 
-    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId:
+    async def regenerate(
+        self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId:
         """Have a version written anew beside the one in force; the compaction that stands for the work.
 
         Raises:
@@ -730,7 +816,14 @@ class Campaigns(Protocol):
     """Regenerations of many sessions."""
 
     async def begin(
-        self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        agent_id: AgentId | None,
+        wanted: Wanted,
+        *,
+        at_once: int,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
     ) -> Progress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         ...

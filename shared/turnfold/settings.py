@@ -11,8 +11,23 @@ from urllib.parse import urlsplit
 
 from turnfold.access.identity import Identity
 from turnfold.contracts.events import LIMITS, Limits
-from turnfold.core.allowance import CEILINGS, SESSION_MODEL, UNLIMITED_AT_ZERO, Allowance, is_model_pattern, provider_of
-from turnfold.core.presets import DEFAULT_PRESET, FIELD_TYPES, MOST, Mode, Policy, adjusted, preset_named
+from turnfold.core.allowance import (
+    CEILINGS,
+    SESSION_MODEL,
+    UNLIMITED_AT_ZERO,
+    Allowance,
+    is_model_pattern,
+    provider_of,
+)
+from turnfold.core.presets import (
+    DEFAULT_PRESET,
+    FIELD_TYPES,
+    MOST,
+    Mode,
+    Policy,
+    adjusted,
+    preset_named,
+)
 from turnfold.core.prompt import checked_task
 from turnfold.core.redaction import checked_patterns
 from turnfold.errors import StartError
@@ -155,9 +170,16 @@ class Settings:
     @property
     def allowance(self) -> Allowance:
         """The limits for agents and sessions. A default ceiling is never below the operator's own number."""
-        own = {name: getattr(self.policy, name) for name, default in CEILINGS.items() if default is not None}
+        own = {
+            name: getattr(self.policy, name)
+            for name, default in CEILINGS.items()
+            if default is not None
+        }
         raised = {name: value for name, value in own.items() if value > (CEILINGS[name] or 0)}
-        models = (*self.summary_models, *filter(_is_concrete, (self.summary_model, self.policy.summary_model)))
+        models = (
+            *self.summary_models,
+            *filter(_is_concrete, (self.summary_model, self.policy.summary_model)),
+        )
         return Allowance(models, tuple({**raised, **self.limits}.items()))
 
     @property
@@ -203,7 +225,12 @@ def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = 
     Raises:
         StartError: a name nobody knows (with its nearest match), or a value that means nothing.
     """
-    command_line = _Layer({name: value for name, value in (given or {}).items() if value is not None}, {}, {}, lambda name: f"--{name}")
+    command_line = _Layer(
+        {name: value for name, value in (given or {}).items() if value is not None},
+        {},
+        {},
+        lambda name: f"--{name}",
+    )
     environment = _environment(environ)
     config = command_line.values.get("config") or environment.values.get("config")
     layers = [_file(Path(config))] if config else []
@@ -216,7 +243,9 @@ def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = 
         for name, raw in layer.values.items():
             if name != "config":
                 values[name] = _read(name, raw, layer)
-        numbers |= {name: layer.values[name] for name in ("mode", "context_window") if name in layer.values}
+        numbers |= {
+            name: layer.values[name] for name in ("mode", "context_window") if name in layer.values
+        }
         numbers |= layer.policy
         limits |= {name: _read_limit(name, raw) for name, raw in layer.limits.items()}
     values.pop("mode", None)
@@ -226,7 +255,10 @@ def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = 
     values["origins"] = _origins(layers)
 
     if not {"http_host", "http_port", "http_certificate"}.isdisjoint(values):
-        host, port = values.get("http_host", DEFAULT_HTTP_HOST), values.get("http_port", DEFAULT_HTTP_PORT)
+        host, port = (
+            values.get("http_host", DEFAULT_HTTP_HOST),
+            values.get("http_port", DEFAULT_HTTP_PORT),
+        )
         values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
     if "nats_url" not in values and values.get("data_dir"):
         values = _running(values["data_dir"]) | values
@@ -239,8 +271,13 @@ def _origins(layers: Sequence[_Layer]) -> dict[str, str]:
     """Where policy numbers and limits are set; a later layer stands above one before it."""
     origins: dict[str, str] = {}
     for layer in layers:
-        numbers = [*(name for name in ("mode", "context_window") if name in layer.values), *layer.policy]
-        origins |= dict.fromkeys([*numbers, *(f"limit.{name}" for name in layer.limits)], layer.origin)
+        numbers = [
+            *(name for name in ("mode", "context_window") if name in layer.values),
+            *layer.policy,
+        ]
+        origins |= dict.fromkeys(
+            [*numbers, *(f"limit.{name}" for name in layer.limits)], layer.origin
+        )
     return origins
 
 
@@ -263,16 +300,25 @@ def redacted(url: str) -> str:
 
 def short_overrides(environ: Mapping[str, str]) -> dict[str, Any]:
     """The policy numbers that MAX_CONTEXT_TOKENS and MAX_CHARS_PER_MESSAGE stand for."""
-    return {number: environ[name] for name, numbers in SHORT_NAMES.items() if environ.get(name) for number in numbers}
+    return {
+        number: environ[name]
+        for name, numbers in SHORT_NAMES.items()
+        if environ.get(name)
+        for number in numbers
+    }
 
 
-def _with_policy(values: dict[str, Any], numbers: Mapping[str, Any], short: Mapping[str, Any]) -> Settings:
+def _with_policy(
+    values: dict[str, Any], numbers: Mapping[str, Any], short: Mapping[str, Any]
+) -> Settings:
     preset = values.get("preset", DEFAULT_PRESET)
     chosen = Settings(**values, overrides=numbers, short_overrides=short)
     try:
         policy = chosen.policy_of(preset)
     except ValueError as error:
-        raise StartError(f"the policy is not valid: {error}; correct TURNFOLD_PRESET, TURNFOLD_MODE or {POLICY_PREFIX}*") from error
+        raise StartError(
+            f"the policy is not valid: {error}; correct TURNFOLD_PRESET, TURNFOLD_MODE or {POLICY_PREFIX}*"
+        ) from error
     typed = {name: getattr(policy, name) for name in numbers}
     return Settings(**values, overrides=typed, short_overrides=short, policy=policy)
 
@@ -280,22 +326,43 @@ def _with_policy(values: dict[str, Any], numbers: Mapping[str, Any], short: Mapp
 def _environment(environ: Mapping[str, str]) -> _Layer:
     named = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
     known = [_as_variable(name) for name in _NAMES]
-    known += [f"{POLICY_PREFIX}{name.upper()}" for name in FIELD_TYPES] + [f"{LIMIT_PREFIX}{name.upper()}" for name in CEILINGS]
+    known += [f"{POLICY_PREFIX}{name.upper()}" for name in FIELD_TYPES] + [
+        f"{LIMIT_PREFIX}{name.upper()}" for name in CEILINGS
+    ]
     for name in sorted(named):
         if name not in known:
             raise StartError(_unknown("setting", name, known))
     filled = {name: value for name, value in named.items() if value.strip()}
-    policy = {name.removeprefix(POLICY_PREFIX).lower(): value for name, value in filled.items() if name.startswith(POLICY_PREFIX)}
-    limits = {name.removeprefix(LIMIT_PREFIX).lower(): value for name, value in filled.items() if name.startswith(LIMIT_PREFIX)}
-    plain = {name: value for name, value in filled.items() if not name.startswith((POLICY_PREFIX, LIMIT_PREFIX))}
-    return _Layer({name.removeprefix(PREFIX).lower(): value for name, value in plain.items()}, policy, limits, _as_variable)
+    policy = {
+        name.removeprefix(POLICY_PREFIX).lower(): value
+        for name, value in filled.items()
+        if name.startswith(POLICY_PREFIX)
+    }
+    limits = {
+        name.removeprefix(LIMIT_PREFIX).lower(): value
+        for name, value in filled.items()
+        if name.startswith(LIMIT_PREFIX)
+    }
+    plain = {
+        name: value
+        for name, value in filled.items()
+        if not name.startswith((POLICY_PREFIX, LIMIT_PREFIX))
+    }
+    return _Layer(
+        {name.removeprefix(PREFIX).lower(): value for name, value in plain.items()},
+        policy,
+        limits,
+        _as_variable,
+    )
 
 
 def _file(path: Path) -> _Layer:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise StartError(f"TURNFOLD_CONFIG names {path}, which cannot be read ({error.strerror}); correct the path") from error
+        raise StartError(
+            f"TURNFOLD_CONFIG names {path}, which cannot be read ({error.strerror}); correct the path"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise StartError(f"{path} is not TOML: {error}") from error
     policy = found.pop("policy", {})
@@ -305,7 +372,11 @@ def _file(path: Path) -> _Layer:
     if not isinstance(limits, dict):
         raise StartError(f"limit in {path} is a table: write [limit] and its numbers below")
     known = [name for name in _NAMES if name != "config"]
-    kinds = ((found, known, "setting"), (policy, list(FIELD_TYPES), "policy number"), (limits, list(CEILINGS), "limit"))
+    kinds = (
+        (found, known, "setting"),
+        (policy, list(FIELD_TYPES), "policy number"),
+        (limits, list(CEILINGS), "limit"),
+    )
     for names, choices, kind in kinds:
         for name in names:
             if name not in choices:
@@ -320,11 +391,17 @@ def _running(data_dir: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError):
         return {}
     names = ("nats_url", "database_url", "http_url")
-    return {name: ready[name] for name in names if isinstance(ready.get(name), str)} if isinstance(ready, dict) else {}
+    return (
+        {name: ready[name] for name in names if isinstance(ready.get(name), str)}
+        if isinstance(ready, dict)
+        else {}
+    )
 
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.4) or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    nearest = difflib.get_close_matches(
+        name.upper(), known, n=1, cutoff=0.4
+    ) or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     advice = f"did you mean {nearest[0]}?" if nearest else "the manual lists all of them"
     return f"there is no {kind} {name}: {advice}"
 
@@ -344,7 +421,9 @@ def _read_limit(name: str, raw: Any) -> int:
     try:
         return _whole(1 if name in UNLIMITED_AT_ZERO else 0, MOST)(raw)
     except ValueError as error:
-        raise StartError(f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; leave it out for no ceiling of your own") from error
+        raise StartError(
+            f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; leave it out for no ceiling of your own"
+        ) from error
 
 
 def _check_key(settings: Settings) -> None:
@@ -366,7 +445,9 @@ def _model_patterns(raw: Any) -> tuple[str, ...]:
     patterns = tuple(_text(name) for name in names)
     for pattern in patterns:
         if not is_model_pattern(pattern):
-            raise ValueError(f"{pattern!r} is no name of a model, such as openai/gpt-4.1-mini, and no beginning of names, such as openai/*")
+            raise ValueError(
+                f"{pattern!r} is no name of a model, such as openai/gpt-4.1-mini, and no beginning of names, such as openai/*"
+            )
     return patterns
 
 
@@ -410,7 +491,10 @@ def _whole(least: int, most: int | None = None) -> Callable[[Any], int]:
         except ValueError:
             number = None
         if number is None or number < least or (most is not None and number > most):
-            raise ValueError(f"it has to be a whole number of at least {least}" + (f" and at most {most}" if most is not None else ""))
+            raise ValueError(
+                f"it has to be a whole number of at least {least}"
+                + (f" and at most {most}" if most is not None else "")
+            )
         return number
 
     return read
@@ -457,7 +541,9 @@ def _url(schemes: tuple[str, ...]) -> Callable[[Any], str]:
     def read(raw: Any) -> str:
         for one in _text(raw).split(","):
             if urlsplit(one.strip()).scheme not in schemes:
-                raise ValueError(f"it begins with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+                raise ValueError(
+                    f"it begins with {' or '.join(f'{scheme}://' for scheme in schemes)}"
+                )
         return _text(raw)
 
     return read

@@ -34,7 +34,12 @@ class Span(AbstractContextManager["Span"]):
     def rename(self, name: str) -> None:
         """Call it otherwise, now that more is known."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """The work has ended."""
 
 
@@ -74,12 +79,16 @@ def begin(service: str) -> None:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise StartError(f"{VARIABLE} needs the package {error.name}; install 'turnfold[tracing]', or unset it") from error
+        raise StartError(
+            f"{VARIABLE} needs the package {error.name}; install 'turnfold[tracing]', or unset it"
+        ) from error
     if is_on():
         return
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider):
-        provider = TracerProvider(resource=Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)}))
+        provider = TracerProvider(
+            resource=Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})
+        )
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     _recorder.tracer = provider.get_tracer("turnfold")
 
@@ -89,7 +98,14 @@ def trace_in(headers: Mapping[str, str] | None) -> str | None:
     return headers.get(HEADER) if headers else None
 
 
-def span(name: str, *, kind: Kind = "internal", parent: str | None = None, others: Sequence[str] = (), **attributes: Any) -> Span:
+def span(
+    name: str,
+    *,
+    kind: Kind = "internal",
+    parent: str | None = None,
+    others: Sequence[str] = (),
+    **attributes: Any,
+) -> Span:
     """A piece of work, to be used in a `with`; while traces are off it costs this call.
 
     It belongs to the trace `parent`, else to the piece of work around it, else it begins a trace. `others` are traces that
@@ -104,13 +120,21 @@ class _Recorded(Span):
     """A span that is recorded."""
 
     def __init__(
-        self, tracer: Any, name: str, kind: Kind, parent: str | None, others: Sequence[str], attributes: Mapping[str, Any]
+        self,
+        tracer: Any,
+        name: str,
+        kind: Kind,
+        parent: str | None,
+        others: Sequence[str],
+        attributes: Mapping[str, Any],
     ) -> None:
         from opentelemetry.trace import Link, SpanKind, get_current_span, set_span_in_context  # noqa: PLC0415
 
         context = None if parent is None else _context_of(parent)
         links = [Link(get_current_span(_context_of(one)).get_span_context()) for one in others]
-        self._span = tracer.start_span(name, context=context, kind=SpanKind[kind.upper()], links=links)
+        self._span = tracer.start_span(
+            name, context=context, kind=SpanKind[kind.upper()], links=links
+        )
         self._context = set_span_in_context(self._span)
         self._token: Any = None
         carrier: dict[str, str] = {}
@@ -119,7 +143,9 @@ class _Recorded(Span):
         self.note(**attributes)
 
     def note(self, **attributes: Any) -> None:
-        self._span.set_attributes({f"turnfold.{name}": value for name, value in attributes.items() if value is not None})
+        self._span.set_attributes(
+            {f"turnfold.{name}": value for name, value in attributes.items() if value is not None}
+        )
 
     def rename(self, name: str) -> None:
         self._span.update_name(name)
@@ -130,7 +156,12 @@ class _Recorded(Span):
         self._token = attach(self._context)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         from opentelemetry.context import detach  # noqa: PLC0415
         from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415
 

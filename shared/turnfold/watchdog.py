@@ -51,7 +51,9 @@ class Watchdog:
     def start(self) -> None:
         """Begin, in the loop that is to be watched."""
         self._heart()
-        threading.Thread(target=self._look, args=(threading.get_ident(),), name="watchdog", daemon=True).start()
+        threading.Thread(
+            target=self._look, args=(threading.get_ident(),), name="watchdog", daemon=True
+        ).start()
 
     def watch(self, what: str, mark: Mark, *, seconds: float) -> None:
         """End the process also when this mark stays the same for so long; None says that there is nothing to wait for."""
@@ -84,7 +86,9 @@ class Watchdog:
 
     def _give_up(self, what: str, at: list[str]) -> None:
         """Say so, if that can be said, and end: nothing that could hang here may keep the process."""
-        told = threading.Thread(target=lambda: log.critical("process.stuck", what=what, at=at), daemon=True)
+        told = threading.Thread(
+            target=lambda: log.critical("process.stuck", what=what, at=at), daemon=True
+        )
         told.start()
         told.join(TELL_SECONDS)
         self._end(STUCK_STATUS)

@@ -50,7 +50,9 @@ BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
 
 def main() -> None:
     """Run those that were named, or all, one after the other."""
-    parser = argparse.ArgumentParser(prog="tests.benchmarks", description="What things cost, as multiples of bare floors.")
+    parser = argparse.ArgumentParser(
+        prog="tests.benchmarks", description="What things cost, as multiples of bare floors."
+    )
     parser.add_argument("name", nargs="*", help=f"which of {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--json", action="store_true", help="one figure a line")
     chosen = parser.parse_args()

@@ -75,14 +75,20 @@ class Attacker:
         now = time.monotonic()
         self._next_at = max(now, self._next_at + 1 / per_second)
         await asyncio.sleep(self._next_at - now)
-        overdrawn = (time.process_time() - self._cpu_before) / CPU_SHARE - (time.monotonic() - self._began)
+        overdrawn = (time.process_time() - self._cpu_before) / CPU_SHARE - (
+            time.monotonic() - self._began
+        )
         if overdrawn > 0:
             await asyncio.sleep(overdrawn)
 
-    async def ask(self, name: str, session_id: str, request: Json, *, seconds: float = REQUEST_SECONDS) -> Json:
+    async def ask(
+        self, name: str, session_id: str, request: Json, *, seconds: float = REQUEST_SECONDS
+    ) -> Json:
         """Send one request on the bus and count its outcome; after a refusal wait as long as the answer says."""
         try:
-            reply = await self.bus.request(subject(name, session_id), json.dumps(request).encode(), timeout=seconds)
+            reply = await self.bus.request(
+                subject(name, session_id), json.dumps(request).encode(), timeout=seconds
+            )
         except (nats.errors.Error, TimeoutError) as error:
             self.outcomes[type(error).__name__] += 1
             await asyncio.sleep(RETRY_SECONDS)
@@ -90,21 +96,35 @@ class Attacker:
         answer: Json = json.loads(reply.data)
         if refusal := answer.get("error"):
             self.outcomes[refusal["code"]] += 1
-            await asyncio.sleep(max(RETRY_SECONDS, (refusal.get("retry_after_ms") or answer.get("retry_after_ms") or 0) / 1000))
+            await asyncio.sleep(
+                max(
+                    RETRY_SECONDS,
+                    (refusal.get("retry_after_ms") or answer.get("retry_after_ms") or 0) / 1000,
+                )
+            )
         else:
             self.outcomes["answered"] += 1
         return answer
 
     async def publish(self, session_id: str, messages: list[Json], event_id: str) -> None:
         """Publish one event and wait for the stream's acknowledgement."""
-        event = {"event_id": event_id, "agent_id": AGENT, "session_id": session_id, "messages": messages}
-        await self.bus.jetstream(timeout=REQUEST_SECONDS).publish(subject("turn.completed", session_id), json.dumps(event).encode())
+        event = {
+            "event_id": event_id,
+            "agent_id": AGENT,
+            "session_id": session_id,
+            "messages": messages,
+        }
+        await self.bus.jetstream(timeout=REQUEST_SECONDS).publish(
+            subject("turn.completed", session_id), json.dumps(event).encode()
+        )
 
     async def until_stored(self, session_id: str, messages: int) -> None:
         """Wait until the session has this many messages."""
         async with asyncio.timeout(PREPARE_SECONDS):
             while True:
-                reply = await self.bus.request(subject("session.get", session_id), b"", timeout=REQUEST_SECONDS)
+                reply = await self.bus.request(
+                    subject("session.get", session_id), b"", timeout=REQUEST_SECONDS
+                )
                 if json.loads(reply.data).get("messages_total", 0) >= messages:
                     return
                 await asyncio.sleep(0.1)
@@ -121,7 +141,12 @@ class Attacker:
 
     def head(self, method: str, path: str, *lines: str) -> bytes:
         """The head of a request with the attacker's token."""
-        given = (f"{method} /v1/agents/{AGENT}/sessions/{path} HTTP/1.1", "Host: attacked", f"Authorization: Bearer {self.token}", *lines)
+        given = (
+            f"{method} /v1/agents/{AGENT}/sessions/{path} HTTP/1.1",
+            "Host: attacked",
+            f"Authorization: Bearer {self.token}",
+            *lines,
+        )
         return "\r\n".join([*given, "", ""]).encode()
 
     async def until_closed(self, reader: StreamReader) -> None:
@@ -139,7 +164,9 @@ def subject(name: str, session_id: str) -> str:
     return session_subject(name, SessionKey(AGENT, SessionId(session_id)))
 
 
-async def repeated(attacker: Attacker, work: Callable[[int], Awaitable[object]], *, at_once: int, per_second: float) -> None:
+async def repeated(
+    attacker: Attacker, work: Callable[[int], Awaitable[object]], *, at_once: int, per_second: float
+) -> None:
     """Do the work in this many loops until the time is over; errors of a connection are outcomes."""
 
     async def loop(number: int) -> None:
@@ -162,7 +189,12 @@ async def repeated(attacker: Attacker, work: Callable[[int], Awaitable[object]],
 async def waiting_queries(attacker: Attacker) -> None:
     """512 queries that wait five seconds for an event that never comes, on the bus."""
     request = {"after": FAR_AHEAD, "wait_ms": 5_000}
-    await repeated(attacker, lambda n: attacker.ask("context.get", f"w{n}", request), at_once=512, per_second=512)
+    await repeated(
+        attacker,
+        lambda n: attacker.ask("context.get", f"w{n}", request),
+        at_once=512,
+        per_second=512,
+    )
 
 
 async def waiting_queries_http(attacker: Attacker) -> None:
@@ -192,7 +224,14 @@ async def _unfinished(attacker: Attacker, *, at_once: int, body: bytes, promised
 
     async def hold(number: int) -> None:
         async with attacker.connection() as (reader, writer):
-            writer.write(attacker.head("POST", f"b{number}/events", "Content-Type: application/json", f"Content-Length: {promised}"))
+            writer.write(
+                attacker.head(
+                    "POST",
+                    f"b{number}/events",
+                    "Content-Type: application/json",
+                    f"Content-Length: {promised}",
+                )
+            )
             answered = asyncio.create_task(attacker.until_closed(reader))
             with suppress(OSError):
                 for start in range(0, len(body), piece):
@@ -256,7 +295,9 @@ async def prepare_text(attacker: Attacker) -> None:
     random = Random("searched")
     for number in range(8):
         texts = [" ".join(random.choices(TWO_LETTERS, k=33_000)) for _ in range(5)]
-        await attacker.publish("searched", [{"role": "user", "content": text} for text in texts], f"text-{number}")
+        await attacker.publish(
+            "searched", [{"role": "user", "content": text} for text in texts], f"text-{number}"
+        )
     await attacker.until_stored("searched", 40)
 
 
@@ -265,7 +306,11 @@ async def searches(attacker: Attacker) -> None:
     random = Random("searches")
 
     async def search(_: int) -> None:
-        await attacker.ask("history.search", "searched", {"q": " ".join(random.sample(TWO_LETTERS, 100)), "limit": 10})
+        await attacker.ask(
+            "history.search",
+            "searched",
+            {"q": " ".join(random.sample(TWO_LETTERS, 100)), "limit": 10},
+        )
 
     await repeated(attacker, search, at_once=8, per_second=100)
 
@@ -275,21 +320,38 @@ async def windows(attacker: Attacker, session_id: str) -> None:
     random = Random(session_id)
 
     async def ask(_: int) -> None:
-        await attacker.ask("context.get", session_id, {"max_tokens": random.randrange(2_000, 200_000)}, seconds=1.0)
+        await attacker.ask(
+            "context.get", session_id, {"max_tokens": random.randrange(2_000, 200_000)}, seconds=1.0
+        )
 
     await repeated(attacker, ask, at_once=4, per_second=20)
 
 
 def _call(number: int, arguments: str = "{}") -> Json:
-    return {"id": f"call_{number}", "type": "function", "function": {"name": "shell", "arguments": arguments}}
+    return {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "shell", "arguments": arguments},
+    }
 
 
 async def prepare_block(attacker: Attacker) -> None:
     """Publish one message with 6,000 calls, and their results in six more events."""
-    calls = {"role": "assistant", "content": None, "tool_calls": [_call(number) for number in range(6_000)]}
+    calls = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [_call(number) for number in range(6_000)],
+    }
     await attacker.publish("block", [{"role": "user", "content": "Go."}, calls], "calls")
     for start in range(0, 6_000, 1_000):
-        results = [{"role": "tool", "tool_call_id": f"call_{start + at}", "content": f"Result {start + at}."} for at in range(1_000)]
+        results = [
+            {
+                "role": "tool",
+                "tool_call_id": f"call_{start + at}",
+                "content": f"Result {start + at}.",
+            }
+            for at in range(1_000)
+        ]
         await attacker.publish("block", results, f"results-{start}")
     await attacker.until_stored("block", 6_002)
 
@@ -301,8 +363,18 @@ async def large_block(attacker: Attacker) -> None:
 
 async def prepare_calls(attacker: Attacker) -> None:
     """Publish three messages with 3,000 calls and 997 results in one event."""
-    calls = [{"role": "assistant", "content": None, "tool_calls": [_call(at * 1_000 + n) for n in range(1_000)]} for at in range(3)]
-    results = [{"role": "tool", "tool_call_id": f"call_{number * 3}", "content": f"Result {number}."} for number in range(997)]
+    calls = [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [_call(at * 1_000 + n) for n in range(1_000)],
+        }
+        for at in range(3)
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": f"call_{number * 3}", "content": f"Result {number}."}
+        for number in range(997)
+    ]
     await attacker.publish("calls", [*calls, *results], "calls")
     await attacker.until_stored("calls", 1_000)
 
@@ -316,7 +388,11 @@ async def prepare_live(attacker: Attacker) -> None:
     """Publish 50,000 messages in a session that is never compacted."""
     await attacker.ask("session.policy", "live", {"mode": "off"})
     random = Random("live")
-    texts = [{"role": role, "content": prose(random, 60)} for _ in range(500) for role in ("user", "assistant")]
+    texts = [
+        {"role": role, "content": prose(random, 60)}
+        for _ in range(500)
+        for role in ("user", "assistant")
+    ]
     for number in range(50):
         await attacker.publish("live", texts, f"live-{number}")
     await attacker.until_stored("live", 50_000)
@@ -353,7 +429,9 @@ async def large_events(attacker: Attacker) -> None:
     async def publish(_: int) -> None:
         nonlocal number
         number += 1
-        await attacker.publish(f"large-{number % 8}", [{"role": "user", "content": filler}], f"large-{number}")
+        await attacker.publish(
+            f"large-{number % 8}", [{"role": "user", "content": filler}], f"large-{number}"
+        )
         attacker.outcomes["published"] += 1
 
     await repeated(attacker, publish, at_once=4, per_second=4)
@@ -366,7 +444,9 @@ ODD_EVENTS = (
     b'{"event_id": "x", "agent_id": "bench", "session_id": "s0", "messages": [{"role": "user", "content": "not mine"}]}',
     b'{"event_id": "x", "agent_id": "attacker", "session_id": "odd", "messages": []}',
     b'{"event_id": "x", "agent_id": "attacker", "session_id": "odd", "messages": [{"role": "nobody"}]}',
-    b'{"event_id": "x", "agent_id": "attacker", "session_id": "odd", "messages": [' + b'{"role":"user","content":"x"},' * 1_200 + b"null]}",
+    b'{"event_id": "x", "agent_id": "attacker", "session_id": "odd", "messages": ['
+    + b'{"role":"user","content":"x"},' * 1_200
+    + b"null]}",
 )
 
 
@@ -377,7 +457,9 @@ async def odd_events(attacker: Attacker) -> None:
     async def publish(_: int) -> None:
         nonlocal number
         number += 1
-        await attacker.bus.publish(subject("turn.completed", "odd"), ODD_EVENTS[number % len(ODD_EVENTS)])
+        await attacker.bus.publish(
+            subject("turn.completed", "odd"), ODD_EVENTS[number % len(ODD_EVENTS)]
+        )
         attacker.outcomes["published"] += 1
 
     await repeated(attacker, publish, at_once=4, per_second=300)
@@ -387,7 +469,11 @@ async def prepare_turns(attacker: Attacker) -> None:
     """Publish some turns in 20 sessions."""
     random = Random("turns")
     for number in range(20):
-        await attacker.publish(f"t{number}", [message for at in range(10) for message in turn(random, at)], f"turns-{number}")
+        await attacker.publish(
+            f"t{number}",
+            [message for at in range(10) for message in turn(random, at)],
+            f"turns-{number}",
+        )
     await attacker.until_stored("t19", 40)
 
 
@@ -399,7 +485,11 @@ async def writes(attacker: Attacker) -> None:
         nonlocal number
         number += 1
         name, session_id, request = (
-            ("session.policy", f"new-{number}", {"overrides": {"max_live_messages": 100 + number % 100}}),
+            (
+                "session.policy",
+                f"new-{number}",
+                {"overrides": {"max_live_messages": 100 + number % 100}},
+            ),
             ("compaction.request", f"t{number % 20}", {}),
             ("summary.regenerate", f"t{number % 20}", {}),
         )[number % 3]
@@ -415,7 +505,9 @@ async def erasures(attacker: Attacker) -> None:
     async def erase(_: int) -> None:
         nonlocal number
         number += 1
-        await attacker.publish(f"erased-{number}", [{"role": "user", "content": "x"}], f"erased-{number}")
+        await attacker.publish(
+            f"erased-{number}", [{"role": "user", "content": "x"}], f"erased-{number}"
+        )
         await attacker.ask("session.erase", f"erased-{number}", {})
 
     await repeated(attacker, erase, at_once=8, per_second=20)
@@ -424,7 +516,9 @@ async def erasures(attacker: Attacker) -> None:
 def unclosed(random: Random) -> str:
     """A shell command whose quotes, brackets and tags never close."""
     opened = ("'", '"', "`", "$(", "<<EOF ", "<a ", "</turnfold-summary", "\\", "${", "'\"'")
-    return "cd /srv/app && " + "".join(random.choice(opened) + random.choice(("x", "/tmp/y", " -z", "")) for _ in range(2_000))
+    return "cd /srv/app && " + "".join(
+        random.choice(opened) + random.choice(("x", "/tmp/y", " -z", "")) for _ in range(2_000)
+    )
 
 
 async def shell_commands(attacker: Attacker) -> None:
@@ -435,8 +529,18 @@ async def shell_commands(attacker: Attacker) -> None:
         nonlocal number
         number += 1
         calls = [_call(at, json.dumps({"command": unclosed(random)})) for at in range(20)]
-        results = [{"role": "tool", "tool_call_id": f"call_{at}", "content": "<result " * 200 + unclosed(random)} for at in range(20)]
-        asked: list[Json] = [{"role": "user", "content": unclosed(random)}, {"role": "assistant", "content": None, "tool_calls": calls}]
+        results = [
+            {
+                "role": "tool",
+                "tool_call_id": f"call_{at}",
+                "content": "<result " * 200 + unclosed(random),
+            }
+            for at in range(20)
+        ]
+        asked: list[Json] = [
+            {"role": "user", "content": unclosed(random)},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+        ]
         await attacker.publish(f"shell-{number % 5}", [*asked, *results], f"shell-{number}")
         attacker.outcomes["published"] += 1
         await attacker.ask("compaction.request", f"shell-{number % 5}", {})
@@ -447,7 +551,14 @@ async def shell_commands(attacker: Attacker) -> None:
 # --- a stranger
 
 FORGED = b'{"stream": "TURNFOLD_EVENTS", "seq": 1}'
-HEARD = ("turn.completed.>", "tool.result.>", "context.compressed.>", "summary.updated.>", "compaction.failed.>", "turnfold.>")
+HEARD = (
+    "turn.completed.>",
+    "tool.result.>",
+    "context.compressed.>",
+    "summary.updated.>",
+    "compaction.failed.>",
+    "turnfold.>",
+)
 
 
 async def forged_acknowledgements(attacker: Attacker) -> None:
@@ -513,7 +624,9 @@ async def main(name: str, nats_url: str, http_url: str, token: str, seconds: flo
         await asyncio.to_thread(sys.stdin.readline)
         attacker.begin(seconds)
         await attack.run(attacker)
-        print(json.dumps({"cpu_share": attacker.cpu_share, "outcomes": attacker.outcomes}), flush=True)
+        print(
+            json.dumps({"cpu_share": attacker.cpu_share, "outcomes": attacker.outcomes}), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ class Attacked:
 
     def memory(self) -> tuple[float, float]:
         """The resident memory of the query service, and of the worker with the processes it started."""
-        return resident_mb(self.query.pid), sum(map(resident_mb, [self.worker.pid, *children(self.worker.pid)]))
+        return resident_mb(self.query.pid), sum(
+            map(resident_mb, [self.worker.pid, *children(self.worker.pid)])
+        )
 
     def cpu_seconds(self) -> float:
         """The processor time of the services."""
@@ -114,7 +116,9 @@ class Probe:
             group.create_task(self._steadily(TURNS_PER_SECOND, self._take_turn))
             group.create_task(self._sample_memory())
 
-    async def _steadily(self, per_second: float, ask: Callable[[int, Phase], Coroutine[Any, Any, None]]) -> None:
+    async def _steadily(
+        self, per_second: float, ask: Callable[[int, Phase], Coroutine[Any, Any, None]]
+    ) -> None:
         began = time.perf_counter()
         for number in count():
             await asyncio.sleep(began + number / per_second - time.perf_counter())
@@ -125,7 +129,11 @@ class Probe:
     async def _ask_bus(self, number: int, phase: Phase) -> None:
         began = time.perf_counter()
         try:
-            reply = await self._bus.request(question(_session(number)), b'{"max_tokens": %d}' % MAX_TOKENS, timeout=TIMEOUT_SECONDS)
+            reply = await self._bus.request(
+                question(_session(number)),
+                b'{"max_tokens": %d}' % MAX_TOKENS,
+                timeout=TIMEOUT_SECONDS,
+            )
             if b'"error"' in reply.data[:20]:
                 phase.failures.append(f"bus: {json.loads(reply.data)['error']['code']}")
         except (nats.errors.Error, TimeoutError) as error:
@@ -137,7 +145,9 @@ class Probe:
         began = time.perf_counter()
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                status = await self._get(f"/v1/agents/{AGENT}/sessions/{_session(number)}/context?max_tokens={MAX_TOKENS}")
+                status = await self._get(
+                    f"/v1/agents/{AGENT}/sessions/{_session(number)}/context?max_tokens={MAX_TOKENS}"
+                )
             if status != "200":
                 phase.failures.append(f"HTTP: {status}")
         except (OSError, TimeoutError) as error:
@@ -147,12 +157,14 @@ class Probe:
     async def _get(self, path: str) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._attacked.http_port)
         try:
-            head = (
-                f"GET {path} HTTP/1.1\r\nHost: probe\r\nAuthorization: Bearer {self._attacked.tokens[AGENT]}\r\nConnection: close\r\n\r\n"
-            )
+            head = f"GET {path} HTTP/1.1\r\nHost: probe\r\nAuthorization: Bearer {self._attacked.tokens[AGENT]}\r\nConnection: close\r\n\r\n"
             writer.write(head.encode())
             answer = await reader.read(-1)
-            return answer.partition(b"\r\n")[0].decode("latin1").split(" ")[1] if answer else "closed without an answer"
+            return (
+                answer.partition(b"\r\n")[0].decode("latin1").split(" ")[1]
+                if answer
+                else "closed without an answer"
+            )
         finally:
             writer.close()
 
@@ -170,7 +182,9 @@ class Probe:
         session = self._client.session(AGENT, _session(number))
         receipt = await session.turn_completed(turn(self._random, number))
         window = await session.context(max_tokens=MAX_TOKENS, wait_ms=wait_ms)
-        return not window.fresh or any(str(one).startswith(receipt.event_id) for one in window.message_ids)
+        return not window.fresh or any(
+            str(one).startswith(receipt.event_id) for one in window.message_ids
+        )
 
     async def _sample_memory(self) -> None:
         while True:
@@ -186,7 +200,9 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         async with AsyncExitStack() as stack:
             attacked = await stack.enter_async_context(attacked_system(directory / name))
             bus = await stack.enter_async_context(await nats.connect(attacked.nats_url))
-            client = await stack.enter_async_context(turnfold.connect(attacked.nats_url, environ={}))
+            client = await stack.enter_async_context(
+                turnfold.connect(attacked.nats_url, environ={})
+            )
             found = await attack(name, attacked, Probe(attacked, bus, client))
         for figure in figures(name, *found):
             yield figure
@@ -196,16 +212,25 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
 async def attacked_system(directory: Path) -> AsyncGenerator[Attacked]:
     """A running system that knows two agents, each with a token."""
     directory.mkdir(parents=True)  # noqa: ASYNC240 - nothing else waits yet
-    tokens: dict[str, str] = {agent: new_token(directory / "tokens.json", [agent]) for agent in (AGENT, ATTACKER)}
+    tokens: dict[str, str] = {
+        agent: new_token(directory / "tokens.json", [agent]) for agent in (AGENT, ATTACKER)
+    }
     port = ReservedPort.reserve("127.0.0.1", 0, option="none")
-    settings = {"TURNFOLD_HTTP_TOKENS": str(directory / "tokens.json"), "TURNFOLD_HTTP_PORT": str(port.number)}
+    settings = {
+        "TURNFOLD_HTTP_TOKENS": str(directory / "tokens.json"),
+        "TURNFOLD_HTTP_PORT": str(port.number),
+    }
     with ExitStack() as stack:
         stack.callback(port.release)
         stack.enter_context(open_files(OPEN_FILES))
         if DATABASE == "postgresql":
             postgres = stack.enter_context(running_postgres())
             settings["TURNFOLD_DATABASE_URL"] = postgres.url(await postgres.create_database())
-        async with system(directory, **settings) as one, one.running("worker") as worker, one.running("query") as query:
+        async with (
+            system(directory, **settings) as one,
+            one.running("worker") as worker,
+            one.running("query") as query,
+        ):
             yield Attacked(one.url, port.number, worker, query, tokens)
 
 
@@ -256,7 +281,11 @@ async def attack(name: str, attacked: Attacked, probe: Probe) -> tuple[Phase, Ph
             if probing.done():
                 probing.result()
             await end(probing)
-    return quiet, during, Outcome(told["cpu_share"], told["outcomes"], recovery_seconds, services_cores)
+    return (
+        quiet,
+        during,
+        Outcome(told["cpu_share"], told["outcomes"], recovery_seconds, services_cores),
+    )
 
 
 @asynccontextmanager
@@ -264,7 +293,9 @@ async def attacker(name: str, attacked: Attacked) -> AsyncGenerator[Process]:
     """The attacker's process, prepared."""
     url = f"http://127.0.0.1:{attacked.http_port}"
     given = (name, attacked.nats_url, url, attacked.tokens[ATTACKER], str(SECONDS))
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.benchmarks.attackers", *given, stdin=PIPE, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.benchmarks.attackers", *given, stdin=PIPE, stdout=PIPE
+    )
     try:
         async with asyncio.timeout(PREPARE_SECONDS):
             await ready_line(process, f"the attacker {name}")
@@ -295,7 +326,9 @@ def figures(name: str, quiet: Phase, during: Phase, outcome: Outcome) -> Iterato
     """The goals of all attacks in one table, and what they are made of in a table per attack."""
 
     def goal(what: str, value: float, unit: str, at_most: float) -> Figure:
-        return Figure(benchmark=NAME, what=f"{name}: {what}", value=value, unit=unit, at_most=at_most)
+        return Figure(
+            benchmark=NAME, what=f"{name}: {what}", value=value, unit=unit, at_most=at_most
+        )
 
     def detail(what: str, value: float, unit: str) -> Figure:
         return Figure(benchmark=f"{NAME}, {name}", what=what, value=value, unit=unit)
@@ -308,11 +341,18 @@ def figures(name: str, quiet: Phase, during: Phase, outcome: Outcome) -> Iterato
     ):
         before, beside = Spread.of(usual), Spread.of(found)
         ratio = beside.p99_ms / before.p99_ms
-        yield goal(f"{way}, p99", ratio, RATIO, MOST_P99) if is_goal else detail(f"{way}, p99", ratio, RATIO)
+        yield (
+            goal(f"{way}, p99", ratio, RATIO, MOST_P99)
+            if is_goal
+            else detail(f"{way}, p99", ratio, RATIO)
+        )
         for when, spread in (("without the attack", before), ("during the attack", beside)):
             yield detail(f"{way}, p50 {when}", spread.p50_ms, "ms")
             yield detail(f"{way}, p99 {when}", spread.p99_ms, "ms")
-    for part, usual_mb, most_mb in (("query", quiet.query_mb, during.query_mb), ("worker", quiet.worker_mb, during.worker_mb)):
+    for part, usual_mb, most_mb in (
+        ("query", quiet.query_mb, during.query_mb),
+        ("worker", quiet.worker_mb, during.worker_mb),
+    ):
         yield goal(f"memory, {part}", most_mb / usual_mb, RATIO, MOST_MEMORY)
         yield detail(f"memory of {part}, without the attack", usual_mb, "MB")
         yield detail(f"memory of {part}, during the attack", most_mb, "MB")

@@ -63,9 +63,18 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     for figure in figures(sessions):
         yield figure
     requests = (WARM_TURNS + TURNS) * len(sessions)
-    yield Figure(benchmark=NAME, what="processor, query to echo", value=used[0] / used[1], unit=RATIO)
-    yield Figure(benchmark=NAME, what="processor a request, query", value=used[0] / requests * 1000, unit="ms")
-    yield Figure(benchmark=NAME, what="processor a request, echo", value=used[1] / requests * 1000, unit="ms")
+    yield Figure(
+        benchmark=NAME, what="processor, query to echo", value=used[0] / used[1], unit=RATIO
+    )
+    yield Figure(
+        benchmark=NAME,
+        what="processor a request, query",
+        value=used[0] / requests * 1000,
+        unit="ms",
+    )
+    yield Figure(
+        benchmark=NAME, what="processor a request, echo", value=used[1] / requests * 1000, unit="ms"
+    )
 
 
 def figures(sessions: Sequence[Session]) -> list[Figure]:
@@ -77,15 +86,36 @@ def figures(sessions: Sequence[Session]) -> list[Figure]:
         of = f"{session.messages:,} messages"
         to_echo, to_youngest = spread.p50_ms / floor.p50_ms, spread.p50_ms / youngest.p50_ms
         bound_ms = 5.0 if session.messages == 10_000 else None
-        found.append(Figure(benchmark=NAME, what=f"p50 to an echo, {of}", value=to_echo, unit=RATIO, at_most=3.0))
+        found.append(
+            Figure(
+                benchmark=NAME, what=f"p50 to an echo, {of}", value=to_echo, unit=RATIO, at_most=3.0
+            )
+        )
         if session is not sessions[0]:
             what = f"p50 to that at {SIZES[0]}, {of}"
-            found.append(Figure(benchmark=NAME, what=what, value=to_youngest, unit=RATIO, at_most=1.3, at_least=0.77))
+            found.append(
+                Figure(
+                    benchmark=NAME,
+                    what=what,
+                    value=to_youngest,
+                    unit=RATIO,
+                    at_most=1.3,
+                    at_least=0.77,
+                )
+            )
         found.append(Figure(benchmark=NAME, what=f"p50, {of}", value=spread.p50_ms, unit="ms"))
-        found.append(Figure(benchmark=NAME, what=f"p99, {of}", value=spread.p99_ms, unit="ms", at_most=bound_ms))
+        found.append(
+            Figure(
+                benchmark=NAME, what=f"p99, {of}", value=spread.p99_ms, unit="ms", at_most=bound_ms
+            )
+        )
         found.append(Figure(benchmark=NAME, what=f"echo p50, {of}", value=floor.p50_ms, unit="ms"))
         found.append(Figure(benchmark=NAME, what=f"echo p99, {of}", value=floor.p99_ms, unit="ms"))
-        found.append(Figure(benchmark=NAME, what=f"reply, {of}", value=middle(session.reply_bytes), unit="bytes"))
+        found.append(
+            Figure(
+                benchmark=NAME, what=f"reply, {of}", value=middle(session.reply_bytes), unit="bytes"
+            )
+        )
     return found
 
 
@@ -97,24 +127,39 @@ async def load(one: System, client: Client, session: Session) -> None:
     seq = 0
     for number, start in enumerate(range(0, older, TURNS_PER_EVENT)):
         turns = [turn(random, start + at) for at in range(min(TURNS_PER_EVENT, older - start))]
-        seq = await publish(stream, session, f"{session.session_id}-{number}", [message for one_turn in turns for message in one_turn])
+        seq = await publish(
+            stream,
+            session,
+            f"{session.session_id}-{number}",
+            [message for one_turn in turns for message in one_turn],
+        )
     if seq:
         await one.ingested(seq)
         await one.settled()
     random = Random("tail")
     for at in range(TAIL_TURNS):
-        seq = await publish(stream, session, f"{session.session_id}-tail-{at}", turn(random, 10**6 + at))
+        seq = await publish(
+            stream, session, f"{session.session_id}-tail-{at}", turn(random, 10**6 + at)
+        )
         await one.ingested(seq)
     await one.settled()
 
 
-async def publish(stream: Any, session: Session, event_id: str, messages: Sequence[dict[str, Any]]) -> int:
+async def publish(
+    stream: Any, session: Session, event_id: str, messages: Sequence[dict[str, Any]]
+) -> int:
     """Publish a turn; the sequence it got."""
-    ack = await stream.publish(subject(session.session_id), event(event_id, session.session_id, messages), headers=headers(event_id))
+    ack = await stream.publish(
+        subject(session.session_id),
+        event(event_id, session.session_id, messages),
+        headers=headers(event_id),
+    )
     return int(ack.seq)
 
 
-async def ask_in_turns(one: System, client: Client, bare: Echo, sessions: Sequence[Session]) -> None:
+async def ask_in_turns(
+    one: System, client: Client, bare: Echo, sessions: Sequence[Session]
+) -> None:
     """A new turn, its ingest, one timed request, one echo of the same size: for each session, again and again."""
     stream = client.jetstream(timeout=30)
     random = Random("live")

@@ -27,14 +27,20 @@ FAILED = "SELECT count(*) FROM audit_view WHERE phase = 'attempt_failed' OR (pha
 async def measure(directory: Path) -> AsyncIterator[Figure]:
     """Start both once; each fault has sessions of its own, in which compactions become due all the time."""
     settings = {"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": str(TIMEOUT_SECONDS)}
-    async with side(directory / "fast", "answer", **settings) as fast, side(directory / "faulty", "500", **settings) as faulty:
+    async with (
+        side(directory / "fast", "answer", **settings) as fast,
+        side(directory / "faulty", "500", **settings) as faulty,
+    ):
         random = Random("faults")
         for at in range(FIRST_TURNS):
             for one in (fast, faulty):
                 await one.play("first", f"first-{at}", turn(random, at))
         await until(lambda: fast.one.ask(WRITTEN)[0])
         await until(lambda: faulty.one.ask(FAILED)[0])
-        all_fast, all_faulty = replace(fast, published=[], asked=[]), replace(faulty, published=[], asked=[])
+        all_fast, all_faulty = (
+            replace(fast, published=[], asked=[]),
+            replace(faulty, published=[], asked=[]),
+        )
         for fault in FAULTS:
             for figure in await _measured(fault, fast, faulty, random):
                 yield figure
@@ -47,7 +53,11 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
 
 
 async def _measured(fault: str, fast: Side, faulty: Side, random: Random) -> list[Figure]:
-    asked, failed, logged = await faulty.model.change(fault), faulty.one.ask(FAILED)[0], faulty.one.logged()
+    asked, failed, logged = (
+        await faulty.model.change(fault),
+        faulty.one.ask(FAILED)[0],
+        faulty.one.logged(),
+    )
     written = faulty.one.ask(WRITTEN)[0]
     for at in range(FIRST_TURNS):
         for session in range(SESSIONS):
@@ -59,15 +69,41 @@ async def _measured(fault: str, fast: Side, faulty: Side, random: Random) -> lis
             taken.clear()
     for number in range(TURNS):
         messages = turn(random, FIRST_TURNS + number)
-        await in_turns((fast, faulty), number, f"{fault}-{number % SESSIONS}", f"{fault}-later-{number}", messages)
+        await in_turns(
+            (fast, faulty),
+            number,
+            f"{fault}-{number % SESSIONS}",
+            f"{fault}-later-{number}",
+            messages,
+        )
     calls = await faulty.model.change(fault) - asked
     assert calls, f"the model was not asked while its fault was {fault}"
     return [
         *compared(NAME, fast, faulty, fault),
         # An extractive summary is longer than this model's, and windows are larger by it.
-        Figure(benchmark=NAME, what=f"size of an answer, {fault} to fast", value=median(faulty.sizes) / median(fast.sizes), unit=RATIO),
+        Figure(
+            benchmark=NAME,
+            what=f"size of an answer, {fault} to fast",
+            value=median(faulty.sizes) / median(fast.sizes),
+            unit=RATIO,
+        ),
         Figure(benchmark=NAME, what=f"calls of the model, {fault}", value=calls, unit="calls"),
-        Figure(benchmark=NAME, what=f"attempts that failed, {fault}", value=faulty.one.ask(FAILED)[0] - failed, unit="attempts"),
-        Figure(benchmark=NAME, what=f"summaries that it wrote, {fault}", value=faulty.one.ask(WRITTEN)[0] - written, unit="summaries"),
-        Figure(benchmark=NAME, what=f"lines in the log, {fault}", value=faulty.one.logged() - logged, unit="lines"),
+        Figure(
+            benchmark=NAME,
+            what=f"attempts that failed, {fault}",
+            value=faulty.one.ask(FAILED)[0] - failed,
+            unit="attempts",
+        ),
+        Figure(
+            benchmark=NAME,
+            what=f"summaries that it wrote, {fault}",
+            value=faulty.one.ask(WRITTEN)[0] - written,
+            unit="summaries",
+        ),
+        Figure(
+            benchmark=NAME,
+            what=f"lines in the log, {fault}",
+            value=faulty.one.logged() - logged,
+            unit="lines",
+        ),
     ]

@@ -27,12 +27,18 @@ class Figure:
         """Whether the goal holds; None without one."""
         if self.at_most is None and self.at_least is None:
             return None
-        return (self.at_most is None or self.value <= self.at_most) and (self.at_least is None or self.value >= self.at_least)
+        return (self.at_most is None or self.value <= self.at_most) and (
+            self.at_least is None or self.value >= self.at_least
+        )
 
     @property
     def goal(self) -> str:
         """The bound as a text."""
-        bounds = [f"{sign} {_shown(bound)}" for sign, bound in (("<=", self.at_most), (">=", self.at_least)) if bound is not None]
+        bounds = [
+            f"{sign} {_shown(bound)}"
+            for sign, bound in (("<=", self.at_most), (">=", self.at_least))
+            if bound is not None
+        ]
         return ", ".join(bounds)
 
 
@@ -62,7 +68,9 @@ def show(figures: Sequence[Figure], console: Console) -> None:
     for name in dict.fromkeys(figure.benchmark for figure in figures):
         table = Table("measured", "value", "unit", "goal", "met", title=name, title_justify="left")
         table.columns[1].justify = "right"
-        for figure in sorted((one for one in figures if one.benchmark == name), key=lambda one: one.unit != RATIO):
+        for figure in sorted(
+            (one for one in figures if one.benchmark == name), key=lambda one: one.unit != RATIO
+        ):
             met = {None: "", True: "yes", False: "NO"}[figure.is_met]
             table.add_row(figure.what, _shown(figure.value), figure.unit, figure.goal, met)
         console.print(table)

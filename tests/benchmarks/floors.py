@@ -32,7 +32,14 @@ def event(number: int) -> bytes:
     """A question and an answer of one letter, about 500 bytes in all."""
     said = "x" * 175
     messages = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
-    return json.dumps({"event_id": f"e{number}", "agent_id": "a", "session_id": f"s{number % SESSIONS}", "messages": messages}).encode()
+    return json.dumps(
+        {
+            "event_id": f"e{number}",
+            "agent_id": "a",
+            "session_id": f"s{number % SESSIONS}",
+            "messages": messages,
+        }
+    ).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,12 @@ class RawLoop:
             stream = client.jetstream()
             await stream.add_stream(name=name, subjects=[f"{name}.*"])
             for start in range(0, EVENTS, FETCH):
-                await asyncio.gather(*(stream.publish(f"{name}.s", event(number)) for number in range(start, start + FETCH)))
+                await asyncio.gather(
+                    *(
+                        stream.publish(f"{name}.s", event(number))
+                        for number in range(start, start + FETCH)
+                    )
+                )
             async with self._table() as insert:
                 drained = await self._drain(client, f"{name}.*", insert)
             await stream.delete_stream(name)
@@ -81,7 +93,9 @@ class RawLoop:
             for message in batch:
                 told, sequence = json.loads(message.data), message.metadata.sequence.stream
                 for place, body in enumerate(told["messages"]):
-                    rows.append((told["session_id"], sequence, place, told["event_id"], json.dumps(body)))
+                    rows.append(
+                        (told["session_id"], sequence, place, told["event_id"], json.dumps(body))
+                    )
             await insert(rows)
             for message in batch:
                 await message.ack()
@@ -94,7 +108,10 @@ class RawLoop:
 @asynccontextmanager
 async def sqlite_table(directory: Path) -> AsyncGenerator[Insert]:
     """A table in a file of its own."""
-    with TemporaryDirectory(dir=directory) as place, closing(sqlite3.connect(Path(place) / "floor.db")) as database:
+    with (
+        TemporaryDirectory(dir=directory) as place,
+        closing(sqlite3.connect(Path(place) / "floor.db")) as database,
+    ):
         database.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
             "CREATE TABLE message (session TEXT, sequence INT, place INT, event TEXT, body TEXT)"
@@ -111,12 +128,15 @@ async def sqlite_table(directory: Path) -> AsyncGenerator[Insert]:
 async def postgres_table(url: str) -> AsyncGenerator[Insert]:
     """A table in a database of a server."""
     connection = await asyncpg.connect(url)
-    await connection.execute("CREATE TABLE message (session text, sequence bigint, place int, event text, body text)")
+    await connection.execute(
+        "CREATE TABLE message (session text, sequence bigint, place int, event text, body text)"
+    )
 
     async def insert(rows: Rows) -> None:
         columns = [list(column) for column in zip(*rows, strict=True)]
         await connection.execute(
-            "INSERT INTO message SELECT * FROM unnest($1::text[], $2::bigint[], $3::int[], $4::text[], $5::text[])", *columns
+            "INSERT INTO message SELECT * FROM unnest($1::text[], $2::bigint[], $3::int[], $4::text[], $5::text[])",
+            *columns,
         )
 
     try:
@@ -143,7 +163,9 @@ class Echo:
 @asynccontextmanager
 async def echo(url: str, client: Client) -> AsyncGenerator[Echo]:
     """An echo with its responder in a process of its own."""
-    responder = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.benchmarks.floors", url, stdout=PIPE)
+    responder = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.benchmarks.floors", url, stdout=PIPE
+    )
     try:
         assert responder.stdout
         await responder.stdout.readline()

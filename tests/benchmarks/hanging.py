@@ -37,15 +37,23 @@ class Side:
     asked: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
-    async def play(self, session_id: str, event_id: str, messages: list[dict[str, object]]) -> tuple[float, float]:
+    async def play(
+        self, session_id: str, event_id: str, messages: list[dict[str, object]]
+    ) -> tuple[float, float]:
         """Publish a turn, wait until it is stored, ask for the window: how long the publish and the request took."""
         body = event(event_id, session_id, messages)
         began = time.perf_counter()
-        ack = await self.client.jetstream().publish(subject(session_id), body, headers=headers(event_id))
+        ack = await self.client.jetstream().publish(
+            subject(session_id), body, headers=headers(event_id)
+        )
         published = time.perf_counter() - began
         await self.one.ingested(ack.seq)
         began = time.perf_counter()
-        reply = await self.client.request(question(session_id), b'{"max_tokens": %d, "after": %d}' % (MAX_TOKENS, ack.seq), timeout=10)
+        reply = await self.client.request(
+            question(session_id),
+            b'{"max_tokens": %d, "after": %d}' % (MAX_TOKENS, ack.seq),
+            timeout=10,
+        )
         asked = time.perf_counter() - began
         self.sizes.append(len(reply.data))
         assert json.loads(reply.data).get("fresh") is True, reply.data[:300]
@@ -65,7 +73,13 @@ async def side(directory: Path, fault: str, **settings: str) -> AsyncGenerator[S
         yield Side(one, client, model)
 
 
-async def in_turns(sides: tuple[Side, Side], number: int, session_id: str, event_id: str, messages: list[dict[str, object]]) -> None:
+async def in_turns(
+    sides: tuple[Side, Side],
+    number: int,
+    session_id: str,
+    event_id: str,
+    messages: list[dict[str, object]],
+) -> None:
     """The same turn in both systems, now the one first and now the other, and what it took."""
     for one in sides if number % 2 else sides[::-1]:
         published, asked = await one.play(session_id, event_id, messages)
@@ -81,16 +95,35 @@ def compared(benchmark: str, fast: Side, other: Side, name: str) -> Iterator[Fig
     )
     for what, usual, slow in pairs:
         floor, found = Spread.of(usual), Spread.of(slow)
-        yield Figure(benchmark=benchmark, what=f"{what}, p50 {name} to fast", value=found.p50_ms / floor.p50_ms, unit=RATIO, at_most=1.2)
-        yield Figure(benchmark=benchmark, what=f"{what}, p99 {name} to fast", value=found.p99_ms / floor.p99_ms, unit=RATIO, at_most=2.0)
+        yield Figure(
+            benchmark=benchmark,
+            what=f"{what}, p50 {name} to fast",
+            value=found.p50_ms / floor.p50_ms,
+            unit=RATIO,
+            at_most=1.2,
+        )
+        yield Figure(
+            benchmark=benchmark,
+            what=f"{what}, p99 {name} to fast",
+            value=found.p99_ms / floor.p99_ms,
+            unit=RATIO,
+            at_most=2.0,
+        )
         for kind, spread in (("fast", floor), (name, found)):
-            yield Figure(benchmark=benchmark, what=f"{what} p50, {kind}", value=spread.p50_ms, unit="ms")
-            yield Figure(benchmark=benchmark, what=f"{what} p99, {kind}", value=spread.p99_ms, unit="ms")
+            yield Figure(
+                benchmark=benchmark, what=f"{what} p50, {kind}", value=spread.p50_ms, unit="ms"
+            )
+            yield Figure(
+                benchmark=benchmark, what=f"{what} p99, {kind}", value=spread.p99_ms, unit="ms"
+            )
 
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:
     """Start both, make compactions due in both, and take turns for as long as the model hangs."""
-    async with side(directory / "fast", "answer") as fast, side(directory / "hanging", "hang") as hanging:
+    async with (
+        side(directory / "fast", "answer") as fast,
+        side(directory / "hanging", "hang") as hanging,
+    ):
         random = Random("hanging")
         for number in range(SESSIONS):
             messages = [message for at in range(FIRST_TURNS) for message in turn(random, at)]
@@ -102,14 +135,34 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         began = time.monotonic()
         number = 0
         while time.monotonic() - began < HANG_SECONDS:
-            await in_turns((fast, hanging), number, f"s{number % SESSIONS}", f"later-{number}", turn(random, FIRST_TURNS + number))
+            await in_turns(
+                (fast, hanging),
+                number,
+                f"s{number % SESSIONS}",
+                f"later-{number}",
+                turn(random, FIRST_TURNS + number),
+            )
             number += 1
         waiting = hanging.one.ask(WAITING)[0] / SESSIONS
-        jobs, written, idle = hanging.one.ask(RUNNING)[0], fast.one.ask(WRITTEN)[0], hanging.one.ask(WRITTEN)[0]
+        jobs, written, idle = (
+            hanging.one.ask(RUNNING)[0],
+            fast.one.ask(WRITTEN)[0],
+            hanging.one.ask(WRITTEN)[0],
+        )
     assert jobs, "the model of the hanging system did not hang until the end"
     assert not idle, "the model of the hanging system answered"
     for figure in compared(NAME, fast, hanging, "hanging"):
         yield figure
     yield Figure(benchmark=NAME, what="requests on each side", value=number, unit="requests")
-    yield Figure(benchmark=NAME, what="summaries of the fast model meanwhile", value=written, unit="summaries")
-    yield Figure(benchmark=NAME, what="pending at the end, a session of the hanging one", value=waiting, unit="messages")
+    yield Figure(
+        benchmark=NAME,
+        what="summaries of the fast model meanwhile",
+        value=written,
+        unit="summaries",
+    )
+    yield Figure(
+        benchmark=NAME,
+        what="pending at the end, a session of the hanging one",
+        value=waiting,
+        unit="messages",
+    )

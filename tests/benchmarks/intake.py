@@ -17,8 +17,25 @@ import asyncpg
 import nats
 
 from tests.benchmarks.figures import RATIO, Figure, middle
-from tests.benchmarks.floors import EVENTS, FETCH, SESSIONS, Passed, RawLoop, event, postgres_table, sqlite_table
-from tests.benchmarks.system import PENDING, POLL_SECONDS, STORED, WAIT_SECONDS, System, cpu_seconds, system
+from tests.benchmarks.floors import (
+    EVENTS,
+    FETCH,
+    SESSIONS,
+    Passed,
+    RawLoop,
+    event,
+    postgres_table,
+    sqlite_table,
+)
+from tests.benchmarks.system import (
+    PENDING,
+    POLL_SECONDS,
+    STORED,
+    WAIT_SECONDS,
+    System,
+    cpu_seconds,
+    system,
+)
 from tests.benchmarks.texts import AGENT, prose
 from tests.postgres import Postgres, running_postgres
 
@@ -42,19 +59,34 @@ class Run:
     @property
     def rate_ratio(self) -> float:
         """The worker's rate to that of the raw loops around it."""
-        return self.worker.events_per_second * 2 / (self.before.events_per_second + self.after.events_per_second)
+        return (
+            self.worker.events_per_second
+            * 2
+            / (self.before.events_per_second + self.after.events_per_second)
+        )
 
     @property
     def cpu_ratio(self) -> float:
         """The worker's processor time to that of the raw loops around it; steadier than rates when others use the machine."""
-        return self.worker.cpu_us_per_event * 2 / (self.before.cpu_us_per_event + self.after.cpu_us_per_event)
+        return (
+            self.worker.cpu_us_per_event
+            * 2
+            / (self.before.cpu_us_per_event + self.after.cpu_us_per_event)
+        )
 
 
 def varied(number: int) -> bytes:
     """A question and an answer of other words each time, as large as the floor's."""
     random = Random(number)
     messages = [{"role": role, "content": prose(random, 175)} for role in ("user", "assistant")]
-    return json.dumps({"event_id": f"e{number}", "agent_id": AGENT, "session_id": f"s{number % SESSIONS}", "messages": messages}).encode()
+    return json.dumps(
+        {
+            "event_id": f"e{number}",
+            "agent_id": AGENT,
+            "session_id": f"s{number % SESSIONS}",
+            "messages": messages,
+        }
+    ).encode()
 
 
 LEAST_RATIO, LEAST_RATE = 0.65, 5_000
@@ -83,7 +115,13 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         for number in range(ROUNDS):
             for place, kind in enumerate(KINDS):
                 here = directory / f"{number}-{place}"
-                runs[kind].append(await (on_sqlite(here, kind) if kind.database == "SQLite" else on_postgres(postgres, here, kind)))
+                runs[kind].append(
+                    await (
+                        on_sqlite(here, kind)
+                        if kind.database == "SQLite"
+                        else on_postgres(postgres, here, kind)
+                    )
+                )
     for figure in figures(runs):
         yield figure
 
@@ -104,7 +142,9 @@ async def on_postgres(postgres: Postgres, directory: Path, kind: Kind) -> Run:
     url = postgres.url(name).replace("+asyncpg", "")
     async with system(directory, TURNFOLD_DATABASE_URL=postgres.url(name)) as one:
         connection = await asyncpg.connect(url)
-        found = await run(one, RawLoop(one.url, lambda: postgres_table(url)), connection.fetchval, kind)
+        found = await run(
+            one, RawLoop(one.url, lambda: postgres_table(url)), connection.fetchval, kind
+        )
         await connection.close()
     await postgres.drop_database(name)
     return found
@@ -121,21 +161,59 @@ async def run(one: System, loop: RawLoop, ask: Ask, kind: Kind) -> Run:
 def figures(runs: Mapping[Kind, Sequence[Run]]) -> Iterator[Figure]:
     """What is shown of the rounds."""
     for database in dict.fromkeys(kind.database for kind in KINDS):
-        floors = [floor for kind, found in runs.items() if kind.database == database for one in found for floor in (one.before, one.after)]
-        rate, used = middle(floor.events_per_second for floor in floors), middle(floor.cpu_us_per_event for floor in floors)
+        floors = [
+            floor
+            for kind, found in runs.items()
+            if kind.database == database
+            for one in found
+            for floor in (one.before, one.after)
+        ]
+        rate, used = (
+            middle(floor.events_per_second for floor in floors),
+            middle(floor.cpu_us_per_event for floor in floors),
+        )
         yield Figure(benchmark=NAME, what=f"raw loop, {database}", value=rate, unit="events/s")
-        yield Figure(benchmark=NAME, what=f"raw loop, processor, {database}", value=used, unit="us/event")
+        yield Figure(
+            benchmark=NAME, what=f"raw loop, processor, {database}", value=used, unit="us/event"
+        )
     for kind, found in runs.items():
         of = f"{kind.database}, {kind.events}"
-        ratio, rate = middle(one.rate_ratio for one in found), middle(one.worker.events_per_second for one in found)
-        used_ratio, used = middle(one.cpu_ratio for one in found), middle(one.worker.cpu_us_per_event for one in found)
-        evicted, pending = middle(one.evicted for one in found), middle(one.pending_seconds for one in found)
-        yield Figure(benchmark=NAME, what=f"worker to raw loop, {of}", value=ratio, unit=RATIO, at_least=LEAST_RATIO)
-        yield Figure(benchmark=NAME, what=f"processor, worker to raw loop, {of}", value=used_ratio, unit=RATIO)
-        yield Figure(benchmark=NAME, what=f"worker, {of}", value=rate, unit="events/s", at_least=LEAST_RATE)
+        ratio, rate = (
+            middle(one.rate_ratio for one in found),
+            middle(one.worker.events_per_second for one in found),
+        )
+        used_ratio, used = (
+            middle(one.cpu_ratio for one in found),
+            middle(one.worker.cpu_us_per_event for one in found),
+        )
+        evicted, pending = (
+            middle(one.evicted for one in found),
+            middle(one.pending_seconds for one in found),
+        )
+        yield Figure(
+            benchmark=NAME,
+            what=f"worker to raw loop, {of}",
+            value=ratio,
+            unit=RATIO,
+            at_least=LEAST_RATIO,
+        )
+        yield Figure(
+            benchmark=NAME,
+            what=f"processor, worker to raw loop, {of}",
+            value=used_ratio,
+            unit=RATIO,
+        )
+        yield Figure(
+            benchmark=NAME, what=f"worker, {of}", value=rate, unit="events/s", at_least=LEAST_RATE
+        )
         yield Figure(benchmark=NAME, what=f"worker, processor, {of}", value=used, unit="us/event")
         yield Figure(benchmark=NAME, what=f"evicted, {of}", value=evicted, unit="messages")
-        yield Figure(benchmark=NAME, what=f"last event stored to nothing pending, {of}", value=pending, unit="s")
+        yield Figure(
+            benchmark=NAME,
+            what=f"last event stored to nothing pending, {of}",
+            value=pending,
+            unit="s",
+        )
 
 
 async def fill(url: str, make: Callable[[int], bytes]) -> None:
@@ -143,7 +221,12 @@ async def fill(url: str, make: Callable[[int], bytes]) -> None:
     async with await nats.connect(url) as client:
         stream = client.jetstream()
         for start in range(0, EVENTS, FETCH):
-            await asyncio.gather(*(stream.publish("turn.completed", make(number)) for number in range(start, start + FETCH)))
+            await asyncio.gather(
+                *(
+                    stream.publish("turn.completed", make(number))
+                    for number in range(start, start + FETCH)
+                )
+            )
 
 
 async def drain(one: System, ask: Ask) -> tuple[Passed, float]:

@@ -45,8 +45,19 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     ):
         size = await fill(one, client)
         visible = await until_visible(client)
-        yield Figure(benchmark=NAME, what="publish to an answer that shows it, p50", value=visible.p50_ms, unit="ms", at_most=50)
-        yield Figure(benchmark=NAME, what="publish to an answer that shows it, p99", value=visible.p99_ms, unit="ms")
+        yield Figure(
+            benchmark=NAME,
+            what="publish to an answer that shows it, p50",
+            value=visible.p50_ms,
+            unit="ms",
+            at_most=50,
+        )
+        yield Figure(
+            benchmark=NAME,
+            what="publish to an answer that shows it, p99",
+            value=visible.p99_ms,
+            unit="ms",
+        )
         floor = await called(one.url, "echo", size)
         used = cpu_seconds(query.pid)
         memory = resident_mb(query.pid), resident_mb(worker.pid)
@@ -55,16 +66,42 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         if publishing.done():
             publishing.result()
         await end(publishing)
-        used, grown = cpu_seconds(query.pid) - used, (resident_mb(query.pid) - memory[0], resident_mb(worker.pid) - memory[1])
+        used, grown = (
+            cpu_seconds(query.pid) - used,
+            (resident_mb(query.pid) - memory[0], resident_mb(worker.pid) - memory[1]),
+        )
     yield Figure(benchmark=NAME, what="echo, 16 at once", value=floor.rate, unit="requests/s")
     yield Figure(benchmark=NAME, what="echo, 16 at once, p99", value=floor.spread.p99_ms, unit="ms")
-    yield Figure(benchmark=NAME, what="windows to echoes, 16 at once", value=found.rate / floor.rate, unit=RATIO)
-    yield Figure(benchmark=NAME, what="windows, 16 at once, 100 events/s beside", value=found.rate, unit="requests/s", at_least=1_500)
-    yield Figure(benchmark=NAME, what="windows, 16 at once, p50", value=found.spread.p50_ms, unit="ms")
-    yield Figure(benchmark=NAME, what="windows, 16 at once, p99", value=found.spread.p99_ms, unit="ms", at_most=20)
-    yield Figure(benchmark=NAME, what="processor a window", value=used / found.number * 1000, unit="ms")
+    yield Figure(
+        benchmark=NAME,
+        what="windows to echoes, 16 at once",
+        value=found.rate / floor.rate,
+        unit=RATIO,
+    )
+    yield Figure(
+        benchmark=NAME,
+        what="windows, 16 at once, 100 events/s beside",
+        value=found.rate,
+        unit="requests/s",
+        at_least=1_500,
+    )
+    yield Figure(
+        benchmark=NAME, what="windows, 16 at once, p50", value=found.spread.p50_ms, unit="ms"
+    )
+    yield Figure(
+        benchmark=NAME,
+        what="windows, 16 at once, p99",
+        value=found.spread.p99_ms,
+        unit="ms",
+        at_most=20,
+    )
+    yield Figure(
+        benchmark=NAME, what="processor a window", value=used / found.number * 1000, unit="ms"
+    )
     yield Figure(benchmark=NAME, what="reply", value=size, unit="bytes")
-    yield Figure(benchmark=NAME, what="memory of the query server grew by", value=grown[0], unit="MB")
+    yield Figure(
+        benchmark=NAME, what="memory of the query server grew by", value=grown[0], unit="MB"
+    )
     yield Figure(benchmark=NAME, what="memory of the worker grew by", value=grown[1], unit="MB")
 
 
@@ -79,7 +116,9 @@ class Called:
 
 async def called(url: str, what: str, size: int) -> Called:
     """Have the callers ask for some seconds, from a process of their own."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.benchmarks.load", url, what, str(size), stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.benchmarks.load", url, what, str(size), stdout=PIPE
+    )
     told, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError("the callers failed")
@@ -92,13 +131,20 @@ async def fill(one: System, client: Client) -> int:
     random, seq = Random("load"), 0
     for number in range(TURNS):
         acks = [
-            stream.publish(subject(f"l{at}"), event(f"{number}-{at}", f"l{at}", turn(random, number)), headers=headers(f"{number}-{at}"))
+            stream.publish(
+                subject(f"l{at}"),
+                event(f"{number}-{at}", f"l{at}", turn(random, number)),
+                headers=headers(f"{number}-{at}"),
+            )
             for at in range(SESSIONS)
         ]
         seq = max([ack.seq for ack in await asyncio.gather(*acks)])
     await one.ingested(seq)
     await one.settled()
-    sizes = [len((await client.request(question(f"l{at}"), b'{"max_tokens": 8000}', timeout=10)).data) for at in range(20)]
+    sizes = [
+        len((await client.request(question(f"l{at}"), b'{"max_tokens": 8000}', timeout=10)).data)
+        for at in range(20)
+    ]
     return int(middle(sizes))
 
 
@@ -109,7 +155,9 @@ async def until_visible(client: Client) -> Spread:
     for number in range(QUIET_TURNS):
         body = event(f"quiet-{number}", session.session_id, turn(random, number))
         began = time.perf_counter()
-        ack = await stream.publish(subject(session.session_id), body, headers=headers(f"quiet-{number}"))
+        ack = await stream.publish(
+            subject(session.session_id), body, headers=headers(f"quiet-{number}")
+        )
         await ask(client, session, after=ack.seq)
         taken.append(time.perf_counter() - began)
         await asyncio.sleep(QUIET_PAUSE_SECONDS)
@@ -122,7 +170,11 @@ async def publish_steadily(client: Client) -> None:
     began = time.perf_counter()
     while True:
         at = f"l{number % SESSIONS}"
-        await stream.publish(subject(at), event(f"steady-{number}", at, turn(random, 10**6 + number)), headers=headers(f"steady-{number}"))
+        await stream.publish(
+            subject(at),
+            event(f"steady-{number}", at, turn(random, 10**6 + number)),
+            headers=headers(f"steady-{number}"),
+        )
         number += 1
         await asyncio.sleep(max(0.0, began + number / EVENTS_PER_SECOND - time.perf_counter()))
 
@@ -146,7 +198,9 @@ async def _call(url: str, what: str, size: int) -> None:
 
 
 async def _window(client: Client, random: Random, _: int) -> None:
-    reply = await client.request(question(f"l{random.randrange(SESSIONS)}"), b'{"max_tokens": 8000}', timeout=10)
+    reply = await client.request(
+        question(f"l{random.randrange(SESSIONS)}"), b'{"max_tokens": 8000}', timeout=10
+    )
     assert b'"error"' not in reply.data[:20], reply.data[:300]
 
 
@@ -154,7 +208,10 @@ async def _echo(client: Client, _: Random, size: int) -> None:
     await client.request("echo", b"%d" % size, timeout=10)
 
 
-asks: dict[str, Callable[[Client, Random, int], Awaitable[None]]] = {"context": _window, "echo": _echo}
+asks: dict[str, Callable[[Client, Random, int], Awaitable[None]]] = {
+    "context": _window,
+    "echo": _echo,
+}
 
 if __name__ == "__main__":
     asyncio.run(_call(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -35,7 +35,10 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
 
     def turns(messages: int) -> list[Event]:
         """One of each session, in any order."""
-        return [event(number, random.choices(texts, k=messages)) for number in random.sample(range(SESSIONS), SESSIONS)]
+        return [
+            event(number, random.choices(texts, k=messages))
+            for number in random.sample(range(SESSIONS), SESSIONS)
+        ]
 
     async with (
         system(directory) as one,
@@ -49,31 +52,67 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         used, began = cpu_seconds(worker.pid), time.perf_counter()
         await one.ingested(await publish(client, going_on))
         seconds, used = time.perf_counter() - began, cpu_seconds(worker.pid) - used
-        yield Figure(benchmark=NAME, what="from the first publish to the last stored", value=len(going_on) / seconds, unit="events/s")
-        yield Figure(benchmark=NAME, what="processor, worker", value=used / len(going_on) * 1e6, unit="us/event")
+        yield Figure(
+            benchmark=NAME,
+            what="from the first publish to the last stored",
+            value=len(going_on) / seconds,
+            unit="events/s",
+        )
+        yield Figure(
+            benchmark=NAME,
+            what="processor, worker",
+            value=used / len(going_on) * 1e6,
+            unit="us/event",
+        )
         yield Figure(benchmark=NAME, what="evictions by then", value=one.ask(EVICTIONS)[0], unit="")
-        yield Figure(benchmark=NAME, what="of them without a summary yet", value=one.ask(PENDING)[0], unit="")
+        yield Figure(
+            benchmark=NAME, what="of them without a summary yet", value=one.ask(PENDING)[0], unit=""
+        )
         used = cpu_seconds(query.pid)
         publishing = asyncio.create_task(publish_slowly(client, turns(2)))
         taken = [
-            one_window for asked in await asyncio.gather(*(ask(bus, Random(number)) for number in range(CALLERS))) for one_window in asked
+            one_window
+            for asked in await asyncio.gather(
+                *(ask(bus, Random(number)) for number in range(CALLERS))
+            )
+            for one_window in asked
         ]
         used = cpu_seconds(query.pid) - used
         await publishing
-        spread, beside = Spread.of(taken), f"{CALLERS} callers beside {EVENTS_PER_SECOND} events/s and summaries"
-        yield Figure(benchmark=NAME, what=f"windows of any session, {beside}", value=len(taken) / SECONDS, unit="requests/s")
+        spread, beside = (
+            Spread.of(taken),
+            f"{CALLERS} callers beside {EVENTS_PER_SECOND} events/s and summaries",
+        )
+        yield Figure(
+            benchmark=NAME,
+            what=f"windows of any session, {beside}",
+            value=len(taken) / SECONDS,
+            unit="requests/s",
+        )
         yield Figure(benchmark=NAME, what="the same, p50", value=spread.p50_ms, unit="ms")
         yield Figure(benchmark=NAME, what="the same, p99", value=spread.p99_ms, unit="ms")
-        yield Figure(benchmark=NAME, what="the same, processor a window", value=used / len(taken) * 1000, unit="ms")
+        yield Figure(
+            benchmark=NAME,
+            what="the same, processor a window",
+            value=used / len(taken) * 1000,
+            unit="ms",
+        )
         held = {"worker": worker.pid, "query server": query.pid, "nats-server": one.server_pid}
         for name, pid in held.items():
             yield Figure(benchmark=NAME, what=f"memory, {name}", value=resident_mb(pid), unit="MB")
-        yield Figure(benchmark=NAME, what="memory, children of the worker", value=sum(map(resident_mb, children(worker.pid))), unit="MB")
+        yield Figure(
+            benchmark=NAME,
+            what="memory, children of the worker",
+            value=sum(map(resident_mb, children(worker.pid))),
+            unit="MB",
+        )
 
 
 def event(number: int, says: Sequence[str]) -> Event:
     """A turn of a session: users and assistants by turns."""
-    messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(says)]
+    messages = [
+        {"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(says)
+    ]
     return turn_event(session_key(AGENT, f"many-{number}"), messages)
 
 
@@ -98,7 +137,9 @@ async def ask(bus: Bus, random: Random) -> list[float]:
     taken: list[float] = []
     deadline = time.perf_counter() + SECONDS
     while (asked := time.perf_counter()) < deadline:
-        reply = await bus.request(question(f"many-{random.randrange(SESSIONS)}"), b'{"max_tokens": 8000}', timeout=10)
+        reply = await bus.request(
+            question(f"many-{random.randrange(SESSIONS)}"), b'{"max_tokens": 8000}', timeout=10
+        )
         assert not reply.data.startswith(b'{"error"'), reply.data[:300]
         taken.append(time.perf_counter() - asked)
     return taken

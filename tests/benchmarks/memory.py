@@ -56,8 +56,18 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     for name, held in seen.items():
         warm = int(len(at) * WARM_SHARE)
         slope = linear_regression(at[warm:], held[warm:]).slope
-        yield Figure(benchmark=NAME, what=f"{name}, after the warm-up", value=middle(held[warm : warm + len(held) // 10 + 1]), unit="MB")
-        yield Figure(benchmark=NAME, what=f"{name}, at the end", value=middle(held[-len(held) // 10 :]), unit="MB")
+        yield Figure(
+            benchmark=NAME,
+            what=f"{name}, after the warm-up",
+            value=middle(held[warm : warm + len(held) // 10 + 1]),
+            unit="MB",
+        )
+        yield Figure(
+            benchmark=NAME,
+            what=f"{name}, at the end",
+            value=middle(held[-len(held) // 10 :]),
+            unit="MB",
+        )
         yield Figure(benchmark=NAME, what=f"{name}, slope", value=slope, unit="MB/hour")
 
 
@@ -76,7 +86,9 @@ async def _publish(client: Client) -> None:
     began = time.monotonic()
     while True:
         session, id = _session(number), f"m-{number}"
-        await stream.publish(subject(session), event(id, session, turn(random, number)), headers=headers(id))
+        await stream.publish(
+            subject(session), event(id, session, turn(random, number)), headers=headers(id)
+        )
         number += 1
         await asyncio.sleep(max(0.0, began + number / EVENTS_PER_SECOND - time.monotonic()))
 

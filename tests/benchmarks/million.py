@@ -66,7 +66,13 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             await ask_in_turns(one, client, bare, [session])
             used, read = cpu_seconds(query.pid) - used, file_reads(query.pid) - read
             requests = WARM_TURNS + TURNS
-            seen[size] = Seen(Spread.of(session.asked), Spread.of(session.echoed), used / requests * 1000, read / requests, filled)
+            seen[size] = Seen(
+                Spread.of(session.asked),
+                Spread.of(session.echoed),
+                used / requests * 1000,
+                read / requests,
+                filled,
+            )
         megabytes = one.database.stat().st_size / 1e6
     for figure in figures(seen):
         yield figure
@@ -79,15 +85,41 @@ def figures(seen: Mapping[int, Seen]) -> Iterator[Figure]:
     for size, here in seen.items():
         of = f"{size:,} messages in the store"
         if here is not least:
-            slower, dearer = here.asked.p50_ms / least.asked.p50_ms, here.processor_ms / least.processor_ms
-            yield Figure(benchmark=NAME, what=f"p50 to that at {SIZES[0]:,}, {of}", value=slower, unit=RATIO, at_most=FLAT)
-            yield Figure(benchmark=NAME, what=f"processor to that at {SIZES[0]:,}, {of}", value=dearer, unit=RATIO, at_most=FLAT)
-        yield Figure(benchmark=NAME, what=f"p50 to an echo, {of}", value=here.asked.p50_ms / here.echoed.p50_ms, unit=RATIO)
+            slower, dearer = (
+                here.asked.p50_ms / least.asked.p50_ms,
+                here.processor_ms / least.processor_ms,
+            )
+            yield Figure(
+                benchmark=NAME,
+                what=f"p50 to that at {SIZES[0]:,}, {of}",
+                value=slower,
+                unit=RATIO,
+                at_most=FLAT,
+            )
+            yield Figure(
+                benchmark=NAME,
+                what=f"processor to that at {SIZES[0]:,}, {of}",
+                value=dearer,
+                unit=RATIO,
+                at_most=FLAT,
+            )
+        yield Figure(
+            benchmark=NAME,
+            what=f"p50 to an echo, {of}",
+            value=here.asked.p50_ms / here.echoed.p50_ms,
+            unit=RATIO,
+        )
         yield Figure(benchmark=NAME, what=f"p50, {of}", value=here.asked.p50_ms, unit="ms")
         yield Figure(benchmark=NAME, what=f"p99, {of}", value=here.asked.p99_ms, unit="ms")
-        yield Figure(benchmark=NAME, what=f"processor a request, {of}", value=here.processor_ms, unit="ms")
-        yield Figure(benchmark=NAME, what=f"reads of files a request, {of}", value=here.reads, unit="")
-        yield Figure(benchmark=NAME, what=f"filled up to {of} in", value=here.filled_seconds, unit="s")
+        yield Figure(
+            benchmark=NAME, what=f"processor a request, {of}", value=here.processor_ms, unit="ms"
+        )
+        yield Figure(
+            benchmark=NAME, what=f"reads of files a request, {of}", value=here.reads, unit=""
+        )
+        yield Figure(
+            benchmark=NAME, what=f"filled up to {of} in", value=here.filled_seconds, unit="s"
+        )
 
 
 async def fill(one: System, client: Client, size: int) -> None:
@@ -98,7 +130,9 @@ async def fill(one: System, client: Client, size: int) -> None:
     numbers = range(size, size + missing // A_SESSION)
     for start in range(0, len(numbers), IN_FLIGHT):
         acks = [
-            stream.publish(subject(f"o{number}"), _event(number, texts), headers=headers(f"o{number}"))
+            stream.publish(
+                subject(f"o{number}"), _event(number, texts), headers=headers(f"o{number}")
+            )
             for number in numbers[start : start + IN_FLIGHT]
         ]
         seq = max(ack.seq for ack in await asyncio.gather(*acks))
@@ -107,10 +141,22 @@ async def fill(one: System, client: Client, size: int) -> None:
         deadline = time.monotonic() + INDEX_SECONDS
         while one.ask(UNINDEXED)[0]:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{one.ask(UNINDEXED)[0]} sessions are not indexed after {INDEX_SECONDS:g} s")
+                raise TimeoutError(
+                    f"{one.ask(UNINDEXED)[0]} sessions are not indexed after {INDEX_SECONDS:g} s"
+                )
             await asyncio.sleep(0.25)
 
 
 def _event(number: int, texts: list[str]) -> bytes:
-    messages = [{"role": ("user", "assistant")[at % 2], "content": texts[(number * 7 + at) % TEXTS]} for at in range(A_SESSION)]
-    return json.dumps({"event_id": f"o{number}", "agent_id": AGENT, "session_id": f"o{number}", "messages": messages}).encode()
+    messages = [
+        {"role": ("user", "assistant")[at % 2], "content": texts[(number * 7 + at) % TEXTS]}
+        for at in range(A_SESSION)
+    ]
+    return json.dumps(
+        {
+            "event_id": f"o{number}",
+            "agent_id": AGENT,
+            "session_id": f"o{number}",
+            "messages": messages,
+        }
+    ).encode()

@@ -29,11 +29,17 @@ class SummaryModel:
 @asynccontextmanager
 async def summary_model(fault: str) -> AsyncGenerator[SummaryModel]:
     """A model that answers at once (`answer`), or never (`hang`), or as `tests/model_server.py` knows to."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.benchmarks.model", fault, stdin=PIPE, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.benchmarks.model", fault, stdin=PIPE, stdout=PIPE
+    )
     try:
         assert process.stdout
         url = (await process.stdout.readline()).decode().strip()
-        settings = {"TURNFOLD_SUMMARY_MODEL": "openai/bench", "TURNFOLD_SUMMARY_API_BASE": url, "TURNFOLD_SUMMARY_API_KEY": "none"}
+        settings = {
+            "TURNFOLD_SUMMARY_MODEL": "openai/bench",
+            "TURNFOLD_SUMMARY_API_BASE": url,
+            "TURNFOLD_SUMMARY_API_KEY": "none",
+        }
         yield SummaryModel(settings, process)
     finally:
         await stop(process)

@@ -36,8 +36,13 @@ SYNCED = 'jetstream {{ store_dir: "{directory}", sync_interval: always }}'
 async def measure(directory: Path) -> AsyncIterator[Figure]:
     """Each way with our client and without, in turns."""
     found: dict[tuple[str, str], list[Passed]] = {}
-    with nats_server(directory, more=SYNCED.format(directory=directory / "store"), jetstream=False) as server:
-        async with await nats.connect(server.url) as bus, turnfold.connect(server.url, environ={}) as client:
+    with nats_server(
+        directory, more=SYNCED.format(directory=directory / "store"), jetstream=False
+    ) as server:
+        async with (
+            await nats.connect(server.url) as bus,
+            turnfold.connect(server.url, environ={}) as client,
+        ):
             await bus.jetstream().add_stream(EVENTS)
             for _ in range(ROUNDS):
                 for who, each in zip(WHO, (floors(bus), ours(client)), strict=True):
@@ -45,16 +50,27 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                         used, began = time.process_time(), time.perf_counter()
                         await publish()
                         used, seconds = time.process_time() - used, time.perf_counter() - began
-                        found.setdefault((who, way), []).append(Passed(number / seconds, used / number * 1e6))
+                        found.setdefault((who, way), []).append(
+                            Passed(number / seconds, used / number * 1e6)
+                        )
     for way in dict.fromkeys(way for _, way in found):
         floor, own = (middle(one.events_per_second for one in found[who, way]) for who in WHO)
         goal = LEAST_RATE if way == batches_of(BATCHES[-1]) else None
-        yield Figure(benchmark=NAME, what=f"ours to the bus's own client, {way}", value=own / floor, unit=RATIO)
+        yield Figure(
+            benchmark=NAME,
+            what=f"ours to the bus's own client, {way}",
+            value=own / floor,
+            unit=RATIO,
+        )
         yield Figure(benchmark=NAME, what=f"ours, {way}", value=own, unit="events/s", at_least=goal)
-        yield Figure(benchmark=NAME, what=f"the bus's own client, {way}", value=floor, unit="events/s")
+        yield Figure(
+            benchmark=NAME, what=f"the bus's own client, {way}", value=floor, unit="events/s"
+        )
         for who in WHO:
             used = middle(one.cpu_us_per_event for one in found[who, way])
-            yield Figure(benchmark=NAME, what=f"processor, {who}, {way}", value=used, unit="us/event")
+            yield Figure(
+                benchmark=NAME, what=f"processor, {who}, {way}", value=used, unit="us/event"
+            )
 
 
 Way = tuple[str, int, Callable[[], Awaitable[object]]]
@@ -70,7 +86,11 @@ def ours(client: Client) -> Iterator[Way]:
     """The ways of our client."""
     for way, number, in_flight, at_once in ways():
         share = [[_event() for _ in range(number // in_flight)] for _ in range(in_flight)]
-        yield way, number, partial(client.publish_sessions, share, in_flight=in_flight, at_once=at_once)
+        yield (
+            way,
+            number,
+            partial(client.publish_sessions, share, in_flight=in_flight, at_once=at_once),
+        )
 
 
 def floors(bus: Bus) -> Iterator[Way]:
@@ -88,7 +108,9 @@ def floors(bus: Bus) -> Iterator[Way]:
         for start in range(0, len(bodies), size):
             headers = {"Nats-Batch-Id": token_hex(16)}
             for number, one in enumerate(bodies[start : start + size - 1], 1):
-                await bus.publish(SUBJECT, one, headers=headers | {"Nats-Batch-Sequence": str(number)})
+                await bus.publish(
+                    SUBJECT, one, headers=headers | {"Nats-Batch-Sequence": str(number)}
+                )
             last = headers | {"Nats-Batch-Sequence": str(size), "Nats-Batch-Commit": "1"}
             reply = await bus.request(SUBJECT, bodies[start + size - 1], headers=last, timeout=30)
             assert b"error" not in reply.data, reply.data

@@ -33,11 +33,21 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                 if found is later and number == ROUNDS - 1:
                     await use(ready["nats_url"])
                     memory = {name: resident_mb(pid) for name, pid in ready["pids"].items()}
-    yield Figure(benchmark=NAME, what="ready, first start", value=middle(first), unit="s", at_most=6.0)
-    yield Figure(benchmark=NAME, what="ready, later starts", value=middle(later), unit="s", at_most=4.0)
+    yield Figure(
+        benchmark=NAME, what="ready, first start", value=middle(first), unit="s", at_most=6.0
+    )
+    yield Figure(
+        benchmark=NAME, what="ready, later starts", value=middle(later), unit="s", at_most=4.0
+    )
     for name, megabytes in memory.items():
         what = f"memory after {REQUESTS:,} requests, {name}"
-        yield Figure(benchmark=NAME, what=what, value=megabytes, unit="MB", at_most=100.0 if name == "query" else None)
+        yield Figure(
+            benchmark=NAME,
+            what=what,
+            value=megabytes,
+            unit="MB",
+            at_most=100.0 if name == "query" else None,
+        )
 
 
 @asynccontextmanager
@@ -65,5 +75,9 @@ async def use(url: str) -> None:
             body = event(f"e{number}", "s", turn(random, number))
             seq = (await stream.publish(subject("s"), body, headers=headers(f"e{number}"))).seq
         for _ in range(REQUESTS):
-            reply = await client.request(question("s"), b'{"max_tokens": 8000, "after": %d, "wait_ms": 5000}' % seq, timeout=10)
+            reply = await client.request(
+                question("s"),
+                b'{"max_tokens": 8000, "after": %d, "wait_ms": 5000}' % seq,
+                timeout=10,
+            )
             assert b'"messages"' in reply.data, reply.data[:300]

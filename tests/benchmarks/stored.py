@@ -33,11 +33,16 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     messages = SESSIONS * TURNS * MESSAGES_A_TURN
 
     def a_message(what: str, value: float) -> Figure:
-        return Figure(benchmark=NAME, what=f"bytes a message, {what}", value=value / messages, unit="B")
+        return Figure(
+            benchmark=NAME, what=f"bytes a message, {what}", value=value / messages, unit="B"
+        )
 
     with ExitStack() as stack:
         postgres = stack.enter_context(running_postgres())
-        urls = {"SQLite": f"sqlite+aiosqlite:///{directory / 'stored.db'}", "PostgreSQL": postgres.url(await postgres.create_database())}
+        urls = {
+            "SQLite": f"sqlite+aiosqlite:///{directory / 'stored.db'}",
+            "PostgreSQL": postgres.url(await postgres.create_database()),
+        }
         for name, url in urls.items():
             async with system(directory / name, TURNFOLD_DATABASE_URL=url) as bus:
                 database = Database(url, writes=False)
@@ -48,8 +53,18 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                 if name == "SQLite":
                     yield a_message("published", published)
                     yield a_message("in the stream", streamed)
-                    yield Figure(benchmark=NAME, what="evictions of 1,000 turns", value=1000 * evictions / SESSIONS / TURNS, unit="")
-                    yield Figure(benchmark=NAME, what="messages evicted of 1,000", value=1000 * evicted / messages, unit="")
+                    yield Figure(
+                        benchmark=NAME,
+                        what="evictions of 1,000 turns",
+                        value=1000 * evictions / SESSIONS / TURNS,
+                        unit="",
+                    )
+                    yield Figure(
+                        benchmark=NAME,
+                        what="messages evicted of 1,000",
+                        value=1000 * evicted / messages,
+                        unit="",
+                    )
                     yield a_message(name, size_of(directory))
                 else:
                     (size,) = await ask(database, "SELECT pg_database_size(current_database())")
@@ -71,9 +86,17 @@ async def publish(url: str) -> tuple[int, int]:
         stream = client.jetstream()
         published = 0
         for number in range(TURNS):
-            bodies = [(f"s{session}", f"e{session}-{number}", turn(random, number)) for session in range(SESSIONS)]
+            bodies = [
+                (f"s{session}", f"e{session}-{number}", turn(random, number))
+                for session in range(SESSIONS)
+            ]
             sent = [(session, id, event(id, session, messages)) for session, id, messages in bodies]
-            await asyncio.gather(*(stream.publish(subject(session), body, headers=headers(id), timeout=30) for session, id, body in sent))
+            await asyncio.gather(
+                *(
+                    stream.publish(subject(session), body, headers=headers(id), timeout=30)
+                    for session, id, body in sent
+                )
+            )
             published += sum(len(body) for _, _, body in sent)
         return published, (await stream.stream_info(EVENTS_STREAM)).state.bytes
 

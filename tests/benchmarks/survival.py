@@ -26,7 +26,15 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +72,9 @@ PATH = re.compile(
     r"(?<![\w/.~@:-])(?:(?:~|\.{1,2})?(?:/[\w.@+-]+){2,}|(?:~|\.{1,2})/[\w.@+-]+|[\w.@-]+(?:/[\w.@+-]+){2,}"
     rf"|[\w.@-]+/[\w@+-]*\.\w{{1,5}}|[\w-][\w.-]*\.(?:{_ENDINGS}))(?![\w/-])"
 )
-ID = re.compile(r"(?<![\w-])(?:[A-Z]{2,8}-\d+|#\d{2,}|(?=\w*\d\w*\d)(?=\w*[A-Za-z]\w*[A-Za-z])\w{6,64})(?![\w-])")
+ID = re.compile(
+    r"(?<![\w-])(?:[A-Z]{2,8}-\d+|#\d{2,}|(?=\w*\d\w*\d)(?=\w*[A-Za-z]\w*[A-Za-z])\w{6,64})(?![\w-])"
+)
 MEASURE = re.compile(
     r"(?<![\w.,:/-])(?:\d[\d,]*(?:\.\d+)? ?(?:%|(?:ms|s|secs?|seconds?|mins?|minutes?|hours?|days?|weeks?|bytes|[kKMGT]i?B|px|tokens)\b)|[$€£]\d[\d,]*(?:\.\d+)?)"
 )
@@ -129,7 +139,9 @@ async def measure(folder: Path) -> AsyncIterator[Figure]:
         strict: list[float] = []
         for session in recorded:
             async with searching(session, folder) as search:
-                some, first = await found_by(search, session, replayed(session, preset_named(PRESETS[0])))
+                some, first = await found_by(
+                    search, session, replayed(session, preset_named(PRESETS[0]))
+                )
             loose.append(100 * some.share)
             strict.append(100 * first.share)
         of = "coding" if has_goal else "ops"
@@ -137,7 +149,12 @@ async def measure(folder: Path) -> AsyncIterator[Figure]:
             goal = 99.0 if has_goal else None
             what = f"{of} sessions: a search for a value alone has a message with it among its first 5 hits, mean"
             yield Figure(benchmark=NAME, what=what, value=mean(loose), unit="%", at_least=goal)
-            yield Figure(benchmark=NAME, what=f"{of} sessions: the same, and it is the first that named it", value=mean(strict), unit="%")
+            yield Figure(
+                benchmark=NAME,
+                what=f"{of} sessions: the same, and it is the first that named it",
+                value=mean(strict),
+                unit="%",
+            )
         for session in recorded:
             for number, kept in enumerate(kept_by_their_agents(session), start=1):
                 what = f"{session.name[:16]}: of all values before compaction {number}, kept by the agent's own summary"
@@ -161,11 +178,26 @@ def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterato
         most = best_number(all_values, policy.ledger_max_tokens)
         kept_back, kept = kept_in(entries, back), kept_in(entries, all_values)
         of = f"{preset}, {session.name[:16]}"
-        yield Figure(benchmark=NAME, what=f"{of}: of {len(back)} values named again, in the ledger", value=100 * kept_back.share, unit="%")
+        yield Figure(
+            benchmark=NAME,
+            what=f"{of}: of {len(back)} values named again, in the ledger",
+            value=100 * kept_back.share,
+            unit="%",
+        )
         what = f"{of}: of the best possible {most} of {len(all_values)}, in the ledger"
         yield Figure(benchmark=NAME, what=what, value=100 * kept.kept / max(most, 1), unit="%")
-        yield Figure(benchmark=NAME, what=f"{of}: ledger after {len(done.seconds)} versions", value=done.ledgers[-1], unit="tokens")
-        yield Figure(benchmark=NAME, what=f"{of}: of all values, in the ledger", value=100 * kept.share, unit="%")
+        yield Figure(
+            benchmark=NAME,
+            what=f"{of}: ledger after {len(done.seconds)} versions",
+            value=done.ledgers[-1],
+            unit="tokens",
+        )
+        yield Figure(
+            benchmark=NAME,
+            what=f"{of}: of all values, in the ledger",
+            value=100 * kept.share,
+            unit="%",
+        )
         covered.append(100 * kept.kept / max(best_cover(all_values, policy.ledger_max_tokens), 1))
         alone.append(100 * kept_alone(done.draft, all_values).kept / max(most, 1))
         again_alone.append(100 * kept_alone(done.draft, back).share)
@@ -175,16 +207,45 @@ def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterato
         seconds += done.seconds
     goals = (60.0, 80.0) if has_goal else (None, None)
     of = f"{preset}, {'coding' if has_goal else 'ops'} sessions"
-    yield Figure(benchmark=NAME, what=f"{of}: named again and in the ledger, mean", value=mean(again), unit="%", at_least=goals[0])
-    yield Figure(benchmark=NAME, what=f"{of}: of the best possible number, mean", value=mean(best), unit="%", at_least=goals[1])
-    for name, shares in (("named again and in the ledger", again), ("of the best possible number", best)):
+    yield Figure(
+        benchmark=NAME,
+        what=f"{of}: named again and in the ledger, mean",
+        value=mean(again),
+        unit="%",
+        at_least=goals[0],
+    )
+    yield Figure(
+        benchmark=NAME,
+        what=f"{of}: of the best possible number, mean",
+        value=mean(best),
+        unit="%",
+        at_least=goals[1],
+    )
+    for name, shares in (
+        ("named again and in the ledger", again),
+        ("of the best possible number", best),
+    ):
         yield Figure(benchmark=NAME, what=f"{of}: {name}, least", value=min(shares), unit="%")
-    yield Figure(benchmark=NAME, what=f"{of}: named again and a value of an entry by itself, mean", value=mean(again_alone), unit="%")
-    yield Figure(benchmark=NAME, what=f"{of}: values of an entry by themselves, of the best possible, mean", value=mean(alone), unit="%")
+    yield Figure(
+        benchmark=NAME,
+        what=f"{of}: named again and a value of an entry by itself, mean",
+        value=mean(again_alone),
+        unit="%",
+    )
+    yield Figure(
+        benchmark=NAME,
+        what=f"{of}: values of an entry by themselves, of the best possible, mean",
+        value=mean(alone),
+        unit="%",
+    )
     what = f"{of}: of the best possible where paths inside others count there too, mean"
     yield Figure(benchmark=NAME, what=what, value=mean(covered), unit="%")
-    yield Figure(benchmark=NAME, what=f"{of}: values that values_in finds, mean", value=mean(known), unit="%")
-    yield Figure(benchmark=NAME, what=f"{of}: a version, median", value=1000 * middle(seconds), unit="ms")
+    yield Figure(
+        benchmark=NAME, what=f"{of}: values that values_in finds, mean", value=mean(known), unit="%"
+    )
+    yield Figure(
+        benchmark=NAME, what=f"{of}: a version, median", value=1000 * middle(seconds), unit="ms"
+    )
 
 
 def mean(values: Sequence[float]) -> float:
@@ -202,7 +263,13 @@ def sessions(pattern: str) -> Iterator[Session]:
                 messages = one["messages"]
                 if len(messages) >= LEAST_MESSAGES:
                     values = tuple(frozenset(named_in(message)) for message in messages)
-                    yield Session(one["id"], tuple(messages), tuple(one.get("compactions") or ()), history(messages), values)
+                    yield Session(
+                        one["id"],
+                        tuple(messages),
+                        tuple(one.get("compactions") or ()),
+                        history(messages),
+                        values,
+                    )
 
 
 def named_in(message: Mapping[str, Any]) -> Iterator[Named]:
@@ -239,7 +306,9 @@ def arguments_of(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each string among the arguments of a message's calls, and its key."""
     for call in message.get("tool_calls") or ():
         try:
-            stack: list[tuple[str, Any]] = [("", json.loads(call["function"]["arguments"], strict=False))]
+            stack: list[tuple[str, Any]] = [
+                ("", json.loads(call["function"]["arguments"], strict=False))
+            ]
         except (ValueError, TypeError, KeyError):
             continue
         while stack:
@@ -260,7 +329,9 @@ def replayed(session: Session, policy: Policy) -> Replay:
     for index, message in enumerate(session.history.stored.messages):
         live.append(message)
         rounds += message.is_request
-        for eviction in evictions(live, [message.stream_seq], rounds, policy, model_window=MODEL_WINDOW):
+        for eviction in evictions(
+            live, [message.stream_seq], rounds, policy, model_window=MODEL_WINDOW
+        ):
             gone = {one.position for one in eviction.evicted}
             live = [one for one in live if one.position not in gone]
             rounds = 0
@@ -269,14 +340,18 @@ def replayed(session: Session, policy: Policy) -> Replay:
     return done
 
 
-def fold(done: Replay, session: Session, evicted: Sequence[Message], index: int, policy: Policy) -> None:
+def fold(
+    done: Replay, session: Session, evicted: Sequence[Message], index: int, policy: Policy
+) -> None:
     """Write the next version."""
     before, bodies = done.draft, session.history.bodies
     request = newest_request(session.history.stored.messages[: index + 1])
     job = SummaryJob(
         sources=sources_of((one, bodies[one.position], one.is_error) for one in evicted),
         # As a store gives it back.
-        previous=Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger) if before else None,
+        previous=Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger)
+        if before
+        else None,
         newest_request=text_of_body(bodies[request.position]) if request else None,
         style=str(policy.style),
         max_tokens=policy.summary_max_tokens,
@@ -340,7 +415,11 @@ def parts_of(path: str) -> Iterator[str]:
 def kept_alone(draft: Draft | None, values: frozenset[Named]) -> Kept:
     """How many of these are values of an entry by themselves, not inside others."""
     stored = draft.sections["provenance"] if draft else []
-    own = {value.text for entry, one in zip(draft.ledger if draft else (), stored, strict=True) for value, _ in entry_values(entry, one)}
+    own = {
+        value.text
+        for entry, one in zip(draft.ledger if draft else (), stored, strict=True)
+        for value, _ in entry_values(entry, one)
+    }
     texts = {value.text for value in values}
     return Kept(len(texts & own), len(texts))
 
@@ -357,7 +436,9 @@ def stands_in(whole: str, text: str) -> bool:
     at = whole.find(text)
     while at >= 0:
         before, after = whole[at - 1 : at], whole[at + len(text) : at + len(text) + 1]
-        if not (before.isalnum() and text[0].isalnum()) and not (after.isalnum() and text[-1].isalnum()):
+        if not (before.isalnum() and text[0].isalnum()) and not (
+            after.isalnum() and text[-1].isalnum()
+        ):
             return True
         at = whole.find(text, at + 1)
     return False
@@ -384,7 +465,9 @@ def kept_by_their_agents(session: Session) -> Iterator[Kept]:
         yield kept_in([summary], frozenset().union(*session.values[:until]))
 
 
-async def found_by(search: Search, session: Session, done: Replay, *, among: int = 5) -> tuple[Kept, Kept]:
+async def found_by(
+    search: Search, session: Session, done: Replay, *, among: int = 5
+) -> tuple[Kept, Kept]:
     """For how many values of evicted messages a search for the value alone has among the first hits a message that holds it,
     and for how many the very message that named it first.
     """
@@ -414,7 +497,9 @@ async def searching(session: Session, folder: Path) -> AsyncGenerator[Search]:
 
             async def search(text: str) -> Sequence[str]:
                 try:
-                    hits = await found(KEY, question_of(text), scope=Scope(), limit=5, store=stores.search)
+                    hits = await found(
+                        KEY, question_of(text), scope=Scope(), limit=5, store=stores.search
+                    )
                 except BadRequest:
                     # A path of dots holds nothing to look for.
                     return ()

@@ -23,7 +23,9 @@ WAIT_SECONDS = 300.0
 POLL_SECONDS = 0.003
 STORED = "SELECT coalesce(sum(last_seq - first_seq + 1), 0) FROM ingested"
 UNINDEXED = "SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL"
-PENDING = "SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running')"
+PENDING = (
+    "SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running')"
+)
 
 
 class System:
@@ -54,7 +56,12 @@ class System:
         """A service, from when it says that it is ready (or from its start on) until it has stopped."""
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                PROGRAM, part, env=self._environ | {ANNOUNCE: "1"}, stdin=PIPE, stdout=PIPE, stderr=log
+                PROGRAM,
+                part,
+                env=self._environ | {ANNOUNCE: "1"},
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
             )
         try:
             if is_awaited:
@@ -66,7 +73,9 @@ class System:
     def ask(self, sql: str) -> tuple[Any, ...]:
         """The first row of a reading query; the system is not asked, so nothing is left behind in it."""
         if self._reader is None:
-            self._reader = sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10, isolation_level=None)
+            self._reader = sqlite3.connect(
+                f"file:{self.database}?mode=ro", uri=True, timeout=10, isolation_level=None
+            )
         found: tuple[Any, ...] = self._reader.execute(sql).fetchone()
         return found
 
@@ -140,7 +149,9 @@ async def until(holds: Callable[[], object]) -> None:
 def cpu_seconds(pid: int) -> float:
     """The processor time that a process and those it started have used; steps of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children(pid)))
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") + sum(
+        map(cpu_seconds, children(pid))
+    )
 
 
 def children(pid: int) -> list[int]:

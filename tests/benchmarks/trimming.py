@@ -38,7 +38,9 @@ class Trimmer:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
-    def seconds(self, max_tokens: int, *, counter: str = "approximate", ready: bool = False) -> float:
+    def seconds(
+        self, max_tokens: int, *, counter: str = "approximate", ready: bool = False
+    ) -> float:
         """How long one trim of all messages takes, from plain dicts or from ready message objects."""
         return float(self.ask(do="time", max_tokens=max_tokens, counter=counter, ready=ready))
 
@@ -48,7 +50,9 @@ class Trimmer:
 
     def kept(self, length: int, max_tokens: int, options: str) -> list[int]:
         """Which of the first so many messages are kept, by their places."""
-        found: list[int] = self.ask(do="keep", length=length, max_tokens=max_tokens, options=options)
+        found: list[int] = self.ask(
+            do="keep", length=length, max_tokens=max_tokens, options=options
+        )
         return found
 
 
@@ -59,13 +63,19 @@ def python_with_langchain() -> str | None:
 
 
 @contextmanager
-def trimming(python: str, messages: list[dict[str, Any]], directory: Path, tokenizers: Path) -> Generator[Trimmer]:
+def trimming(
+    python: str, messages: list[dict[str, Any]], directory: Path, tokenizers: Path
+) -> Generator[Trimmer]:
     """A process that trims these messages."""
     file = directory / "messages.json"
     file.write_text(json.dumps(messages), encoding="utf-8")
     environ = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tokenizers)}
     process = subprocess.Popen(
-        [python, str(Path(__file__)), str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+        [python, str(Path(__file__)), str(file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
     )
     try:
         yield Trimmer(process)
@@ -93,13 +103,17 @@ def _answer(file: str) -> None:
             answer: Any = approximate(ready)
         elif question["do"] == "keep":
             given: Any = ready[: question["length"]]
-            kept = tools.trim_messages(given, max_tokens=question["max_tokens"], token_counter=approximate, **options)
+            kept = tools.trim_messages(
+                given, max_tokens=question["max_tokens"], token_counter=approximate, **options
+            )
             answer = [int(message.id) for message in kept]
         else:
             given = ready if question["ready"] else bodies
             count = approximate if question["counter"] == "approximate" else _tokenizer()
             began = time.perf_counter()
-            tools.trim_messages(given, max_tokens=question["max_tokens"], token_counter=count, **options)
+            tools.trim_messages(
+                given, max_tokens=question["max_tokens"], token_counter=count, **options
+            )
             answer = time.perf_counter() - began
         print(json.dumps(answer), flush=True)
 
@@ -109,7 +123,15 @@ def _tokenizer() -> Callable[[list[Any]], int]:
 
     def count(messages: list[Any]) -> int:
         return sum(
-            len(encode(message.content if isinstance(message.content, str) else json.dumps(message.content))) + 4 for message in messages
+            len(
+                encode(
+                    message.content
+                    if isinstance(message.content, str)
+                    else json.dumps(message.content)
+                )
+            )
+            + 4
+            for message in messages
         )
 
     return count

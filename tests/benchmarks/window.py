@@ -14,7 +14,13 @@ from typing import Any
 from tests import laws
 from tests.benchmarks.figures import Figure, middle
 from tests.benchmarks.texts import turn
-from tests.benchmarks.trimming import OPTIONS, PYTHON_VARIABLE, Trimmer, python_with_langchain, trimming
+from tests.benchmarks.trimming import (
+    OPTIONS,
+    PYTHON_VARIABLE,
+    Trimmer,
+    python_with_langchain,
+    trimming,
+)
 from tests.histories import History, Said, Weighed, history
 from tests.prove.sessions import conversations, data_directory
 from tests.reference_tokenizer import vocabularies
@@ -45,7 +51,9 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     """Each figure beside that of `trim_messages` on the same messages, in turns."""
     python = python_with_langchain()
     if python is None:
-        print(f"langchain-core is not installed here, and {PYTHON_VARIABLE} names no Python that has it: only our own figures")
+        print(
+            f"langchain-core is not installed here, and {PYTHON_VARIABLE} names no Python that has it: only our own figures"
+        )
     for name, bodies in sessions().items():
         for figure in _timed(name, bodies, python, directory):
             yield figure
@@ -63,8 +71,14 @@ def sessions() -> dict[str, list[Json]]:
             found.setdefault(kind, []).extend(said.body for said in conversation.said)
     if not found:
         random = Random(1)
-        found = {"made up": [message for number in range(MESSAGES // 4) for message in turn(random, number)]}
-    return {name: (bodies * (1 + MESSAGES // len(bodies)))[:MESSAGES] for name, bodies in found.items()}
+        found = {
+            "made up": [
+                message for number in range(MESSAGES // 4) for message in turn(random, number)
+            ]
+        }
+    return {
+        name: (bodies * (1 + MESSAGES // len(bodies)))[:MESSAGES] for name, bodies in found.items()
+    }
 
 
 @contextmanager
@@ -102,27 +116,53 @@ def _timed(name: str, bodies: list[Json], python: str | None, directory: Path) -
                 trim["from dicts"].append(trimmer.seconds(budget_tokens))
                 trim["from messages"].append(trimmer.seconds(budget_tokens, ready=True))
         if trimmer:
-            trim["tokenizer"] = [trimmer.seconds(budget_tokens, counter="tokenizer") for _ in range(3)]
-        invalid = {options: _invalid(bodies, live, trimmer, options) for options in OPTIONS} if trimmer else {}
+            trim["tokenizer"] = [
+                trimmer.seconds(budget_tokens, counter="tokenizer") for _ in range(3)
+            ]
+        invalid = (
+            {options: _invalid(bodies, live, trimmer, options) for options in OPTIONS}
+            if trimmer
+            else {}
+        )
     yield from (_shown(f"{name}: {what}", middle(times) * 1e3, "ms") for what, times in own.items())
-    yield from (_shown(f"{name}: trim_messages {what}", middle(times) * 1e3, "ms") for what, times in trim.items() if times)
+    yield from (
+        _shown(f"{name}: trim_messages {what}", middle(times) * 1e3, "ms")
+        for what, times in trim.items()
+        if times
+    )
     floor = middle(trim["from dicts"])
     if floor:
         goals = {"window, balanced": 0.1, "window, all live": 1.0, "cold compress": 2.0}
         for what, goal in goals.items():
             yield _ratio(f"{name}: {what} to trim_messages", middle(own[what]) / floor, goal)
-            yield _ratio(f"{name}: {what} to trim_messages from ready messages", middle(own[what]) / middle(trim["from messages"]), None)
+            yield _ratio(
+                f"{name}: {what} to trim_messages from ready messages",
+                middle(own[what]) / middle(trim["from messages"]),
+                None,
+            )
         yield _ratio(
-            f"{name}: cold compress to trim_messages with a tokenizer", middle(own["cold compress"]) / middle(trim["tokenizer"]), 1.0
+            f"{name}: cold compress to trim_messages with a tokenizer",
+            middle(own["cold compress"]) / middle(trim["tokenizer"]),
+            1.0,
         )
-    yield Figure(benchmark=NAME, what=f"{name}: cuts that cannot be sent", value=_own_invalid(live), unit="%", at_most=0.0)
+    yield Figure(
+        benchmark=NAME,
+        what=f"{name}: cuts that cannot be sent",
+        value=_own_invalid(live),
+        unit="%",
+        at_most=0.0,
+    )
     for options, share in invalid.items():
         yield _shown(f"{name}: cuts that cannot be sent, trim_messages, {options}", share, "%")
 
 
 def weighed(body: Json, count: Callable[[str], int]) -> Said:
     """A message as intake takes it in."""
-    return Said(body, priority=classify(body), weighed=Weighed(json.dumps(body), measure_message(body, count)))
+    return Said(
+        body,
+        priority=classify(body),
+        weighed=Weighed(json.dumps(body), measure_message(body, count)),
+    )
 
 
 def built(session: History, asked: Asked, policy: Policy) -> object:
@@ -146,7 +186,11 @@ def after_evictions(session: History, policy: Policy) -> History:
                 tokens = sum(one.tokens for one in live)
     kept = {message.position for message in live}
     said = [Said(json.loads(session.bodies[position])) for position in sorted(kept)]
-    return history(said, summary="They built it and it works. " * 60, covered=len(session.stored.messages) - len(kept))
+    return history(
+        said,
+        summary="They built it and it works. " * 60,
+        covered=len(session.stored.messages) - len(kept),
+    )
 
 
 def seconds(build: Callable[[], object]) -> float:
@@ -165,7 +209,9 @@ def _own_invalid(session: History) -> float:
         shorter = session.until(MESSAGES * step // VALIDITY_STEPS)
         for share in (0.02, 0.1, 0.3):
             try:
-                window = shorter.rendered(plan(shorter.stored, Asked(budget_tokens=int(tokens * share)), Policy()))
+                window = shorter.rendered(
+                    plan(shorter.stored, Asked(budget_tokens=int(tokens * share)), Policy())
+                )
             except CannotFit:
                 continue
             made += 1
@@ -177,7 +223,12 @@ def _invalid(bodies: list[Json], session: History, trimmer: Trimmer, options: st
     """The same share for `trim_messages`."""
     tokens = sum(message.tokens for message in session.stored.messages)
     cuts = [
-        [bodies[place] for place in trimmer.kept(MESSAGES * step // VALIDITY_STEPS, int(tokens * share), options)]
+        [
+            bodies[place]
+            for place in trimmer.kept(
+                MESSAGES * step // VALIDITY_STEPS, int(tokens * share), options
+            )
+        ]
         for step in range(1, VALIDITY_STEPS + 1)
         for share in (0.02, 0.1, 0.3)
     ]
@@ -201,7 +252,11 @@ def sendable(messages: Sequence[Json]) -> bool:
 
 def _steady(python: str | None, directory: Path) -> Iterator[Figure]:
     """How much of a window the next one begins with, over the long coding sessions."""
-    long = [one for one in conversations(data_directory()) if one.name.startswith("coding") and len(one.said) > STABILITY_MESSAGES]
+    long = [
+        one
+        for one in conversations(data_directory())
+        if one.name.startswith("coding") and len(one.said) > STABILITY_MESSAGES
+    ]
     if not long:
         random = Random(2)
         bodies = [message for number in range(MESSAGES // 8) for message in turn(random, number)]
@@ -219,16 +274,28 @@ def _steady(python: str | None, directory: Path) -> Iterator[Figure]:
             for options in OPTIONS:
                 if trimmer is None:
                     continue
-                cuts = [trimmer.kept(length, trimmer.tokens() // 2, options) for length in lengths(session)]
+                cuts = [
+                    trimmer.kept(length, trimmer.tokens() // 2, options)
+                    for length in lengths(session)
+                ]
                 trimmed[options] += kept_shares(
-                    [[session.bodies[session.stored.messages[place].position] for place in cut] for cut in cuts]
+                    [
+                        [session.bodies[session.stored.messages[place].position] for place in cut]
+                        for cut in cuts
+                    ]
                 )
     yield _steadiness("window kept as prefix while all fits, least", 100 * min(fitting), 100.0)
-    yield _steadiness("window kept as prefix at half the tokens, median", 100 * median(halved), 100.0)
+    yield _steadiness(
+        "window kept as prefix at half the tokens, median", 100 * median(halved), 100.0
+    )
     yield _steadiness("window kept as prefix at half the tokens, mean", 100 * mean(halved), 85.0)
     for options, shares in trimmed.items():
         if shares:
-            yield _steadiness(f"window kept as prefix at half the tokens, trim_messages, {options}, mean", 100 * mean(shares), None)
+            yield _steadiness(
+                f"window kept as prefix at half the tokens, trim_messages, {options}, mean",
+                100 * mean(shares),
+                None,
+            )
 
 
 def lengths(session: History) -> list[int]:
@@ -271,11 +338,20 @@ def _classified() -> Figure:
     """The slowest message to classify, long ones of a megabyte included."""
     bodies = [said.body for one in conversations(data_directory()) for said in one.said]
     random = Random(3)
-    long = "".join(random.choice(("remember the port ", "漢字の長い文。", "a=1;\n", "must be so ")) for _ in range(MEGABYTE // 9))
+    long = "".join(
+        random.choice(("remember the port ", "漢字の長い文。", "a=1;\n", "must be so "))
+        for _ in range(MEGABYTE // 9)
+    )
     bodies += [{"role": role, "content": long} for role in ("user", "assistant", "tool")]
     bodies += [{"role": "user", "content": "a quiet word " * (MEGABYTE // 13)}]
     slowest = max(min(_seconds_to_classify(body) for _ in range(3)) for body in bodies)
-    return Figure(benchmark=NAME, what=f"classification, slowest of {len(bodies):,} messages", value=slowest * 1e3, unit="ms", at_most=1.0)
+    return Figure(
+        benchmark=NAME,
+        what=f"classification, slowest of {len(bodies):,} messages",
+        value=slowest * 1e3,
+        unit="ms",
+        at_most=1.0,
+    )
 
 
 def _seconds_to_classify(body: Json) -> float:

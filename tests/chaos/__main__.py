@@ -35,13 +35,34 @@ MIXED_EVERY = 5
 
 def main() -> None:
     """Run, print what was found, and exit with 1 where a law was broken or too little was killed."""
-    parser = argparse.ArgumentParser(prog="tests.chaos", description="Kills, stops, freezes and fills a system, and checks the laws.")
-    parser.add_argument("--seed", type=int, default=None, help="of the first episode; the next has the next (default: a fresh one)")
-    parser.add_argument("--kills", type=int, default=1_000, help="processes to kill in all (default: 1,000)")
-    parser.add_argument("--each", type=int, default=EACH, help=f"processes to kill in an episode (default: {EACH})")
-    parser.add_argument("--topology", choices=list(Topology), action="append", help="take turns among these alone (default: all)")
-    parser.add_argument("--minutes", type=float, default=120.0, help="begin no episode after so long (default: 120)")
-    parser.add_argument("--figures", type=Path, help="a file of earlier episodes to go on from, and to add to")
+    parser = argparse.ArgumentParser(
+        prog="tests.chaos",
+        description="Kills, stops, freezes and fills a system, and checks the laws.",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        help="of the first episode; the next has the next (default: a fresh one)",
+    )
+    parser.add_argument(
+        "--kills", type=int, default=1_000, help="processes to kill in all (default: 1,000)"
+    )
+    parser.add_argument(
+        "--each", type=int, default=EACH, help=f"processes to kill in an episode (default: {EACH})"
+    )
+    parser.add_argument(
+        "--topology",
+        choices=list(Topology),
+        action="append",
+        help="take turns among these alone (default: all)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=120.0, help="begin no episode after so long (default: 120)"
+    )
+    parser.add_argument(
+        "--figures", type=Path, help="a file of earlier episodes to go on from, and to add to"
+    )
     parser.add_argument(
         "--strangers",
         action=argparse.BooleanOptionalAction,
@@ -56,7 +77,15 @@ def main() -> None:
     for seed, topology in _episodes(first, chosen.topology or list(Topology)):
         if _kills(told) >= chosen.kills or monotonic() > deadline:
             break
-        told.append(_episode(seed, topology, min(chosen.each, chosen.kills - _kills(told)), console, strangers=chosen.strangers))
+        told.append(
+            _episode(
+                seed,
+                topology,
+                min(chosen.each, chosen.kills - _kills(told)),
+                console,
+                strangers=chosen.strangers,
+            )
+        )
         if chosen.figures is not None:
             chosen.figures.parent.mkdir(parents=True, exist_ok=True)
             with chosen.figures.open("a") as file:
@@ -65,7 +94,9 @@ def main() -> None:
     _show(told, console)
     failed = [one for one in told if one["faults"]]
     for one in failed:
-        console.print(f"\n{_command(one)}", *one["faults"], sep="\n  ", markup=False, soft_wrap=True)
+        console.print(
+            f"\n{_command(one)}", *one["faults"], sep="\n  ", markup=False, soft_wrap=True
+        )
     sys.exit(bool(failed) or _kills(told) < chosen.kills)
 
 
@@ -73,7 +104,9 @@ def _episodes(first: int, topologies: Sequence[Topology]) -> Iterator[tuple[int,
     return zip(count(first), cycle([Topology(one) for one in topologies]), strict=False)
 
 
-def _episode(seed: int, topology: Topology, kills: int, console: Console, *, strangers: bool) -> dict[str, Any]:
+def _episode(
+    seed: int, topology: Topology, kills: int, console: Console, *, strangers: bool
+) -> dict[str, Any]:
     """The figures of one episode; what a broken law, or the driver, left is kept to be looked at."""
     has_model = seed % MODEL_EVERY == 0
     directory = Path(tempfile.mkdtemp(prefix=f"turnfold-chaos-{topology}-{seed}-"))
@@ -81,18 +114,35 @@ def _episode(seed: int, topology: Topology, kills: int, console: Console, *, str
         yesterday = _yesterday(directory, console) if seed % MIXED_EVERY == 0 else None
         # Older code believes strangers.
         has_strangers = strangers and yesterday is None
-        episode = run(directory, topology, seed=seed, kills=kills, has_model=has_model, yesterday=yesterday, has_strangers=has_strangers)
+        episode = run(
+            directory,
+            topology,
+            seed=seed,
+            kills=kills,
+            has_model=has_model,
+            yesterday=yesterday,
+            has_strangers=has_strangers,
+        )
         told_here, history = asyncio.run(episode)
     except Exception:
-        console.print(f"the driver failed; {directory} is kept; replay: {_command({'seed': seed, 'topology': topology, 'kills': kills})}")
+        console.print(
+            f"the driver failed; {directory} is kept; replay: {_command({'seed': seed, 'topology': topology, 'kills': kills})}"
+        )
         raise
     told = asdict(told_here)
     if told["faults"]:
-        (directory / "readings.jsonl").write_text("".join(json.dumps(asdict(one)) + "\n" for one in history.published.readings))
-        console.print(f"{len(told['faults'])} faults, the first: {told['faults'][0]}; {directory} is kept", markup=False)
+        (directory / "readings.jsonl").write_text(
+            "".join(json.dumps(asdict(one)) + "\n" for one in history.published.readings)
+        )
+        console.print(
+            f"{len(told['faults'])} faults, the first: {told['faults'][0]}; {directory} is kept",
+            markup=False,
+        )
     else:
         shutil.rmtree(directory, ignore_errors=True)
-    figures = {name: value for name, value in told.items() if name != "faults" and value not in ({}, 0)}
+    figures = {
+        name: value for name, value in told.items() if name != "faults" and value not in ({}, 0)
+    }
     console.print(json.dumps(figures), markup=False, highlight=False, soft_wrap=True)
     return told
 
@@ -125,15 +175,30 @@ def _kills(told: Sequence[Mapping[str, Any]]) -> int:
 
 def _show(told: Sequence[Mapping[str, Any]], console: Console) -> None:
     table = Table("", *Topology, "all", title="what was done, and what was checked")
-    columns = [[one for one in told if one["topology"] == topology] for topology in Topology] + [list(told)]
+    columns = [[one for one in told if one["topology"] == topology] for topology in Topology] + [
+        list(told)
+    ]
     names = sorted({name for one in told for name in one["done"]})
     done = [sum((Counter(one["done"]) for one in column), Counter[str]()) for column in columns]
     table.add_row("episodes", *(str(len(column)) for column in columns))
     for name in names:
         table.add_row(name, *(f"{counted[name]:,}" for counted in done))
-    for name in ("kills", "events", "copies", "windows", "fresh_windows", "pages", "foreign_replies", "seconds"):
-        table.add_row(name, *(f"{sum(one.get(name, 0) for one in column):,.0f}" for column in columns))
-    table.add_row("violations", *(str(sum(len(one["faults"]) for one in column)) for column in columns))
+    for name in (
+        "kills",
+        "events",
+        "copies",
+        "windows",
+        "fresh_windows",
+        "pages",
+        "foreign_replies",
+        "seconds",
+    ):
+        table.add_row(
+            name, *(f"{sum(one.get(name, 0) for one in column):,.0f}" for column in columns)
+        )
+    table.add_row(
+        "violations", *(str(sum(len(one["faults"]) for one in column)) for column in columns)
+    )
     console.print(table)
 
 

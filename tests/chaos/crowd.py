@@ -20,7 +20,9 @@ from turnfold.errors import RequestError, Unavailable
 from turnfold.messages import SessionKey
 
 ENVIRON = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_LOG_LEVEL": "info"}
-KEYS = [session_key(agent, f"user-{number}") for agent in ("support", "billing") for number in range(2)]
+KEYS = [
+    session_key(agent, f"user-{number}") for agent in ("support", "billing") for number in range(2)
+]
 """The same session ids under two agents, and so are the ids of their events."""
 
 
@@ -39,7 +41,11 @@ class Crowd:
     async def at_work(self) -> AsyncGenerator[None]:
         """Publish and ask while the body runs."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for key in KEYS for work in (self._publish(key), self._read(key))]
+            tasks = [
+                group.create_task(work)
+                for key in KEYS
+                for work in (self._publish(key), self._read(key))
+            ]
             try:
                 yield
             finally:
@@ -54,7 +60,10 @@ class Crowd:
     async def says(self, key: SessionKey) -> None:
         """Publish one turn more of a session."""
         number = next(self._numbers[key])
-        said = [{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": f"Answer {number}."}]
+        said = [
+            {"role": "user", "content": f"Question {number}?"},
+            {"role": "assistant", "content": f"Answer {number}."},
+        ]
         event = turn_event(key, said, event_id=f"{key.session_id}-{number}")
         self.published.trying(event)
         await self._until_taken(event)
@@ -94,7 +103,14 @@ class Crowd:
         """Nothing lost, nothing doubled, all in the stream's order, versions without a gap; everything that is stored."""
         seen = await self.parts.caught_up()
         found = {
-            (key.agent_id, event_id): (seq, [json.loads(one.body) for one in session.messages if one.message.event_id == event_id])
+            (key.agent_id, event_id): (
+                seq,
+                [
+                    json.loads(one.body)
+                    for one in session.messages
+                    if one.message.event_id == event_id
+                ],
+            )
             for key, session in seen.sessions.items()
             for event_id, seq in session.events.items()
         }
@@ -102,7 +118,11 @@ class Crowd:
         for entry in await streamed(self.parts.server.url):
             first.setdefault(entry.payload, entry.seq)
         attempted = self.published.attempted
-        expected = {name: (first[event.payload], messages_of(event)) for name, event in attempted.items() if event.payload in first}
+        expected = {
+            name: (first[event.payload], messages_of(event))
+            for name, event in attempted.items()
+            if event.payload in first
+        }
         assert found == expected
         assert set(self.published.acknowledged) <= set(expected)
         assert seen.dead_letters == ()
@@ -115,7 +135,10 @@ class Crowd:
 
     async def windows_now(self) -> list[Any]:
         """What each session's window says."""
-        asked = [await self.client.session(*key).context(max_tokens=20_000, wait_ms=5_000) for key in KEYS]
+        asked = [
+            await self.client.session(*key).context(max_tokens=20_000, wait_ms=5_000)
+            for key in KEYS
+        ]
         assert all(window.fresh for window in asked)
         return [(window.messages, window.message_ids, window.summary) for window in asked]
 

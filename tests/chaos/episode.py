@@ -31,7 +31,18 @@ from turnfold.store import schema
 from turnfold.store.engine import Database
 from turnfold_migrations import upgrade
 
-MODEL_FAULTS = ("answer",) * 6 + ("500", "429", "503", "drop", "empty", "broken", "length", "prose", "null", "refuse")
+MODEL_FAULTS = ("answer",) * 6 + (
+    "500",
+    "429",
+    "503",
+    "drop",
+    "empty",
+    "broken",
+    "length",
+    "prose",
+    "null",
+    "refuse",
+)
 MODEL_ANSWERS = 10_000
 NOTICES_SECONDS = 60.0
 POLICY = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "16"}
@@ -72,7 +83,10 @@ class History:
 
     def faults(self) -> list[str]:
         """A sentence for each law that was broken."""
-        return [*Checker(self.database, self.published, self.stream).faults(), *faults_in_notices(self.database, self.notices)]
+        return [
+            *Checker(self.database, self.published, self.stream).faults(),
+            *faults_in_notices(self.database, self.notices),
+        ]
 
 
 async def run(
@@ -95,7 +109,10 @@ async def run(
         _model(seed, has_model=has_model) as environ,
         running(directory, topology, {**POLICY, **environ}, yesterday) as installation,
     ):
-        async with connected(installation.nats_urls) as clients, _strangers(installation, has_strangers=has_strangers) as heard:
+        async with (
+            connected(installation.nats_urls) as clients,
+            _strangers(installation, has_strangers=has_strangers) as heard,
+        ):
             load = Load(seed, clients)
             await _troubled(installation, load, seed=seed, kills=kills, has_model=has_model)
         history = await recorded(installation, load.published)
@@ -108,8 +125,13 @@ async def run(
             is_mixed=yesterday is not None,
             foreign_replies=heard.total(),
             seconds=round(monotonic() - began, 1),
-            done={f"{kind} {role}": times for (kind, role), times in sorted(installation.done.items())},
-            missed={f"{kind} {role}": times for (kind, role), times in sorted(installation.missed.items())},
+            done={
+                f"{kind} {role}": times for (kind, role), times in sorted(installation.done.items())
+            },
+            missed={
+                f"{kind} {role}": times
+                for (kind, role), times in sorted(installation.missed.items())
+            },
             ended_by_themselves=installation.ended_by_themselves(),
             crashes=installation.crashes(),
             events=len(load.published.attempted),
@@ -125,10 +147,16 @@ async def run(
 def _unused(load: Load) -> list[str]:
     """A system that was of no use to anybody proves nothing."""
     windows = sum(reading.answer["fresh"] for reading in load.published.readings)
-    return [] if windows and load.published.acknowledged else [f"{len(load.published.acknowledged)} events and {windows} fresh windows"]
+    return (
+        []
+        if windows and load.published.acknowledged
+        else [f"{len(load.published.acknowledged)} events and {windows} fresh windows"]
+    )
 
 
-async def _troubled(installation: Installation, load: Load, *, seed: int, kills: int, has_model: bool) -> None:
+async def _troubled(
+    installation: Installation, load: Load, *, seed: int, kills: int, has_model: bool
+) -> None:
     async with asyncio.TaskGroup() as readers:
         for number in range(READERS):
             readers.create_task(load.read(number))
@@ -136,7 +164,9 @@ async def _troubled(installation: Installation, load: Load, *, seed: int, kills:
             for number in range(PUBLISHERS):
                 publishers.create_task(load.publish(number))
             async with asyncio.TaskGroup() as troubles:
-                await wait_until(lambda: load.published.readings, seconds=START_SECONDS, told=installation.words)
+                await wait_until(
+                    lambda: load.published.readings, seconds=START_SECONDS, told=installation.words
+                )
                 for fault in plan(seed, installation.topology, has_model=has_model):
                     await asyncio.sleep(fault.pause_seconds)
                     await load.flowed(fault.after_events)
@@ -156,7 +186,9 @@ async def connected(urls: Sequence[str]) -> AsyncGenerator[Clients]:
         connect(url, timeout_seconds=2, attempts=60, environ={}) as another,
     ):
         bus = HangingUp()
-        await bus.connect(list(urls), max_reconnect_attempts=-1, reconnect_time_wait=1, error_cb=_unheard)
+        await bus.connect(
+            list(urls), max_reconnect_attempts=-1, reconnect_time_wait=1, error_cb=_unheard
+        )
         try:
             yield Clients(one, another, bus)
         finally:
@@ -168,7 +200,9 @@ async def _unheard(_: Exception) -> None:
 
 
 @asynccontextmanager
-async def _strangers(installation: Installation, *, has_strangers: bool) -> AsyncGenerator[Counter[str]]:
+async def _strangers(
+    installation: Installation, *, has_strangers: bool
+) -> AsyncGenerator[Counter[str]]:
     """What somebody heard who replies to everything; nothing where nobody does."""
     if not has_strangers:
         yield Counter()
@@ -205,7 +239,11 @@ async def recorded(installation: Installation, published: Published) -> History:
     url = installation.nats_urls[0]
     database = Database(installation.database_url, writes=False)
     try:
-        copy = await eventually(partial(_told_copy, database, installation.directory), seconds=NOTICES_SECONDS, told=installation.words)
+        copy = await eventually(
+            partial(_told_copy, database, installation.directory),
+            seconds=NOTICES_SECONDS,
+            told=installation.words,
+        )
     finally:
         await database.close()
     return History(copy, published, await streamed(url), await _noticed(url))
@@ -250,7 +288,10 @@ async def _move(source: Database, copy: Path) -> None:
 
 
 def _all_rows(connection: Connection) -> list[tuple[Table, list[dict[str, Any]]]]:
-    return [(table, [dict(row) for row in connection.execute(select(table)).mappings()]) for table in schema.metadata.sorted_tables]
+    return [
+        (table, [dict(row) for row in connection.execute(select(table)).mappings()])
+        for table in schema.metadata.sorted_tables
+    ]
 
 
 def _put(tables: Sequence[tuple[Table, list[dict[str, Any]]]], connection: Connection) -> None:
@@ -264,7 +305,9 @@ def _put(tables: Sequence[tuple[Table, list[dict[str, Any]]]], connection: Conne
 
 async def _is_told(database: Database) -> bool:
     """Whether every notice was published; those of what was copied before were then, too."""
-    return not await database.snapshot(lambda connection: connection.execute(select(schema.outbox).limit(1)).all())
+    return not await database.snapshot(
+        lambda connection: connection.execute(select(schema.outbox).limit(1)).all()
+    )
 
 
 async def _noticed(url: str) -> list[tuple[str, dict[str, Any]]]:
@@ -273,7 +316,9 @@ async def _noticed(url: str) -> list[tuple[str, dict[str, Any]]]:
     try:
         jetstream = bus.jetstream(timeout=30)
         count = (await jetstream.stream_info("TURNFOLD_NOTICES")).state.messages
-        subscription = await jetstream.subscribe("", stream="TURNFOLD_NOTICES", ordered_consumer=True)
+        subscription = await jetstream.subscribe(
+            "", stream="TURNFOLD_NOTICES", ordered_consumer=True
+        )
         messages = [await subscription.next_msg(timeout=30) for _ in range(count)]
         await subscription.unsubscribe()
         return [(message.subject, json.loads(message.data)) for message in messages]

@@ -22,7 +22,17 @@ import asyncpg
 
 from tests import postgres
 from tests.chaos.plan import LEASE_SECONDS, Fault, Kind, Topology
-from tests.system import TURNFOLD, arguments_of, children_of, command, eventually, free_port, parts_of, state_of, wait_until
+from tests.system import (
+    TURNFOLD,
+    arguments_of,
+    children_of,
+    command,
+    eventually,
+    free_port,
+    parts_of,
+    state_of,
+    wait_until,
+)
 from turnfold.embedded.nats import find_server, until_answering
 from turnfold.embedded.ready import die_with_parent
 
@@ -52,7 +62,14 @@ CLUSTER = 'cluster {{ name: "chaos", listen: "127.0.0.1:{port}", routes: [{route
 class Part:
     """One process; who looks after it starts it again whenever it ends, in the next of its environments."""
 
-    def __init__(self, role: str, arguments: Sequence[str], log: Path, *environs: Mapping[str, str], user: int | None = None) -> None:
+    def __init__(
+        self,
+        role: str,
+        arguments: Sequence[str],
+        log: Path,
+        *environs: Mapping[str, str],
+        user: int | None = None,
+    ) -> None:
         self.role = role
         self.statuses: list[int] = []
         self._arguments = arguments
@@ -124,15 +141,24 @@ class Installation:
     def ended_by_themselves(self) -> dict[str, int]:
         """How often a service ended though nobody had asked or killed it, by its name and status."""
         ended = Counter(
-            f"{part.role} {status}" for part in self.parts for status in part.statuses if part.role in ("worker", "query", "up")
+            f"{part.role} {status}"
+            for part in self.parts
+            for status in part.statuses
+            if part.role in ("worker", "query", "up")
         )
-        return {name: times for name, times in ended.items() if not name.endswith((" 0", f" {-SIGKILL}", f" {-SIGTERM}"))}
+        return {
+            name: times
+            for name, times in ended.items()
+            if not name.endswith((" 0", f" {-SIGKILL}", f" {-SIGTERM}"))
+        }
 
     def crashes(self) -> dict[str, int]:
         """What services logged as exceptions, or ended of, and how often."""
         told = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         ends = [
-            line for before, line in pairwise(told) if (before.startswith("  ") and line[:1].isalpha()) or line.startswith("turnfold: ")
+            line
+            for before, line in pairwise(told)
+            if (before.startswith("  ") and line[:1].isalpha()) or line.startswith("turnfold: ")
         ]
         logged = [one for line in told if "at" in (one := _said(line))]
         return dict(Counter([*ends, *(f"{one['event']}: {one['error']}" for one in logged)]))
@@ -145,7 +171,9 @@ class Installation:
             return self._running(role)
         if role in BACKENDS:
             children = [pid for server in self._running("postgres") for pid in children_of(server)]
-            return [pid for pid in children if b" ".join(arguments_of(pid)).startswith(BACKENDS[role])]
+            return [
+                pid for pid in children if b" ".join(arguments_of(pid)).startswith(BACKENDS[role])
+            ]
         above = self._running("up") or self._running("worker")
         return [found[role] for pid in above if role in (found := parts_of(pid))]
 
@@ -170,7 +198,15 @@ class Installation:
         self.database_url = postgres.url_of(installed.port, DATABASE)
         log = home / "postgres.log"
         # What is committed is on the disk, as where somebody relies on it.
-        self.parts.append(Part("postgres", installed.command({"fsync": "on"}), log, postgres.environment(), user=installed.user))
+        self.parts.append(
+            Part(
+                "postgres",
+                installed.command({"fsync": "on"}),
+                log,
+                postgres.environment(),
+                user=installed.user,
+            )
+        )
         for _ in range(WORKERS):
             self._add("worker", [*TURNFOLD, "worker"])
         for _ in range(QUERIES):
@@ -182,7 +218,11 @@ class Installation:
         for number, (port, route) in enumerate(zip(ports, routes, strict=True)):
             config = self.directory / f"n{number}.conf"
             cluster = CLUSTER.format(port=route, routes=listed) if nodes > 1 else ""
-            config.write_text(NODE.format(number=number, port=port, store=self.directory / f"n{number}", cluster=cluster))
+            config.write_text(
+                NODE.format(
+                    number=number, port=port, store=self.directory / f"n{number}", cluster=cluster
+                )
+            )
             self._add("nats", [str(find_server()), "-c", str(config)])
         self.nats_urls = [f"nats://127.0.0.1:{port}" for port in ports]
 
@@ -190,11 +230,20 @@ class Installation:
         versions: list[Mapping[str, str]] = [{}] if self.yesterday is None else [{}, self.yesterday]
         if sum(part.role == role for part in self.parts) % 2:
             versions.reverse()
-        self.parts.append(Part(role, arguments, self.log, *(self.settings() | more | dict(version) for version in versions)))
+        self.parts.append(
+            Part(
+                role,
+                arguments,
+                self.log,
+                *(self.settings() | more | dict(version) for version in versions),
+            )
+        )
 
     def settings(self) -> dict[str, str]:
         """The environment of every process of ours."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
+        }
         return inherited | {
             "TURNFOLD_NATS_URL": ",".join(self.nats_urls),
             "TURNFOLD_NATS_REPLICAS": str(len(self.nats_urls) or 1),
@@ -236,7 +285,11 @@ class Installation:
         if fault.role == "database":
             has_happened = await self._hold(fault.seconds)
         else:
-            pids = [pid for pid in self.pids(fault.role) if fault.kind is Kind.KILL or pid not in self._spared]
+            pids = [
+                pid
+                for pid in self.pids(fault.role)
+                if fault.kind is Kind.KILL or pid not in self._spared
+            ]
             has_happened = bool(pids) and await self._do(fault, pids[int(fault.which * len(pids))])
         (self.done if has_happened else self.missed)[fault.kind, fault.role] += 1
 
@@ -312,7 +365,10 @@ class Installation:
         return False
 
     async def _connected(self, database: str) -> asyncpg.Connection:
-        return await asyncpg.connect(self.database_url.replace("+asyncpg", "").replace(f"/{DATABASE}", f"/{database}"), timeout=5)
+        return await asyncpg.connect(
+            self.database_url.replace("+asyncpg", "").replace(f"/{DATABASE}", f"/{database}"),
+            timeout=5,
+        )
 
 
 def _said(line: str) -> Mapping[str, Any]:
@@ -344,7 +400,9 @@ def limit_files(pid: int, most: int) -> None:
 
 def _held(database: Path, seconds: float) -> bool:
     """Hold the one lock of those who write to SQLite."""
-    with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=5)) as connection:
+    with contextlib.closing(
+        sqlite3.connect(database, isolation_level=None, timeout=5)
+    ) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
@@ -356,7 +414,10 @@ def _held(database: Path, seconds: float) -> bool:
 
 @asynccontextmanager
 async def running(
-    directory: Path, topology: Topology, environ: Mapping[str, str], yesterday: Mapping[str, str] | None = None
+    directory: Path,
+    topology: Topology,
+    environ: Mapping[str, str],
+    yesterday: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[Installation]:
     """A system with its tables and streams, whose services may still be starting; nothing of it outlives the block."""
     installation = Installation(directory, topology, environ, yesterday)
@@ -364,7 +425,9 @@ async def running(
     keeping: list[asyncio.Task[None]] = []
     try:
         services = [part for part in installation.parts if part.role in ("worker", "query")]
-        keeping += [asyncio.create_task(part.keep()) for part in installation.parts if part not in services]
+        keeping += [
+            asyncio.create_task(part.keep()) for part in installation.parts if part not in services
+        ]
         await installation.migrate()
         keeping += [asyncio.create_task(part.keep()) for part in services]
         yield installation

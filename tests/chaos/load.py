@@ -66,7 +66,9 @@ class Load:
                     return
                 await self.publish_event(self.clients.one, event)
                 if random.random() < 0.15:
-                    await self.publish_event(random.choice((self.clients.one, self.clients.another)), event)
+                    await self.publish_event(
+                        random.choice((self.clients.one, self.clients.another)), event
+                    )
                 if random.random() < 0.02:
                     await self.publish_bad(random)
                 await asyncio.sleep(random.uniform(0, 0.05))
@@ -94,7 +96,10 @@ class Load:
             keys = list(self.published.order)[-NEWEST_SESSIONS:]
             if keys:
                 key = random.choice(keys)
-                await random.choices((partial(self.ask, max_tokens=random.choice(BUDGETS)), self.page, self.list), (8, 1, 1))[0](key)
+                await random.choices(
+                    (partial(self.ask, max_tokens=random.choice(BUDGETS)), self.page, self.list),
+                    (8, 1, 1),
+                )[0](key)
 
     async def ask(self, key: SessionKey, *, max_tokens: int) -> None:
         """A window; the answer is kept with what was acknowledged before it was asked."""
@@ -103,13 +108,24 @@ class Load:
         request = {"max_tokens": max_tokens, "after": after, "wait_ms": 500}
         began = monotonic()
         with self._told():
-            answer = await self.clients.one.ask(session_subject("context.get", key), request, patience_seconds=0.5)
+            answer = await self.clients.one.ask(
+                session_subject("context.get", key), request, patience_seconds=0.5
+            )
             attempted = published.messages_attempted[key]
-            published.readings.append(Reading(key, acknowledged, after, answer, attempted, began, monotonic()))
+            published.readings.append(
+                Reading(key, acknowledged, after, answer, attempted, began, monotonic())
+            )
 
     async def page(self, key: SessionKey) -> None:
         """A page of originals, after a message that some window named."""
-        after = max((one.answer["messages"][-1]["position"] for one in self.published.pages if one.key == key), default=0)
+        after = max(
+            (
+                one.answer["messages"][-1]["position"]
+                for one in self.published.pages
+                if one.key == key
+            ),
+            default=0,
+        )
         with self._told():
             request = {"after_position": after or None, "limit": PAGE}
             answer = await self.clients.one.ask(session_subject("history.get", key), request)
@@ -119,7 +135,9 @@ class Load:
     async def list(self, key: SessionKey) -> None:
         """The versions of a session."""
         with self._told():
-            self.published.lists.append(Listed(key, await self.clients.one.ask(session_subject("summary.list", key), {})))
+            self.published.lists.append(
+                Listed(key, await self.clients.one.ask(session_subject("summary.list", key), {}))
+            )
 
     @contextlib.contextmanager
     def _told(self) -> Generator[None]:
@@ -135,12 +153,16 @@ class Load:
         """Return when so many more events were acknowledged, or that takes too long."""
         wanted = len(self.published.acknowledged) + events
         with contextlib.suppress(AssertionError):
-            await wait_until(lambda: len(self.published.acknowledged) >= wanted, seconds=LONGEST_PAUSE_SECONDS)
+            await wait_until(
+                lambda: len(self.published.acknowledged) >= wanted, seconds=LONGEST_PAUSE_SECONDS
+            )
 
     async def settle(self, told: Callable[[], object]) -> None:
         """Wait until all is stored and nothing is pending; then ask for everything once more."""
         for key in self.published.order:
-            await eventually(partial(self._has_settled, key), seconds=SETTLED_SECONDS, every=0.2, told=told)
+            await eventually(
+                partial(self._has_settled, key), seconds=SETTLED_SECONDS, every=0.2, told=told
+            )
         for key in self.published.order:
             await self.ask(key, max_tokens=max(BUDGETS))
             await self.list(key)
@@ -150,7 +172,9 @@ class Load:
         """Whether a session holds all that was acknowledged, and has summarised what it evicted."""
         session = self.clients.one.session(*key)
         with contextlib.suppress(Unavailable):
-            window = await session.context(max_tokens=10_000_000, after=self.published.newest_seq.get(key), wait_ms=2_000)
+            window = await session.context(
+                max_tokens=10_000_000, after=self.published.newest_seq.get(key), wait_ms=2_000
+            )
             return window.fresh and not (await session.status())["messages_pending"]
         return False
 
@@ -163,9 +187,15 @@ def conversations(number: int) -> Iterator[tuple[Recording, Step]]:
     agent = f"chaos-{number}"
     for lap in range(10_000):
         for recording in recorded([str(path) for path in EXAMPLES], agent=agent):
-            said = tuple(one if one["role"] == "tool" else {**one, MARK: agent} for one in recording.conversation.messages)
+            said = tuple(
+                one if one["role"] == "tool" else {**one, MARK: agent}
+                for one in recording.conversation.messages
+            )
             key = session_key(agent, f"{recording.key.session_id}-{lap}")
-            yield Recording(key, replace(recording.conversation, messages=said)), (Step.TURN, Step.MESSAGE)[lap % 2]
+            yield (
+                Recording(key, replace(recording.conversation, messages=said)),
+                (Step.TURN, Step.MESSAGE)[lap % 2],
+            )
 
 
 def shuffled(events: Iterable[Event], random: Random) -> Iterator[Event]:

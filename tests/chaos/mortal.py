@@ -97,7 +97,10 @@ class MortalDatabase(Database):
         return await self.snapshot(work)
 
     async def _lived(
-        self, transact: Callable[[Callable[[Connection], Found]], Awaitable[Found]], work: Callable[[Connection], Found], step: str
+        self,
+        transact: Callable[[Callable[[Connection], Found]], Awaitable[Found]],
+        work: Callable[[Connection], Found],
+        step: str,
     ) -> Found:
         def last(connection: Connection) -> Found:
             found = work(connection)
@@ -137,7 +140,9 @@ class Wire:
     async def acompletion(self, *, model: str, messages: Any, api_base: str, **_: Any) -> Any:
         """Ask, and give the answer the shape that it has in litellm."""
         self._fate.meet("before", "ask")
-        status, told = await asyncio.to_thread(_posted, api_base, json.dumps({"model": model, "messages": messages}))
+        status, told = await asyncio.to_thread(
+            _posted, api_base, json.dumps({"model": model, "messages": messages})
+        )
         self._fate.meet("after", "ask")
         if status != 200:
             raise Refused(status, told)
@@ -148,7 +153,9 @@ def _posted(url: str, body: str) -> tuple[int, str]:
     target = urlsplit(url)
     connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
     try:
-        connection.request("POST", f"{target.path}/chat/completions", body, {"content-type": "application/json"})
+        connection.request(
+            "POST", f"{target.path}/chat/completions", body, {"content-type": "application/json"}
+        )
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -165,7 +172,9 @@ class Writer:
     def __init__(self, fate: Fate) -> None:
         self._wire = Wire(fate)
 
-    async def summarize(self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = _forget) -> Draft:
+    async def summarize(
+        self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = _forget
+    ) -> Draft:
         """Write one version."""
         if job.model is None:
             return extract(job, count=words)
@@ -201,7 +210,9 @@ class Worker:
                 for job in await self.claim():
                     await self.compact(job)
             case "promote":
-                await self.versions.promote(KEY, int(subject), over=None, rules=rules, now_ms=now_ms)
+                await self.versions.promote(
+                    KEY, int(subject), over=None, rules=rules, now_ms=now_ms
+                )
             case "restore":
                 await self.versions.restore(KEY, CompactionId(subject), rules=rules, now_ms=now_ms)
             case "regenerate":
@@ -213,22 +224,41 @@ class Worker:
             case "send":
                 client = HangingUp()
                 await client.connect(self._life.nats_url)
-                await Relay(store=self.outbox, publisher=Publisher(client, NOTICES_STREAM), is_busy=lambda: False).work()
+                await Relay(
+                    store=self.outbox,
+                    publisher=Publisher(client, NOTICES_STREAM),
+                    is_busy=lambda: False,
+                ).work()
                 await client.close()
             case _:
                 raise ValueError(deed)
 
     async def claim(self) -> list[Job]:
         """Take what is due."""
-        return list(await self.jobs.claim(places(10), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=self.policy))
+        return list(
+            await self.jobs.claim(
+                places(10), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=self.policy
+            )
+        )
 
     async def compact(self, job: Job) -> Outcome:
         """One attempt at a job."""
         window = self._life.window
         writing = Writing(
-            model="openai/x", api_base=self._life.model_url, api_key="none-needed", call_timeout_seconds=30, window=lambda _: window
+            model="openai/x",
+            api_base=self._life.model_url,
+            api_key="none-needed",
+            call_timeout_seconds=30,
+            window=lambda _: window,
         )
-        return await compact(job, store=self.jobs, summarizer=self._summarizer, writing=writing, count=words, now_ms=lambda: self.now_ms)
+        return await compact(
+            job,
+            store=self.jobs,
+            summarizer=self._summarizer,
+            writing=writing,
+            count=words,
+            now_ms=lambda: self.now_ms,
+        )
 
 
 @asynccontextmanager

@@ -71,7 +71,10 @@ def plan(seed: int, topology: Topology, *, has_model: bool = False) -> Iterator[
     """Faults without end, dealt like cards: each kind comes once before any comes again."""
     random = Random(seed)
     cards = [(Kind.KILL, role) for role in _many(_PARTS[topology])]
-    cards += [(Kind[kind.upper()], role) for kind, _, role in (card.partition(".") for card in _many(_OTHERS[topology]))]
+    cards += [
+        (Kind[kind.upper()], role)
+        for kind, _, role in (card.partition(".") for card in _many(_OTHERS[topology]))
+    ]
     cards += [(Kind.KILL, "model")] * 3 if has_model else []
     while True:
         random.shuffle(cards)

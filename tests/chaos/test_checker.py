@@ -55,7 +55,9 @@ DAMAGES = {
         "UPDATE messages SET sid = (SELECT max(sid) FROM sessions) WHERE (sid, position) = (SELECT min(sid), min(position) FROM messages)"
     ),
     "A1: an audit row was changed": "UPDATE audit SET reason = 'another' WHERE audit_id = 1",
-    "A3: a notice was never sent": ("INSERT INTO outbox (subject, payload) VALUES ('summary.updated.a.b', '{}')"),
+    "A3: a notice was never sent": (
+        "INSERT INTO outbox (subject, payload) VALUES ('summary.updated.a.b', '{}')"
+    ),
     "I5: dead letters are gone": "DELETE FROM dead_letters",
     "W5: what was ingested is forgotten": "DELETE FROM ingested",
 }
@@ -96,16 +98,23 @@ def _events(number: int) -> Iterator[Event]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_checker_sees_what_is_wrong_in_a_database(damage: str, history: History, tmp_path: Path) -> None:
+def test_the_checker_sees_what_is_wrong_in_a_database(
+    damage: str, history: History, tmp_path: Path
+) -> None:
     assert replace(history, database=damaged(history.database, tmp_path, DAMAGES[damage])).faults()
 
 
 def damaged(database: Path, directory: Path, damage: str) -> Path:
     """A copy of the database with one thing wrong."""
     copy = directory / "damaged.db"
-    with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
+    with (
+        contextlib.closing(sqlite3.connect(database)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
         source.backup(target)
-        for (trigger,) in target.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        for (trigger,) in target.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        ).fetchall():
             target.execute(f"DROP TRIGGER {trigger}")
         assert target.execute(damage).rowcount, damage
         target.commit()
@@ -181,24 +190,37 @@ def test_the_checker_sees_what_is_wrong_in_an_answer(law: str, history: History)
     assert faults_of(history, altered(told, LIES[law]))
 
 
-def test_the_checker_sees_an_answer_of_one_version_with_the_window_of_another(history: History) -> None:
+def test_the_checker_sees_an_answer_of_one_version_with_the_window_of_another(
+    history: History,
+) -> None:
     before, told = two_answers(history)
 
     def takes_an_older_version(answer: Json) -> None:
         answer["summary"] = before.answer["summary"]
-        answer["account"]["folded"] += answer["account"]["covered"] - before.answer["account"]["covered"]
+        answer["account"]["folded"] += (
+            answer["account"]["covered"] - before.answer["account"]["covered"]
+        )
         answer["account"]["covered"] = before.answer["account"]["covered"]
 
     def takes_a_newer_version(answer: Json) -> None:
         answer["summary"] = told.answer["summary"]
-        answer["account"]["total"] += told.answer["account"]["covered"] - answer["account"]["covered"]
+        answer["account"]["total"] += (
+            told.answer["account"]["covered"] - answer["account"]["covered"]
+        )
         answer["account"]["covered"] = told.answer["account"]["covered"]
 
-    assert any("covers it" in fault for fault in faults_of(history, altered(before, takes_a_newer_version)))
+    assert any(
+        "covers it" in fault for fault in faults_of(history, altered(before, takes_a_newer_version))
+    )
     lost = altered(told, takes_an_older_version)
-    lost.answer["account"]["total"] -= lost.answer["account"]["folded"] - told.answer["account"]["folded"]
+    lost.answer["account"]["total"] -= (
+        lost.answer["account"]["folded"] - told.answer["account"]["folded"]
+    )
     lost.answer["account"]["folded"] = told.answer["account"]["folded"]
-    assert any("neither shown nor covered" in fault for fault in faults_of(history, replace(lost, acknowledged=told.acknowledged)))
+    assert any(
+        "neither shown nor covered" in fault
+        for fault in faults_of(history, replace(lost, acknowledged=told.acknowledged))
+    )
 
 
 def test_the_checker_sees_a_session_that_goes_backwards(history: History) -> None:
@@ -218,22 +240,40 @@ def test_the_checker_sees_pages_and_lists_that_are_wrong(history: History) -> No
     for one in many.answer["summaries"]:
         one["in_force"] = False
 
-    assert [bool(faults_of(history, one)) for one in (page, unordered, moved)] == [False, True, True]
+    assert [bool(faults_of(history, one)) for one in (page, unordered, moved)] == [
+        False,
+        True,
+        True,
+    ]
     assert [bool(faults_of(history, one)) for one in (listed, many)] == [False, True]
 
 
-def test_the_checker_sees_what_the_stream_lost_and_what_nobody_was_told_of(history: History) -> None:
+def test_the_checker_sees_what_the_stream_lost_and_what_nobody_was_told_of(
+    history: History,
+) -> None:
     is_first = {entry.seq for entry in history.stream[-5:]}
 
-    assert replace(history, stream=[entry for entry in history.stream if entry.seq not in is_first]).faults()
-    assert faults_in_notices(history.database, [notice for notice in history.notices if notice[0].startswith("summary.updated")])
-    assert faults_in_notices(history.database, [notice for notice in history.notices if notice[0].startswith("context.compressed")])
+    assert replace(
+        history, stream=[entry for entry in history.stream if entry.seq not in is_first]
+    ).faults()
+    assert faults_in_notices(
+        history.database,
+        [notice for notice in history.notices if notice[0].startswith("summary.updated")],
+    )
+    assert faults_in_notices(
+        history.database,
+        [notice for notice in history.notices if notice[0].startswith("context.compressed")],
+    )
 
 
 def two_answers(history: History) -> tuple[Reading, Reading]:
     """The answers about one session from the rest in the middle, and from the end: of different versions, and with nothing trimmed."""
     key = next(iter(history.published.order))
-    told = [one for one in history.published.readings if one.key == key and one.answer["summary"] is not None]
+    told = [
+        one
+        for one in history.published.readings
+        if one.key == key and one.answer["summary"] is not None
+    ]
     first, last = told[0], told[-1]
     assert first.answer["summary"]["version"] < last.answer["summary"]["version"]
     return first, last

@@ -43,7 +43,11 @@ async def model() -> AsyncIterator[ModelServer]:
 @pytest.fixture(params=["sqlite"])
 async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database with its tables; which one says the test."""
-    return new_sqlite(tmp_path) if request.param == "sqlite" else await new_postgres(request.getfixturevalue("postgres"))
+    return (
+        new_sqlite(tmp_path)
+        if request.param == "sqlite"
+        else await new_postgres(request.getfixturevalue("postgres"))
+    )
 
 
 @dataclass
@@ -65,11 +69,21 @@ class Scene:
 
     async def told(self) -> Counter[str]:
         """The notices that wait in the outbox, by kind."""
-        return Counter(notice.subject.split(".ada.")[0] for notice in await self.worker.outbox.unsent(1_000))
+        return Counter(
+            notice.subject.split(".ada.")[0] for notice in await self.worker.outbox.unsent(1_000)
+        )
 
     async def begin(self, deed: str, moment: str, step: str, **more: Any) -> BaseProcess:
         """Start a worker that will die."""
-        life = replace(self.life, deed=deed, moment=moment, step=step, now_ms=self.worker.now_ms, first_id=DEED_IDS, **more)
+        life = replace(
+            self.life,
+            deed=deed,
+            moment=moment,
+            step=step,
+            now_ms=self.worker.now_ms,
+            first_id=DEED_IDS,
+            **more,
+        )
         return await asyncio.to_thread(begun, live, life)
 
     async def die(self, deed: str, moment: str, step: str, **more: Any) -> None:
@@ -95,10 +109,18 @@ class Scene:
         session = await self.session()
         # One notice for each thing that was committed, and none for what was not.
         told, phases = await self.told(), Counter(row.phase for row in session.audit)
-        assert told["summary.updated"] == phases["summary_done"] + phases["promoted"] + phases["restored"]
+        assert (
+            told["summary.updated"]
+            == phases["summary_done"] + phases["promoted"] + phases["restored"]
+        )
         assert told["context.compressed"] == phases["evicted"]
-        assert told["compaction.failed"] == phases["attempt_failed"] + phases["rollback"] + phases["rejected"]
-        assert [one.version for one in session.versions] == list(range(1, len(session.versions) + 1))
+        assert (
+            told["compaction.failed"]
+            == phases["attempt_failed"] + phases["rollback"] + phases["rejected"]
+        )
+        assert [one.version for one in session.versions] == list(
+            range(1, len(session.versions) + 1)
+        )
         return session
 
 
@@ -120,7 +142,10 @@ def states(session: SessionSeen) -> Counter[str]:
     """How many messages are live, pending and covered; each is in one of these, or something was lost."""
     covered = {row.ordinal for row in session.rows if row.is_covered}
     places = [one.message.compaction_id for one in session.messages]
-    return Counter("live" if place is None else "covered" if int(place) in covered else "pending" for place in places)
+    return Counter(
+        "live" if place is None else "covered" if int(place) in covered else "pending"
+        for place in places
+    )
 
 
 # --- a summary is written
@@ -140,14 +165,22 @@ POINTS = [
     ("after", "commit", 1),
 ]
 """Where a worker dies, and how often the model is asked in all."""
-ON_POSTGRESQL = [("in", "claim", 1), ("while", "ask", 2), ("in", "commit", 2), ("after", "commit", 1)]
+ON_POSTGRESQL = [
+    ("in", "claim", 1),
+    ("while", "ask", 2),
+    ("in", "commit", 2),
+    ("after", "commit", 1),
+]
 
 
 @pytest.mark.parametrize(
     ("database_url", "moment", "step", "calls"),
     [
         *(pytest.param("sqlite", *point, id=f"{point[0]} {point[1]}") for point in POINTS),
-        *(pytest.param("postgresql", *point, id=f"{point[0]} {point[1]} on postgresql") for point in ON_POSTGRESQL),
+        *(
+            pytest.param("postgresql", *point, id=f"{point[0]} {point[1]} on postgresql")
+            for point in ON_POSTGRESQL
+        ),
     ],
     indirect=["database_url"],
 )
@@ -172,19 +205,29 @@ async def test_a_worker_that_dies_at_any_step_of_a_job_leaves_one_version_for_on
     assert states(session) == {"live": 4, "covered": 10}
     assert len(scene.model.requests) == calls
     starts = 1 if is_committed or left == before else 2
-    assert Counter(row.phase for row in session.audit) == {"evicted": 1, "summary_start": starts, "summary_done": 1}
+    assert Counter(row.phase for row in session.audit) == {
+        "evicted": 1,
+        "summary_start": starts,
+        "summary_done": 1,
+    }
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.proves("L9", "C28", "C47", "C49")
-async def test_no_transaction_is_open_while_the_model_writes_and_what_comes_meanwhile_is_covered_later(scene: Scene) -> None:
-    open_now = text("SELECT count(*) FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_type = 'client backend'")
+async def test_no_transaction_is_open_while_the_model_writes_and_what_comes_meanwhile_is_covered_later(
+    scene: Scene,
+) -> None:
+    open_now = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_type = 'client backend'"
+    )
     scene.model.script = ["hang"]
     await scene.worker.do("ingest", "1")
     dying = await scene.begin("write", "", "")
     await asyncio.wait_for(scene.model.is_hanging.wait(), PATIENCE_SECONDS)
 
-    (transactions,) = await scene.database.snapshot(lambda connection: list(connection.execute(open_now).scalars()))
+    (transactions,) = await scene.database.snapshot(
+        lambda connection: list(connection.execute(open_now).scalars())
+    )
     await scene.worker.intake.ingest(turns(8, 3), (), rules=scene.worker.rules)
     assert states(await scene.session()) == {"pending": 10, "live": 10}
     await scene.worker.do("ingest", "11")
@@ -199,9 +242,13 @@ async def test_no_transaction_is_open_while_the_model_writes_and_what_comes_mean
 
 
 @pytest.mark.proves("C50", "C49", "L1", "L10")
-async def test_over_three_compactions_with_a_death_in_each_covered_and_live_are_all_messages(scene: Scene) -> None:
+async def test_over_three_compactions_with_a_death_in_each_covered_and_live_are_all_messages(
+    scene: Scene,
+) -> None:
     covered_before: set[str] = set()
-    for number, (moment, step) in enumerate([("in", "commit"), ("while", "ask"), ("after", "commit")], start=1):
+    for number, (moment, step) in enumerate(
+        [("in", "commit"), ("while", "ask"), ("after", "commit")], start=1
+    ):
         await scene.worker.do("ingest", str(7 * number))
         scene.model.script = ["hang"] if moment == "while" else []
         scene.model.is_hanging.clear()
@@ -210,9 +257,19 @@ async def test_over_three_compactions_with_a_death_in_each_covered_and_live_are_
 
         session = await scene.finished()
         rows = {str(row) for row in session.speaks_for[number]}
-        covered = {str(one.message.message_id) for one in session.messages if one.message.compaction_id in rows}
-        live = [str(one.message.message_id) for one in session.messages if one.message.compaction_id is None]
-        assert sorted([*covered, *live]) == sorted(f"e{seq}#{at}" for seq in range(7, 7 * number + 7) for at in (0, 1))
+        covered = {
+            str(one.message.message_id)
+            for one in session.messages
+            if one.message.compaction_id in rows
+        }
+        live = [
+            str(one.message.message_id)
+            for one in session.messages
+            if one.message.compaction_id is None
+        ]
+        assert sorted([*covered, *live]) == sorted(
+            f"e{seq}#{at}" for seq in range(7, 7 * number + 7) for at in (0, 1)
+        )
         assert covered > covered_before
         covered_before = covered
     versions = (await scene.session()).versions
@@ -243,14 +300,23 @@ async def test_a_worker_that_dies_between_two_parts_of_a_long_input_leaves_the_p
     database_url: str, model: ModelServer, moment: str, step: str, nth: int, extra: int
 ) -> None:
     async with scene_of(database_url, model, window=8_000) as scene:
-        said = [one for at in range(3) for one in (user(f"Part {at}. {LONG}"), assistant(None, f"c{at}"), tool(f"c{at}", LONG))]
-        await scene.worker.intake.ingest([turn(1, *said), *turns(2, 7)], (), rules=scene.worker.rules)
+        said = [
+            one
+            for at in range(3)
+            for one in (user(f"Part {at}. {LONG}"), assistant(None, f"c{at}"), tool(f"c{at}", LONG))
+        ]
+        await scene.worker.intake.ingest(
+            [turn(1, *said), *turns(2, 7)], (), rules=scene.worker.rules
+        )
         model.script = ["answer", "hang"] if moment == "while" else []
 
         await scene.die("write", moment, step, nth=nth)
 
         session = await scene.finished()
-        asked = [int(request["messages"][1]["content"].partition(" are part ")[2].split()[0]) for request in model.requests]
+        asked = [
+            int(request["messages"][1]["content"].partition(" are part ")[2].split()[0])
+            for request in model.requests
+        ]
         parts = len(set(asked))
         assert parts >= 3
         assert len(asked) == parts + extra
@@ -264,14 +330,21 @@ async def test_a_worker_that_dies_between_two_parts_of_a_long_input_leaves_the_p
 
 @pytest.mark.parametrize("moment", ["in", "after"])
 @pytest.mark.proves("C49", "S7", "L10", "A1", "A3")
-async def test_a_worker_that_dies_while_it_gives_a_job_back_costs_one_call(scene: Scene, moment: str) -> None:
+async def test_a_worker_that_dies_while_it_gives_a_job_back_costs_one_call(
+    scene: Scene, moment: str
+) -> None:
     await scene.worker.do("ingest", "1")
     scene.model.script = ["500"]
 
     await scene.die("write", moment, "give_back")
 
     given_back = Counter({"attempt_failed": 1} if moment == "after" else {})
-    assert +Counter(row.phase for row in (await scene.session()).audit if row.phase == "attempt_failed") == given_back
+    assert (
+        +Counter(
+            row.phase for row in (await scene.session()).audit if row.phase == "attempt_failed"
+        )
+        == given_back
+    )
     assert (await scene.told())["compaction.failed"] == given_back.total()
     session = await scene.finished()
     assert [(one.version, one.kind) for one in session.versions] == [(1, "llm")]
@@ -280,14 +353,18 @@ async def test_a_worker_that_dies_while_it_gives_a_job_back_costs_one_call(scene
 
 @pytest.mark.parametrize("moment", ["in", "after"])
 @pytest.mark.proves("C49", "S4")
-async def test_a_worker_that_dies_while_it_commits_a_stand_in_leaves_one_that_the_model_writes_again(scene: Scene, moment: str) -> None:
+async def test_a_worker_that_dies_while_it_commits_a_stand_in_leaves_one_that_the_model_writes_again(
+    scene: Scene, moment: str
+) -> None:
     await scene.worker.do("ingest", "1")
     scene.model.script = ["401"]
 
     await scene.die("write", moment, "commit")
 
     session = await scene.finished()
-    assert [one.kind for one in session.versions] == (["extractive", "llm"] if moment == "after" else ["llm"])
+    assert [one.kind for one in session.versions] == (
+        ["extractive", "llm"] if moment == "after" else ["llm"]
+    )
     assert states(session) == {"live": 4, "covered": 10}
 
 
@@ -322,7 +399,9 @@ async def test_a_worker_that_dies_while_it_ends_a_job_leaves_all_as_it_was_or_as
         assert states(left) == states(before)
         assert ("rollback" in {row.phase for row in left.audit}) == (moment == "after")
         session = await scene.finished()
-        assert [one.kind for one in session.versions] == (kinds_kept if moment == "after" else kinds_lost)
+        assert [one.kind for one in session.versions] == (
+            kinds_kept if moment == "after" else kinds_lost
+        )
         assert sum(states(session).values()) == 14
 
 
@@ -342,7 +421,9 @@ CHANGES = {
 @pytest.mark.parametrize("moment", ["in", "after"])
 @pytest.mark.parametrize("deed", CHANGES)
 @pytest.mark.proves("C49", "L1", "L2", "L10", "A3", "A5")
-async def test_a_change_is_made_whole_or_not_at_all(tmp_path: Path, scene: Scene, model: ModelServer, deed: str, moment: str) -> None:
+async def test_a_change_is_made_whole_or_not_at_all(
+    tmp_path: Path, scene: Scene, model: ModelServer, deed: str, moment: str
+) -> None:
     subject, step, versions = CHANGES[deed]
     for number in range(versions):
         await scene.worker.do("ingest", str(1 + 7 * number))
@@ -361,8 +442,12 @@ async def test_a_change_is_made_whole_or_not_at_all(tmp_path: Path, scene: Scene
     assert await scene.seen() == (before if moment == "in" else wanted)
     if moment == "in":
         assert await scene.told() == told
-    if moment == "in" or deed == "ingest":  # an event that was stored and not acknowledged comes again
-        async with living(replace(scene.life, first_id=DEED_IDS, now_ms=scene.worker.now_ms)) as again:
+    if (
+        moment == "in" or deed == "ingest"
+    ):  # an event that was stored and not acknowledged comes again
+        async with living(
+            replace(scene.life, first_id=DEED_IDS, now_ms=scene.worker.now_ms)
+        ) as again:
             await again.do(deed, subject)
         assert await scene.seen() == wanted
     session = await scene.finished()
@@ -422,7 +507,9 @@ async def test_a_relay_that_dies_sends_every_notice_in_the_end_and_each_once(
             await scene.worker.do("ingest", "1")
             scene.worker.now_ms += TEN_MINUTES_MS
             await scene.worker.do("write")
-            told = [(notice.subject, notice.payload) for notice in await scene.worker.outbox.unsent(100)]
+            told = [
+                (notice.subject, notice.payload) for notice in await scene.worker.outbox.unsent(100)
+            ]
 
             await scene.die("send", moment, step)
 
@@ -433,7 +520,10 @@ async def test_a_relay_that_dies_sends_every_notice_in_the_end_and_each_once(
             assert faults(await scene.seen()) == []
         jetstream = client.jetstream()
         held = (await jetstream.stream_info(NOTICES_STREAM)).state
-        sent = [await jetstream.get_msg(NOTICES_STREAM, seq) for seq in range(held.first_seq, held.last_seq + 1)]
+        sent = [
+            await jetstream.get_msg(NOTICES_STREAM, seq)
+            for seq in range(held.first_seq, held.last_seq + 1)
+        ]
         await client.close()
     # They are published side by side.
     assert sorted((one.subject, (one.data or b"").decode()) for one in sent) == sorted(told)
@@ -455,7 +545,11 @@ async def test_two_workers_at_one_due_job_write_one_version_for_one_call(scene: 
     assert len(scene.model.requests) == 1
     session = await scene.finished()
     assert len(session.versions) == 1
-    assert Counter(row.phase for row in session.audit) == {"evicted": 1, "summary_start": 1, "summary_done": 1}
+    assert Counter(row.phase for row in session.audit) == {
+        "evicted": 1,
+        "summary_start": 1,
+        "summary_done": 1,
+    }
 
 
 class Slow:
@@ -474,7 +568,9 @@ class Slow:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-@pytest.mark.parametrize("is_committed", [True, False], ids=["after the other committed", "while the other writes"])
+@pytest.mark.parametrize(
+    "is_committed", [True, False], ids=["after the other committed", "while the other writes"]
+)
 @pytest.mark.proves("C51", "S1", "S8", "L10", "A1")
 async def test_a_worker_that_still_writes_when_its_lease_is_over_comes_too_late_and_that_is_on_record(
     scene: Scene, is_committed: bool
@@ -514,7 +610,9 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.proves("C49", "S1", "S4")
-async def test_a_worker_that_dies_with_its_summariser_at_work_takes_it_along_and_costs_one_call(scene: Scene) -> None:
+async def test_a_worker_that_dies_with_its_summariser_at_work_takes_it_along_and_costs_one_call(
+    scene: Scene,
+) -> None:
     await scene.worker.do("ingest", "1")
     scene.model.script = ["hang"]
 

@@ -11,7 +11,9 @@ from turnfold.client import connect
 
 
 @pytest.mark.proves("L1", "W5")
-async def test_events_that_come_while_the_disk_is_full_are_stored_once_there_is_room(tmp_path: Path) -> None:
+async def test_events_that_come_while_the_disk_is_full_are_stored_once_there_is_room(
+    tmp_path: Path,
+) -> None:
     async with (
         running_parts(tmp_path) as parts,
         parts.running("worker") as worker,
@@ -33,5 +35,7 @@ async def test_events_that_come_while_the_disk_is_full_are_stored_once_there_is_
             return (await session.context(max_tokens=8_000, wait_ms=2_000)).fresh
 
         await eventually(is_stored, told=parts.words)
-        assert [row["state"] for row in rows(parts.database, "SELECT state FROM messages_view")] == ["live"]
+        assert [
+            row["state"] for row in rows(parts.database, "SELECT state FROM messages_view")
+        ] == ["live"]
         assert worker.is_alive

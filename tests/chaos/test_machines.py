@@ -16,7 +16,9 @@ from tests.system import Parts, eventually, wait_until
 
 async def deadlocks(parts: Parts) -> int:
     """How many transactions the server ended because they waited for each other."""
-    (row,) = await parts.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+    (row,) = await parts.rows(
+        "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    )
     return int(row["deadlocks"])
 
 
@@ -31,13 +33,22 @@ def asking(model: ModelServer) -> dict[str, str]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.proves("L1", "L2", "L3", "L10", "L12", "O2", "C49", "C52")
-async def test_workers_and_query_servers_come_go_and_die_while_agents_publish(tmp_path: Path, postgres: Postgres) -> None:
+async def test_workers_and_query_servers_come_go_and_die_while_agents_publish(
+    tmp_path: Path, postgres: Postgres
+) -> None:
     async with crowd(tmp_path, postgres) as agents:
         parts = agents.parts
-        async with AsyncExitStack() as stack, parts.running("worker") as first, parts.running("query"):
+        async with (
+            AsyncExitStack() as stack,
+            parts.running("worker") as first,
+            parts.running("query"),
+        ):
             async with agents.at_work():
                 await eventually(agents.are_summarised, told=parts.words)
-                async with parts.running("worker") as second, parts.running("query", environ=elsewhere()) as other:
+                async with (
+                    parts.running("worker") as second,
+                    parts.running("query", environ=elsewhere()) as other,
+                ):
                     await agents.goes_on()
                     first.signal(SIGKILL)
                     other.signal(SIGKILL)
@@ -53,7 +64,9 @@ async def test_workers_and_query_servers_come_go_and_die_while_agents_publish(tm
 
 
 @pytest.mark.proves("C48", "O2")
-async def test_of_two_workers_one_asks_the_model_for_a_version(tmp_path: Path, postgres: Postgres) -> None:
+async def test_of_two_workers_one_asks_the_model_for_a_version(
+    tmp_path: Path, postgres: Postgres
+) -> None:
     async with (
         running_model_server() as model,
         crowd(tmp_path, postgres, **asking(model)) as agents,
@@ -66,16 +79,22 @@ async def test_of_two_workers_one_asks_the_model_for_a_version(tmp_path: Path, p
             await agents.parts.settled()
             seen = await agents.ends_well()
 
-        written = [version.kind for session in seen.sessions.values() for version in session.versions]
+        written = [
+            version.kind for session in seen.sessions.values() for version in session.versions
+        ]
         assert set(written) == {"llm"}
         assert len(model.requests) == len(written) >= len(KEYS)
 
 
 @pytest.mark.proves("S1", "O2")
-async def test_what_a_stopped_worker_was_writing_another_one_writes_at_once(tmp_path: Path, postgres: Postgres) -> None:
+async def test_what_a_stopped_worker_was_writing_another_one_writes_at_once(
+    tmp_path: Path, postgres: Postgres
+) -> None:
     async with running_model_server() as model:
         model.script = ["hang"]
-        async with crowd(tmp_path, postgres, **asking(model), TURNFOLD_SUMMARY_LEASE_SECONDS="3600") as agents:
+        async with crowd(
+            tmp_path, postgres, **asking(model), TURNFOLD_SUMMARY_LEASE_SECONDS="3600"
+        ) as agents:
             async with agents.parts.running("worker") as first:
                 for _ in range(20):
                     await agents.says(KEYS[0])
@@ -96,7 +115,9 @@ def own_postgres() -> Any:
 
 
 @pytest.mark.proves("L1", "L2", "L3", "L10", "O2")
-async def test_a_database_that_stops_or_crashes_is_waited_for_and_nothing_is_missing_then(tmp_path: Path, own_postgres: Postgres) -> None:
+async def test_a_database_that_stops_or_crashes_is_waited_for_and_nothing_is_missing_then(
+    tmp_path: Path, own_postgres: Postgres
+) -> None:
     ends: list[Callable[[], None]] = [own_postgres.stop, own_postgres.crash]
     async with crowd(tmp_path, own_postgres) as agents:
         parts = agents.parts

@@ -34,15 +34,25 @@ def unaccounted(database: Path, recordings: list[Recording]) -> list[str]:
     for row in rows(database, statement):
         stored.setdefault((row["agent_id"], row["session_id"]), []).append(json.loads(row["body"]))
         states[row["agent_id"], row["session_id"]] += row["state"] in ("live", "pending", "covered")
-    faults = [f"{one.key.session_id}: altered" for one in recordings if stored.get(tuple(one.key)) != list(one.conversation.messages)]
-    faults += [f"{one.key.session_id}: stateless" for one in recordings if states[tuple(one.key)] != len(one.conversation.messages)]
+    faults = [
+        f"{one.key.session_id}: altered"
+        for one in recordings
+        if stored.get(tuple(one.key)) != list(one.conversation.messages)
+    ]
+    faults += [
+        f"{one.key.session_id}: stateless"
+        for one in recordings
+        if states[tuple(one.key)] != len(one.conversation.messages)
+    ]
     told: dict[tuple[str, ...], tuple[int, ...]] = {
         (row["agent_id"], row["session_id"]): tuple(row)[2:] for row in rows(database, COUNTERS)
     }
     for one in recordings:
         total, live, pending, covered = told[tuple(one.key)]
         if total != len(one.conversation.messages) or live + pending + covered != total:
-            faults.append(f"{one.key.session_id}: {live} live, {pending} pending and {covered} covered of {total}")
+            faults.append(
+                f"{one.key.session_id}: {live} live, {pending} pending and {covered} covered of {total}"
+            )
     return faults
 
 
@@ -51,15 +61,23 @@ COUNTERS = "SELECT agent_id, session_id, messages_total, messages_live, messages
 
 @pytest.mark.timeout(120 if DATA is None else 1_800)
 @pytest.mark.proves("L1", "L2", "L3", "I2", "O3")
-async def test_a_replay_of_everything_leaves_every_message_in_one_state_and_as_it_was(tmp_path: Path) -> None:
+async def test_a_replay_of_everything_leaves_every_message_in_one_state_and_as_it_was(
+    tmp_path: Path,
+) -> None:
     recordings = recorded(files())
-    async with running_system(tmp_path / "data", environ={"TURNFOLD_LOG_LEVEL": "warning"}) as system:
+    async with running_system(
+        tmp_path / "data", environ={"TURNFOLD_LOG_LEVEL": "warning"}
+    ) as system:
         environ = {"TURNFOLD_DATA_DIR": str(system.data_dir)}
-        replayed = await command("replay", *files(), "--json", environ=environ, seconds=100 if DATA is None else 1_700)
+        replayed = await command(
+            "replay", *files(), "--json", environ=environ, seconds=100 if DATA is None else 1_700
+        )
         verified = await command("audit", "verify", environ=environ)
 
         assert replayed.status == 0, replayed.err
-        assert sum(row["messages"] for row in replayed.rows) == sum(len(one.conversation.messages) for one in recordings)
+        assert sum(row["messages"] for row in replayed.rows) == sum(
+            len(one.conversation.messages) for one in recordings
+        )
         assert not unaccounted(system.database, recordings)
         assert not rows(system.database, "SELECT * FROM dead_letters")
         assert verified.status == 0, verified.err

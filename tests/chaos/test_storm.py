@@ -10,7 +10,19 @@ import asyncpg
 import pytest
 
 from tests.invariants import faults
-from tests.stores import LEASE_MS, NOON, Stores, assistant, places, result, sql_stores, summary, tool, turn, user
+from tests.stores import (
+    LEASE_MS,
+    NOON,
+    Stores,
+    assistant,
+    places,
+    result,
+    sql_stores,
+    summary,
+    tool,
+    turn,
+    user,
+)
 from turnfold.errors import LostLease, RequestError, StaleVersion
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
 from turnfold.ports import Arrival, Ending, Wanted
@@ -18,7 +30,11 @@ from turnfold_migrations import upgrade
 
 WORKERS = 6
 DEEDS = 40
-KEYS = [SessionKey(AgentId(agent), SessionId(f"s-{number}")) for agent in ("ada", "bob") for number in range(3)]
+KEYS = [
+    SessionKey(AgentId(agent), SessionId(f"s-{number}"))
+    for agent in ("ada", "bob")
+    for number in range(3)
+]
 
 
 class Storm:
@@ -37,12 +53,23 @@ class Storm:
         events: list[Arrival] = []
         for key in keys * self.chance.randint(1, 3):
             seq = next(self._seqs)
-            said = [user(f"question {seq}"), assistant(None, f"c{seq}"), tool(f"c{seq}"), assistant("so it is")]
+            said = [
+                user(f"question {seq}"),
+                assistant(None, f"c{seq}"),
+                tool(f"c{seq}"),
+                assistant("so it is"),
+            ]
             events.append(turn(seq, *said[: self.chance.choice((2, 4))], key=key))
             if self.chance.random() < 0.3:
-                events.append(result(next(self._seqs), f"c{seq}", "late", key=key, event_id=f"r{seq}"))
+                events.append(
+                    result(next(self._seqs), f"c{seq}", "late", key=key, event_id=f"r{seq}")
+                )
             if self.chance.random() < 0.2:
-                events.append(turn(next(self._seqs), *said, key=key, event_id=f"e{self.chance.randint(1, seq)}"))
+                events.append(
+                    turn(
+                        next(self._seqs), *said, key=key, event_id=f"e{self.chance.randint(1, seq)}"
+                    )
+                )
         self.chance.shuffle(events)
         return events
 
@@ -63,23 +90,35 @@ class Storm:
         await stores.intake.ingest(batch, (), rules=stores.rules)
 
     async def write(self, stores: Stores, _: SessionKey, now_ms: int) -> None:
-        for job in await stores.jobs.claim(places(3), lease_ms=LEASE_MS, now_ms=now_ms, policy=stores.policy):
+        for job in await stores.jobs.claim(
+            places(3), lease_ms=LEASE_MS, now_ms=now_ms, policy=stores.policy
+        ):
             given = await stores.jobs.load(job, now_ms=now_ms)
             await stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=now_ms)
             if not given.evicted:
                 # What it was to tell again is live again.
-                await stores.jobs.end(job, ending=Ending.STALE, reason=None, detail="nothing is left", now_ms=now_ms)
+                await stores.jobs.end(
+                    job, ending=Ending.STALE, reason=None, detail="nothing is left", now_ms=now_ms
+                )
             elif self.chance.random() < 0.2:
-                await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=now_ms, now_ms=now_ms)
+                await stores.jobs.give_back(
+                    job, reason="timeout", detail="", retry_at_ms=now_ms, now_ms=now_ms
+                )
             else:
-                await stores.jobs.commit(job, summary(f"version of {now_ms}"), reason=None, now_ms=now_ms)
+                await stores.jobs.commit(
+                    job, summary(f"version of {now_ms}"), reason=None, now_ms=now_ms
+                )
                 self._written[job.key] = job.compaction_ids[-1]
 
     async def promote(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
-        await stores.versions.promote(key, self.chance.randint(1, 2), over=None, rules=stores.rules, now_ms=now_ms)
+        await stores.versions.promote(
+            key, self.chance.randint(1, 2), over=None, rules=stores.rules, now_ms=now_ms
+        )
 
     async def restore(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
-        await stores.versions.restore(key, self._written.get(key, CompactionId("1")), rules=stores.rules, now_ms=now_ms)
+        await stores.versions.restore(
+            key, self._written.get(key, CompactionId("1")), rules=stores.rules, now_ms=now_ms
+        )
 
     async def regenerate(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         await stores.versions.regenerate(key, Wanted(), rules=stores.rules, now_ms=now_ms)
@@ -97,7 +136,9 @@ class Storm:
         await stores.outbox.sent(await stores.outbox.unsent(5))
 
     async def campaign(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
-        await stores.campaigns.begin(key.agent_id, Wanted(), at_once=2, rules=stores.rules, now_ms=now_ms)
+        await stores.campaigns.begin(
+            key.agent_id, Wanted(), at_once=2, rules=stores.rules, now_ms=now_ms
+        )
         await stores.campaigns.advance(rules=stores.rules, now_ms=now_ms)
 
     async def erase(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
@@ -112,12 +153,17 @@ _DEEDS = {
 
 
 @pytest.mark.proves("L1", "L2", "L10", "L12", "C52", "O2")
-async def test_whatever_is_written_at_once_there_is_no_deadlock_and_every_invariant_holds(postgres_url: str) -> None:
+async def test_whatever_is_written_at_once_there_is_no_deadlock_and_every_invariant_holds(
+    postgres_url: str,
+) -> None:
     await upgrade(postgres_url)
     storm = Storm()
     async with AsyncExitStack() as stack:
         first_ids = range(1, WORKERS * 1_000, 1_000)
-        workers = [await stack.enter_async_context(sql_stores(postgres_url, first_id=first_id)) for first_id in first_ids]
+        workers = [
+            await stack.enter_async_context(sql_stores(postgres_url, first_id=first_id))
+            for first_id in first_ids
+        ]
 
         await asyncio.gather(*(storm.work(one) for one in workers))
 
@@ -133,7 +179,9 @@ async def deadlocks(url: str) -> int:
     try:
         # Its counters come with a delay, unless the last connection that counted has gone.
         await connection.execute("SELECT pg_stat_force_next_flush()")
-        number: int = await connection.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        number: int = await connection.fetchval(
+            "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        )
         return number
     finally:
         await connection.close()

@@ -44,14 +44,22 @@ def tolerant(tmp_path_factory: pytest.TempPathFactory) -> Environ:
 
 
 @asynccontextmanager
-async def made_by(yesterday: Environ, directory: Path, sql: Postgres | None) -> AsyncGenerator[Crowd]:
+async def made_by(
+    yesterday: Environ, directory: Path, sql: Postgres | None
+) -> AsyncGenerator[Crowd]:
     """A bus and a database as older code leaves them."""
     name = await sql.create_database() if sql else ""
     try:
         with nats_server(directory) as server:
-            parts = Parts(directory, server, ENVIRON | ({"TURNFOLD_DATABASE_URL": sql.url(name)} if sql else {}))
+            parts = Parts(
+                directory,
+                server,
+                ENVIRON | ({"TURNFOLD_DATABASE_URL": sql.url(name)} if sql else {}),
+            )
             # Commands of tests run today's code, whatever their environment says.
-            migration = await asyncio.create_subprocess_exec(*TURNFOLD, "migrate", env=parts.environ | dict(yesterday))
+            migration = await asyncio.create_subprocess_exec(
+                *TURNFOLD, "migrate", env=parts.environ | dict(yesterday)
+            )
             assert await migration.wait() == 0
             async with connect(server.url, timeout_seconds=2, attempts=100, environ={}) as client:
                 yield Crowd(parts, client)
@@ -67,7 +75,10 @@ async def a_session_comes_and_one_goes(agents: Crowd, name: str) -> None:
     await gone.turn_completed([{"role": "user", "content": "Forget me."}])
 
     async def are_made() -> bool:
-        return len(await agents.parts.rows(f"SELECT 1 FROM sessions WHERE session_id LIKE '{name}%%'")) == 2
+        return (
+            len(await agents.parts.rows(f"SELECT 1 FROM sessions WHERE session_id LIKE '{name}%%'"))
+            == 2
+        )
 
     async def is_erased() -> bool:
         with contextlib.suppress(Unavailable):
@@ -82,9 +93,15 @@ async def windows(url: str) -> list[Any]:
     """What one query server shows of each session."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         answers = [
-            await http.get(f"/v1/agents/{agent}/sessions/{session}/context", params={"max_tokens": 2_000}) for agent, session in KEYS
+            await http.get(
+                f"/v1/agents/{agent}/sessions/{session}/context", params={"max_tokens": 2_000}
+            )
+            for agent, session in KEYS
         ]
-    return [(one["messages"], one["message_ids"], one["summary"], one["account"]) for one in (answer.json() for answer in answers)]
+    return [
+        (one["messages"], one["message_ids"], one["summary"], one["account"])
+        for one in (answer.json() for answer in answers)
+    ]
 
 
 @pytest.mark.timeout(240)
@@ -93,7 +110,11 @@ async def test_the_tables_are_migrated_under_services_that_run_on_beside_new_one
     tmp_path: Path, sql: Postgres | None, exact: Environ
 ) -> None:
     port = elsewhere()
-    async with made_by(exact, tmp_path, sql) as agents, agents.parts.running("query", environ=exact), AsyncExitStack() as today:
+    async with (
+        made_by(exact, tmp_path, sql) as agents,
+        agents.parts.running("query", environ=exact),
+        AsyncExitStack() as today,
+    ):
         parts = agents.parts
         async with agents.at_work():
             async with parts.running("worker", environ=exact) as worker:
@@ -111,7 +132,9 @@ async def test_the_tables_are_migrated_under_services_that_run_on_beside_new_one
 
         await parts.settled()
         await agents.ends_well()
-        assert await windows(parts.http_url) == await windows(f"http://127.0.0.1:{port['TURNFOLD_HTTP_PORT']}")
+        assert await windows(parts.http_url) == await windows(
+            f"http://127.0.0.1:{port['TURNFOLD_HTTP_PORT']}"
+        )
 
 
 @pytest.mark.proves("L1", "L2", "L3", "L10", "O2")
@@ -133,10 +156,19 @@ async def test_older_code_that_is_started_on_newer_tables_works_and_dies_beside_
 
 
 @pytest.mark.proves("O6")
-async def test_code_that_wants_its_own_tables_refuses_to_start_on_newer_ones_and_says_so(tmp_path: Path, exact: Environ) -> None:
+async def test_code_that_wants_its_own_tables_refuses_to_start_on_newer_ones_and_says_so(
+    tmp_path: Path, exact: Environ
+) -> None:
     waits = "import asyncio, sys; from turnfold.store.belonging import *; asyncio.run(wait_for_schema(Database(sys.argv[1], writes=False), seconds=0))"
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-c", waits, new_sqlite(tmp_path), env=os.environ | exact, stdout=PIPE, stderr=PIPE
+        sys.executable,
+        "-P",
+        "-c",
+        waits,
+        new_sqlite(tmp_path),
+        env=os.environ | exact,
+        stdout=PIPE,
+        stderr=PIPE,
     )
     _, told = await child.communicate()
 

@@ -40,7 +40,9 @@ async def _emptied(url: str) -> None:
         # each table and index that is truncated, to delete is quicker.
         deletes = (f'DELETE FROM "{name}"' for name in (*metadata.tables, word_index.name))
         from_one = "SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'"
-        await connection.execute("; ".join(("SET session_replication_role = replica", *deletes, from_one)))
+        await connection.execute(
+            "; ".join(("SET session_replication_role = replica", *deletes, from_one))
+        )
     finally:
         await connection.close()
 

@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 
-from tests.stores import KEY, NOON, Stores, assistant, result, rules_of, summary, tightened, tool, turn, turns, user
+from tests.stores import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    result,
+    rules_of,
+    summary,
+    tightened,
+    tool,
+    turn,
+    turns,
+    user,
+)
 from turnfold.contracts.requests import ContextRequest
 from turnfold.core.characters import next_spread
 from turnfold.core.precedence import Wishes
@@ -34,11 +47,19 @@ class Asker:
     def __init__(self, stores: Stores, policy: Policy | None = None) -> None:
         self._stores = stores
         policy_of = rules_of(policy)[1] if policy else stores.policy
-        self._answering = Answering(policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000)
+        self._answering = Answering(
+            policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000
+        )
 
     async def answer(self, **fields: Any) -> Answer:
         request = ContextRequest(**fields)
-        return await context(KEY, request, store=self._stores.windows, answering=self._answering, arrivals=NoArrivals())
+        return await context(
+            KEY,
+            request,
+            store=self._stores.windows,
+            answering=self._answering,
+            arrivals=NoArrivals(),
+        )
 
     def forget(self) -> None:
         self._answering.forget()
@@ -55,13 +76,18 @@ class Asker:
 def total_of(told: Json) -> int:
     """What the account adds up to."""
     account: dict[str, int] = told["account"]
-    return sum(account[name] for name in ("shown", "folded", "covered", "pending_shown", "pending_digested"))
+    return sum(
+        account[name]
+        for name in ("shown", "folded", "covered", "pending_shown", "pending_digested")
+    )
 
 
 @pytest.mark.proves("W1", "L5")
 @pytest.mark.parametrize("placement", ["separate", "system", "message", "user"])
 async def test_both_shapes_tell_the_same_window(stores: Stores, placement: str) -> None:
-    await stores.ingest(*turns(1, 9), turn(10, user("look"), assistant(None, "a"), tool("a"), user("so?")))
+    await stores.ingest(
+        *turns(1, 9), turn(10, user("look"), assistant(None, "a"), tool("a"), user("so?"))
+    )
     (job,) = await stores.claim()
     await stores.jobs.commit(job, summary("They chose port 8443."), reason=None, now_ms=NOON)
     asker = Asker(stores)
@@ -75,14 +101,20 @@ async def test_both_shapes_tell_the_same_window(stores: Stores, placement: str) 
     assert ("8443" in (shaped["system"] or "")) is (placement in ("system", "message"))
     assert ("8443" in json.dumps(shaped["messages"])) is (placement == "user")
     assert shaped["window"]["messages"] == len(shaped["messages"]) == len(shaped["message_ids"])
-    flat = [one for entry in shaped["message_ids"] for one in (entry if isinstance(entry, list) else [entry])]
+    flat = [
+        one
+        for entry in shaped["message_ids"]
+        for one in (entry if isinstance(entry, list) else [entry])
+    ]
     assert [one for one in flat if one] == [one for one in plain["message_ids"] if one]
     assert shaped["account"] == plain["account"]
 
 
 @pytest.mark.proves("W1", "I1")
 async def test_a_result_published_as_an_error_is_one_in_the_anthropic_shape(stores: Stores) -> None:
-    await stores.ingest(turn(1, user("go"), assistant(None, "a")), result(2, "a", "no such file", is_error=True))
+    await stores.ingest(
+        turn(1, user("go"), assistant(None, "a")), result(2, "a", "no such file", is_error=True)
+    )
 
     (*_, last) = (await Asker(stores).told(**ANTHROPIC))["messages"]
 
@@ -115,12 +147,20 @@ async def test_an_answer_of_the_past_adds_up_and_disturbs_no_other(stores: Store
     assert (then["account"]["total"], total_of(then)) == (6, 6)
     assert then["message_ids"] == ["e1#0", "e1#1", "e2#0", "e2#1", "e3#0", "e3#1"]
     assert now == await undisturbed.answer(max_tokens=5_000)
-    assert await asker.told(max_tokens=5_000, as_of="e3#1") == {**then, "etag": (await asker.answer(max_tokens=5_000, as_of="e3#1")).etag}
-    assert json.loads(first.body)["messages"] == (await asker.told(max_tokens=5_000, as_of="e9#1"))["messages"]
+    assert await asker.told(max_tokens=5_000, as_of="e3#1") == {
+        **then,
+        "etag": (await asker.answer(max_tokens=5_000, as_of="e3#1")).etag,
+    }
+    assert (
+        json.loads(first.body)["messages"]
+        == (await asker.told(max_tokens=5_000, as_of="e9#1"))["messages"]
+    )
 
 
 @pytest.mark.proves("W6")
-async def test_an_answer_is_given_again_while_nothing_has_changed_and_only_then(stores: Stores) -> None:
+async def test_an_answer_is_given_again_while_nothing_has_changed_and_only_then(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(1, 3))
     asker = Asker(stores)
 
@@ -132,7 +172,10 @@ async def test_an_answer_is_given_again_while_nothing_has_changed_and_only_then(
     next_one = await asker.answer(max_tokens=5_000)
 
     assert (first.seconds is None, again.seconds, again) == (False, None, first)
-    assert (late.is_fresh, json.loads(late.body)) == (False, json.loads(first.body) | {"fresh": False})
+    assert (late.is_fresh, json.loads(late.body)) == (
+        False,
+        json.loads(first.body) | {"fresh": False},
+    )
     assert other.etag != first.etag
     assert b"more" in next_one.body
     asker.forget()
@@ -153,7 +196,9 @@ async def test_answers_of_other_moments_and_shapes_have_etags_of_their_own(store
     ]
 
     tags = [(await asker.answer(**fields)).etag for fields in asked]
-    again = [await asker.answer(**fields, etag=tag) for fields, tag in zip(asked, tags, strict=True)]
+    again = [
+        await asker.answer(**fields, etag=tag) for fields, tag in zip(asked, tags, strict=True)
+    ]
     crossed = [await asker.answer(**fields, etag=tags[0]) for fields in asked[1:]]
 
     assert len(set(tags)) == len(tags)
@@ -163,9 +208,23 @@ async def test_answers_of_other_moments_and_shapes_have_etags_of_their_own(store
 
 @pytest.mark.proves("W6")
 @pytest.mark.parametrize(
-    "as_of", ["", "yesterday", "2026-11-20", "e9#0", "x#", "7", "2026-13-01T00:00:00Z", "\0#1", "9" * 200, "2026-11-20T10:00:00"]
+    "as_of",
+    [
+        "",
+        "yesterday",
+        "2026-11-20",
+        "e9#0",
+        "x#",
+        "7",
+        "2026-13-01T00:00:00Z",
+        "\0#1",
+        "9" * 200,
+        "2026-11-20T10:00:00",
+    ],
 )
-async def test_what_is_no_moment_of_the_session_is_a_bad_request(stores: Stores, as_of: str) -> None:
+async def test_what_is_no_moment_of_the_session_is_a_bad_request(
+    stores: Stores, as_of: str
+) -> None:
     await stores.ingest(*turns(1, 2))
 
     with pytest.raises(BadRequest, match="as_of"):
@@ -174,7 +233,12 @@ async def test_what_is_no_moment_of_the_session_is_a_bad_request(stores: Stores,
 
 @pytest.mark.proves("W6")
 def test_a_time_may_be_written_in_every_way_of_rfc_3339() -> None:
-    written = ["2026-11-20T10:00:00.250Z", "2026-11-20t10:00:00.2509z", "2026-11-20 11:00:00.25+01:00", "2026-11-20T11:00:00.25 01:00"]
+    written = [
+        "2026-11-20T10:00:00.250Z",
+        "2026-11-20t10:00:00.2509z",
+        "2026-11-20 11:00:00.25+01:00",
+        "2026-11-20T11:00:00.25 01:00",
+    ]
 
     assert {moment_of(text) for text in written} == {moment_of("2026-11-20T04:30:00.250-05:30")}
     assert moment_of("2026-12-31T23:59:60Z") == moment_of("2027-01-01T00:00:00Z")
@@ -185,10 +249,15 @@ def test_a_time_may_be_written_in_every_way_of_rfc_3339() -> None:
 @pytest.mark.parametrize("max_chars", [900, 2_500, 6_000, 1_000_000])
 @pytest.mark.parametrize("placement", ["separate", "user"])
 @pytest.mark.parametrize("shape", ["openai", "anthropic"])
-async def test_a_budget_in_characters_is_never_exceeded(stores: Stores, max_chars: int, placement: str, shape: str) -> None:
+async def test_a_budget_in_characters_is_never_exceeded(
+    stores: Stores, max_chars: int, placement: str, shape: str
+) -> None:
     roomy = tightened(stores.policy(*NO_WISHES), max_chars=max_chars, max_live_messages=0)
     text = "some words, and 漢字の長い文 " * 12
-    calls = [turn(seq, user(text), assistant(text, f"c{seq}"), tool(f"c{seq}", " " * 300 + "{}" * 90)) for seq in range(1, 20)]
+    calls = [
+        turn(seq, user(text), assistant(text, f"c{seq}"), tool(f"c{seq}", " " * 300 + "{}" * 90))
+        for seq in range(1, 20)
+    ]
     await stores.ingest(*calls)
 
     told = await Asker(stores, roomy).told(placement=placement, format=shape)
@@ -212,7 +281,9 @@ def characters(value: Any) -> int:
 
 
 @pytest.mark.proves("W2", "L6")
-async def test_a_budget_in_characters_that_is_too_small_says_what_it_takes_in_tokens(stores: Stores) -> None:
+async def test_a_budget_in_characters_that_is_too_small_says_what_it_takes_in_tokens(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(1, user("a question")))
     asker = Asker(stores, tightened(stores.policy(*NO_WISHES), max_chars=3))
     with pytest.raises(CannotFit) as refused:
@@ -224,10 +295,14 @@ async def test_a_budget_in_characters_that_is_too_small_says_what_it_takes_in_to
 
 
 @pytest.mark.proves("W1", "W6", "O10")
-async def test_an_answer_names_its_budget_its_account_and_what_waits_for_a_summary(stores: Stores) -> None:
+async def test_an_answer_names_its_budget_its_account_and_what_waits_for_a_summary(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(1, 9))
     (job,) = await stores.claim()
-    await stores.jobs.commit(job, summary("They chose port 8443.", "id KX-1"), reason=None, now_ms=NOON + 5)
+    await stores.jobs.commit(
+        job, summary("They chose port 8443.", "id KX-1"), reason=None, now_ms=NOON + 5
+    )
     await stores.ingest(*turns(10, 5))
 
     told = await Asker(stores).told(max_tokens=5_000)
@@ -267,7 +342,9 @@ async def test_an_answer_names_its_budget_its_account_and_what_waits_for_a_summa
 
 
 @pytest.mark.proves("W6", "L6", "O10")
-async def test_a_window_grows_on_for_the_next_request_and_that_of_an_emergency_does_not(stores: Stores) -> None:
+async def test_a_window_grows_on_for_the_next_request_and_that_of_an_emergency_does_not(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(1, 3))
     asker = Asker(stores)
 

@@ -9,7 +9,16 @@ from tests.stores import KEY, NOON, Stores, assistant, result, summary, turn, tu
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.ports import AuditRow, Ending, Job
 
-COUNTS = ("evicted", "kept", "blocks_kept", "blocks_dropped", "calls", "calls_kept", "results", "results_kept")
+COUNTS = (
+    "evicted",
+    "kept",
+    "blocks_kept",
+    "blocks_dropped",
+    "calls",
+    "calls_kept",
+    "results",
+    "results_kept",
+)
 
 
 async def by_phase(stores: Stores) -> dict[str, AuditRow]:
@@ -38,11 +47,15 @@ async def the_job(stores: Stores) -> Job:
 
 
 async def commit_on_summary(stores: Stores) -> None:
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"commit": "on_summary"}), rules=stores.rules, now_ms=NOON)
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides={"commit": "on_summary"}), rules=stores.rules, now_ms=NOON
+    )
 
 
 @pytest.mark.proves("A1", "A7")
-async def test_messages_that_come_while_a_summary_is_written_count_on_both_sides_or_on_none(stores: Stores) -> None:
+async def test_messages_that_come_while_a_summary_is_written_count_on_both_sides_or_on_none(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(1, 7))
     found = (await stores.facts()).session
     assert found is not None
@@ -56,7 +69,11 @@ async def test_messages_that_come_while_a_summary_is_written_count_on_both_sides
 
     rows = await by_phase(stores)
     assert tokens(rows["evicted"]) == (all_tokens, left)
-    assert tokens(rows["summary_done"]) == (grown, await window(stores)) == (grown, grown + summary().tokens)
+    assert (
+        tokens(rows["summary_done"])
+        == (grown, await window(stores))
+        == (grown, grown + summary().tokens)
+    )
     notice = json.loads((await stores.outbox.unsent(9))[-1].payload)
     assert (notice["tokens_before"], notice["tokens_after"]) == (all_tokens, await window(stores))
 
@@ -64,7 +81,11 @@ async def test_messages_that_come_while_a_summary_is_written_count_on_both_sides
 @pytest.mark.proves("A1", "A7", "E7")
 async def test_what_leaves_with_its_summary_is_counted_as_it_leaves(stores: Stores) -> None:
     await commit_on_summary(stores)
-    calls = [turn(1, user("go on"), assistant(None, "a", "b")), result(2, "a", "found"), result(3, "b", "found")]
+    calls = [
+        turn(1, user("go on"), assistant(None, "a", "b")),
+        result(2, "a", "found"),
+        result(3, "b", "found"),
+    ]
     newest = [turn(20, user("and now"), assistant(None, "c", "d")), result(21, "c", "found")]
     await stores.ingest(*calls, *turns(4, 6))
     job = await the_job(stores)
@@ -73,7 +94,9 @@ async def test_what_leaves_with_its_summary_is_counted_as_it_leaves(stores: Stor
     await stores.ingest(*newest)
     before = await window(stores)
 
-    await stores.jobs.commit(job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000)
+    await stores.jobs.commit(
+        job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+    )
 
     rows = await by_phase(stores)
     after = await window(stores)
@@ -82,16 +105,22 @@ async def test_what_leaves_with_its_summary_is_counted_as_it_leaves(stores: Stor
     assert tokens(rows["selective_done"]) == (before, after)
     assert [details(rows["evicted"])[name] for name in COUNTS] == [12, 7, 6, 10, 2, 2, 2, 1]
     assert rows["evicted"].at_ms == NOON + 5_000
-    assert {details(rows[phase])["model"] for phase in ("evicted", "summary_done", "selective_done")} == {summary().draft.model}
+    assert {
+        details(rows[phase])["model"] for phase in ("evicted", "summary_done", "selective_done")
+    } == {summary().draft.model}
 
 
 @pytest.mark.proves("A1", "A7")
 async def test_each_eviction_of_a_batch_counts_what_was_there_at_its_event(stores: Stores) -> None:
     await stores.ingest(*turns(1, 14))
 
-    evicted = [row for row in await stores.history.audit(KEY, after=0, limit=100) if row.phase == "evicted"]
+    evicted = [
+        row for row in await stores.history.audit(KEY, after=0, limit=100) if row.phase == "evicted"
+    ]
 
-    assert [[details(row)[name] for name in COUNTS] for row in evicted] == [[10, 4, 4, 10, 0, 0, 0, 0]] * 2
+    assert [[details(row)[name] for name in COUNTS] for row in evicted] == [
+        [10, 4, 4, 10, 0, 0, 0, 0]
+    ] * 2
     assert [details(row)["model"] for row in evicted] == [None, None]
 
 
@@ -100,10 +129,26 @@ async def test_an_attempt_that_failed_names_the_model_that_was_to_write(stores: 
     await commit_on_summary(stores)
     await stores.ingest(*turns(1, 7))
     job = await the_job(stores)
-    await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=NOON + 900, now_ms=NOON + 900, model="test/writer")
+    await stores.jobs.give_back(
+        job,
+        reason="timeout",
+        detail="",
+        retry_at_ms=NOON + 900,
+        now_ms=NOON + 900,
+        model="test/writer",
+    )
     job = await the_job(stores)
 
-    await stores.jobs.end(job, ending=Ending.FAILED, reason="timeout", detail="", now_ms=NOON + 3_000, model="test/writer")
+    await stores.jobs.end(
+        job,
+        ending=Ending.FAILED,
+        reason="timeout",
+        detail="",
+        now_ms=NOON + 3_000,
+        model="test/writer",
+    )
 
     rows = await by_phase(stores)
-    assert [details(rows[phase])["model"] for phase in ("attempt_failed", "rollback")] == ["test/writer"] * 2
+    assert [details(rows[phase])["model"] for phase in ("attempt_failed", "rollback")] == [
+        "test/writer"
+    ] * 2

@@ -21,8 +21,16 @@ async def summarised(stores: Stores, *keys: SessionKey) -> None:
         await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 1_000)
 
 
-async def begin(stores: Stores, agent: str | None, *, at_once: int = 2, wanted: Wanted = NARRATIVE) -> Progress:
-    return await stores.campaigns.begin(AgentId(agent) if agent else None, wanted, at_once=at_once, rules=stores.rules, now_ms=NOON + 2_000)
+async def begin(
+    stores: Stores, agent: str | None, *, at_once: int = 2, wanted: Wanted = NARRATIVE
+) -> Progress:
+    return await stores.campaigns.begin(
+        AgentId(agent) if agent else None,
+        wanted,
+        at_once=at_once,
+        rules=stores.rules,
+        now_ms=NOON + 2_000,
+    )
 
 
 async def advance(stores: Stores) -> int:
@@ -35,7 +43,9 @@ async def work(stores: Stores, *, refused: bool = False) -> list[str]:
     for job in await stores.claim(NOON + 4_000):
         assert (job.writes, job.wanted) == (Writes.REGENERATED, NARRATIVE)
         if refused:
-            await stores.jobs.end(job, ending=Ending.REJECTED, reason="refused", detail="", now_ms=NOON + 4_000)
+            await stores.jobs.end(
+                job, ending=Ending.REJECTED, reason="refused", detail="", now_ms=NOON + 4_000
+            )
         else:
             await stores.jobs.commit(job, summary("again"), reason=None, now_ms=NOON + 4_000)
         done.append(f"{job.key.agent_id} {job.key.session_id}")
@@ -57,7 +67,13 @@ async def test_the_sessions_of_an_agent_are_written_again_a_few_at_a_time(stores
     assert seen == [["ada s-0", "ada s-1"], ["ada s-2", "ada s-3"], ["ada s-4"]]
     done = await stores.campaigns.progress(begun.campaign_id)
     assert done is not None
-    assert (done.opened, done.written, done.failed, done.open, done.finished_at_ms) == (5, 5, 0, 0, NOON + 3_000)
+    assert (done.opened, done.written, done.failed, done.open, done.finished_at_ms) == (
+        5,
+        5,
+        0,
+        0,
+        NOON + 3_000,
+    )
     for number in range(5):
         in_force, versions = await stores.history.versions(key("ada", number))
         assert (in_force, [one.text for one in versions][1:]) == (1, ["again"])
@@ -75,7 +91,12 @@ async def test_all_agents_can_be_asked_for_and_failures_are_counted(stores: Stor
     await advance(stores)
     done = await stores.campaigns.progress(begun.campaign_id)
     assert done is not None
-    assert (done.agent_id, done.written, done.failed, done.finished_at_ms is not None) == (None, 0, 2, True)
+    assert (done.agent_id, done.written, done.failed, done.finished_at_ms is not None) == (
+        None,
+        0,
+        2,
+        True,
+    )
 
 
 @pytest.mark.proves("A4", "L2")

@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 from tests.invariants import faults
-from tests.stores import KEY, NOON, Stores, assistant, result, system, tool, turn, turns, user, words
+from tests.stores import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    result,
+    system,
+    tool,
+    turn,
+    turns,
+    user,
+    words,
+)
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.operations.weighing import Delivery, weigh
@@ -50,19 +62,27 @@ async def test_messages_stand_in_the_order_of_the_stream_not_of_arrival(stores: 
         await stores.ingest(turn(seq, user(f"q{seq}"), assistant(f"a{seq}")))
 
     assert await said(stores) == ["q1", "a1", "q2", "a2", "q3", "a3"]
-    assert [one.position for one in await history(stores)][:2] == [position_of(1, 0), position_of(1, 1)]
+    assert [one.position for one in await history(stores)][:2] == [
+        position_of(1, 0),
+        position_of(1, 1),
+    ]
 
 
 @pytest.mark.proves("L3")
 async def test_a_batch_may_hold_its_events_in_any_order(stores: Stores) -> None:
     await stores.ingest(*reversed(turns(1, 4)))
 
-    assert await said(stores) == [text for seq in range(1, 5) for text in (f"question {seq}", f"answer {seq}")]
+    assert await said(stores) == [
+        text for seq in range(1, 5) for text in (f"question {seq}", f"answer {seq}")
+    ]
 
 
 @pytest.mark.proves("L12", "C52")
 async def test_equal_ids_under_two_agents_share_nothing(stores: Stores) -> None:
-    await stores.ingest(turn(1, user("mine"), event_id="same"), turn(2, user("yours"), event_id="same", key=OTHER_AGENT))
+    await stores.ingest(
+        turn(1, user("mine"), event_id="same"),
+        turn(2, user("yours"), event_id="same", key=OTHER_AGENT),
+    )
 
     assert await said(stores) == ["mine"]
     assert await said(stores, OTHER_AGENT) == ["yours"]
@@ -95,16 +115,24 @@ async def test_json_content_of_a_result_is_shown_as_text_and_kept_as_it_was(stor
 async def test_an_event_that_comes_twice_is_stored_once(stores: Stores) -> None:
     await stores.ingest(turn(1, user("hello"), event_id="e"))
 
-    again = await stores.intake.ingest([turn(2, user("hello"), event_id="e")], (), rules=stores.rules)
+    again = await stores.intake.ingest(
+        [turn(2, user("hello"), event_id="e")], (), rules=stores.rules
+    )
 
     assert (again.events, again.duplicates) == (0, 1)
     assert [one.position for one in await history(stores)] == [position_of(1, 0)]
 
 
 @pytest.mark.proves("L2")
-async def test_an_event_that_comes_twice_in_one_batch_is_stored_once_at_its_lowest_sequence(stores: Stores) -> None:
+async def test_an_event_that_comes_twice_in_one_batch_is_stored_once_at_its_lowest_sequence(
+    stores: Stores,
+) -> None:
     done = await stores.intake.ingest(
-        [turn(7, user("hello"), event_id="e"), turn(5, user("hello"), event_id="e"), turn(6, user("hello"), event_id="e")],
+        [
+            turn(7, user("hello"), event_id="e"),
+            turn(5, user("hello"), event_id="e"),
+            turn(6, user("hello"), event_id="e"),
+        ],
         (),
         rules=stores.rules,
     )
@@ -125,7 +153,9 @@ async def test_the_same_content_written_otherwise_is_the_same_event(stores: Stor
 
 
 @pytest.mark.proves("L2", "L3")
-async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_words(stores: Stores) -> None:
+async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_words(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(4, user("second")))
     await stores.ingest(turn(9, user("first"), event_id="e", at_ms=NOON + 900))
     written = rb'{"event_id":"e","agent_id":"ada","session_id":"s-1","is_meta":true,"messages":[{"content":"first","role":"user"}]}'
@@ -162,7 +192,9 @@ async def test_a_call_that_moves_takes_its_answer_along(stores: Stores) -> None:
 
 
 @pytest.mark.proves("I5")
-async def test_an_event_id_used_for_something_else_is_a_dead_letter_and_the_first_stays(stores: Stores) -> None:
+async def test_an_event_id_used_for_something_else_is_a_dead_letter_and_the_first_stays(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(1, user("first"), event_id="e"))
 
     await stores.ingest(turn(2, user("other"), event_id="e"))
@@ -170,7 +202,10 @@ async def test_an_event_id_used_for_something_else_is_a_dead_letter_and_the_firs
 
     assert await said(stores) == ["first"]
     letters = await stores.history.dead_letters(after=0, limit=9)
-    assert [(one.stream_seq, one.reason) for one in letters] == [(2, "event_id_reused"), (3, "event_id_reused")]
+    assert [(one.stream_seq, one.reason) for one in letters] == [
+        (2, "event_id_reused"),
+        (3, "event_id_reused"),
+    ]
     assert await stores.history.dead_letter_counts() == {"event_id_reused": 2}
 
 
@@ -180,15 +215,23 @@ async def test_a_result_that_turns_into_an_error_is_another_event(stores: Stores
 
     await stores.ingest(result(2, "c", "gone", event_id="e", is_error=True))
 
-    assert [one.reason for one in await stores.history.dead_letters(after=0, limit=9)] == ["event_id_reused"]
+    assert [one.reason for one in await stores.history.dead_letters(after=0, limit=9)] == [
+        "event_id_reused"
+    ]
 
 
 @pytest.mark.proves("I5", "L2")
-async def test_a_reused_event_id_does_not_take_true_copies_in_its_batch_along(stores: Stores) -> None:
+async def test_a_reused_event_id_does_not_take_true_copies_in_its_batch_along(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(5, user("first"), event_id="e"))
 
     done = await stores.intake.ingest(
-        [turn(1, user("other"), event_id="e"), turn(2, user("first"), event_id="e"), turn(3, user("first"), event_id="e")],
+        [
+            turn(1, user("other"), event_id="e"),
+            turn(2, user("first"), event_id="e"),
+            turn(3, user("first"), event_id="e"),
+        ],
         (),
         rules=stores.rules,
     )
@@ -217,10 +260,17 @@ async def test_workers_that_store_the_same_events_at_once_store_each_once(stores
 @pytest.mark.proves("I5")
 async def test_a_dead_letter_is_kept_once_and_its_neighbours_are_stored(stores: Stores) -> None:
     for _ in range(2):
-        await stores.intake.ingest([turn(1, user("fine"), event_id="e")], [letter(2)], rules=stores.rules)
+        await stores.intake.ingest(
+            [turn(1, user("fine"), event_id="e")], [letter(2)], rules=stores.rules
+        )
 
     (found,) = await stores.history.dead_letters(after=0, limit=9)
-    assert (found.stream_seq, found.reason, found.size_bytes, found.replayed_at_ms) == (2, "not_json", 3, None)
+    assert (found.stream_seq, found.reason, found.size_bytes, found.replayed_at_ms) == (
+        2,
+        "not_json",
+        3,
+        None,
+    )
     assert await said(stores) == ["fine"]
 
 
@@ -247,7 +297,9 @@ async def test_what_is_ingested_is_known_up_to_the_first_gap(stores: Stores) -> 
 
 
 @pytest.mark.proves("L1")
-async def test_what_a_database_lacks_of_its_stream_is_known_also_behind_its_newest_event(stores: Stores) -> None:
+async def test_what_a_database_lacks_of_its_stream_is_known_also_behind_its_newest_event(
+    stores: Stores,
+) -> None:
     assert await stores.intake.gaps(up_to=3) == [(1, 3)]
 
     await stores.ingest(*turns(1, 2), *turns(5, 2))
@@ -283,7 +335,10 @@ async def answers(stores: Stores) -> dict[str, str | None]:
     messages = (await stores.facts()).messages
     callers = {message.position: message.message_id for message in messages}
     results = [message for message in messages if message.role == "tool"]
-    return {one.message_id: "copy" if one.is_copy else one.answers and callers[one.answers.position] for one in results}
+    return {
+        one.message_id: "copy" if one.is_copy else one.answers and callers[one.answers.position]
+        for one in results
+    }
 
 
 @pytest.mark.proves("I1")
@@ -326,7 +381,9 @@ async def test_sixteen_calls_at_once_are_each_answered(stores: Stores) -> None:
 
 @pytest.mark.proves("L3", "I1")
 async def test_a_straggling_call_changes_which_result_answers_what(stores: Stores) -> None:
-    await stores.ingest(turn(3, assistant(None, "c"), event_id="late"), result(5, "c", "42", event_id="r"))
+    await stores.ingest(
+        turn(3, assistant(None, "c"), event_id="late"), result(5, "c", "42", event_id="r")
+    )
 
     await stores.ingest(turn(4, assistant(None, "c"), event_id="straggler"))
 
@@ -335,8 +392,13 @@ async def test_a_straggling_call_changes_which_result_answers_what(stores: Store
 
 @pytest.mark.proves("I2")
 async def test_a_result_without_an_id_is_stored_and_answers_nothing(stores: Stores) -> None:
-    odd: list[dict[str, Any]] = [{"role": "tool", "content": "?"}, {"role": "tool", "tool_call_id": "", "content": "?"}]
-    await stores.ingest(turn(1, assistant(None, "c"), *odd, {"role": "tool", "tool_call_id": 7, "content": "?"}))
+    odd: list[dict[str, Any]] = [
+        {"role": "tool", "content": "?"},
+        {"role": "tool", "tool_call_id": "", "content": "?"},
+    ]
+    await stores.ingest(
+        turn(1, assistant(None, "c"), *odd, {"role": "tool", "tool_call_id": 7, "content": "?"})
+    )
 
     assert set((await answers(stores)).values()) == {None}
 
@@ -344,7 +406,10 @@ async def test_a_result_without_an_id_is_stored_and_answers_nothing(stores: Stor
 @pytest.mark.proves("I1", "I2")
 async def test_call_ids_of_any_characters_pair(stores: Stores) -> None:
     for seq, call_id in enumerate(["NUL \0", "half \ud83d", "漢字", '"quoted"', "x" * 5_000]):
-        await stores.ingest(turn(2 * seq + 1, assistant(None, call_id), event_id=f"t{seq}"), result(2 * seq + 2, call_id, "42"))
+        await stores.ingest(
+            turn(2 * seq + 1, assistant(None, call_id), event_id=f"t{seq}"),
+            result(2 * seq + 2, call_id, "42"),
+        )
 
     assert [found is not None for found in (await answers(stores)).values()] == [True] * 5
 
@@ -363,7 +428,9 @@ async def test_system_messages_count_in_the_total_and_not_as_live_load(stores: S
 
 
 @pytest.mark.proves("S4", "L3")
-async def test_the_model_of_a_session_is_that_of_its_newest_event_whenever_that_came(stores: Stores) -> None:
+async def test_the_model_of_a_session_is_that_of_its_newest_event_whenever_that_came(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(5, user("new"), model="gpt-5"), turn(7, user("newest")))
     await stores.ingest(turn(2, user("old"), model="gpt-4"))
 
@@ -380,7 +447,11 @@ async def test_the_revision_rises_with_whatever_a_window_could_show(stores: Stor
         return session.revision
 
     seen = []
-    for arrival in (turn(5, user("hello"), event_id="e"), result(6, "c", "42"), turn(2, user("hello"), event_id="e")):
+    for arrival in (
+        turn(5, user("hello"), event_id="e"),
+        result(6, "c", "42"),
+        turn(2, user("hello"), event_id="e"),
+    ):
         await stores.ingest(arrival)
         seen.append(await revision())
     await stores.ingest(turn(8, user("hello"), event_id="e"))
@@ -393,7 +464,9 @@ async def test_the_revision_rises_with_whatever_a_window_could_show(stores: Stor
 async def test_workers_that_store_different_sessions_at_once_leave_no_seam(stores: Stores) -> None:
     keys = [SessionKey(KEY.agent_id, SessionId(f"s-{number}")) for number in range(8)]
 
-    await asyncio.gather(*(stores.ingest(turn(seq, user("hi"), key=keys[seq % 8])) for seq in range(1, 41)))
+    await asyncio.gather(
+        *(stores.ingest(turn(seq, user("hi"), key=keys[seq % 8])) for seq in range(1, 41))
+    )
 
     assert (await stores.facts()).ingested_to == 40
     assert (await stores.seen()).ingested == ((1, 40),)
@@ -402,11 +475,19 @@ async def test_workers_that_store_different_sessions_at_once_leave_no_seam(store
 @pytest.mark.proves("X9")
 async def test_a_refused_reused_id_makes_no_session(stores: Stores) -> None:
     """X9: an id of one session under another one is a dead letter; the other one begins with its own first event."""
-    other, third = SessionKey(KEY.agent_id, SessionId("other")), SessionKey(KEY.agent_id, SessionId("third"))
+    other, third = (
+        SessionKey(KEY.agent_id, SessionId("other")),
+        SessionKey(KEY.agent_id, SessionId("third")),
+    )
     await stores.ingest(turn(1, user("first"), event_id="e-1"))
-    await stores.changes.set_policy(third, PolicyRequest(mode="manual"), rules=stores.rules, now_ms=NOON)
+    await stores.changes.set_policy(
+        third, PolicyRequest(mode="manual"), rules=stores.rules, now_ms=NOON
+    )
 
-    await stores.ingest(turn(2, user("again"), event_id="e-1", key=other), turn(3, user("again"), event_id="e-1", key=third))
+    await stores.ingest(
+        turn(2, user("again"), event_id="e-1", key=other),
+        turn(3, user("again"), event_id="e-1", key=third),
+    )
 
     assert set((await stores.seen()).sessions) == {KEY, third}
     assert await stores.history.dead_letter_counts() == {"event_id_reused": 2}

@@ -8,7 +8,21 @@ from itertools import count
 
 import pytest
 
-from tests.stores import KEY, LEASE_MS, NOON, Stores, assistant, places, result, summary, tool, turn, turns, user, words
+from tests.stores import (
+    KEY,
+    LEASE_MS,
+    NOON,
+    Stores,
+    assistant,
+    places,
+    result,
+    summary,
+    tool,
+    turn,
+    turns,
+    user,
+    words,
+)
 from turnfold.core.eviction import SUMMARY_DELAY_MS
 from turnfold.core.reading import sources_of
 from turnfold.core.sources import Draft, Part, SummaryJob
@@ -32,7 +46,9 @@ async def commit(stores: Stores, job: Job, text: str = "They spoke.", *ledger: s
 
 
 async def give_back(stores: Stores, job: Job, retry_at_ms: int = LATER) -> None:
-    await stores.jobs.give_back(job, reason="timeout", detail="no answer", retry_at_ms=retry_at_ms, now_ms=NOON + 5_000)
+    await stores.jobs.give_back(
+        job, reason="timeout", detail="no answer", retry_at_ms=retry_at_ms, now_ms=NOON + 5_000
+    )
 
 
 async def kept_nowhere(_: Part) -> None:
@@ -55,7 +71,12 @@ async def test_a_claimed_job_is_nobody_elses(stores: Stores) -> None:
 @pytest.mark.proves("O4")
 async def test_a_job_says_which_events_set_it_off_and_what_left_for_it(stores: Stores) -> None:
     traces = [f"00-{seq:032x}-{seq:016x}-01" for seq in range(1, 15)]
-    await stores.ingest(*[arrival._replace(trace=trace) for arrival, trace in zip(turns(1, 14), traces, strict=True)])
+    await stores.ingest(
+        *[
+            arrival._replace(trace=trace)
+            for arrival, trace in zip(turns(1, 14), traces, strict=True)
+        ]
+    )
 
     job = await claimed(stores)
 
@@ -74,7 +95,9 @@ async def test_a_job_says_which_events_set_it_off_and_what_left_for_it(stores: S
 async def test_workers_that_claim_at_once_get_each_job_once(stores: Stores) -> None:
     for number in range(3):
         key = SessionKey(KEY.agent_id, SessionId(f"s-{number}"))
-        await stores.ingest(*[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)])
+        await stores.ingest(
+            *[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)]
+        )
 
     found = await asyncio.gather(*(stores.claim(NOON + 1_000) for _ in range(4)))
 
@@ -96,9 +119,13 @@ async def test_a_job_takes_all_pending_rows_of_its_session_in_order(stores: Stor
 async def test_no_more_jobs_are_taken_than_asked_for_and_the_oldest_first(stores: Stores) -> None:
     for number in (2, 1):
         key = SessionKey(KEY.agent_id, SessionId(f"s-{number}"))
-        await stores.ingest(*[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)])
+        await stores.ingest(
+            *[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)]
+        )
 
-    (job,) = await stores.jobs.claim(places(1), lease_ms=LEASE_MS, now_ms=NOON + 1_000, policy=stores.policy)
+    (job,) = await stores.jobs.claim(
+        places(1), lease_ms=LEASE_MS, now_ms=NOON + 1_000, policy=stores.policy
+    )
 
     assert job.key.session_id == "s-1"
 
@@ -137,7 +164,9 @@ async def test_the_lease_is_renewed_for_as_long_as_the_model_writes(stores: Stor
 
         due: list[int | None]
 
-        async def summarize(self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = kept_nowhere) -> Draft:
+        async def summarize(
+            self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = kept_nowhere
+        ) -> Draft:
             assert (job.model, keep) == (None, kept_nowhere)
             self.due = [await stores.jobs.next_due_ms()]
             async with asyncio.timeout(20):
@@ -149,7 +178,12 @@ async def test_the_lease_is_renewed_for_as_long_as_the_model_writes(stores: Stor
 
     slow = SlowSummarizer()
     outcome = await compact(
-        leased, store=stores.jobs, summarizer=slow, writing=Writing(lease_seconds=0.3), count=words, now_ms=lambda: next(clock)
+        leased,
+        store=stores.jobs,
+        summarizer=slow,
+        writing=Writing(lease_seconds=0.3),
+        count=words,
+        now_ms=lambda: next(clock),
     )
 
     first, second, third = slow.due
@@ -165,7 +199,9 @@ async def test_the_lease_is_renewed_for_as_long_as_the_model_writes(stores: Stor
 
 
 @pytest.mark.proves("S2", "O10")
-async def test_a_summarizer_reads_which_tool_gave_a_result_and_whether_it_failed(stores: Stores) -> None:
+async def test_a_summarizer_reads_which_tool_gave_a_result_and_whether_it_failed(
+    stores: Stores,
+) -> None:
     await stores.ingest(
         turn(1, user("look"), assistant(None, "a", "b"), {**tool("a", "42"), "name": "lies"}),
         result(2, "b", "no such city", is_error=True),
@@ -175,7 +211,10 @@ async def test_a_summarizer_reads_which_tool_gave_a_result_and_whether_it_failed
 
     sources = sources_of((one.message, one.body, one.is_error) for one in given.evicted)
 
-    assert [(one.message_id, one.role, one.text, one.tool_name, one.is_error, one.is_late) for one in sources][:5] == [
+    assert [
+        (one.message_id, one.role, one.text, one.tool_name, one.is_error, one.is_late)
+        for one in sources
+    ][:5] == [
         ("e1#0", "user", "look", None, False, False),
         ("e1#1", "assistant", "", None, False, False),
         ("e1#2", "tool", "42", "look_up", False, False),
@@ -186,8 +225,13 @@ async def test_a_summarizer_reads_which_tool_gave_a_result_and_whether_it_failed
 
 
 @pytest.mark.proves("S2", "O10")
-async def test_a_result_whose_call_is_in_no_message_read_is_late_and_has_the_name_it_came_with(stores: Stores) -> None:
-    await stores.ingest(turn(1, user("look"), assistant(None, "a"), {**tool("a", "42"), "name": "weather"}), *turns(2, 6))
+async def test_a_result_whose_call_is_in_no_message_read_is_late_and_has_the_name_it_came_with(
+    stores: Stores,
+) -> None:
+    await stores.ingest(
+        turn(1, user("look"), assistant(None, "a"), {**tool("a", "42"), "name": "weather"}),
+        *turns(2, 6),
+    )
     given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
     row = given.evicted[2]
 
@@ -197,7 +241,9 @@ async def test_a_result_whose_call_is_in_no_message_read_is_late_and_has_the_nam
 
 
 @pytest.mark.proves("S2")
-async def test_a_job_is_given_its_evicted_messages_in_order_and_the_newest_request(stores: Stores) -> None:
+async def test_a_job_is_given_its_evicted_messages_in_order_and_the_newest_request(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(1, user("look"), assistant(None, "c"), tool("c", "42")), *turns(2, 6))
     await stores.ingest(turn(8, user("made by a machine"), is_meta=True))
 
@@ -226,7 +272,9 @@ async def test_a_later_job_is_given_the_summary_in_force(stores: Stores) -> None
 
 
 @pytest.mark.proves("L3", "S2")
-async def test_an_evicted_message_that_moves_up_the_stream_is_still_summarised(stores: Stores) -> None:
+async def test_an_evicted_message_that_moves_up_the_stream_is_still_summarised(
+    stores: Stores,
+) -> None:
     first = turn(50, user("moved"), assistant("too"), event_id="moved")
     await stores.ingest(first, *turns(51, 7))
 
@@ -249,24 +297,43 @@ async def test_a_committed_version_is_in_force_and_speaks_for_its_messages(store
     facts = await stores.facts()
     assert (number, facts.pending, len(facts.messages)) == (1, (), 4)
     assert facts.summary is not None
-    assert (facts.summary.text, json.loads(facts.summary.ledger)) == ("They spoke of ports.", ["port 8443"])
-    assert (facts.summary.covers_first, facts.summary.covers_last, facts.summary.messages_covered) == ("e1#0", "e5#1", 10)
+    assert (facts.summary.text, json.loads(facts.summary.ledger)) == (
+        "They spoke of ports.",
+        ["port 8443"],
+    )
+    assert (
+        facts.summary.covers_first,
+        facts.summary.covers_last,
+        facts.summary.messages_covered,
+    ) == ("e1#0", "e5#1", 10)
     assert facts.summary.compaction_id == job.compaction_ids[-1]
     page = await stores.history.page(KEY, after_position=0, limit=100)
     assert [one.state for one in page] == [State.COVERED] * 10 + [State.LIVE] * 4
 
 
 @pytest.mark.proves("A1", "A3")
-async def test_every_arrow_of_a_job_leaves_an_audit_row_and_what_matters_to_others_a_notice(stores: Stores) -> None:
+async def test_every_arrow_of_a_job_leaves_an_audit_row_and_what_matters_to_others_a_notice(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(1, 7))
     await give_back(stores, await claimed(stores), NOON + 6_000)
     await commit(stores, await claimed(stores, NOON + 6_000))
 
     rows = await stores.history.audit(KEY, after=0, limit=100)
     notices = await stores.outbox.unsent(9)
-    assert [row.phase for row in rows] == ["evicted", "summary_start", "attempt_failed", "summary_start", "summary_done"]
+    assert [row.phase for row in rows] == [
+        "evicted",
+        "summary_start",
+        "attempt_failed",
+        "summary_start",
+        "summary_done",
+    ]
     assert [row.reason for row in rows] == [None, None, "timeout", None, None]
-    assert [one.subject.split(".ada.")[0] for one in notices] == ["context.compressed", "compaction.failed", "summary.updated"]
+    assert [one.subject.split(".ada.")[0] for one in notices] == [
+        "context.compressed",
+        "compaction.failed",
+        "summary.updated",
+    ]
     told = json.loads(notices[-1].payload)
     assert (told["version"], told["kind"], told["audit"]["rows"]) == (1, "llm", 5)
     assert rows[0].tokens_before == told["tokens_before"]
@@ -354,9 +421,16 @@ async def test_two_workers_that_commit_at_once_make_one_version(stores: Stores) 
     await stores.ingest(*turns(1, 7))
     job = await claimed(stores)
 
-    done = await asyncio.gather(*(commit(stores, job, f"text {number}") for number in range(4)), return_exceptions=True)
+    done = await asyncio.gather(
+        *(commit(stores, job, f"text {number}") for number in range(4)), return_exceptions=True
+    )
 
-    assert sorted(type(one).__name__ for one in done) == ["LostLease", "LostLease", "LostLease", "int"]
+    assert sorted(type(one).__name__ for one in done) == [
+        "LostLease",
+        "LostLease",
+        "LostLease",
+        "int",
+    ]
     assert len((await stores.history.versions(KEY))[1]) == 1
 
 
@@ -401,7 +475,9 @@ async def test_where_nothing_is_open_nothing_is_due(stores: Stores) -> None:
 
 
 @pytest.mark.proves("S1", "S7")
-async def test_what_waits_for_a_running_job_is_due_when_that_one_may_be_taken(stores: Stores) -> None:
+async def test_what_waits_for_a_running_job_is_due_when_that_one_may_be_taken(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(1, 7))
     await claimed(stores, NOON + 1_000)
 

@@ -16,7 +16,10 @@ from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, Rules
 
 def letters(*payloads: bytes, first_seq: int = 1) -> Sequence[DeadLetter]:
     """The dead letters that these payloads become."""
-    deliveries = [Delivery("turn.completed", payload, seq, NOON + seq) for seq, payload in enumerate(payloads, start=first_seq)]
+    deliveries = [
+        Delivery("turn.completed", payload, seq, NOON + seq)
+        for seq, payload in enumerate(payloads, start=first_seq)
+    ]
     return weigh_all(deliveries, count=len).dead
 
 
@@ -43,11 +46,20 @@ async def test_a_letter_keeps_its_bytes_and_says_when_they_are_not_all(stores: S
 @pytest.mark.proves("I5")
 async def test_what_the_store_refuses_is_kept_as_it_was_published(stores: Stores) -> None:
     await stores.ingest(turn(1, user("first"), event_id="e"))
-    await stores.intake.ingest([turn(2, user("other"), event_id="e")], (), rules=stores.rules, payloads={2: b"as published"})
+    await stores.intake.ingest(
+        [turn(2, user("other"), event_id="e")],
+        (),
+        rules=stores.rules,
+        payloads={2: b"as published"},
+    )
 
     (refused,) = await stores.letters.letters([1])
 
-    assert (refused.payload, refused.row.reason, refused.is_whole) == (b"as published", "event_id_reused", True)
+    assert (refused.payload, refused.row.reason, refused.is_whole) == (
+        b"as published",
+        "event_id_reused",
+        True,
+    )
 
 
 @pytest.mark.proves("I5")
@@ -56,11 +68,19 @@ async def test_letters_that_were_not_replayed_come_in_pages_up_to_a_bound(stores
     await stores.letters.replayed(3, now_ms=NOON)
 
     every = await stores.letters.unreplayed(reason=None, after=1, until=4, limit=9)
-    of_one = await stores.letters.unreplayed(reason="not_json", after=0, until=await stores.letters.newest_id(), limit=2)
+    of_one = await stores.letters.unreplayed(
+        reason="not_json", after=0, until=await stores.letters.newest_id(), limit=2
+    )
 
     assert [one.row.dead_letter_id for one in every] == [2, 4]
     assert [one.row.dead_letter_id for one in of_one] == [1, 4]
-    assert [row.replayed_at_ms for row in await stores.history.dead_letters(after=0, limit=9)] == [None, None, NOON, None, None]
+    assert [row.replayed_at_ms for row in await stores.history.dead_letters(after=0, limit=9)] == [
+        None,
+        None,
+        NOON,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.proves("I5", "O10")
@@ -75,7 +95,9 @@ async def test_a_letter_is_listed_with_the_time_of_its_replay(stores: Stores) ->
 
 
 @pytest.mark.proves("I5", "X3", "O10")
-async def test_the_subject_of_a_letter_is_kept_without_what_no_database_takes(stores: Stores) -> None:
+async def test_the_subject_of_a_letter_is_kept_without_what_no_database_takes(
+    stores: Stores,
+) -> None:
     dead = weigh_all([Delivery("turn.\0completed.\ud800", b"{", 1, NOON)], count=len).dead
     await stores.intake.ingest([], dead, rules=stores.rules)
 
@@ -86,7 +108,9 @@ async def test_the_subject_of_a_letter_is_kept_without_what_no_database_takes(st
 
 @pytest.mark.proves("I5")
 async def test_it_is_told_what_a_sequence_came_to(stores: Stores) -> None:
-    await stores.intake.ingest([turn(1, user("fine"))], letters(b"{", first_seq=2), rules=stores.rules)
+    await stores.intake.ingest(
+        [turn(1, user("fine"))], letters(b"{", first_seq=2), rules=stores.rules
+    )
 
     came = await stores.letters.came_to([1, 2, 3])
 
@@ -100,19 +124,35 @@ async def test_it_is_told_what_a_sequence_came_to(stores: Stores) -> None:
 
 
 @pytest.mark.proves("X4")
-async def test_beyond_its_limit_an_agent_begins_no_session_and_goes_on_in_those_it_has(stores: Stores) -> None:
+async def test_beyond_its_limit_an_agent_begins_no_session_and_goes_on_in_those_it_has(
+    stores: Stores,
+) -> None:
     rules = limited(stores, 3)
     batch = [turn(number, user("hello"), key=session(number)) for number in range(1, 6)]
-    done = await stores.intake.ingest(batch, (), rules=rules, payloads=dict.fromkeys(range(1, 6), b"published"))
+    done = await stores.intake.ingest(
+        batch, (), rules=rules, payloads=dict.fromkeys(range(1, 6), b"published")
+    )
 
-    again = await stores.intake.ingest([turn(10, user("more"), key=session(2)), turn(11, user("new"), key=session(9))], (), rules=rules)
+    again = await stores.intake.ingest(
+        [turn(10, user("more"), key=session(2)), turn(11, user("new"), key=session(9))],
+        (),
+        rules=rules,
+    )
 
     assert (done.events, done.dead_letters) == (3, 2)
     assert (again.events, again.dead_letters) == (1, 1)
     found = await stores.history.sessions(agent_ids={"ada"}, limit=9)
-    assert sorted((one.session_id, one.messages_total) for one in found) == [("new-1", 1), ("new-2", 2), ("new-3", 1)]
+    assert sorted((one.session_id, one.messages_total) for one in found) == [
+        ("new-1", 1),
+        ("new-2", 2),
+        ("new-3", 1),
+    ]
     told = await stores.history.dead_letters(after=0, limit=9)
-    assert [(row.stream_seq, row.reason) for row in told] == [(4, "too_many_sessions"), (5, "too_many_sessions"), (11, "too_many_sessions")]
+    assert [(row.stream_seq, row.reason) for row in told] == [
+        (4, "too_many_sessions"),
+        (5, "too_many_sessions"),
+        (11, "too_many_sessions"),
+    ]
     assert (await stores.letters.letters([1]))[0].payload == b"published"
 
 
@@ -120,7 +160,10 @@ async def test_beyond_its_limit_an_agent_begins_no_session_and_goes_on_in_those_
 async def test_the_limit_of_one_agent_is_nothing_to_another(stores: Stores) -> None:
     rules = limited(stores, 1)
     mine = [turn(number, user("hello"), key=session(number)) for number in (1, 2)]
-    theirs = [turn(number, user("hello"), key=session(number, "bob"), event_id=f"b{number}") for number in (3, 4)]
+    theirs = [
+        turn(number, user("hello"), key=session(number, "bob"), event_id=f"b{number}")
+        for number in (3, 4)
+    ]
 
     done = await stores.intake.ingest([*mine, *theirs], (), rules=rules)
 
@@ -130,14 +173,20 @@ async def test_the_limit_of_one_agent_is_nothing_to_another(stores: Stores) -> N
 @pytest.mark.proves("X4", "A6")
 async def test_what_is_erased_makes_room(stores: Stores) -> None:
     rules = limited(stores, 2)
-    await stores.intake.ingest([turn(1, user("q"), key=session(1)), turn(2, user("q"), key=session(2))], (), rules=rules)
+    await stores.intake.ingest(
+        [turn(1, user("q"), key=session(1)), turn(2, user("q"), key=session(2))], (), rules=rules
+    )
     await stores.changes.erase(session(1), last_seq=2, now_ms=NOON)
     # One that nobody knows leaves a tombstone, and no more room than there was.
     await stores.changes.erase(session(7), last_seq=2, now_ms=NOON)
 
-    after_one = await stores.intake.ingest([turn(seq, user("q"), key=session(seq)) for seq in (3, 4)], (), rules=rules)
+    after_one = await stores.intake.ingest(
+        [turn(seq, user("q"), key=session(seq)) for seq in (3, 4)], (), rules=rules
+    )
     await stores.changes.erase(AgentId("ada"), last_seq=4, now_ms=NOON)
-    after_all = await stores.intake.ingest([turn(seq, user("q"), key=session(seq)) for seq in (5, 6, 7)], (), rules=rules)
+    after_all = await stores.intake.ingest(
+        [turn(seq, user("q"), key=session(seq)) for seq in (5, 6, 7)], (), rules=rules
+    )
 
     assert (after_one.events, after_one.dead_letters) == (1, 1)
     assert (after_all.events, after_all.dead_letters) == (2, 1)
@@ -148,9 +197,13 @@ async def test_a_policy_begins_no_session_beyond_the_limit_either(stores: Stores
     await stores.ingest(turn(1, user("q")))
 
     with pytest.raises(Conflict):
-        await stores.changes.set_policy(session(1), PolicyRequest(mode="manual"), rules=limited(stores, 1), now_ms=NOON)
+        await stores.changes.set_policy(
+            session(1), PolicyRequest(mode="manual"), rules=limited(stores, 1), now_ms=NOON
+        )
 
-    told = await stores.changes.set_policy(KEY, PolicyRequest(mode="manual"), rules=limited(stores, 1), now_ms=NOON)
+    told = await stores.changes.set_policy(
+        KEY, PolicyRequest(mode="manual"), rules=limited(stores, 1), now_ms=NOON
+    )
     assert told["mode"] == "manual"
 
 
@@ -161,7 +214,9 @@ async def test_a_policy_begins_no_session_beyond_the_limit_either(stores: Stores
 async def test_sessions_are_listed_page_by_page_each_once(stores: Stores) -> None:
     batch = [turn(seq, user("q"), key=session(seq), at_ms=NOON + seq // 2) for seq in range(1, 8)]
     await stores.ingest(*batch)
-    await stores.changes.set_policy(session(99), PolicyRequest(mode="manual"), rules=stores.rules, now_ms=NOON)
+    await stores.changes.set_policy(
+        session(99), PolicyRequest(mode="manual"), rules=stores.rules, now_ms=NOON
+    )
 
     seen = []
     after = None
@@ -173,7 +228,9 @@ async def test_sessions_are_listed_page_by_page_each_once(stores: Stores) -> Non
 
 
 @pytest.mark.proves("I5", "X2")
-async def test_a_letter_whose_subject_names_what_no_database_keeps_is_stored_without_a_session(stores: Stores) -> None:
+async def test_a_letter_whose_subject_names_what_no_database_keeps_is_stored_without_a_session(
+    stores: Stores,
+) -> None:
     dead = weigh_all([Delivery("turn.completed.%00.%00", b"no json", 1, NOON)], count=len).dead
 
     await stores.intake.ingest([turn(2, user("Hello."))], dead, rules=stores.rules)

@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.stores import KEY, NOON, Stores, assistant, result, summary, system, tool, turn, turns, user
+from tests.stores import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    result,
+    summary,
+    system,
+    tool,
+    turn,
+    turns,
+    user,
+)
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
 from turnfold.errors import BadRequest
@@ -29,11 +41,18 @@ def turn_at(seq: int) -> Arrival:
 def essence(facts: WindowFacts) -> Seen:
     """What a window shows of a session."""
     session = facts.session
-    return (session and (session.messages_total, session.version), facts.summary, facts.pending, facts.messages)
+    return (
+        session and (session.messages_total, session.version),
+        facts.summary,
+        facts.pending,
+        facts.messages,
+    )
 
 
 async def then(stores: Stores, moment: Moment, key: SessionKey = KEY) -> WindowFacts:
-    found, _ = await stores.windows.window_then(key, moment, glance=lambda _: None, choose=lambda facts: (facts, ()))
+    found, _ = await stores.windows.window_then(
+        key, moment, glance=lambda _: None, choose=lambda facts: (facts, ())
+    )
     return found
 
 
@@ -45,7 +64,9 @@ async def told(stores: Stores, moment: Moment) -> list[str]:
 @pytest.mark.proves("W6", "L7", "L10")
 @pytest.mark.parametrize("commit", ["immediate", "on_summary"])
 async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, commit: str) -> None:
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"commit": commit}), rules=stores.rules, now_ms=NOON)
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides={"commit": commit}), rules=stores.rules, now_ms=NOON
+    )
     seen: list[tuple[Moment, Seen]] = []
     for seq in range(1, 41):
         await stores.ingest(turn_at(seq))
@@ -54,9 +75,19 @@ async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, c
         if seq % 9 == 0:
             for job in await stores.claim(at(seq) + 1_000):
                 leaving = (await stores.jobs.load(job, now_ms=at(seq))).leaving
-                number = await stores.jobs.commit(job, summary(f"Version at {seq}."), leaving=leaving, reason=None, now_ms=at(seq) + 5)
+                number = await stores.jobs.commit(
+                    job,
+                    summary(f"Version at {seq}."),
+                    leaving=leaving,
+                    reason=None,
+                    now_ms=at(seq) + 5,
+                )
                 now = essence(await stores.facts())
-                seen += [(AtTime(at(seq) + 5), now), (AtTime(at(seq) + 9), now), (AtVersion(number), now)]
+                seen += [
+                    (AtTime(at(seq) + 5), now),
+                    (AtTime(at(seq) + 9), now),
+                    (AtVersion(number), now),
+                ]
 
     assert any(pending for _, (_, _, pending, _) in seen) is (commit == "immediate")
     assert sum(isinstance(moment, AtVersion) for moment, _ in seen) >= 3
@@ -94,13 +125,24 @@ async def test_any_time_is_a_moment(stores: Stores, at_ms: int) -> None:
 
 
 @pytest.mark.proves("W6", "L5")
-async def test_a_result_that_came_later_answers_nothing_yet_and_one_that_waits_has_no_call(stores: Stores) -> None:
+async def test_a_result_that_came_later_answers_nothing_yet_and_one_that_waits_has_no_call(
+    stores: Stores,
+) -> None:
     await stores.ingest(
-        turn(1, user("go"), assistant(None, "a")), result(2, "b", "early"), result(3, "a", "late"), turn(4, assistant(None, "b"))
+        turn(1, user("go"), assistant(None, "a")),
+        result(2, "b", "early"),
+        result(3, "a", "late"),
+        turn(4, assistant(None, "b")),
     )
 
-    before = {str(message.message_id): message.answers for message in (await then(stores, AtMessage(EventId("e2"), 0))).messages}
-    after = {str(message.message_id): message.answers for message in (await then(stores, AtMessage(EventId("e4"), 0))).messages}
+    before = {
+        str(message.message_id): message.answers
+        for message in (await then(stores, AtMessage(EventId("e2"), 0))).messages
+    }
+    after = {
+        str(message.message_id): message.answers
+        for message in (await then(stores, AtMessage(EventId("e4"), 0))).messages
+    }
 
     assert before == {"e1#0": None, "e1#1": None, "e2#0": None}
     assert after["e2#0"] is not None
@@ -108,11 +150,15 @@ async def test_a_result_that_came_later_answers_nothing_yet_and_one_that_waits_h
 
 
 @pytest.mark.proves("W6", "L7")
-async def test_a_system_message_that_was_replaced_and_evicted_since_is_there_again(stores: Stores) -> None:
+async def test_a_system_message_that_was_replaced_and_evicted_since_is_there_again(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(1, system("old"), user("hi"), at_ms=at(1)))
     for seq in range(2, 20):
         await stores.ingest(turn_at(seq))
-    await stores.ingest(turn(20, system("new"), user("hm"), at_ms=at(20)), *[turn_at(seq) for seq in range(21, 40)])
+    await stores.ingest(
+        turn(20, system("new"), user("hm"), at_ms=at(20)), *[turn_at(seq) for seq in range(21, 40)]
+    )
 
     assert (await told(stores, AtMessage(EventId("e2"), 1)))[0] == "e1#0"
 
@@ -124,15 +170,22 @@ async def test_texts_of_then_are_read(stores: Stores) -> None:
     def choose(facts: WindowFacts) -> tuple[int, Sequence[int]]:
         return len(facts.messages), [facts.messages[0].position]
 
-    _, bodies = await stores.windows.window_then(KEY, AtTime(at(2)), glance=lambda _: None, choose=choose)
+    _, bodies = await stores.windows.window_then(
+        KEY, AtTime(at(2)), glance=lambda _: None, choose=choose
+    )
 
     assert [json.loads(body)["content"] for body in bodies.values()] == ["question 1"]
 
 
 @pytest.mark.proves("W6", "L12")
-@pytest.mark.parametrize("moment", [AtVersion(1), AtVersion(0), AtMessage(EventId("mine"), 0), AtMessage(EventId("e1"), 5)])
+@pytest.mark.parametrize(
+    "moment",
+    [AtVersion(1), AtVersion(0), AtMessage(EventId("mine"), 0), AtMessage(EventId("e1"), 5)],
+)
 async def test_what_this_session_never_had_is_no_moment(stores: Stores, moment: Moment) -> None:
-    await stores.ingest(turn(1, user("hi"), tool("a")), turn(2, user("other"), event_id="mine", key=OTHER))
+    await stores.ingest(
+        turn(1, user("hi"), tool("a")), turn(2, user("other"), event_id="mine", key=OTHER)
+    )
 
     with pytest.raises(BadRequest, match="as_of"):
         await then(stores, moment)
@@ -150,7 +203,10 @@ async def test_a_glance_sees_the_session_as_it_is(stores: Stores) -> None:
     await stores.ingest(*turns(1, 3))
 
     seen, _ = await stores.windows.window_then(
-        KEY, AtMessage(EventId("e1"), 0), glance=lambda facts: facts.session and facts.session.messages_total, choose=lambda _: (0, ())
+        KEY,
+        AtMessage(EventId("e1"), 0),
+        glance=lambda facts: facts.session and facts.session.messages_total,
+        choose=lambda _: (0, ()),
     )
 
     assert seen == 6

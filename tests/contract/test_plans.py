@@ -17,7 +17,9 @@ MINUTE_MS = 60_000
 
 
 async def override(stores: Stores, **numbers: Any) -> None:
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides=numbers), rules=stores.rules, now_ms=NOON)
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides=numbers), rules=stores.rules, now_ms=NOON
+    )
 
 
 async def states(stores: Stores) -> list[State]:
@@ -37,11 +39,15 @@ async def planned(stores: Stores, now_ms: int = NOON + 1_000) -> Job:
 
 async def carry_out(stores: Stores, job: Job) -> int:
     given = await stores.jobs.load(job, now_ms=NOON + 2_000)
-    return await stores.jobs.commit(job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000)
+    return await stores.jobs.commit(
+        job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+    )
 
 
 @pytest.mark.proves("E7")
-async def test_with_commit_on_summary_nothing_leaves_before_its_summary_stands(stores: Stores) -> None:
+async def test_with_commit_on_summary_nothing_leaves_before_its_summary_stands(
+    stores: Stores,
+) -> None:
     await override(stores, commit="on_summary")
     await stores.ingest(*turns(1, 7))
 
@@ -53,10 +59,19 @@ async def test_with_commit_on_summary_nothing_leaves_before_its_summary_stands(s
     assert [one.message.message_id for one in given.evicted][:2] == ["e1#0", "e1#1"]
     assert len(given.evicted) == 10
 
-    await stores.jobs.commit(job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000)
+    await stores.jobs.commit(
+        job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+    )
 
     assert (await states(stores)).count(State.COVERED) == 10
-    assert await phases(stores) == ["policy", "selective_start", "summary_start", "evicted", "summary_done", "selective_done"]
+    assert await phases(stores) == [
+        "policy",
+        "selective_start",
+        "summary_start",
+        "evicted",
+        "summary_done",
+        "selective_done",
+    ]
     found = await stores.facts()
     assert found.session is not None
     assert (found.session.live_messages, found.session.version) == (4, 1)
@@ -70,9 +85,15 @@ async def test_what_comes_while_the_summary_is_written_stays(stores: Stores) -> 
     given = await stores.jobs.load(job, now_ms=NOON + 2_000)
     await stores.ingest(*turns(8, 3))
 
-    await stores.jobs.commit(job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000)
+    await stores.jobs.commit(
+        job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+    )
 
-    live = [one.message_id for one in await stores.history.page(KEY, after_position=0, limit=99) if one.state is State.LIVE]
+    live = [
+        one.message_id
+        for one in await stores.history.page(KEY, after_position=0, limit=99)
+        if one.state is State.LIVE
+    ]
     assert live == [f"e{seq}#{index}" for seq in (6, 7, 8, 9, 10) for index in (0, 1)]
 
 
@@ -90,8 +111,12 @@ async def test_no_second_plan_is_opened_meanwhile(stores: Stores) -> None:
 
 
 @pytest.mark.proves("E7")
-@pytest.mark.parametrize(("ending", "phase"), [(Ending.REJECTED, "rejected"), (Ending.FAILED, "rollback")])
-async def test_a_plan_that_fails_leaves_everything_as_it_was(stores: Stores, ending: Ending, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "phase"), [(Ending.REJECTED, "rejected"), (Ending.FAILED, "rollback")]
+)
+async def test_a_plan_that_fails_leaves_everything_as_it_was(
+    stores: Stores, ending: Ending, phase: str
+) -> None:
     await override(stores, commit="on_summary")
     await stores.ingest(*turns(1, 7))
     before = await stores.facts()
@@ -104,7 +129,11 @@ async def test_a_plan_that_fails_leaves_everything_as_it_was(stores: Stores, end
     assert (after.summary, after.pending) == (None, ())
     assert (await phases(stores))[-1] == phase
     notice = json.loads((await stores.outbox.unsent(9))[-1].payload)
-    assert (notice["compaction_id"], notice["reason"], notice["next_attempt_at"]) == (job.compaction_ids[-1], "refused", None)
+    assert (notice["compaction_id"], notice["reason"], notice["next_attempt_at"]) == (
+        job.compaction_ids[-1],
+        "refused",
+        None,
+    )
 
 
 @pytest.mark.proves("E7", "S7", "C31")
@@ -134,14 +163,18 @@ async def test_a_plan_whose_messages_left_otherwise_commits_nothing(stores: Stor
     await override(stores, commit="immediate")
 
     with pytest.raises(LostLease):
-        await stores.jobs.commit(job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000)
+        await stores.jobs.commit(
+            job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+        )
 
     assert "evicted" in await phases(stores)
     assert (await stores.facts()).summary is None
 
 
 @pytest.mark.proves("E7", "S1")
-async def test_what_has_left_already_is_summarised_before_what_is_only_planned(stores: Stores) -> None:
+async def test_what_has_left_already_is_summarised_before_what_is_only_planned(
+    stores: Stores,
+) -> None:
     await override(stores, commit="on_summary")
     await stores.ingest(*turns(1, 7))
     await override(stores, commit="immediate")
@@ -175,9 +208,15 @@ async def test_every_so_many_rounds_the_old_ones_leave(stores: Stores) -> None:
 @pytest.mark.proves("E1", "I6")
 async def test_steps_and_what_machines_say_are_no_rounds(stores: Stores) -> None:
     await override(stores, max_live_messages=0, every_rounds=3)
-    steps = [message for number in range(4) for message in (assistant(None, f"c{number}"), tool(f"c{number}"))]
+    steps = [
+        message
+        for number in range(4)
+        for message in (assistant(None, f"c{number}"), tool(f"c{number}"))
+    ]
     await stores.ingest(turn(1, user("first"), *steps), turn(2, user("second")))
-    await stores.ingest(*[turn(seq, user("made by a machine"), is_meta=True) for seq in range(3, 9)])
+    await stores.ingest(
+        *[turn(seq, user("made by a machine"), is_meta=True) for seq in range(3, 9)]
+    )
     assert (await stores.facts()).pending == ()
 
     await stores.ingest(turn(9, user("third")))
@@ -210,7 +249,9 @@ async def test_an_idle_session_with_little_to_win_is_left_as_it_is(stores: Store
     await override(stores, max_live_messages=0, idle_seconds=60, min_gain_tokens=100_000)
     await stores.ingest(*turns(1, 7))
 
-    assert await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=NOON + 10 * MINUTE_MS) == 1
+    assert (
+        await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=NOON + 10 * MINUTE_MS) == 1
+    )
 
     assert (await stores.facts()).pending == ()
     assert await stores.idle.next_idle_ms() is None
@@ -230,7 +271,9 @@ async def test_every_so_many_versions_the_originals_are_read_again(stores: Store
         depths.append(given.depth)
         read.append(len(given.evicted))
         assert (given.previous is None) == (given.depth == 1)
-        await stores.jobs.commit(job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000)
+        await stores.jobs.commit(
+            job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000
+        )
         covered.append((await states(stores)).count(State.COVERED))
 
     assert depths == [1, 2, 3, 1, 2, 3, 1]
@@ -247,6 +290,8 @@ async def test_originals_that_are_too_many_are_not_read_again(stores: Stores) ->
         (job,) = await stores.claim(NOON + 1_000)
         given = await stores.jobs.load(job, now_ms=NOON + 1_000)
         depths.append(given.depth)
-        await stores.jobs.commit(job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000)
+        await stores.jobs.commit(
+            job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000
+        )
 
     assert depths == [1, 2, 3]

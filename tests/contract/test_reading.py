@@ -23,14 +23,21 @@ def other(number: int) -> SessionKey:
 
 
 @pytest.mark.proves("W1", "L8")
-async def test_a_window_reads_the_texts_that_were_chosen_and_those_alone_matter(stores: Stores) -> None:
+async def test_a_window_reads_the_texts_that_were_chosen_and_those_alone_matter(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(1, 3))
     wanted = [position_of(1, 1), position_of(3, 0)]
 
-    chosen, bodies = await stores.windows.window(KEY, glance=lambda _: None, choose=lambda facts: (len(facts.messages), wanted))
+    chosen, bodies = await stores.windows.window(
+        KEY, glance=lambda _: None, choose=lambda facts: (len(facts.messages), wanted)
+    )
 
     assert chosen == 6
-    assert [json.loads(bodies[position])["content"] for position in wanted] == ["answer 1", "question 3"]
+    assert [json.loads(bodies[position])["content"] for position in wanted] == [
+        "answer 1",
+        "question 3",
+    ]
 
 
 @pytest.mark.proves("W6", "L8")
@@ -41,7 +48,9 @@ async def test_a_glance_that_answers_reads_no_message(stores: Stores) -> None:
         raise AssertionError("the glance was enough")
 
     seen, bodies = await stores.windows.window(
-        KEY, glance=lambda facts: f"revision of {facts.session and facts.session.sid}", choose=choose
+        KEY,
+        glance=lambda facts: f"revision of {facts.session and facts.session.sid}",
+        choose=choose,
     )
 
     assert seen.startswith("revision of ")
@@ -59,7 +68,9 @@ async def test_a_window_of_a_session_nobody_published_in_says_so(stores: Stores)
 
 @pytest.mark.proves("W1")
 async def test_a_glance_may_answer_for_a_session_nobody_published_in(stores: Stores) -> None:
-    found, _ = await stores.windows.window(NOBODY, glance=lambda facts: f"to {facts.ingested_to}", choose=lambda _: ("chosen", ()))
+    found, _ = await stores.windows.window(
+        NOBODY, glance=lambda facts: f"to {facts.ingested_to}", choose=lambda _: ("chosen", ())
+    )
 
     assert found == "to 0"
 
@@ -71,7 +82,12 @@ async def test_a_window_knows_counts_and_wishes_of_its_session(stores: Stores) -
     session = (await stores.facts()).session
 
     assert session is not None
-    assert (session.messages_total, session.live_messages, session.compactions, session.version) == (15, 5, 1, None)
+    assert (
+        session.messages_total,
+        session.live_messages,
+        session.compactions,
+        session.version,
+    ) == (15, 5, 1, None)
     assert (session.model, session.last_event_at_ms, session.factor) == ("gpt-5", NOON + 88, 1.0)
 
 
@@ -83,7 +99,9 @@ async def test_a_window_of_very_many_live_messages_still_finds_its_texts(stores:
         await stores.ingest(turn(start + 1, *messages, key=other(1)))
     chosen = [position_of(1, 0), position_of(351, 349)]
 
-    _, bodies = await stores.windows.window(other(1), glance=lambda _: None, choose=lambda _: (True, chosen))
+    _, bodies = await stores.windows.window(
+        other(1), glance=lambda _: None, choose=lambda _: (True, chosen)
+    )
 
     assert len(bodies) >= 2
     assert set(chosen) <= set(bodies)
@@ -97,7 +115,9 @@ async def test_a_history_is_read_in_pages_either_way(stores: Stores) -> None:
     await stores.ingest(*turns(1, 5))
 
     forwards = await stores.history.page(KEY, after_position=position_of(1, 1), limit=3)
-    backwards = await stores.history.page(KEY, after_position=position_of(5, 1), limit=3, newest_first=True)
+    backwards = await stores.history.page(
+        KEY, after_position=position_of(5, 1), limit=3, newest_first=True
+    )
 
     assert [one.message_id for one in forwards] == ["e2#0", "e2#1", "e3#0"]
     assert [one.message_id for one in backwards] == ["e5#0", "e4#1", "e4#0"]
@@ -107,14 +127,18 @@ async def test_a_history_is_read_in_pages_either_way(stores: Stores) -> None:
 async def test_messages_are_found_by_their_ids_whatever_their_state(stores: Stores) -> None:
     await stores.ingest(*turns(1, 20))
 
-    found = await stores.history.named(KEY, ["e20#1", "e1#0", "e1#7", "nothing", "e9#0", "e1#x", "#1", "unknown#0"])
+    found = await stores.history.named(
+        KEY, ["e20#1", "e1#0", "e1#7", "nothing", "e9#0", "e1#x", "#1", "unknown#0"]
+    )
 
     assert [one.message_id for one in found] == ["e1#0", "e9#0", "e20#1"]
 
 
 @pytest.mark.proves("L12")
 async def test_an_id_finds_nothing_in_another_session(stores: Stores) -> None:
-    await stores.ingest(turn(1, user("mine"), event_id="e", key=other(1)), turn(2, user("other"), key=other(2)))
+    await stores.ingest(
+        turn(1, user("mine"), event_id="e", key=other(1)), turn(2, user("other"), key=other(2))
+    )
 
     assert await stores.history.named(other(2), ["e#0"]) == []
 
@@ -142,7 +166,12 @@ async def test_counts_say_where_every_message_is(stores: Stores) -> None:
 
     counts = await stores.history.counts(KEY)
 
-    assert (counts.messages_total, counts.messages_live, counts.messages_pending, counts.messages_covered) == (24, 4, 10, 10)
+    assert (
+        counts.messages_total,
+        counts.messages_live,
+        counts.messages_pending,
+        counts.messages_covered,
+    ) == (24, 4, 10, 10)
     assert (counts.summary_version, counts.summary_versions, counts.compactions) == (1, 1, 2)
     assert counts.audit_rows == len(await stores.history.audit(KEY, after=0, limit=100))
 
@@ -156,7 +185,11 @@ async def test_sessions_are_listed_with_the_newest_first_and_by_agent(stores: St
     every = await stores.history.sessions(agent_ids=None, limit=3)
     mine = await stores.history.sessions(agent_ids={"ada"}, limit=9)
 
-    assert [(one.agent_id, one.session_id) for one in every] == [("ada", "s-2"), ("ada", "s-3"), ("bob", "s-1")]
+    assert [(one.agent_id, one.session_id) for one in every] == [
+        ("ada", "s-2"),
+        ("ada", "s-3"),
+        ("bob", "s-1"),
+    ]
     assert [one.session_id for one in mine] == ["s-2", "s-3", "s-1"]
 
 
@@ -165,12 +198,23 @@ async def test_a_version_stays_as_it_was_when_others_follow(stores: Stores) -> N
     for first_seq, text in ((1, "First."), (8, "Second.")):
         await stores.ingest(*turns(first_seq, 7))
         (job,) = await stores.claim()
-        await stores.jobs.commit(job, summary(text, "port 8443"), reason="timeout" if first_seq == 8 else None, now_ms=NOON + first_seq)
+        await stores.jobs.commit(
+            job,
+            summary(text, "port 8443"),
+            reason="timeout" if first_seq == 8 else None,
+            now_ms=NOON + first_seq,
+        )
 
     in_force, (found,) = await stores.history.versions(KEY, 1)
 
     assert in_force == 2
-    assert (found.version, found.text, found.kind, found.model, found.created_at_ms) == (1, "First.", "llm", "test/model", NOON + 1)
+    assert (found.version, found.text, found.kind, found.model, found.created_at_ms) == (
+        1,
+        "First.",
+        "llm",
+        "test/model",
+        NOON + 1,
+    )
     assert await stores.history.versions(KEY, 3) == (2, [])
 
 
@@ -193,7 +237,9 @@ async def test_every_audit_row_seals_the_one_before(stores: Stores) -> None:
 @pytest.mark.proves("A1", "L12")
 async def test_the_audit_is_read_in_pages_and_by_session(stores: Stores) -> None:
     await stores.ingest(*turns(1, 20))
-    await stores.ingest(*[turn(100 + seq, user("q"), assistant("a"), key=other(2)) for seq in range(1, 8)])
+    await stores.ingest(
+        *[turn(100 + seq, user("q"), assistant("a"), key=other(2)) for seq in range(1, 8)]
+    )
 
     first = await stores.history.audit(KEY, after=0, limit=2)
     rest = await stores.history.audit(KEY, after=2, limit=100)
@@ -226,7 +272,9 @@ async def test_a_notice_that_was_sent_never_comes_again(stores: Stores) -> None:
 
     await stores.ingest(*turns(8, 7))
 
-    assert not {one.outbox_id for one in first} & {one.outbox_id for one in await stores.outbox.unsent(9)}
+    assert not {one.outbox_id for one in first} & {
+        one.outbox_id for one in await stores.outbox.unsent(9)
+    }
 
 
 @pytest.mark.proves("A3", "L2")

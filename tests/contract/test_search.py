@@ -20,9 +20,13 @@ async def indexed(stores: Stores) -> None:
         pass
 
 
-async def ids(stores: Stores, q: str, *, key: SessionKey = KEY, limit: int = 20, scope: Scope | None = None) -> list[str]:
+async def ids(
+    stores: Stores, q: str, *, key: SessionKey = KEY, limit: int = 20, scope: Scope | None = None
+) -> list[str]:
     """The messages that answer, best first."""
-    hits = await found(key, question_of(q), scope=scope or Scope(), limit=limit, store=stores.search)
+    hits = await found(
+        key, question_of(q), scope=scope or Scope(), limit=limit, store=stores.search
+    )
     assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
     return [original.message_id for original, _ in hits]
 
@@ -32,13 +36,26 @@ async def garden(request: pytest.FixtureRequest, stores: Stores) -> Stores:
     """A session whose first messages are worth finding: in the index, not yet, or only the first ones."""
     await stores.ingest(
         turn(1, user("Please remember: the garden is planted in a Quincunx."), assistant("Noted.")),
-        turn(2, user("我把琥珀色的吊坠放在书房的抽屉里。"), user("昨日、海岸で蜃気楼を見ました。"), user("서울에서 만나요")),
-        turn(3, user("Settings are in /srv/zephyr-7719/config.toml on the second host."), assistant("It weighs 17.5 kg (v2.4.1).")),
+        turn(
+            2,
+            user("我把琥珀色的吊坠放在书房的抽屉里。"),
+            user("昨日、海岸で蜃気楼を見ました。"),
+            user("서울에서 만나요"),
+        ),
+        turn(
+            3,
+            user("Settings are in /srv/zephyr-7719/config.toml on the second host."),
+            assistant("It weighs 17.5 kg (v2.4.1)."),
+        ),
     )
     if request.param == "half":
         await indexed(stores)
     await stores.ingest(
-        turn(4, assistant(None, "c1"), tool("c1", "commit 8b8a5eb0c4d2e8f1a3b5c7d9e0f1a2b3c4d5e6f7 by ada")),
+        turn(
+            4,
+            assistant(None, "c1"),
+            tool("c1", "commit 8b8a5eb0c4d2e8f1a3b5c7d9e0f1a2b3c4d5e6f7 by ada"),
+        ),
         turn(5, user("See https://example.org/wiki/Garden_paths?page=2, and ticket TF-118.")),
     )
     if request.param == "indexed":
@@ -72,12 +89,24 @@ FOUND = {
 
 @pytest.mark.proves("F1")
 async def test_words_characters_and_values_are_found_whole_and_in_part(garden: Stores) -> None:
-    assert {q: (await ids(garden, q))[:1] for q in FOUND} == {q: [first] for q, first in FOUND.items()}
+    assert {q: (await ids(garden, q))[:1] for q in FOUND} == {
+        q: [first] for q, first in FOUND.items()
+    }
 
 
 @pytest.mark.proves("F1", "X2")
 async def test_what_looks_like_the_syntax_of_an_index_is_only_text(garden: Stores) -> None:
-    for q in ("a AND", "NEAR(garden", "terms:garden", "garden*", "' OR 1=1 --", "garden OR", "(garden", "^garden", "x' & 'y"):
+    for q in (
+        "a AND",
+        "NEAR(garden",
+        "terms:garden",
+        "garden*",
+        "' OR 1=1 --",
+        "garden OR",
+        "(garden",
+        "^garden",
+        "x' & 'y",
+    ):
         assert set(await ids(garden, q)) <= {"e1#0", "e5#0", "e4#1", "e3#1"}, q
 
 
@@ -90,7 +119,9 @@ async def test_a_query_without_a_word_is_refused(q: str) -> None:
 
 @pytest.mark.proves("F1", "L12")
 async def test_what_another_agent_wrote_is_never_found(stores: Stores) -> None:
-    await stores.ingest(turn(1, user("the amber pendant")), turn(2, user("an amber lamp"), key=OTHER))
+    await stores.ingest(
+        turn(1, user("the amber pendant")), turn(2, user("an amber lamp"), key=OTHER)
+    )
     await indexed(stores)
 
     assert await ids(stores, "amber") == ["e1#0"]
@@ -102,14 +133,20 @@ async def test_what_another_agent_wrote_is_never_found(stores: Stores) -> None:
 @pytest.mark.proves("F1")
 async def test_a_session_whose_number_begins_like_another_s_stays_apart(stores: Stores) -> None:
     keys = [SessionKey(AgentId("ada"), SessionId(f"s-{number}")) for number in range(30)]
-    await stores.ingest(*[turn(seq, user("amber"), key=key) for seq, key in enumerate(keys, start=1)])
+    await stores.ingest(
+        *[turn(seq, user("amber"), key=key) for seq, key in enumerate(keys, start=1)]
+    )
     await indexed(stores)
 
-    assert [await ids(stores, "ambe", key=key) for key in keys] == [[f"e{seq}#0"] for seq in range(1, 31)]
+    assert [await ids(stores, "ambe", key=key) for key in keys] == [
+        [f"e{seq}#0"] for seq in range(1, 31)
+    ]
 
 
 @pytest.mark.proves("F1")
-async def test_the_message_that_named_a_value_stands_before_those_that_repeat_it(stores: Stores) -> None:
+async def test_the_message_that_named_a_value_stands_before_those_that_repeat_it(
+    stores: Stores,
+) -> None:
     await stores.ingest(turn(1, user("It runs on port 8443, says the note about the old host.")))
     await stores.ingest(*[turn(seq, user("8443"), assistant("8443 8443")) for seq in range(2, 40)])
     await indexed(stores)
@@ -121,8 +158,16 @@ async def test_the_message_that_named_a_value_stands_before_those_that_repeat_it
 
 
 @pytest.mark.proves("F1")
-async def test_a_whole_value_goes_before_all_words_and_those_before_words_that_begin_so(stores: Stores) -> None:
-    texts = ["deployment plans", "we plan to deploy", "a deploy plan, then", "nothing", "the deploy plan-b"]
+async def test_a_whole_value_goes_before_all_words_and_those_before_words_that_begin_so(
+    stores: Stores,
+) -> None:
+    texts = [
+        "deployment plans",
+        "we plan to deploy",
+        "a deploy plan, then",
+        "nothing",
+        "the deploy plan-b",
+    ]
     await stores.ingest(*[turn(seq, user(text)) for seq, text in enumerate(texts, start=1)])
     await indexed(stores)
 
@@ -130,8 +175,13 @@ async def test_a_whole_value_goes_before_all_words_and_those_before_words_that_b
 
 
 @pytest.mark.proves("F1")
-async def test_where_no_message_has_all_words_those_with_the_rarest_come_first(stores: Stores) -> None:
-    await stores.ingest(*[turn(seq, user("the garden is green")) for seq in range(1, 9)], turn(9, user("a quincunx is green")))
+async def test_where_no_message_has_all_words_those_with_the_rarest_come_first(
+    stores: Stores,
+) -> None:
+    await stores.ingest(
+        *[turn(seq, user("the garden is green")) for seq in range(1, 9)],
+        turn(9, user("a quincunx is green")),
+    )
     await indexed(stores)
 
     hits = await ids(stores, "quincunx green submarine")
@@ -149,7 +199,13 @@ async def test_a_search_keeps_to_a_state_a_role_and_a_stretch(stores: Stores) ->
     await indexed(stores)
 
     async def seqs(**scope: object) -> list[int]:
-        hits = await found(KEY, question_of("question answer"), scope=Scope(**scope), limit=100, store=stores.search)  # type: ignore[arg-type]
+        hits = await found(
+            KEY,
+            question_of("question answer"),
+            scope=Scope(**scope),
+            limit=100,
+            store=stores.search,
+        )  # type: ignore[arg-type]
         return sorted({original.position // 1024 for original, _ in hits})
 
     by_state = [await seqs(state=state) for state in (State.COVERED, State.PENDING, State.LIVE)]
@@ -161,7 +217,9 @@ async def test_a_search_keeps_to_a_state_a_role_and_a_stretch(stores: Stores) ->
 
 
 @pytest.mark.proves("F1", "L3")
-async def test_an_event_that_comes_late_is_found_at_once_and_indexed_after_the_others(stores: Stores) -> None:
+async def test_an_event_that_comes_late_is_found_at_once_and_indexed_after_the_others(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(10, 3))
     await indexed(stores)
 
@@ -174,7 +232,9 @@ async def test_an_event_that_comes_late_is_found_at_once_and_indexed_after_the_o
 
 
 @pytest.mark.proves("F1", "L2")
-async def test_an_event_that_moves_to_an_earlier_place_is_found_there_and_only_there(stores: Stores) -> None:
+async def test_an_event_that_moves_to_an_earlier_place_is_found_there_and_only_there(
+    stores: Stores,
+) -> None:
     event = turn(10, user("the amber pendant"), event_id="e")
     await stores.ingest(event, turn(11, user("other")))
     await indexed(stores)
@@ -184,12 +244,18 @@ async def test_an_event_that_moves_to_an_earlier_place_is_found_there_and_only_t
     await indexed(stores)
     old = await found(KEY, question_of("amber"), scope=Scope(), limit=9, store=stores.search)
 
-    assert [original.position for original, _ in new] == [original.position for original, _ in old] == [position_of(4, 0)]
+    assert (
+        [original.position for original, _ in new]
+        == [original.position for original, _ in old]
+        == [position_of(4, 0)]
+    )
 
 
 @pytest.mark.proves("F1", "A6")
 async def test_what_was_erased_is_not_found_and_what_comes_after_it_is(stores: Stores) -> None:
-    await stores.ingest(turn(1, user("the amber pendant")), turn(2, user("an amber lamp"), key=OTHER))
+    await stores.ingest(
+        turn(1, user("the amber pendant")), turn(2, user("an amber lamp"), key=OTHER)
+    )
     await indexed(stores)
 
     await stores.changes.erase(KEY, last_seq=2, now_ms=NOON)
@@ -204,7 +270,11 @@ async def test_what_was_erased_is_not_found_and_what_comes_after_it_is(stores: S
 @pytest.mark.proves("F1")
 async def test_texts_with_very_many_terms_and_very_long_words_are_found_too(stores: Stores) -> None:
     many = " ".join(f"{number:x}{'q' * (number % 60)}" for number in range(100_000, 128_000))
-    await stores.ingest(turn(1, user(f"{many} amberstone")), turn(2, user("b" * 70 + "c" * 70)), turn(3, user("b" * 70 + "d" * 70)))
+    await stores.ingest(
+        turn(1, user(f"{many} amberstone")),
+        turn(2, user("b" * 70 + "c" * 70)),
+        turn(3, user("b" * 70 + "d" * 70)),
+    )
     await indexed(stores)
 
     assert await ids(stores, "amberstone") == ["e1#0"]
@@ -213,8 +283,15 @@ async def test_texts_with_very_many_terms_and_very_long_words_are_found_too(stor
 
 
 @pytest.mark.proves("F1", "C58")
-async def test_a_question_of_a_thousand_characters_and_a_word_that_is_everywhere_read_bounded(stores: Stores) -> None:
-    await stores.ingest(*[turn(seq, *[user(f"common word {seq} {index}") for index in range(50)]) for seq in range(1, 21)])
+async def test_a_question_of_a_thousand_characters_and_a_word_that_is_everywhere_read_bounded(
+    stores: Stores,
+) -> None:
+    await stores.ingest(
+        *[
+            turn(seq, *[user(f"common word {seq} {index}") for index in range(50)])
+            for seq in range(1, 21)
+        ]
+    )
     await indexed(stores)
 
     everywhere = await ids(stores, "common", limit=100)
@@ -224,7 +301,16 @@ async def test_a_question_of_a_thousand_characters_and_a_word_that_is_everywhere
     assert len(long.words) == MOST_WORDS
     assert await found(KEY, long, scope=Scope(), limit=5, store=stores.search) == []
     if stores.name != "memory":
-        assert len((await stores.search.candidates(KEY, question_of("common").lookups(), scope=Scope())).originals) == 260
+        assert (
+            len(
+                (
+                    await stores.search.candidates(
+                        KEY, question_of("common").lookups(), scope=Scope()
+                    )
+                ).originals
+            )
+            == 260
+        )
 
 
 class CountingStore:
@@ -234,16 +320,22 @@ class CountingStore:
         self._store = store
         self.lookups = 0
 
-    async def unindexed(self, key: SessionKey, *, scope: Scope, after_position: int) -> Sequence[Original]:
+    async def unindexed(
+        self, key: SessionKey, *, scope: Scope, after_position: int
+    ) -> Sequence[Original]:
         return await self._store.unindexed(key, scope=scope, after_position=after_position)
 
-    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Candidates:
+    async def candidates(
+        self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope
+    ) -> Candidates:
         self.lookups += 1
         return await self._store.candidates(key, lookups, scope=scope)
 
 
 @pytest.mark.proves("F1", "L8", "O10")
-@pytest.mark.parametrize(("limit", "hits", "lookups"), [(2, 2, 1), (3, 3, 1), (4, 4, 2), (5, 5, 2), (6, 5, 2)])
+@pytest.mark.parametrize(
+    ("limit", "hits", "lookups"), [(2, 2, 1), (3, 3, 1), (4, 4, 2), (5, 5, 2), (6, 5, 2)]
+)
 async def test_beginnings_of_words_are_looked_for_only_if_whole_words_fill_less_than_the_limit(
     stores: Stores, limit: int, hits: int, lookups: int
 ) -> None:
@@ -254,4 +346,7 @@ async def test_beginnings_of_words_are_looked_for_only_if_whole_words_fill_less_
 
     answer = await found(KEY, question_of("amber"), scope=Scope(), limit=limit, store=counting)
 
-    assert ([original.message_id for original, _ in answer], counting.lookups) == (["e1#0", "e5#0", "e3#0", "e2#0", "e4#0"][:hits], lookups)
+    assert ([original.message_id for original, _ in answer], counting.lookups) == (
+        ["e1#0", "e5#0", "e3#0", "e2#0", "e4#0"][:hits],
+        lookups,
+    )

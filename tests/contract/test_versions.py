@@ -29,12 +29,19 @@ async def claimed(stores: Stores, now_ms: int = NOON + 1_000) -> Job:
 
 
 async def write(
-    stores: Stores, text: str = "They spoke.", *, at_ms: int = NOON + 1_000, kind: str = "llm", reason: str | None = None
+    stores: Stores,
+    text: str = "They spoke.",
+    *,
+    at_ms: int = NOON + 1_000,
+    kind: str = "llm",
+    reason: str | None = None,
 ) -> int:
     """Have the one job that is due written."""
     job = await claimed(stores, at_ms)
     leaving = (await stores.jobs.load(job, now_ms=at_ms)).leaving
-    return await stores.jobs.commit(job, summary(text, kind=kind), leaving=leaving, reason=reason, now_ms=at_ms)
+    return await stores.jobs.commit(
+        job, summary(text, kind=kind), leaving=leaving, reason=reason, now_ms=at_ms
+    )
 
 
 async def three_versions(stores: Stores) -> None:
@@ -44,16 +51,22 @@ async def three_versions(stores: Stores) -> None:
         await write(stores, f"Version {number}.", at_ms=NOON + 1_000 * number)
 
 
-async def promote(stores: Stores, version: int, *, over: int | None = None, now_ms: int = NOON + 9_000) -> InForce:
+async def promote(
+    stores: Stores, version: int, *, over: int | None = None, now_ms: int = NOON + 9_000
+) -> InForce:
     return await stores.versions.promote(KEY, version, over=over, rules=stores.rules, now_ms=now_ms)
 
 
 async def restore(stores: Stores, compaction_id: str, *, now_ms: int = NOON + 9_000) -> InForce:
-    return await stores.versions.restore(KEY, CompactionId(compaction_id), rules=stores.rules, now_ms=now_ms)
+    return await stores.versions.restore(
+        KEY, CompactionId(compaction_id), rules=stores.rules, now_ms=now_ms
+    )
 
 
 async def regenerate(stores: Stores, *, now_ms: int = NOON + 9_000, **wanted: Any) -> CompactionId:
-    return await stores.versions.regenerate(KEY, Wanted(**wanted), rules=stores.rules, now_ms=now_ms)
+    return await stores.versions.regenerate(
+        KEY, Wanted(**wanted), rules=stores.rules, now_ms=now_ms
+    )
 
 
 async def states(stores: Stores) -> dict[State, int]:
@@ -63,7 +76,11 @@ async def states(stores: Stores) -> dict[State, int]:
 
 async def ids(stores: Stores, *wanted: State) -> list[str]:
     """The messages that are in one of these states, in order."""
-    return [one.message_id for one in await stores.history.page(KEY, after_position=0, limit=1_000) if one.state in wanted]
+    return [
+        one.message_id
+        for one in await stores.history.page(KEY, after_position=0, limit=1_000)
+        if one.state in wanted
+    ]
 
 
 async def phases(stores: Stores) -> list[str]:
@@ -85,7 +102,9 @@ async def read(stores: Stores, job: Job, *, by_model: bool = True) -> list[str]:
 
 
 @pytest.mark.proves("L10", "A4")
-async def test_promoting_what_covers_less_leaves_the_difference_pending_and_has_it_folded(stores: Stores) -> None:
+async def test_promoting_what_covers_less_leaves_the_difference_pending_and_has_it_folded(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     before = await states(stores)
 
@@ -118,7 +137,9 @@ async def test_promoting_what_covers_more_only_moves_the_pointer(stores: Stores)
     # What was to fold the difference has nothing to do any more.
     assert await stores.claim(NOON + 60_000) == []
     assert (await phases(stores))[-4:] == ["promoted", "opened", "promoted", "stale"]
-    told = [one for one in await stores.outbox.unsent(100) if one.subject.startswith("summary.updated")]
+    told = [
+        one for one in await stores.outbox.unsent(100) if one.subject.startswith("summary.updated")
+    ]
     assert [json.loads(one.payload)["version"] for one in told] == [1, 2, 3, 1, 3]
 
 
@@ -148,14 +169,18 @@ async def test_a_version_is_promoted_only_over_the_one_that_was_named(stores: St
 async def test_of_two_that_promote_over_the_same_version_one_succeeds(stores: Stores) -> None:
     await three_versions(stores)
 
-    done = await asyncio.gather(promote(stores, 1, over=3), promote(stores, 2, over=3), return_exceptions=True)
+    done = await asyncio.gather(
+        promote(stores, 1, over=3), promote(stores, 2, over=3), return_exceptions=True
+    )
 
     assert sorted(type(one).__name__ for one in done) == ["Conflict", "InForce"]
 
 
 @pytest.mark.proves("L10", "L12")
 @pytest.mark.parametrize("version", [4, 99])
-async def test_a_version_the_session_never_had_is_not_promoted(stores: Stores, version: int) -> None:
+async def test_a_version_the_session_never_had_is_not_promoted(
+    stores: Stores, version: int
+) -> None:
     await three_versions(stores)
     await stores.ingest(*turns(100, 7, key=OTHER))
     await write(stores, "Another's.")
@@ -170,7 +195,9 @@ async def test_a_version_the_session_never_had_is_not_promoted(stores: Stores, v
 
 
 @pytest.mark.proves("S8", "C51", "L10")
-async def test_a_job_that_was_written_on_a_version_no_longer_in_force_is_stale_and_begins_again(stores: Stores) -> None:
+async def test_a_job_that_was_written_on_a_version_no_longer_in_force_is_stale_and_begins_again(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     await stores.ingest(*turns(40, 7))
     slow = await claimed(stores, NOON + 4_000)
@@ -213,7 +240,9 @@ async def test_a_restored_compaction_is_as_if_it_had_never_been(stores: Stores) 
 
 
 @pytest.mark.proves("A5", "L1", "A1")
-async def test_the_newest_compaction_is_undone_first_and_the_version_before_takes_force_again(stores: Stores) -> None:
+async def test_the_newest_compaction_is_undone_first_and_the_version_before_takes_force_again(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     with pytest.raises(Conflict, match="later compaction"):
         await restore(stores, await compaction_of(stores, 1))
@@ -226,13 +255,17 @@ async def test_the_newest_compaction_is_undone_first_and_the_version_before_take
     assert found[State.LIVE] > was
     assert State.PENDING not in found
     originals = await stores.history.page(KEY, after_position=0, limit=1_000)
-    assert [json.loads(one.body)["content"] for one in originals if one.message_id == "e20#0"] == ["question 20"]
+    assert [json.loads(one.body)["content"] for one in originals if one.message_id == "e20#0"] == [
+        "question 20"
+    ]
     with pytest.raises(Conflict, match="restored"):
         await promote(stores, 3)
 
 
 @pytest.mark.proves("A5")
-async def test_undoing_again_changes_nothing_and_what_evicted_nothing_cannot_be_undone(stores: Stores) -> None:
+async def test_undoing_again_changes_nothing_and_what_evicted_nothing_cannot_be_undone(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     await restore(stores, await compaction_of(stores, 3))
     before = await stores.seen()
@@ -249,7 +282,9 @@ async def test_undoing_again_changes_nothing_and_what_evicted_nothing_cannot_be_
 
 
 @pytest.mark.proves("A5", "S8")
-async def test_a_compaction_that_is_being_summarised_is_fenced_off_and_undone(stores: Stores) -> None:
+async def test_a_compaction_that_is_being_summarised_is_fenced_off_and_undone(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(10, 7))
     job = await claimed(stores)
 
@@ -263,8 +298,12 @@ async def test_a_compaction_that_is_being_summarised_is_fenced_off_and_undone(st
 
 
 @pytest.mark.proves("A5", "E5")
-async def test_what_was_restored_stays_until_enough_has_come_or_somebody_asks(stores: Stores) -> None:
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"min_gain_tokens": 60}), rules=stores.rules, now_ms=NOON)
+async def test_what_was_restored_stays_until_enough_has_come_or_somebody_asks(
+    stores: Stores,
+) -> None:
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides={"min_gain_tokens": 60}), rules=stores.rules, now_ms=NOON
+    )
     await stores.ingest(*turns(10, 7))
     await restore(stores, (await stores.facts()).pending[-1].compaction_id)
 
@@ -278,18 +317,26 @@ async def test_what_was_restored_stays_until_enough_has_come_or_somebody_asks(st
 
 @pytest.mark.proves("A5", "E1")
 async def test_a_request_evicts_what_was_restored(stores: Stores) -> None:
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"min_gain_tokens": 5_000}), rules=stores.rules, now_ms=NOON)
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides={"min_gain_tokens": 5_000}), rules=stores.rules, now_ms=NOON
+    )
     await stores.ingest(*turns(10, 7))
     await restore(stores, (await stores.facts()).pending[-1].compaction_id)
 
-    assert await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 9_500) is not None
+    assert (
+        await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 9_500) is not None
+    )
 
     assert (await states(stores))[State.PENDING] == 10
 
 
 @pytest.mark.proves("A5", "E7")
-async def test_what_left_with_its_summary_is_shown_by_a_digest_when_its_version_is_not_in_force(stores: Stores) -> None:
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"commit": "on_summary"}), rules=stores.rules, now_ms=NOON)
+async def test_what_left_with_its_summary_is_shown_by_a_digest_when_its_version_is_not_in_force(
+    stores: Stores,
+) -> None:
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides={"commit": "on_summary"}), rules=stores.rules, now_ms=NOON
+    )
     for number in (1, 2):
         await stores.ingest(*turns(10 * number, 7))
         await write(stores, f"Version {number}.", at_ms=NOON + 1_000 * number)
@@ -306,7 +353,9 @@ async def test_what_left_with_its_summary_is_shown_by_a_digest_when_its_version_
 
 
 @pytest.mark.proves("A4", "L10")
-async def test_a_summary_is_written_again_from_the_originals_and_takes_no_force(stores: Stores) -> None:
+async def test_a_summary_is_written_again_from_the_originals_and_takes_no_force(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     before = await stores.facts()
 
@@ -340,10 +389,17 @@ async def test_a_range_is_written_again_on_the_version_before_it(stores: Stores)
     assert given.previous.text == "Version 2."
     _, (second,) = await stores.history.versions(KEY, 2)
     covered = await ids(stores, State.COVERED)
-    assert [one.message.message_id for one in given.evicted] == covered[covered.index(second.covers_last) + 1 :] != []
+    assert (
+        [one.message.message_id for one in given.evicted]
+        == covered[covered.index(second.covers_last) + 1 :]
+        != []
+    )
     await stores.jobs.commit(job, summary("Other."), reason=None, now_ms=NOON + 9_500)
     _, versions = await stores.history.versions(KEY)
-    assert (versions[-1].base_version, versions[-1].messages_covered) == (2, versions[2].messages_covered)
+    assert (versions[-1].base_version, versions[-1].messages_covered) == (
+        2,
+        versions[2].messages_covered,
+    )
 
 
 @pytest.mark.proves("A4")
@@ -365,7 +421,11 @@ async def test_an_empty_range_and_a_session_without_a_version_are_refused(stores
 async def test_the_same_work_is_not_opened_twice(stores: Stores) -> None:
     await three_versions(stores)
 
-    first, again, other = await regenerate(stores), await regenerate(stores), await regenerate(stores, style="narrative")
+    first, again, other = (
+        await regenerate(stores),
+        await regenerate(stores),
+        await regenerate(stores, style="narrative"),
+    )
 
     assert first == again != other
     # One after the other.
@@ -375,7 +435,9 @@ async def test_the_same_work_is_not_opened_twice(stores: Stores) -> None:
 
 
 @pytest.mark.proves("A4", "S1")
-async def test_what_was_evicted_meanwhile_is_summarised_before_anything_is_written_again(stores: Stores) -> None:
+async def test_what_was_evicted_meanwhile_is_summarised_before_anything_is_written_again(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     await regenerate(stores)
     await stores.ingest(*turns(40, 7))
@@ -384,7 +446,9 @@ async def test_what_was_evicted_meanwhile_is_summarised_before_anything_is_writt
 
 
 @pytest.mark.proves("A4", "A5", "S8")
-async def test_a_regeneration_of_what_was_restored_meanwhile_changes_nothing(stores: Stores) -> None:
+async def test_a_regeneration_of_what_was_restored_meanwhile_changes_nothing(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     await regenerate(stores)
     job = await claimed(stores, NOON + 9_000)
@@ -396,20 +460,31 @@ async def test_a_regeneration_of_what_was_restored_meanwhile_changes_nothing(sto
     await stores.jobs.discard(job, now_ms=NOON + 9_500)
     again = await claimed(stores, NOON + 9_500)
     assert again.base_version == 2
-    assert await stores.jobs.commit(again, summary("of the rest"), reason=None, now_ms=NOON + 9_600) == 4
+    assert (
+        await stores.jobs.commit(again, summary("of the rest"), reason=None, now_ms=NOON + 9_600)
+        == 4
+    )
 
 
 @pytest.mark.proves("A4", "L10", "A1")
-async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(stores: Stores) -> None:
+async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(
+    stores: Stores,
+) -> None:
     await three_versions(stores)
     await regenerate(stores)
     before = await stores.facts()
 
     job = await claimed(stores, NOON + 9_000)
-    await stores.jobs.end(job, ending=Ending.REJECTED, reason="refused", detail="", now_ms=NOON + 9_500)
+    await stores.jobs.end(
+        job, ending=Ending.REJECTED, reason="refused", detail="", now_ms=NOON + 9_500
+    )
 
     after = await stores.facts()
-    assert (after.summary, after.pending, after.messages) == (before.summary, before.pending, before.messages)
+    assert (after.summary, after.pending, after.messages) == (
+        before.summary,
+        before.pending,
+        before.messages,
+    )
     assert (await phases(stores))[-1] == "rejected"
     assert await stores.claim(NOON + 10 * LEASE_MS) == []
 
@@ -418,7 +493,9 @@ async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(st
 
 
 @pytest.mark.proves("S4", "S7", "C33")
-async def test_a_stand_in_is_written_by_the_model_when_it_is_back_without_a_new_turn(stores: Stores) -> None:
+async def test_a_stand_in_is_written_by_the_model_when_it_is_back_without_a_new_turn(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(10, 7))
     await write(stores, "picked", kind="extractive", reason="timeout")
 
@@ -436,18 +513,26 @@ async def test_a_stand_in_is_written_by_the_model_when_it_is_back_without_a_new_
 
 
 @pytest.mark.proves("S7", "A1")
-async def test_while_the_model_rests_it_is_not_asked_and_nobody_waits_for_it(stores: Stores) -> None:
+async def test_while_the_model_rests_it_is_not_asked_and_nobody_waits_for_it(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(10, 7))
     await write(stores, "picked", kind="extractive", reason="timeout")
     await stores.ingest(*turns(20, 7))
 
     counts = await stores.history.counts(KEY)
-    assert (counts.failures, counts.cooldown_until_ms, counts.cooldown_reason) == (1, NOON + 1_000 + COOLDOWN_MS, "timeout")
+    assert (counts.failures, counts.cooldown_until_ms, counts.cooldown_reason) == (
+        1,
+        NOON + 1_000 + COOLDOWN_MS,
+        "timeout",
+    )
     job = await claimed(stores, NOON + 2_000)
 
     assert (job.writes, job.cooling) == (Writes.NEXT, "timeout")
     assert await read(stores, job, by_model=False) == await ids(stores, State.PENDING) != []
-    await stores.jobs.commit(job, summary("picked too", kind="extractive"), reason="timeout", now_ms=NOON + 2_000)
+    await stores.jobs.commit(
+        job, summary("picked too", kind="extractive"), reason="timeout", now_ms=NOON + 2_000
+    )
     # The pause is the same: nothing was tried. What was to rewrite the first stand-in rewrites the second.
     assert await stores.jobs.next_due_ms() == NOON + 1_000 + COOLDOWN_MS
     again = await claimed(stores, NOON + 1_000 + COOLDOWN_MS)
@@ -467,7 +552,9 @@ async def test_the_pauses_double_while_the_model_stays_away(stores: Stores) -> N
         waits.append((due_ms - now_ms) // 1_000)
         now_ms = due_ms
         job = await claimed(stores, now_ms)
-        await stores.jobs.end(job, ending=Ending.FAILED, reason="provider_error", detail="", now_ms=now_ms)
+        await stores.jobs.end(
+            job, ending=Ending.FAILED, reason="provider_error", detail="", now_ms=now_ms
+        )
 
     assert waits == [8, 16, 32, 64, 128, 256, 300, 300]
 
@@ -479,7 +566,13 @@ async def test_a_model_whose_answers_are_refused_is_not_asked_for_ever(stores: S
     asked = 0
     while (due_ms := await stores.jobs.next_due_ms()) is not None:
         asked += 1
-        await stores.jobs.end(await claimed(stores, due_ms), ending=Ending.REJECTED, reason="refused", detail="", now_ms=due_ms)
+        await stores.jobs.end(
+            await claimed(stores, due_ms),
+            ending=Ending.REJECTED,
+            reason="refused",
+            detail="",
+            now_ms=due_ms,
+        )
 
     assert asked == 3
     await stores.ingest(*turns(20, 7))
@@ -487,12 +580,20 @@ async def test_a_model_whose_answers_are_refused_is_not_asked_for_ever(stores: S
 
 
 @pytest.mark.proves("S4", "S9")
-async def test_a_model_builds_on_originals_where_only_stand_ins_speak_and_on_the_last_version_of_a_model(stores: Stores) -> None:
+async def test_a_model_builds_on_originals_where_only_stand_ins_speak_and_on_the_last_version_of_a_model(
+    stores: Stores,
+) -> None:
     await stores.ingest(*turns(10, 7))
     await write(stores, "by the model", at_ms=NOON + 1_000)
     for number in (2, 3):
         await stores.ingest(*turns(10 * number, 7))
-        await write(stores, f"picked {number}", at_ms=NOON + 1_000 * number, kind="extractive", reason="timeout")
+        await write(
+            stores,
+            f"picked {number}",
+            at_ms=NOON + 1_000 * number,
+            kind="extractive",
+            reason="timeout",
+        )
     await stores.ingest(*turns(40, 7))
 
     job = await claimed(stores, NOON + 9_000 + COOLDOWN_MS)
@@ -501,7 +602,11 @@ async def test_a_model_builds_on_originals_where_only_stand_ins_speak_and_on_the
     given = await stores.jobs.load(job, now_ms=NOON + 9_000)
     assert given.previous is not None
     assert given.previous.text == "by the model"
-    assert (given.evicted[0].message.message_id, given.evicted[-1].message.message_id, given.depth) == (
+    assert (
+        given.evicted[0].message.message_id,
+        given.evicted[-1].message.message_id,
+        given.depth,
+    ) == (
         "e15#0",
         (await ids(stores, State.PENDING))[-1],
         2,
@@ -561,10 +666,16 @@ async def test_every_moment_is_seen_as_it_was_whatever_changed_places_since(stor
     await look(NOON + 7_000)
 
     for at_ms, was in seen:
-        then, _ = await stores.windows.window_then(KEY, AtTime(at_ms), glance=lambda _: None, choose=lambda facts: (facts, ()))
+        then, _ = await stores.windows.window_then(
+            KEY, AtTime(at_ms), glance=lambda _: None, choose=lambda facts: (facts, ())
+        )
         assert then.session is not None
-        assert (then.session.version, then.summary, then.pending, then.messages) == was, at_ms - NOON
-    newest, _ = await stores.windows.window_then(KEY, AtVersion(2), glance=lambda _: None, choose=lambda facts: (facts, ()))
+        assert (then.session.version, then.summary, then.pending, then.messages) == was, (
+            at_ms - NOON
+        )
+    newest, _ = await stores.windows.window_then(
+        KEY, AtVersion(2), glance=lambda _: None, choose=lambda facts: (facts, ())
+    )
     assert newest.summary is not None
     assert newest.summary.text == "Version 2."
 
@@ -600,7 +711,14 @@ async def test_an_attempt_that_is_cancelled_is_due_again_at_once(stores: Stores)
     (job,) = await stores.claim(now_ms := await stores.jobs.next_due_ms() or 0)
     summarizer = NeverEnds()
     writing = asyncio.create_task(
-        compact(job, store=stores.jobs, summarizer=summarizer, writing=Writing(), count=words, now_ms=lambda: now_ms)
+        compact(
+            job,
+            store=stores.jobs,
+            summarizer=summarizer,
+            writing=Writing(),
+            count=words,
+            now_ms=lambda: now_ms,
+        )
     )
     await summarizer.has_begun.wait()
     assert await stores.claim(now_ms) == []
@@ -621,10 +739,21 @@ async def test_where_no_model_writes_nothing_stands_in_for_one(stores: Stores) -
     async def attempt() -> Outcome:
         due_ms = await stores.jobs.next_due_ms() or 0
         (job,) = await stores.claim(due_ms)
-        return await compact(job, store=stores.jobs, summarizer=summarizer, writing=Writing(), count=words, now_ms=lambda: due_ms)
+        return await compact(
+            job,
+            store=stores.jobs,
+            summarizer=summarizer,
+            writing=Writing(),
+            count=words,
+            now_ms=lambda: due_ms,
+        )
 
     outcomes = [await attempt() for _ in range(3)]
 
-    assert outcomes == [GivenBack("provider_error"), GivenBack("provider_error"), Committed(1, None)]
+    assert outcomes == [
+        GivenBack("provider_error"),
+        GivenBack("provider_error"),
+        Committed(1, None),
+    ]
     assert await stores.jobs.next_due_ms() is None
     assert (await stores.history.counts(KEY)).failures == 0

@@ -18,7 +18,10 @@ def golden(name: str) -> bytes:
 
 
 def test_there_is_an_example_of_everything_that_travels() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == {*EVENT_TYPES, *(subject.removesuffix(".>") for subject in NOTICES_SUBJECTS)}
+    assert {path.stem for path in GOLDEN.iterdir()} == {
+        *EVENT_TYPES,
+        *(subject.removesuffix(".>") for subject in NOTICES_SUBJECTS),
+    }
 
 
 @pytest.mark.proves("I2")
@@ -26,9 +29,18 @@ def test_a_completed_turn_is_read_as_it_always_was() -> None:
     event = read_event("turn.completed", golden("turn.completed"))
 
     assert (event.key, event.event_id) == (("support", "user-42"), "01JCZ4T9W7Q2M8XH5R3N6KBVEA")
-    assert (event.model, event.usage) == ("gpt-4.1", {"prompt_tokens": 1200, "completion_tokens": 80, "total_tokens": 1280})
+    assert (event.model, event.usage) == (
+        "gpt-4.1",
+        {"prompt_tokens": 1200, "completion_tokens": 80, "total_tokens": 1280},
+    )
     assert (event.is_meta, event.is_truncated, event.is_error) == (False, True, False)
-    assert [one["role"] for one in event.parsed] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [one["role"] for one in event.parsed] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert event.digest.hex() == "4a6b61e37714afa8c9f0ec617006cd48"
 
 
@@ -38,7 +50,11 @@ def test_each_message_of_a_turn_is_kept_to_the_letter() -> None:
 
     event = read_event("turn.completed.support.user-42", payload.encode())
 
-    lines = [line.strip().rstrip(",").removesuffix("]") for line in payload.splitlines() if line.startswith("  {")]
+    lines = [
+        line.strip().rstrip(",").removesuffix("]")
+        for line in payload.splitlines()
+        if line.startswith("  {")
+    ]
     assert list(event.bodies) == lines
     assert r"\u0000 \ud83d 漢字" in event.bodies[1]
     assert event.originals == (None,) * 5
@@ -74,7 +90,9 @@ async def test_notices_are_told_as_they_always_were(stores: Stores) -> None:
     for now_ms, fails in ((NOON + 1_000, True), (NOON + 6_000, False)):
         (job,) = await stores.claim(now_ms)
         if fails:
-            await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=NOON + 6_000, now_ms=now_ms)
+            await stores.jobs.give_back(
+                job, reason="timeout", detail="", retry_at_ms=NOON + 6_000, now_ms=now_ms
+            )
         else:
             await stores.jobs.commit(job, summary(), reason=None, now_ms=now_ms)
 
@@ -84,4 +102,7 @@ async def test_notices_are_told_as_they_always_were(stores: Stores) -> None:
         assert len(payload["audit"].pop("hash")) == 64
         told[notice.subject.removesuffix(".ada.s-1")] = payload
 
-    assert told == {name: json.loads(golden(name)) for name in ("context.compressed", "compaction.failed", "summary.updated")}
+    assert told == {
+        name: json.loads(golden(name))
+        for name in ("context.compressed", "compaction.failed", "summary.updated")
+    }

@@ -41,4 +41,8 @@ def tried(kind: str, seed: int, number: int, *, least_seconds: float) -> Tried:
         return Tried(made.name, fault=str(error))
     except Exception as error:  # noqa: BLE001 - whatever an input breaks is a fault to be told with its number
         return Tried(made.name, fault=repr(error))
-    return Tried(made.name, growth, f"{growth.ratio:.1f} times the time: {growth}" if growth and growth.is_too_fast else None)
+    return Tried(
+        made.name,
+        growth,
+        f"{growth.ratio:.1f} times the time: {growth}" if growth and growth.is_too_fast else None,
+    )

@@ -66,13 +66,20 @@ def _arguments(text: str, wrap: str) -> str:
         case "command":
             return json.dumps({"command": text})
         case "list":
-            return json.dumps({"command": ["bash", "-lc", text], "paths": [text[at : at + 40] for at in range(0, len(text), 40)]})
+            return json.dumps(
+                {
+                    "command": ["bash", "-lc", text],
+                    "paths": [text[at : at + 40] for at in range(0, len(text), 40)],
+                }
+            )
         case "path":
             return json.dumps({"path": text, "text": text[:100]})
         case "patch":
             return json.dumps({"input": text, "file_path": text[:300]}, ensure_ascii=False)
         case "keys":
-            return json.dumps({text[at : at + 20] + str(at): text[at : at + 20] for at in range(0, len(text), 20)})
+            return json.dumps(
+                {text[at : at + 20] + str(at): text[at : at + 20] for at in range(0, len(text), 20)}
+            )
         case "nested":
             found: Any = [text[at : at + 20] for at in range(0, len(text), 20)]
             for _ in range(50):
@@ -109,7 +116,11 @@ def _acted(name: str) -> Callable[[list[str]], object]:
             list(touched(name, one))
             list(commands_of(name, one))
             list(argument_texts(one))
-        return actions([source]), file_changes(None, [source]), file_changes([{"path": one} for one in arguments], [source])
+        return (
+            actions([source]),
+            file_changes(None, [source]),
+            file_changes([{"path": one} for one in arguments], [source]),
+        )
 
     return read
 
@@ -117,7 +128,13 @@ def _acted(name: str) -> Callable[[list[str]], object]:
 def _source(role: str, text: str, number: int) -> Source:
     if role == "call":
         return Source(
-            f"e{number}#0", "assistant", "", (("bash", json.dumps({"command": text})), ("edit", json.dumps({"path": text, "text": text})))
+            f"e{number}#0",
+            "assistant",
+            "",
+            (
+                ("bash", json.dumps({"command": text})),
+                ("edit", json.dumps({"path": text, "text": text})),
+            ),
         )
     if role == "error":
         return Source(f"e{number}#0", "tool", text, tool_name=text[:80], is_error=True)
@@ -129,7 +146,10 @@ def _summarised(role: str) -> Callable[[list[str]], object]:
         sources = tuple(_source(role, text, number) for number, text in enumerate(found))
         previous = Previous(
             found[0][:20_000],
-            {"tasks": found, "file_changes": [{"path": one[:500], "action": "read"} for one in found]},
+            {
+                "tasks": found,
+                "file_changes": [{"path": one[:500], "action": "read"} for one in found],
+            },
             (f"path {found[0][:300]}",),
         )
         job = SummaryJob(sources=sources, newest_request=found[0], previous=previous)
@@ -153,9 +173,14 @@ def _answered(style: str) -> Callable[[str], object]:
         check(Answer(text, "stop"), input_tokens=10**9, output_tokens=1)
         overflow_told(text)
         said, sections = parse_answer(text, style, max_words=100)
-        before = {name: text.split("\n")[:2_000] for name in ("decisions", "constraints", "open_questions")}
+        before = {
+            name: text.split("\n")[:2_000]
+            for name in ("decisions", "constraints", "open_questions")
+        }
         sections = merged(before, sections | before, max_tokens=800, count=estimate)
-        missing_facts(said, before["decisions"][:50], facts=before["constraints"][:50], request=text[:100])
+        missing_facts(
+            said, before["decisions"][:50], facts=before["constraints"][:50], request=text[:100]
+        )
         return fitted(said, sections, max_tokens=400, count=estimate)
 
     return read
@@ -170,12 +195,21 @@ def _searched(found: list[str]) -> object:
     lookups = (question.lookups(), question.beginnings(), question.any_word())
     texts = [searchable({"role": "user", "content": text}) for text in found]
     graded = [question.grade(text) for text in texts]
-    return lookups, graded, [question.holds(text) for text in texts], ranked_by_any(question, dict(enumerate(texts)))
+    return (
+        lookups,
+        graded,
+        [question.holds(text) for text in texts],
+        ranked_by_any(question, dict(enumerate(texts))),
+    )
 
 
 def _cut(text: str) -> object:
     grid = Cuts.of(text, estimate)
-    return Cuts.parse(grid.encode()), shortened_text(text, TextCut(len(text) // 3, len(text) // 2, 1, 1, 1)), lines_of(text)
+    return (
+        Cuts.parse(grid.encode()),
+        shortened_text(text, TextCut(len(text) // 3, len(text) // 2, 1, 1, 1)),
+        lines_of(text),
+    )
 
 
 def _wrapped(text: str) -> object:
@@ -187,7 +221,12 @@ def _wrapped(text: str) -> object:
 
 def _shown_to_anthropic(text: str) -> object:
     calls = (Call(0, "c", "bash", max(40, len(text) // 8)),)
-    body = {"role": "assistant", "content": text, "refusal": text, "tool_calls": [_call(text, "bash")]}
+    body = {
+        "role": "assistant",
+        "content": text,
+        "refusal": text,
+        "tool_calls": [_call(text, "bash")],
+    }
     parts = [
         {"type": "image_url", "image_url": {"url": text}},
         {"type": "file", "file": {"file_data": text}},
@@ -210,7 +249,9 @@ def _measured(text: str) -> object:
 
 
 def _sentenced(text: str) -> object:
-    return [(senses(one, is_user=True), senses(one, is_user=False)) for one in sentences(text)], language(text)
+    return [
+        (senses(one, is_user=True), senses(one, is_user=False)) for one in sentences(text)
+    ], language(text)
 
 
 def _shortened_call(text: str) -> object:
@@ -228,7 +269,11 @@ def _payload(text: str) -> object:
         key_of_subject("context.get", f"context.get.{text}")
     with suppress(TurnfoldError):
         read_request(SearchRequest, payload)
-    for before, after in ((b"", b""), (b'{"event_id": "', b'"}'), (b'{"messages": [{"role": "user", "content": "', b'"}]}')):
+    for before, after in (
+        (b"", b""),
+        (b'{"event_id": "', b'"}'),
+        (b'{"messages": [{"role": "user", "content": "', b'"}]}'),
+    ):
         with suppress(TurnfoldError):
             read_payload("turn.completed", before + payload + after)
     return None
@@ -240,27 +285,46 @@ READERS: Final = (
     Reader("ceiling", _each(ceiling)),
     Reader("cuts", _each(_cut)),
     Reader("measure", _each(_measured)),
-    *[Reader(f"priority of {role}", _each(_classified(role))) for role in ("user", "assistant", "tool")],
     *[
-        Reader(f"priority of a {name} call, {wrap}", _each(_classified_call(name)), partial(_arguments, wrap=wrap))
+        Reader(f"priority of {role}", _each(_classified(role)))
+        for role in ("user", "assistant", "tool")
+    ],
+    *[
+        Reader(
+            f"priority of a {name} call, {wrap}",
+            _each(_classified_call(name)),
+            partial(_arguments, wrap=wrap),
+        )
         for name in ("bash", "write_file")
         for wrap in WRAPS
     ],
-    Reader("index", _each(lambda text: (terms(folded(text)), runs(folded(text)), exact_terms(folded(text))))),
+    Reader(
+        "index",
+        _each(lambda text: (terms(folded(text)), runs(folded(text)), exact_terms(folded(text)))),
+    ),
     Reader("query", _each(lambda text: Question.of(text[:1_000]))),
     Reader("search", _searched),
     Reader("redaction", _each(redact)),
     Reader("values", _each(values_in)),
     Reader("sentences", _each(_sentenced)),
-    Reader("printable", _each(lambda text: (printable(text), clip(text, 200), ends(text, 10, 10), words(text)))),
+    Reader(
+        "printable",
+        _each(lambda text: (printable(text), clip(text, 200), ends(text, 10, 10), words(text))),
+    ),
     Reader("shortened prose", _each(lambda text: shortened(text, 50))),
     *[
         Reader(f"{name} call, {wrap}", _acted(name), partial(_arguments, wrap=wrap))
         for name in ("bash", "edit_file", "mcp__book")
         for wrap in WRAPS
     ],
-    *[Reader(f"summary of {role}", _summarised(role)) for role in ("user", "assistant", "tool", "error", "call")],
-    *[Reader(f"ledger of {role}", _evidenced(role)) for role in ("user", "assistant", "tool", "error", "call")],
+    *[
+        Reader(f"summary of {role}", _summarised(role))
+        for role in ("user", "assistant", "tool", "error", "call")
+    ],
+    *[
+        Reader(f"ledger of {role}", _evidenced(role))
+        for role in ("user", "assistant", "tool", "error", "call")
+    ],
     Reader("wrapping", _each(_wrapped)),
     Reader("anthropic", _each(_shown_to_anthropic)),
     Reader("short arguments", _each(_shortened_call)),
@@ -276,7 +340,10 @@ def text_case(random: Random) -> Case:
     copies = random.choice((1, 1, 1, 8, 64))
 
     def build(size: int) -> Callable[[], object]:
-        found = [kind.make(size) if copies == 1 else f"{number} {kind.make(size)}" for number in range(copies)]
+        found = [
+            kind.make(size) if copies == 1 else f"{number} {kind.make(size)}"
+            for number in range(copies)
+        ]
         prepared = [reader.prepare(text) for text in found]
         return lambda: reader.read(prepared)
 
@@ -306,7 +373,11 @@ KNOWN_SEARCHES: Final = (
         lambda size: " ".join(f"漢字文{chr(0x4E00 + at)}" for at in range(min(100, size >> 9))),
         "漢字文章" * 25,
     ),
-    _searched_case("a query that is nearly there everywhere", lambda size: "a-" * min(490, size >> 10) + "a", "-a" * 50),
+    _searched_case(
+        "a query that is nearly there everywhere",
+        lambda size: "a-" * min(490, size >> 10) + "a",
+        "-a" * 50,
+    ),
 )
 """Queries that once cost their words times the text."""
 
@@ -325,6 +396,11 @@ def _commands_in(text: str) -> object:
 
 KNOWN_TEXTS: Final = (
     _text_case("quotes of a command that are not closed", _commands_in, '\\"', copies=8),
-    _text_case("tags that are not closed", lambda text: list(sentences("</a>" + text)), "<command-a> ", copies=64),
+    _text_case(
+        "tags that are not closed",
+        lambda text: list(sentences("</a>" + text)),
+        "<command-a> ",
+        copies=64,
+    ),
 )
 """Texts that once cost the square of what is read of them."""

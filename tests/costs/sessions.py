@@ -33,7 +33,17 @@ from turnfold.messages import CompactionId, EventId, Message, Priority, Role, po
 from turnfold.operations.weighing import Delivery, weigh
 
 MOST_MESSAGES: Final = 8_192
-TEXTS: Final = ("", "ok", "remember: port 8443", "x" * 40, words(60), words(900), "漢字の長い文。" * 100, "x" * 5_000, "\n" * 3_000)
+TEXTS: Final = (
+    "",
+    "ok",
+    "remember: port 8443",
+    "x" * 40,
+    words(60),
+    words(900),
+    "漢字の長い文。" * 100,
+    "x" * 5_000,
+    "\n" * 3_000,
+)
 ARGUMENTS: Final = (
     '{"at":1}',
     "not json",
@@ -69,7 +79,9 @@ class Shape:
 
     def __str__(self) -> str:
         """What it is made of, long texts cut."""
-        return ", ".join(f"{one.name}={str(getattr(self, one.name))[:24]!r}" for one in fields(self))
+        return ", ".join(
+            f"{one.name}={str(getattr(self, one.name))[:24]!r}" for one in fields(self)
+        )
 
     @classmethod
     def of(cls, random: Random) -> "Shape":
@@ -103,12 +115,17 @@ class Shape:
         late: list[Json] = []
         for head in range(heads):
             ids = [self._id(head, call) for call in range(calls)]
-            message = assistant(self.content or None, *ids, name=self.name, arguments=self.arguments)
+            message = assistant(
+                self.content or None, *ids, name=self.name, arguments=self.arguments
+            )
             if self.reasoning:
                 message["reasoning_content"] = self.reasoning
             if self.is_irregular:
                 message["tool_calls"].insert(0, {"id": ""})
-            results = [tool(call_id, f"{self.result}{number}") for number, call_id in enumerate(self._answered(ids, size))]
+            results = [
+                tool(call_id, f"{self.result}{number}")
+                for number, call_id in enumerate(self._answered(ids, size))
+            ]
             if "reversed" in self.order:
                 results.reverse()
             if self.order == "before":
@@ -150,8 +167,19 @@ class Shape:
                 return []
 
     def _between(self) -> list[Json]:
-        kinds = {"user": user("next"), "meta": user("note"), "system": system("Be kind."), "assistant": assistant("done")}
-        return list(kinds.values()) if self.between == "all" else [kinds[self.between]] if self.between else []
+        kinds = {
+            "user": user("next"),
+            "meta": user("note"),
+            "system": system("Be kind."),
+            "assistant": assistant("done"),
+        }
+        return (
+            list(kinds.values())
+            if self.between == "all"
+            else [kinds[self.between]]
+            if self.between
+            else []
+        )
 
     def session(self, size: int) -> History:
         """The session as it is stored, counted without a tokenizer, which would take longer than all that is measured here."""
@@ -161,8 +189,20 @@ class Shape:
         messages = tuple(self._placed(answered(made, said)))
         rows = dict.fromkeys(one.compaction_id for one in messages if one.compaction_id is not None)
         summary = "They spoke. " * 50
-        facts = summary_facts(1, summary, ("path a.py",), tokens=160, text_tokens=150, cuts=Cuts.of(summary, _count).encode())
-        stored = Stored(messages=messages, pending=tuple(PendingRow(row, 9, 1) for row in rows), summary=facts, total=len(messages))
+        facts = summary_facts(
+            1,
+            summary,
+            ("path a.py",),
+            tokens=160,
+            text_tokens=150,
+            cuts=Cuts.of(summary, _count).encode(),
+        )
+        stored = Stored(
+            messages=messages,
+            pending=tuple(PendingRow(row, 9, 1) for row in rows),
+            summary=facts,
+            total=len(messages),
+        )
         return History(stored, bodies, summary, ("path a.py",), dict.fromkeys(rows, "They spoke."))
 
     def _message(self, seq: int, body: Json) -> Message:
@@ -192,7 +232,9 @@ class Shape:
                     row = f"row{number // 10}"
                 case _:
                     pass
-            found.append(message if row is None else replace(message, compaction_id=CompactionId(row)))
+            found.append(
+                message if row is None else replace(message, compaction_id=CompactionId(row))
+            )
         return found
 
 
@@ -209,7 +251,9 @@ def _known(name: str, share: float, **more: Any) -> Case:
 
     def build(size: int) -> Callable[[], object]:
         made = shape.session(size)
-        asked = Asked(budget_tokens=int(sum([message.tokens for message in made.stored.messages]) * share))
+        asked = Asked(
+            budget_tokens=int(sum([message.tokens for message in made.stored.messages]) * share)
+        )
 
         def work() -> object:
             with suppress(CannotFit):
@@ -281,7 +325,13 @@ def window_case(random: Random) -> Case:
             except CannotFit:
                 return None
             plan = planned(window, made.stored, asked)
-            rendered = render(plan, made.bodies, digests=made.digests, summary_text=made.summary_text, ledger=made.ledger)
+            rendered = render(
+                plan,
+                made.bodies,
+                digests=made.digests,
+                summary_text=made.summary_text,
+                ledger=made.ledger,
+            )
             characters_of(rendered, with_summary=True)
             if is_anthropic:
                 return shaped(plan, rendered)
@@ -313,7 +363,9 @@ def list_case(random: Random) -> Case:
 
         return work
 
-    return Case(f"list at {share} {is_emergency=}: {shape}", build, MOST_MESSAGES, has_thresholds=True)
+    return Case(
+        f"list at {share} {is_emergency=}: {shape}", build, MOST_MESSAGES, has_thresholds=True
+    )
 
 
 def eviction_case(random: Random) -> Case:
@@ -337,8 +389,12 @@ def eviction_case(random: Random) -> Case:
             newest_request(live)
             decide(live, policy, Trigger.REQUEST, now_ms=10**9)
             done = evictions(live, new, len(live), policy, model_window=window)
-            evicted = [message for one in done for message in one.evicted] if not is_summarised else live
-            sources = sources_of([(message, made.bodies[message.position], False) for message in evicted])
+            evicted = (
+                [message for one in done for message in one.evicted] if not is_summarised else live
+            )
+            sources = sources_of(
+                [(message, made.bodies[message.position], False) for message in evicted]
+            )
             digest(sources, count=estimate)
             return extract(SummaryJob(sources=sources), count=estimate) if is_summarised else None
 
@@ -359,7 +415,9 @@ def event_case(random: Random) -> Case:
 
     def build(size: int) -> Callable[[], object]:
         said = shape.said(size)[:1_000]
-        payload = json.dumps({"event_id": "e", "agent_id": "a", "session_id": "s", "messages": said}).encode()[: 4 << 20]
+        payload = json.dumps(
+            {"event_id": "e", "agent_id": "a", "session_id": "s", "messages": said}
+        ).encode()[: 4 << 20]
         return lambda: weigh(Delivery("turn.completed.a.s", payload, 1, 0), count=counter())
 
     return Case(f"event: {shape}", build, 4_096)

@@ -63,7 +63,9 @@ class Texts:
 
 def texts(random: Random) -> Texts:
     """A kind of text."""
-    kind = random.choice(("unit", "unit", "unit", "two", "nested", "numbered", "soup", "lines", "ends"))
+    kind = random.choice(
+        ("unit", "unit", "unit", "two", "nested", "numbered", "soup", "lines", "ends")
+    )
     first, second = _unit(random), _unit(random)
     before, after = random.choice(SPECIAL), random.choice(SPECIAL)
     seed = random.random()
@@ -77,7 +79,9 @@ def texts(random: Random) -> Texts:
                 inner = first * times + second * times
             case "numbered":
                 size = len(first) + len(str(characters))
-                inner = "".join([f"{first}{number}" for number in range(max(1, characters // size))])
+                inner = "".join(
+                    [f"{first}{number}" for number in range(max(1, characters // size))]
+                )
             case "lines":
                 inner = "\n".join([_row(first, 60)] * max(1, characters // 61))
             case "soup":

@@ -18,8 +18,21 @@ from turnfold.access.bearers import Bearers
 from turnfold.cli.deadletters import printable
 from turnfold.client.answers import error_told
 from turnfold.contracts.events import Limits, claimed_key
-from turnfold.contracts.requests import ContextRequest, PolicyRequest, Request, read_query, read_request
-from turnfold.contracts.subjects import id_fault, id_of, key_of_event_subject, key_of_subject, session_subject, token_of
+from turnfold.contracts.requests import (
+    ContextRequest,
+    PolicyRequest,
+    Request,
+    read_query,
+    read_request,
+)
+from turnfold.contracts.subjects import (
+    id_fault,
+    id_of,
+    key_of_event_subject,
+    key_of_subject,
+    session_subject,
+    token_of,
+)
 from turnfold.core.anthropic import shaped
 from turnfold.core.compressor import LadderCompressor
 from turnfold.core.cuts import Cuts
@@ -33,7 +46,14 @@ from turnfold.core.sendable import anthropic_faults, faults
 from turnfold.core.usage import read_report
 from turnfold.core.window import Asked, plan
 from turnfold.core.words import terms
-from turnfold.errors import BadEvent, BadRequest, CannotFit, RequestError, StartError, SummarizerError
+from turnfold.errors import (
+    BadEvent,
+    BadRequest,
+    CannotFit,
+    RequestError,
+    StartError,
+    SummarizerError,
+)
 from turnfold.messages import Role, SessionKey
 from turnfold.operations.moments import moment_of
 from turnfold.operations.weighing import Delivery, bury, weigh
@@ -45,7 +65,15 @@ from turnfold_query.http import _kind_of, _with
 GOLDEN = Path(__file__).parent.parent / "contract" / "golden"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 LIMITS = Limits(bytes=8_192, messages=20, depth=12)
-REASONS = {"too_large", "not_json", "too_deep", "wrong_shape", "too_many_messages", "unknown_type", "subject_mismatch"}
+REASONS = {
+    "too_large",
+    "not_json",
+    "too_deep",
+    "wrong_shape",
+    "too_many_messages",
+    "unknown_type",
+    "subject_mismatch",
+}
 SUBJECTS = (
     "turn.completed",
     "tool.result",
@@ -67,7 +95,11 @@ class Decoder:
 
     def input(self, seed: int, number: int) -> bytes:
         """The input of this number; the corpus itself comes first."""
-        return self.corpus[number] if number < len(self.corpus) else mutated(Random(f"{seed}/{self.name}/{number}"), self.corpus)
+        return (
+            self.corpus[number]
+            if number < len(self.corpus)
+            else mutated(Random(f"{seed}/{self.name}/{number}"), self.corpus)
+        )
 
     def fault(self, data: bytes, folder: Path) -> str | None:
         """What is wrong with what came of these bytes; None when nothing is."""
@@ -178,7 +210,9 @@ def _wish(asked: PolicyRequest) -> None:
 
 
 def _query(data: bytes, _: Path) -> None:
-    fields = dict(parse_qsl(data.decode("latin-1"), max_num_fields=1_000) if data.count(b"&") < 1_000 else ())
+    fields = dict(
+        parse_qsl(data.decode("latin-1"), max_num_fields=1_000) if data.count(b"&") < 1_000 else ()
+    )
     for shape in Request.__subclasses__():
         with suppress(BadRequest):
             read_query(shape, fields)
@@ -246,7 +280,9 @@ def _transcript(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     with suppress(UnreadableTranscript):
         for told in read_conversations(path):
-            assert [one for turn in turns(told.messages, told.machine_made) for one in turn.messages] == list(told.messages)
+            assert [
+                one for turn in turns(told.messages, told.machine_made) for one in turn.messages
+            ] == list(told.messages)
             assert id_fault(told.conversation_id) is None
             json.dumps(told.messages)
 
@@ -254,7 +290,9 @@ def _transcript(data: bytes, folder: Path) -> None:
 def _shown(data: bytes, _: Path) -> None:
     for text in (_text(data), data.decode("latin-1")):
         shown = printable(text)
-        assert all(one.isprintable() or one in "\n\t" for one in shown), "a terminal's cursor could move"
+        assert all(one.isprintable() or one in "\n\t" for one in shown), (
+            "a terminal's cursor could move"
+        )
 
 
 # --- what models and children say
@@ -269,7 +307,11 @@ def _answer(data: bytes, _: Path) -> None:
                 assert told.strip()
                 json.dumps(sections)
                 assert _is_encodable(told) or not _is_encodable(text)
-    check(Answer(text, finish_reason=text[:10]), input_tokens=len(text), output_tokens=len(spoken(text)))
+    check(
+        Answer(text, finish_reason=text[:10]),
+        input_tokens=len(text),
+        output_tokens=len(spoken(text)),
+    )
     overflow_told(text)
 
 
@@ -363,7 +405,9 @@ _SETTINGS = [
     b"# secrets\nsk-[a-z]{3,}\n(?i)bearer .*\n",
     b"Summarise in {words} words, {style}.",
 ]
-_READY = [b'{"ready":true,"nats_url":"nats://127.0.0.1:4222","database_url":"sqlite+aiosqlite:///x.db","http_url":"http://127.0.0.1:8080"}']
+_READY = [
+    b'{"ready":true,"nats_url":"nats://127.0.0.1:4222","database_url":"sqlite+aiosqlite:///x.db","http_url":"http://127.0.0.1:8080"}'
+]
 _CLAUDE = [
     (
         b'{"type":"user","uuid":"u1","sessionId":"s","message":{"role":"user","content":"Look."}}\n'
@@ -389,14 +433,41 @@ _WORDS = [
 DECODERS: Sequence[Decoder] = (
     Decoder("event", _EVENTS, _event),
     Decoder("claim", _EVENTS, _claim),
-    Decoder("subject", [b"support.user-42", b"%E6%BC%A2.a%2Eb", b"turn.completed.support.user-42", b"a", b"%20.%25"], _subject),
     Decoder(
-        "usage", [b'{"prompt_tokens":1,"completion_tokens":2}', b'{"input_tokens":1,"cache_read_input_tokens":2,"output_tokens":3}'], _usage
+        "subject",
+        [
+            b"support.user-42",
+            b"%E6%BC%A2.a%2Eb",
+            b"turn.completed.support.user-42",
+            b"a",
+            b"%20.%25",
+        ],
+        _subject,
+    ),
+    Decoder(
+        "usage",
+        [
+            b'{"prompt_tokens":1,"completion_tokens":2}',
+            b'{"input_tokens":1,"cache_read_input_tokens":2,"output_tokens":3}',
+        ],
+        _usage,
     ),
     Decoder("request", _REQUESTS, _request),
     Decoder("body", [*_REQUESTS, *_EVENTS], _body),
-    Decoder("query", [b"max_tokens=4000&model=x&as_of=3&wait_ms=0", b"q=order&limit=5&state=live", b"version=1&entry=0"], _query),
-    Decoder("moment", [b"3", b"e1#0", b"2026-11-20T10:00:00Z", b"2026-11-20 10:00:00.123 05:30"], _moment),
+    Decoder(
+        "query",
+        [
+            b"max_tokens=4000&model=x&as_of=3&wait_ms=0",
+            b"q=order&limit=5&state=live",
+            b"version=1&entry=0",
+        ],
+        _query,
+    ),
+    Decoder(
+        "moment",
+        [b"3", b"e1#0", b"2026-11-20T10:00:00Z", b"2026-11-20 10:00:00.123 05:30"],
+        _moment,
+    ),
     Decoder("search", _WORDS, _search),
     Decoder("settings", _SETTINGS, _settings),
     Decoder("ready", _READY, _ready),
@@ -405,7 +476,11 @@ DECODERS: Sequence[Decoder] = (
     Decoder("shown", [b"plain\ttext\n", b"\x1b]0;title\x07", b"\xc2\x9b2J"], _shown),
     Decoder("answer", _ANSWERS, _answer),
     Decoder("frame", [b'{"id":1}', frame({"id": 0}), b"\xff\xff\xff\xff"], _frame),
-    Decoder("refusal", [b'{"code":"cannot_fit","message":"m","needed_tokens":5}', b'{"code":"conflict"}'], _refusal),
+    Decoder(
+        "refusal",
+        [b'{"code":"cannot_fit","message":"m","needed_tokens":5}', b'{"code":"conflict"}'],
+        _refusal,
+    ),
     Decoder("cuts", [b"256.80.3 10.2", b"line\n" * 100], _cuts),
     Decoder("window", _EVENTS, _window),
 )

@@ -49,9 +49,13 @@ def _with_odd_values(random: Random, value: Any) -> bytes:
     root = [value]
     for _ in range(random.randint(1, 4)):
         held: Any = root
-        while (inner := [one for one in (held.values() if isinstance(held, dict) else held) if isinstance(one, list | dict) and one]) and (
-            held is root or random.random() < 0.7
-        ):
+        while (
+            inner := [
+                one
+                for one in (held.values() if isinstance(held, dict) else held)
+                if isinstance(one, list | dict) and one
+            ]
+        ) and (held is root or random.random() < 0.7):
             held = random.choice(inner)
         key = random.choice(list(held)) if isinstance(held, dict) else random.randrange(len(held))
         match random.randrange(4):
@@ -110,7 +114,13 @@ def _nest(random: Random, data: bytes, _: Sequence[bytes]) -> bytes:
     depth = random.choice((3, 70, 970, NESTING))
     opened, closed = random.choice(((b"[", b"]"), (b'{"a":', b"}")))
     inner = data[start:end] if random.random() < 0.5 else b"1"
-    return data[:start] + opened * depth + inner + (closed * depth if random.random() < 0.8 else b"") + data[end:]
+    return (
+        data[:start]
+        + opened * depth
+        + inner
+        + (closed * depth if random.random() < 0.8 else b"")
+        + data[end:]
+    )
 
 
 def _stretch(random: Random, data: bytes) -> tuple[int, int]:
@@ -119,4 +129,15 @@ def _stretch(random: Random, data: bytes) -> tuple[int, int]:
 
 
 Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
-MUTATIONS: Sequence[Mutation] = (_flip, _insert, _insert, _replace_value, _replace_value, _delete, _repeat, _splice, _truncate, _nest)
+MUTATIONS: Sequence[Mutation] = (
+    _flip,
+    _insert,
+    _insert,
+    _replace_value,
+    _replace_value,
+    _delete,
+    _repeat,
+    _splice,
+    _truncate,
+    _nest,
+)

@@ -57,15 +57,23 @@ def tried(decoder: Decoder, numbers: Iterable[int], *, seed: int) -> Tried:
                 found.failures.append((number, fault))
     found.grown_bytes = _peak_bytes() - before
     if found.grown_bytes > MOST_BYTES:
-        found.failures.append((found.slowest[1], f"memory grew by {found.grown_bytes:,} bytes in this batch"))
+        found.failures.append(
+            (found.slowest[1], f"memory grew by {found.grown_bytes:,} bytes in this batch")
+        )
     return found
 
 
-def all_tried(inputs: int, *, seed: int, processes: int, only: Sequence[str] = ()) -> Iterator[Tried]:
+def all_tried(
+    inputs: int, *, seed: int, processes: int, only: Sequence[str] = ()
+) -> Iterator[Tried]:
     """So many inputs, shared evenly among the decoders, a batch at a time as it is done."""
     chosen = [decoder for decoder in DECODERS if not only or decoder.name in only]
     each = -(-inputs // len(chosen))
-    batches = [(decoder.name, range(start, min(start + BATCH, each))) for start in range(0, each, BATCH) for decoder in chosen]
+    batches = [
+        (decoder.name, range(start, min(start + BATCH, each)))
+        for start in range(0, each, BATCH)
+        for decoder in chosen
+    ]
     work = partial(_batch, seed=seed)
     if processes == 1:
         yield from map(work, batches)

@@ -55,7 +55,10 @@ async def gate(server: Postgres, certificate: trustme.LeafCert) -> AsyncGenerato
     made = Gate(server.port, certificate)
     listening = await asyncio.start_server(made.meet, "127.0.0.1", 0)
     try:
-        yield made, server.url(name).replace(str(server.port), str(listening.sockets[0].getsockname()[1]))
+        yield (
+            made,
+            server.url(name).replace(str(server.port), str(listening.sockets[0].getsockname()[1])),
+        )
     finally:
         listening.close()
         await server.drop_database(name)
@@ -76,7 +79,11 @@ def written(authority: trustme.CA, directory: Path) -> Path:
 @pytest.mark.proves("X1")
 @pytest.mark.parametrize("words", ["sslmode=verify-full&sslrootcert={}", "ssl=verify-full"])
 async def test_a_server_that_proves_who_it_is_is_talked_to_under_encryption(
-    words: str, tmp_path: Path, postgres: Postgres, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    tmp_path: Path,
+    postgres: Postgres,
+    authority: trustme.CA,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trusted = written(authority, tmp_path)
     monkeypatch.setenv("PGSSLROOTCERT", str(trusted))
@@ -84,8 +91,16 @@ async def test_a_server_that_proves_who_it_is_is_talked_to_under_encryption(
         url = f"{plain}?{words.format(trusted)}"
         await upgrade(url)
         database = Database(url, writes=True)
-        await database.write(lambda connection: connection.execute(text("INSERT INTO agents (agent_id) VALUES ('ada')")))
-        found = await database.snapshot(lambda connection: connection.execute(text("SELECT agent_id FROM agents")).scalars().all())
+        await database.write(
+            lambda connection: connection.execute(
+                text("INSERT INTO agents (agent_id) VALUES ('ada')")
+            )
+        )
+        found = await database.snapshot(
+            lambda connection: (
+                connection.execute(text("SELECT agent_id FROM agents")).scalars().all()
+            )
+        )
         await database.close()
 
     assert found == ["ada"]
@@ -93,7 +108,11 @@ async def test_a_server_that_proves_who_it_is_is_talked_to_under_encryption(
 
 
 @pytest.mark.proves("X1")
-@pytest.mark.parametrize(("name", "is_known"), [("127.0.0.1", False), ("db.example.org", True)], ids=["authority", "name"])
+@pytest.mark.parametrize(
+    ("name", "is_known"),
+    [("127.0.0.1", False), ("db.example.org", True)],
+    ids=["authority", "name"],
+)
 async def test_a_certificate_of_another_authority_or_for_another_name_is_refused(
     name: str, is_known: bool, tmp_path: Path, postgres: Postgres, authority: trustme.CA
 ) -> None:

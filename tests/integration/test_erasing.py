@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores import KEY, NOON, Stores, assistant, new_sqlite, sql_stores, summary, tool, turn, user
+from tests.stores import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    new_sqlite,
+    sql_stores,
+    summary,
+    tool,
+    turn,
+    user,
+)
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.erase import HANGING
 from turnfold.store.schema import metadata
@@ -29,21 +40,32 @@ async def stores(tmp_path: Path) -> AsyncGenerator[Stores]:
             first = 100 if key == KEY else 200
             mark = MARK if key == KEY else "another"
             said = [user(f"{mark}?"), assistant(mark, "c"), tool("c", mark), assistant(f"{mark}!")]
-            some = [turn(seq, *said, key=key, model="m", usage=usage, metadata={"from": mark}) for seq in range(first, first + 12)]
+            some = [
+                turn(seq, *said, key=key, model="m", usage=usage, metadata={"from": mark})
+                for seq in range(first, first + 12)
+            ]
             await made.ingest(*some)
             await made.ingest(some[0]._replace(stream_seq=first + 50))
             reused = turn(first + 60, user(f"{mark} again"), event_id=f"e{first}", key=key)
             payloads = {reused.stream_seq: reused.messages[0].body.encode()}
             await made.intake.ingest([reused], (), rules=made.rules, payloads=payloads)
         for job in await made.claim(NOON + 10_000):
-            await made.jobs.commit(job, summary(f"{MARK if job.key == KEY else 'another'} was said"), reason=None, now_ms=NOON + 11_000)
+            await made.jobs.commit(
+                job,
+                summary(f"{MARK if job.key == KEY else 'another'} was said"),
+                reason=None,
+                now_ms=NOON + 11_000,
+            )
         yield made
 
 
 def held(path: Path) -> dict[str, list[str]]:
     """The rows of every table, as texts."""
     with closing(sqlite3.connect(path)) as connection:
-        return {name: [str(row) for row in connection.execute(f'SELECT * FROM "{name}"')] for name in metadata.tables}
+        return {
+            name: [str(row) for row in connection.execute(f'SELECT * FROM "{name}"')]
+            for name in metadata.tables
+        }
 
 
 def files_with(folder: Path, mark: str) -> list[str]:
@@ -57,7 +79,9 @@ def test_every_table_hangs_on_a_session_or_is_known_not_to() -> None:
 
 
 @pytest.mark.proves("A6", "L12")
-async def test_no_table_and_no_file_holds_anything_of_an_erased_session(stores: Stores, tmp_path: Path) -> None:
+async def test_no_table_and_no_file_holds_anything_of_an_erased_session(
+    stores: Stores, tmp_path: Path
+) -> None:
     path = tmp_path / "turnfold.db"
     while await stores.index.index_some():
         pass
@@ -100,5 +124,7 @@ async def test_a_log_that_somebody_reads_is_emptied_later(stores: Stores, tmp_pa
 async def test_erasing_finds_what_is_a_sessions_by_index(stores: Stores, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "turnfold.db")) as connection:
         for table in HANGING:
-            plan = connection.execute(f"EXPLAIN QUERY PLAN DELETE FROM {table.name} WHERE sid IN (1, 2)").fetchall()
+            plan = connection.execute(
+                f"EXPLAIN QUERY PLAN DELETE FROM {table.name} WHERE sid IN (1, 2)"
+            ).fetchall()
             assert "SEARCH" in str(plan), (table.name, plan)

@@ -16,7 +16,11 @@ from turnfold_migrations import upgrade
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return new_sqlite(tmp_path) if request.param == "sqlite" else await new_postgres(request.getfixturevalue("postgres"))
+    return (
+        new_sqlite(tmp_path)
+        if request.param == "sqlite"
+        else await new_postgres(request.getfixturevalue("postgres"))
+    )
 
 
 @pytest.fixture
@@ -33,7 +37,9 @@ async def figures(database_url: str) -> AsyncGenerator[SqlFigures]:
 
 
 @pytest.mark.proves("O4")
-async def test_an_eviction_waits_for_its_summary_and_for_whoever_is_told(stores: Stores, figures: SqlFigures) -> None:
+async def test_an_eviction_waits_for_its_summary_and_for_whoever_is_told(
+    stores: Stores, figures: SqlFigures
+) -> None:
     assert sum(await figures.waiting(now_ms=NOON)) == 0
     await stores.ingest(*turns(1, 7))
 
@@ -45,10 +51,19 @@ async def test_an_eviction_waits_for_its_summary_and_for_whoever_is_told(stores:
     while await stores.index.index_some():
         continue
 
-    assert (pending.pending, pending.running, pending.messages) == (1, 0, (await stores.history.counts(KEY)).messages_covered)
+    assert (pending.pending, pending.running, pending.messages) == (
+        1,
+        0,
+        (await stores.history.counts(KEY)).messages_covered,
+    )
     assert 59.0 < pending.late_seconds < 60.0
     assert (pending.notices, pending.unindexed_sessions) == (1, 1)
-    assert (running.pending, running.running, running.messages, running.late_seconds) == (0, 1, pending.messages, 0.0)
+    assert (running.pending, running.running, running.messages, running.late_seconds) == (
+        0,
+        1,
+        pending.messages,
+        0.0,
+    )
     assert sum(await figures.waiting(now_ms=NOON + 64_000)) == 0
 
 

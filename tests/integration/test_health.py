@@ -35,7 +35,9 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
     database = Database(url, writes=True)
 
     async def look(now_ms: int, *, most_attempts: int = 3) -> Health:
-        return await SqlHealth(database).look(now_ms=now_ms, patience_ms=PATIENCE_MS, most_attempts=most_attempts)
+        return await SqlHealth(database).look(
+            now_ms=now_ms, patience_ms=PATIENCE_MS, most_attempts=most_attempts
+        )
 
     async with sql_stores(url, SMALL) as stores:
         assert (await look(NOON)).overdue == 0
@@ -49,7 +51,10 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
         in_time = await look(lease_end + PATIENCE_MS)
         left = await look(lease_end + PATIENCE_MS + 1)
         often = await look(NOON + 60_000, most_attempts=0)
-        bad = [Delivery("turn.completed", payload, seq, NOON) for seq, payload in ((31, b"{"), (32, b"["), (33, b"x"))]
+        bad = [
+            Delivery("turn.completed", payload, seq, NOON)
+            for seq, payload in ((31, b"{"), (32, b"["), (33, b"x"))
+        ]
         await stores.intake.ingest([], weigh_all(bad, count=words).dead, rules=stores.rules)
         await stores.letters.replayed(2, now_ms=NOON)
         buried = await look(NOON)

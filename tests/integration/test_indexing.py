@@ -16,8 +16,16 @@ from turnfold.store.search import SqlSearch
 from turnfold_migrations import upgrade
 
 KEYS = [SessionKey(AgentId("ada"), SessionId(f"s-{number}")) for number in (1, 2)]
-TEXTS = ("the amber pendant", "我把琥珀色的吊坠放在书房", "/srv/zephyr-7719/config.toml", "\0 and \ud800", "")
-WANTED: list[Lookup] = [lookup for q in ("amber", "吊坠", "zephyr", "and") for lookup in Question.of(q).lookups()]
+TEXTS = (
+    "the amber pendant",
+    "我把琥珀色的吊坠放在书房",
+    "/srv/zephyr-7719/config.toml",
+    "\0 and \ud800",
+    "",
+)
+WANTED: list[Lookup] = [
+    lookup for q in ("amber", "吊坠", "zephyr", "and") for lookup in Question.of(q).lookups()
+]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -33,19 +41,30 @@ async def filled(stores: Stores, events: int) -> None:
     """Two sessions with so many events each, indexed."""
     for first in range(0, events, 100):
         seqs = range(first, min(first + 100, events))
-        await stores.ingest(*[turn(2 * seq + place + 1, *map(user, TEXTS), key=key) for seq in seqs for place, key in enumerate(KEYS)])
+        await stores.ingest(
+            *[
+                turn(2 * seq + place + 1, *map(user, TEXTS), key=key)
+                for seq in seqs
+                for place, key in enumerate(KEYS)
+            ]
+        )
     while await stores.index.index_some():
         pass
 
 
 async def known(stores: Stores, key: SessionKey) -> set[int]:
     """The sequences of the messages that the index names under one of the words."""
-    return {one.position // 1024 for one in (await stores.search.candidates(key, WANTED, scope=Scope())).originals}
+    return {
+        one.position // 1024
+        for one in (await stores.search.candidates(key, WANTED, scope=Scope())).originals
+    }
 
 
 def rows(connection: Connection) -> int:
     """How many messages are in the index."""
-    counted = "SELECT count(*) FROM " + ("word_index_docsize" if connection.dialect.name == "sqlite" else "word_index")
+    counted = "SELECT count(*) FROM " + (
+        "word_index_docsize" if connection.dialect.name == "sqlite" else "word_index"
+    )
     return int(connection.execute(text(counted)).scalar_one())
 
 
@@ -56,7 +75,11 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
     async with sql_stores(url) as stores:
         await filled(stores, 6)
         before = [await known(stores, key) for key in KEYS]
-        await database.write(lambda connection: forget(connection, 1, first=position_of(3, 0), last=position_of(6, 1023)))
+        await database.write(
+            lambda connection: forget(
+                connection, 1, first=position_of(3, 0), last=position_of(6, 1023)
+            )
+        )
         part = [await known(stores, key) for key in KEYS]
         await database.write(lambda connection: forget(connection, 1))
         await database.write(lambda connection: forget(connection, 1))
@@ -88,7 +111,9 @@ async def test_a_session_longer_than_a_slice_is_forgotten_whole(url: str) -> Non
 async def test_several_may_index_at_once_and_each_message_is_there_once(postgres_url: str) -> None:
     await upgrade(postgres_url)
     async with sql_stores(postgres_url) as stores, sql_stores(postgres_url) as others:
-        await stores.ingest(*[turn(seq, *map(user, TEXTS[:3]), key=KEYS[seq % 2]) for seq in range(1, 301)])
+        await stores.ingest(
+            *[turn(seq, *map(user, TEXTS[:3]), key=KEYS[seq % 2]) for seq in range(1, 301)]
+        )
 
         async def index(one: Stores) -> None:
             while await one.index.index_some():
@@ -112,26 +137,44 @@ async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_s
         (lookup,) = Question.of("pendant").lookups()
         unfiltered = await bounded.candidates(KEYS[0], [lookup], scope=Scope())
         filtered = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="user"))
-        of_few = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="user", after_position=position_of(60, 0)))
+        of_few = await bounded.candidates(
+            KEYS[0], [lookup], scope=Scope(role="user", after_position=position_of(60, 0))
+        )
         none = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="assistant"))
     await database.close()
 
     every = [1 + 2 * seq for seq in range(40)]
-    assert ([one.position // 1024 for one in unfiltered.originals], unfiltered.is_partial) == (every, False)
-    assert ([one.position // 1024 for one in filtered.originals], filtered.is_partial) == (every[:10] + every[-10:], True)
-    assert ([one.position // 1024 for one in of_few.originals], of_few.is_partial) == (every[30:], False)
+    assert ([one.position // 1024 for one in unfiltered.originals], unfiltered.is_partial) == (
+        every,
+        False,
+    )
+    assert ([one.position // 1024 for one in filtered.originals], filtered.is_partial) == (
+        every[:10] + every[-10:],
+        True,
+    )
+    assert ([one.position // 1024 for one in of_few.originals], of_few.is_partial) == (
+        every[30:],
+        False,
+    )
     assert none == ([], True)
 
 
 @pytest.mark.proves("F1", "O10")
-async def test_an_indexed_session_waits_for_the_index_no_more_until_something_new_comes(url: str) -> None:
+async def test_an_indexed_session_waits_for_the_index_no_more_until_something_new_comes(
+    url: str,
+) -> None:
     await upgrade(url)
     async with sql_stores(url) as stores:
 
         async def unindexed(key: SessionKey) -> list[str]:
-            return [str(one.message_id) for one in await stores.search.unindexed(key, scope=Scope(), after_position=-1)]
+            return [
+                str(one.message_id)
+                for one in await stores.search.unindexed(key, scope=Scope(), after_position=-1)
+            ]
 
-        await stores.ingest(turn(1, *map(user, TEXTS[:2]), key=KEYS[0]), turn(2, user(TEXTS[0]), key=KEYS[1]))
+        await stores.ingest(
+            turn(1, *map(user, TEXTS[:2]), key=KEYS[0]), turn(2, user(TEXTS[0]), key=KEYS[1])
+        )
         waiting = [await unindexed(key) for key in KEYS]
         was_last = not await stores.index.index_some()
         indexed = [await unindexed(key) for key in KEYS]

@@ -23,7 +23,9 @@ def one(connection: Connection) -> int:
 
 
 @pytest.mark.proves("X6")
-async def test_a_statement_of_sqlite_is_interrupted_when_nobody_waits_for_it_and_its_thread_is_free_again(tmp_path: Path) -> None:
+async def test_a_statement_of_sqlite_is_interrupted_when_nobody_waits_for_it_and_its_thread_is_free_again(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "turnfold.db").touch()
     database = Database(f"sqlite+aiosqlite:///{tmp_path}/turnfold.db", writes=False)
     ASKER.set("greedy")

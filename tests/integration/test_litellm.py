@@ -57,9 +57,25 @@ class Seen(NamedTuple):
 async def seen() -> AsyncIterator[Seen]:
     """Four conversations of an agent with litellm; its import takes seconds, so that they share one."""
     async with running_model_server() as model:
-        model.script = ["overflow", "prose", "prose", "413", "prose", "prose", "overflow", "overflow", "429"]
+        model.script = [
+            "overflow",
+            "prose",
+            "prose",
+            "413",
+            "prose",
+            "prose",
+            "overflow",
+            "overflow",
+            "429",
+        ]
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", AGENT, model.url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=dict(os.environ)
+            sys.executable,
+            "-c",
+            AGENT,
+            model.url,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(os.environ),
         )
         async with asyncio.timeout(100):
             out, err = await child.communicate()
@@ -68,16 +84,23 @@ async def seen() -> AsyncIterator[Seen]:
 
 
 @pytest.mark.proves("R1", "C59")
-async def test_a_loop_around_litellm_recovers_and_goes_on_with_the_answer_in_its_list(seen: Seen) -> None:
+async def test_a_loop_around_litellm_recovers_and_goes_on_with_the_answer_in_its_list(
+    seen: Seen,
+) -> None:
     for start, told in ((0, seen.told[0]), (3, seen.told[1])):
         first, second, third = (request["messages"] for request in seen.requests[start : start + 3])
         assert len(second) < len(first)
         assert len(third) == told["messages"] == len(second) + 2
         assert [message["role"] for message in third[-2:]] == ["assistant", "user"]
-    assert {(request["temperature"], request["max_tokens"]) for request in seen.requests} == {(0.25, 77)}
+    assert {(request["temperature"], request["max_tokens"]) for request in seen.requests} == {
+        (0.25, 77)
+    }
 
 
 @pytest.mark.proves("R1", "R2", "C59")
 async def test_the_errors_of_litellm_are_told_apart(seen: Seen) -> None:
-    assert seen.told[2:] == [{"error": "ContextOverflow", "limit": 8192, "messages": 21}, {"error": "RateLimitError", "messages": 21}]
+    assert seen.told[2:] == [
+        {"error": "ContextOverflow", "limit": 8192, "messages": 21},
+        {"error": "RateLimitError", "messages": 21},
+    ]
     assert len(seen.requests) == 9

@@ -17,7 +17,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.forked import begun, ended
 from tests.postgres import Postgres
-from tests.stores import KEY, NOON, Stores, assistant, new_postgres, new_sqlite, result, sql_stores, summary, turn, turns, user
+from tests.stores import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    new_postgres,
+    new_sqlite,
+    result,
+    sql_stores,
+    summary,
+    turn,
+    turns,
+    user,
+)
 from turnfold.errors import StartError
 from turnfold.store.belonging import wait_for_schema
 from turnfold.store.engine import Database
@@ -57,7 +70,11 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where a database with all tables is."""
-    return new_sqlite(tmp_path) if request.param == "sqlite" else await new_postgres(request.getfixturevalue("postgres"))
+    return (
+        new_sqlite(tmp_path)
+        if request.param == "sqlite"
+        else await new_postgres(request.getfixturevalue("postgres"))
+    )
 
 
 @asynccontextmanager
@@ -82,7 +99,11 @@ async def rows(url: str, statement: str) -> list[dict[str, Any]]:
 def everything(connection: Connection) -> set[str]:
     """The tables and views of a database; of the index of words, which is several tables on SQLite, the one by its name."""
     seen = inspect(connection)
-    return {name for name in (*seen.get_table_names(), *seen.get_view_names()) if not name.startswith(f"{word_index.name}_")}
+    return {
+        name
+        for name in (*seen.get_table_names(), *seen.get_view_names())
+        if not name.startswith(f"{word_index.name}_")
+    }
 
 
 def differences(connection: Connection) -> list[Any]:
@@ -107,7 +128,11 @@ async def test_the_tables_come_up_go_down_and_come_up_again(database_url: str) -
     assert await looked_up(database_url, everything) == {"alembic_version"}
     await upgrade(database_url)
 
-    assert await looked_up(database_url, everything) == first == {*metadata.tables, *VIEWS, "alembic_version", word_index.name}
+    assert (
+        await looked_up(database_url, everything)
+        == first
+        == {*metadata.tables, *VIEWS, "alembic_version", word_index.name}
+    )
     assert await looked_up(database_url, revision_of) == head()
 
 
@@ -128,18 +153,26 @@ async def test_the_migrations_build_what_the_schema_says(migrated_url: str) -> N
 async def test_what_the_first_schema_held_is_there_in_the_newest(database_url: str) -> None:
     await upgrade(database_url, "0001")
     async with engine_of(database_url) as engine, engine.begin() as connection:
-        await connection.execute(text("INSERT INTO sessions (agent_id, session_id, messages_total) VALUES ('ada', 's-1', 7)"))
+        await connection.execute(
+            text(
+                "INSERT INTO sessions (agent_id, session_id, messages_total) VALUES ('ada', 's-1', 7)"
+            )
+        )
 
     await upgrade(database_url)
 
-    assert await rows(database_url, "SELECT session_id, messages_total, evicted_changes FROM sessions") == [
-        {"session_id": "s-1", "messages_total": 7, "evicted_changes": 0}
+    assert await rows(
+        database_url, "SELECT session_id, messages_total, evicted_changes FROM sessions"
+    ) == [{"session_id": "s-1", "messages_total": 7, "evicted_changes": 0}]
+    assert await rows(database_url, "SELECT agent_id, total FROM session_counts") == [
+        {"agent_id": "ada", "total": 1}
     ]
-    assert await rows(database_url, "SELECT agent_id, total FROM session_counts") == [{"agent_id": "ada", "total": 1}]
 
 
 @pytest.mark.proves("O6")
-async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(migrated_url: str) -> None:
+async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(
+    migrated_url: str,
+) -> None:
     async with engine_of(migrated_url) as engine, engine.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
 
@@ -157,7 +190,9 @@ def bring_up(url: str) -> None:
 
 @pytest.mark.proves("O6", "C48")
 @pytest.mark.parametrize("begun_at", [None, "0001"])
-async def test_several_may_bring_the_tables_up_at_once(database_url: str, begun_at: str | None) -> None:
+async def test_several_may_bring_the_tables_up_at_once(
+    database_url: str, begun_at: str | None
+) -> None:
     if begun_at:
         await upgrade(database_url, begun_at)
     processes = [await asyncio.to_thread(begun, bring_up, database_url) for _ in range(3)]
@@ -170,7 +205,10 @@ async def test_several_may_bring_the_tables_up_at_once(database_url: str, begun_
 async def test_a_database_out_of_reach_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
-    for url in (f"sqlite+aiosqlite:///{tmp_path}/file/turnfold.db", "postgresql+asyncpg://nobody@127.0.0.1:1/nothing"):
+    for url in (
+        f"sqlite+aiosqlite:///{tmp_path}/file/turnfold.db",
+        "postgresql+asyncpg://nobody@127.0.0.1:1/nothing",
+    ):
         with pytest.raises(StartError, match="the database cannot be"):
             await upgrade(url)
 
@@ -178,14 +216,19 @@ async def test_a_database_out_of_reach_is_told_in_one_sentence(tmp_path: Path) -
 @pytest.mark.proves("A2")
 async def test_the_views_have_the_columns_of_the_contract(migrated_url: str) -> None:
     def columns(connection: Connection) -> dict[str, str]:
-        return {name: " ".join(column["name"] for column in inspect(connection).get_columns(name)) for name in VIEWS}
+        return {
+            name: " ".join(column["name"] for column in inspect(connection).get_columns(name))
+            for name in VIEWS
+        }
 
     assert await looked_up(migrated_url, columns) == VIEW_COLUMNS
 
 
 @pytest.mark.proves("A2")
 def test_each_view_is_written_the_same_in_the_schema_and_in_the_newest_migration() -> None:
-    written = "".join(path.read_text() for path in sorted(Path(next(iter(versions_path))).glob("[0-9]*.py")))
+    written = "".join(
+        path.read_text() for path in sorted(Path(next(iter(versions_path))).glob("[0-9]*.py"))
+    )
 
     for name, view in VIEWS.items():
         assert re.sub(r"\s+", " ", view).strip() in re.sub(r"\s+", " ", written), name
@@ -198,7 +241,9 @@ async def lived(stores: Stores) -> None:
     """A session with everything: covered, pending and live messages, a failed attempt, a dead letter."""
     await stores.ingest(*turns(1, 7), turn(8, user("hello"), model="gpt-5"))
     (job,) = await stores.claim(NOON + 1_000)
-    await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=NOON + 2_000, now_ms=NOON + 1_500)
+    await stores.jobs.give_back(
+        job, reason="timeout", detail="", retry_at_ms=NOON + 2_000, now_ms=NOON + 1_500
+    )
     (job,) = await stores.claim(NOON + 2_000)
     await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 3_000)
     await stores.ingest(*turns(9, 5), result(14, "c", "42"))
@@ -212,22 +257,49 @@ async def test_the_views_tell_what_happened(migrated_url: str) -> None:
         counters = (await stores.seen()).sessions[KEY].counters
 
     (session,) = await rows(migrated_url, "SELECT * FROM sessions_view")
-    assert [session[f"messages_{state}"] for state in ("total", "live", "pending", "covered")] == [26, 7, 9, 10]
-    assert (session["tokens_live"], session["model"], session["summary_version"]) == (counters.live_tokens, "gpt-5", 1)
+    assert [session[f"messages_{state}"] for state in ("total", "live", "pending", "covered")] == [
+        26,
+        7,
+        9,
+        10,
+    ]
+    assert (session["tokens_live"], session["model"], session["summary_version"]) == (
+        counters.live_tokens,
+        "gpt-5",
+        1,
+    )
     messages = await rows(migrated_url, "SELECT * FROM messages_view ORDER BY position")
     assert [one["state"] for one in messages] == ["covered"] * 10 + ["pending"] * 9 + ["live"] * 7
     assert [one["message_id"] for one in messages][:2] == ["e1#0", "e1#1"]
     assert [one["stream_seq"] for one in messages] == [one["position"] // 1024 for one in messages]
     compactions = await rows(migrated_url, "SELECT * FROM compactions_view ORDER BY requested_at")
-    assert [(one["status"], one["attempts"], one["messages_evicted"]) for one in compactions] == [("committed", 2, 10), ("pending", 0, 9)]
+    assert [(one["status"], one["attempts"], one["messages_evicted"]) for one in compactions] == [
+        ("committed", 2, 10),
+        ("pending", 0, 9),
+    ]
     (version,) = await rows(migrated_url, "SELECT * FROM summaries_view")
-    assert (version["version"], bool(version["in_force"]), version["compaction_id"]) == (1, True, compactions[0]["compaction_id"])
+    assert (version["version"], bool(version["in_force"]), version["compaction_id"]) == (
+        1,
+        True,
+        compactions[0]["compaction_id"],
+    )
     audit = await rows(migrated_url, "SELECT * FROM audit_view ORDER BY audit_id")
-    assert [one["phase"] for one in audit] == ["evicted", "summary_start", "attempt_failed", "summary_start", "summary_done", "evicted"]
+    assert [one["phase"] for one in audit] == [
+        "evicted",
+        "summary_start",
+        "attempt_failed",
+        "summary_start",
+        "summary_done",
+        "evicted",
+    ]
     assert {one["compaction_id"] for one in audit} == {one["compaction_id"] for one in compactions}
     assert json.loads(audit[0]["details"])["trigger"] == "messages"
     (letter,) = await rows(migrated_url, "SELECT * FROM dead_letters_view")
-    assert (letter["reason"], letter["stream_seq"], letter["replayed_at"]) == ("event_id_reused", 15, None)
+    assert (letter["reason"], letter["stream_seq"], letter["replayed_at"]) == (
+        "event_id_reused",
+        15,
+        None,
+    )
 
 
 @pytest.mark.proves("A1")
@@ -236,7 +308,11 @@ async def test_the_audit_refuses_to_be_changed(migrated_url: str) -> None:
         await lived(stores)
     before = await rows(migrated_url, "SELECT * FROM audit ORDER BY audit_id")
 
-    for change in ("UPDATE audit SET phase = 'x'", "UPDATE audit SET at_ms = 0 WHERE audit_id = 1", "DELETE FROM audit"):
+    for change in (
+        "UPDATE audit SET phase = 'x'",
+        "UPDATE audit SET at_ms = 0 WHERE audit_id = 1",
+        "DELETE FROM audit",
+    ):
         assert "append-only" in str(await refusal(migrated_url, change))
 
     assert await rows(migrated_url, "SELECT * FROM audit ORDER BY audit_id") == before
@@ -266,7 +342,10 @@ IMPOSSIBLE = [
     "INSERT INTO messages SELECT * FROM messages",
     "INSERT INTO events SELECT * FROM events",
     *(f"UPDATE {table} SET sid = 999" for table in FILLED),
-    *(f"INSERT INTO {table} ({', '.join(COLUMNS[table])}) SELECT {', '.join(ELSEWHERE[table])} FROM {table}" for table in FILLED),
+    *(
+        f"INSERT INTO {table} ({', '.join(COLUMNS[table])}) SELECT {', '.join(ELSEWHERE[table])} FROM {table}"
+        for table in FILLED
+    ),
 ]
 
 
@@ -288,7 +367,9 @@ async def test_a_session_cannot_go_while_it_has_rows(migrated_url: str, left: st
     others = [f"DELETE FROM {table}" for table in FILLED if table != left]
 
     assert isinstance(await refusal(migrated_url, *others, "DELETE FROM sessions"), IntegrityError)
-    assert await refusal(migrated_url, *others, f"DELETE FROM {left}", "DELETE FROM sessions") is None
+    assert (
+        await refusal(migrated_url, *others, f"DELETE FROM {left}", "DELETE FROM sessions") is None
+    )
 
 
 @pytest.mark.proves("L1")
@@ -298,7 +379,11 @@ async def test_a_session_cannot_go_while_somebody_adds_rows_to_it(postgres: Post
         await stores.ingest(turn(1, user("q")))
 
     async with engine_of(url) as engine, engine.begin() as adding:
-        await adding.execute(text("INSERT INTO tool_calls (sid, call_id, position, slot) SELECT sid, 'c', 1, 0 FROM sessions"))
+        await adding.execute(
+            text(
+                "INSERT INTO tool_calls (sid, call_id, position, slot) SELECT sid, 'c', 1, 0 FROM sessions"
+            )
+        )
         refused = await refusal(url, "SET LOCAL lock_timeout = '100ms'", "DELETE FROM sessions")
 
     assert "lock timeout" in str(refused)

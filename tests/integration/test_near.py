@@ -85,12 +85,17 @@ async def decided_in(stores: Stores) -> tuple[Thread, WindowFacts]:
 async def say(stores: Stores, first: int, events: int, key: SessionKey = KEY) -> None:
     """Events of two messages each, from this sequence of the stream on."""
     for seq in range(first, first + events):
-        said = [{"role": "user", "content": f"Question {seq}"}, {"role": "assistant", "content": f"Answer {seq}"}]
+        said = [
+            {"role": "user", "content": f"Question {seq}"},
+            {"role": "assistant", "content": f"Answer {seq}"},
+        ]
         await stores.ingest(turn(seq, *said, key=key, at_ms=NOON + seq))
 
 
 @pytest.mark.proves("L4", "L8")
-async def test_a_window_is_decided_on_the_spot_however_much_waits_for_a_summary_once_its_messages_are_known(tmp_path: Path) -> None:
+async def test_a_window_is_decided_on_the_spot_however_much_waits_for_a_summary_once_its_messages_are_known(
+    tmp_path: Path,
+) -> None:
     async with sql_stores(new_sqlite(tmp_path), SMALL) as stores:
         await say(stores, 1, AT_HAND // 2 + 20)
         far, _ = await decided_in(stores)
@@ -104,7 +109,9 @@ async def test_a_window_is_decided_on_the_spot_however_much_waits_for_a_summary_
         thread, more = await decided_in(stores)
         assert thread is current_thread()
         assert more.messages[: len(known.messages)] != known.messages
-        assert [one.position for one in more.messages[: len(known.messages)]] == [one.position for one in known.messages]
+        assert [one.position for one in more.messages[: len(known.messages)]] == [
+            one.position for one in known.messages
+        ]
 
         await say(stores, 2 * AT_HAND, (KNOWN_AT_HAND - len(more.messages)) // 2 + 1)
         assert (await decided_in(stores))[0] is not current_thread()

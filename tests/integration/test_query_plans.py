@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from tests.stores import KEY, NOON, Stores, assistant, new_sqlite, result, sql_stores, summary, turn, turns, user
+from tests.stores import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    new_sqlite,
+    result,
+    sql_stores,
+    summary,
+    turn,
+    turns,
+    user,
+)
 from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.search import found, question_of
@@ -18,7 +30,18 @@ from turnfold.ports import Scope
 from turnfold.store.engine import Database
 from turnfold.store.figures import SqlFigures
 
-GROWING = ("messages", "events", "tool_calls", "sessions", "compactions", "summaries", "audit", "outbox", "dead_letters", "usage_reports")
+GROWING = (
+    "messages",
+    "events",
+    "tool_calls",
+    "sessions",
+    "compactions",
+    "summaries",
+    "audit",
+    "outbox",
+    "dead_letters",
+    "usage_reports",
+)
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
 
 Statement = tuple[str, Any]
@@ -59,7 +82,9 @@ def recording() -> Generator[Recorder]:
     recorder = Recorder()
     factory = recorder.connection()
 
-    def on_connect(_dialect: object, _record: object, _args: object, options: dict[str, Any]) -> None:
+    def on_connect(
+        _dialect: object, _record: object, _args: object, options: dict[str, Any]
+    ) -> None:
         options["factory"] = factory
 
     event.listen(Engine, "do_connect", on_connect)
@@ -92,7 +117,10 @@ class Watched:
         with closing(sqlite3.connect(self._path)) as connection:
             for sql, parameters in self._recorder.statements:
                 if re.match(r"\s*(SELECT|UPDATE|DELETE|INSERT|WITH)", sql):
-                    found += [(str(row[3]), " ".join(sql.split())) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+                    found += [
+                        (str(row[3]), " ".join(sql.split()))
+                        for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
+                    ]
         assert found
         return found
 
@@ -113,7 +141,12 @@ async def watched(tmp_path: Path) -> AsyncGenerator[Watched]:
         async with sql_stores(url) as stores:
             for number, key in enumerate([*OTHERS, KEY]):
                 first = 1_000 * number
-                await stores.ingest(*[turn(first + seq, user("q"), assistant("a", f"c{seq}"), key=key) for seq in range(1, 40)])
+                await stores.ingest(
+                    *[
+                        turn(first + seq, user("q"), assistant("a", f"c{seq}"), key=key)
+                        for seq in range(1, 40)
+                    ]
+                )
             for job in await stores.claim(NOON + 5_000):
                 await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
             await stores.ingest(*turns(9_000, 8))
@@ -124,7 +157,9 @@ async def watched(tmp_path: Path) -> AsyncGenerator[Watched]:
 
 @pytest.mark.proves("L8", "C58")
 async def test_a_window_is_read_by_its_index(watched: Watched) -> None:
-    await watched.stores.windows.window(KEY, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position]))
+    await watched.stores.windows.window(
+        KEY, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position])
+    )
 
     assert watched.scans() == []
     steps = watched.steps()
@@ -134,10 +169,17 @@ async def test_a_window_is_read_by_its_index(watched: Watched) -> None:
 
 
 @pytest.mark.proves("L8", "W6")
-@pytest.mark.parametrize("moment", [AtVersion(1), AtMessage(EventId("e9003"), 0), AtTime(NOON + 9_004)])
-async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_shows(watched: Watched, moment: Moment) -> None:
+@pytest.mark.parametrize(
+    "moment", [AtVersion(1), AtMessage(EventId("e9003"), 0), AtTime(NOON + 9_004)]
+)
+async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_shows(
+    watched: Watched, moment: Moment
+) -> None:
     await watched.stores.windows.window_then(
-        KEY, moment, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position] if facts.messages else [])
+        KEY,
+        moment,
+        glance=lambda _: None,
+        choose=lambda facts: (True, [facts.messages[0].position] if facts.messages else []),
     )
 
     plans = watched.plans()
@@ -148,12 +190,17 @@ async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_show
 
 @pytest.mark.proves("L8")
 async def test_storing_what_is_new_reads_nothing_old(watched: Watched) -> None:
-    await watched.stores.ingest(turn(9_100, user("q"), assistant(None, "x")), result(9_101, "x", "42"))
+    await watched.stores.ingest(
+        turn(9_100, user("q"), assistant(None, "x")), result(9_101, "x", "42")
+    )
 
     assert watched.scans() == []
     steps = watched.steps()
     assert "ix_messages_results (sid=? AND tool_call_id=?)" in steps
-    assert re.search(r"SEARCH tool_calls USING (COVERING )?(INDEX \S+|PRIMARY KEY) \(sid=\? AND call_id=\?\)", steps)
+    assert re.search(
+        r"SEARCH tool_calls USING (COVERING )?(INDEX \S+|PRIMARY KEY) \(sid=\? AND call_id=\?\)",
+        steps,
+    )
 
 
 @pytest.mark.proves("L8", "L2")
@@ -164,7 +211,10 @@ async def test_an_event_that_comes_again_is_found_by_its_id(watched: Watched) ->
     await watched.stores.ingest(again._replace(stream_seq=8_999))
 
     assert watched.scans() == []
-    assert re.search(r"SEARCH events USING (INDEX \S+|PRIMARY KEY) \(agent_id=\? AND event_id=\?\)", watched.steps())
+    assert re.search(
+        r"SEARCH events USING (INDEX \S+|PRIMARY KEY) \(agent_id=\? AND event_id=\?\)",
+        watched.steps(),
+    )
 
 
 @pytest.mark.proves("L8", "E2")
@@ -177,7 +227,16 @@ async def test_an_eviction_reads_the_live_messages_alone(watched: Watched) -> No
 
 @pytest.mark.proves("T4", "L8")
 async def test_a_factor_is_learnt_from_the_newest_reports_alone(watched: Watched) -> None:
-    reports = [turn(9_200 + seq, user("q"), assistant("a"), model="m", usage={"prompt_tokens": 120_000 + seq}) for seq in range(20)]
+    reports = [
+        turn(
+            9_200 + seq,
+            user("q"),
+            assistant("a"),
+            model="m",
+            usage={"prompt_tokens": 120_000 + seq},
+        )
+        for seq in range(20)
+    ]
 
     await watched.stores.ingest(*reports)
 
@@ -185,7 +244,9 @@ async def test_a_factor_is_learnt_from_the_newest_reports_alone(watched: Watched
     steps = watched.steps()
     assert "ix_usage_reports_model (agent_id=? AND model=?)" in steps
     assert not re.search(r"SCAN (earlier|before|between|first)", steps)
-    assert re.search(r"SEARCH between USING PRIMARY KEY \(sid=\? AND position>\? AND position<\?\)", steps)
+    assert re.search(
+        r"SEARCH between USING PRIMARY KEY \(sid=\? AND position>\? AND position<\?\)", steps
+    )
 
 
 @pytest.mark.proves("S1", "L8")
@@ -202,7 +263,9 @@ async def test_jobs_are_found_among_the_open_ones(watched: Watched) -> None:
 
 
 @pytest.mark.proves("S1", "L8")
-async def test_a_job_is_loaded_renewed_and_committed_without_reading_a_whole_table(watched: Watched) -> None:
+async def test_a_job_is_loaded_renewed_and_committed_without_reading_a_whole_table(
+    watched: Watched,
+) -> None:
     (job,) = await watched.stores.claim(NOON + 20_000)
     watched.begin()
 

@@ -10,7 +10,20 @@ import pytest
 from sqlalchemy import Connection, Engine, event, select, text
 
 from tests.postgres import Postgres
-from tests.stores import KEY, NOON, Json, Stores, assistant, places, result, sql_stores, summary, turn, turns, user
+from tests.stores import (
+    KEY,
+    NOON,
+    Json,
+    Stores,
+    assistant,
+    places,
+    result,
+    sql_stores,
+    summary,
+    turn,
+    turns,
+    user,
+)
 from turnfold.core.moments import AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.search import found, question_of
@@ -24,7 +37,10 @@ from turnfold_migrations import upgrade
 GROWING = (
     "sessions", "events", "messages", "tool_calls", "usage_reports", "compactions", "summaries", "coverage", "reigns", "audit", "word_index",
 )  # fmt: skip
-COLUMNS = {name: [one.name for one in table.columns if one.name != "audit_id"] for name, table in schema.metadata.tables.items()}
+COLUMNS = {
+    name: [one.name for one in table.columns if one.name != "audit_id"]
+    for name, table in schema.metadata.tables.items()
+}
 COLUMNS["word_index"] = ["position", "sid", "terms"]
 REPORTED: Json = {"model": "m", "usage": {"prompt_tokens": 500}}
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
@@ -54,7 +70,12 @@ async def fill(url: str) -> None:
     async with sql_stores(url) as stores:
         for number, key in enumerate([*OTHERS, KEY]):
             seqs = range(1_000 * number + 1, 1_000 * number + 60)
-            await stores.ingest(*[turn(seq, user("q"), assistant("a", f"c{seq}"), key=key, **REPORTED) for seq in seqs])
+            await stores.ingest(
+                *[
+                    turn(seq, user("q"), assistant("a", f"c{seq}"), key=key, **REPORTED)
+                    for seq in seqs
+                ]
+            )
         for job in await stores.claim(NOON + 5_000):
             await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
         while await stores.index.index_some():
@@ -63,7 +84,9 @@ async def fill(url: str) -> None:
         for name in GROWING:
             values = ", ".join(SHIFTED.get(one, one) for one in COLUMNS[name])
             series = f"generate_series(1::bigint, {COPIES * MORE.get(name, 1)}) AS n"
-            copied = text(f"INSERT INTO {name} ({', '.join(COLUMNS[name])}) SELECT {values} FROM {name}, {series}")
+            copied = text(
+                f"INSERT INTO {name} ({', '.join(COLUMNS[name])}) SELECT {values} FROM {name}, {series}"
+            )
             await database.write(partial(Connection.execute, statement=copied))
         await database.write(lambda connection: connection.execute(text("ANALYZE")))
         await database.close()
@@ -138,16 +161,22 @@ async def watched(postgres: Postgres, full: str) -> AsyncGenerator[Watched]:
 
 
 async def a_window(stores: Stores) -> None:
-    await stores.windows.window(KEY, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position]))
+    await stores.windows.window(
+        KEY, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position])
+    )
 
 
 async def windows_of_the_past(stores: Stores) -> None:
     for moment in (AtVersion(1), AtMessage(EventId("e9003"), 0), AtTime(NOON + 9_004)):
-        await stores.windows.window_then(KEY, moment, glance=lambda _: None, choose=lambda _: (True, [1]))
+        await stores.windows.window_then(
+            KEY, moment, glance=lambda _: None, choose=lambda _: (True, [1])
+        )
 
 
 async def what_is_new_comes(stores: Stores) -> None:
-    await stores.ingest(turn(9_100, user("q"), assistant(None, "x"), **REPORTED), result(9_101, "x", "42"))
+    await stores.ingest(
+        turn(9_100, user("q"), assistant(None, "x"), **REPORTED), result(9_101, "x", "42")
+    )
     await stores.ingest(*turns(9_110, 20, key=SessionKey(AgentId("ada"), SessionId("new"))))
 
 
@@ -163,7 +192,9 @@ async def messages_leave(stores: Stores) -> None:
 
 async def a_job_is_done(stores: Stores) -> None:
     await stores.jobs.next_due_ms()
-    (job, *_) = await stores.jobs.claim(places(1), lease_ms=1_000, now_ms=NOON + 20_000, policy=stores.policy)
+    (job, *_) = await stores.jobs.claim(
+        places(1), lease_ms=1_000, now_ms=NOON + 20_000, policy=stores.policy
+    )
     await stores.jobs.load(job, now_ms=NOON)
     await stores.jobs.renew(job, lease_ms=1_000, now_ms=NOON)
     await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
@@ -179,7 +210,13 @@ async def history_is_read(stores: Stores) -> None:
 
 
 async def words_are_searched(stores: Stores) -> None:
-    assert await found(KEY, question_of("q"), scope=Scope(state=State.COVERED, version=1), limit=5, store=stores.search)
+    assert await found(
+        KEY,
+        question_of("q"),
+        scope=Scope(state=State.COVERED, version=1),
+        limit=5,
+        store=stores.search,
+    )
 
 
 async def words_are_indexed(stores: Stores) -> None:
@@ -199,7 +236,9 @@ DEEDS = [
 
 @pytest.mark.proves("L8", "C58")
 @pytest.mark.parametrize("deed", DEEDS)
-async def test_what_is_done_all_the_time_looks_at_few_rows(deed: Callable[[Stores], Awaitable[None]], watched: Watched) -> None:
+async def test_what_is_done_all_the_time_looks_at_few_rows(
+    deed: Callable[[Stores], Awaitable[None]], watched: Watched
+) -> None:
     await deed(watched.stores)
 
     assert watched.much() == []
@@ -208,8 +247,14 @@ async def test_what_is_done_all_the_time_looks_at_few_rows(deed: Callable[[Store
 @pytest.mark.proves("L8", "C58")
 async def test_some_hundred_rows_are_looked_up_one_by_one(watched: Watched) -> None:
     database = Database(watched.url, writes=False)
-    some = select(schema.messages.c.sid, schema.messages.c.position).order_by(schema.messages.c.position).limit(FEW - 50)
-    wanted = await database.snapshot(lambda connection: [(sid, position) for sid, position in connection.execute(some)])
+    some = (
+        select(schema.messages.c.sid, schema.messages.c.position)
+        .order_by(schema.messages.c.position)
+        .limit(FEW - 50)
+    )
+    wanted = await database.snapshot(
+        lambda connection: [(sid, position) for sid, position in connection.execute(some)]
+    )
     watched.told.clear()
 
     found = await database.snapshot(lambda connection: quoted_texts(connection, wanted))
@@ -220,12 +265,18 @@ async def test_some_hundred_rows_are_looked_up_one_by_one(watched: Watched) -> N
 
 
 @pytest.mark.proves("L8", "O10")
-async def test_a_statement_for_pairs_looks_each_of_them_up_the_first_time_it_is_written(watched: Watched) -> None:
+async def test_a_statement_for_pairs_looks_each_of_them_up_the_first_time_it_is_written(
+    watched: Watched,
+) -> None:
     database = Database(watched.url, writes=False)
     pairs, messages = PreparedPairs.pairs, schema.messages
     some = select(messages.c.sid, messages.c.position).order_by(messages.c.position).limit(FEW - 50)
-    wanted = await database.snapshot(lambda connection: [(sid, position) for sid, position in connection.execute(some)])
-    of_pairs = select(messages.c.body).where(messages.c.sid == pairs.c.a, messages.c.position == pairs.c.b)
+    wanted = await database.snapshot(
+        lambda connection: [(sid, position) for sid, position in connection.execute(some)]
+    )
+    of_pairs = select(messages.c.body).where(
+        messages.c.sid == pairs.c.a, messages.c.position == pairs.c.b
+    )
     prepared = PreparedPairs(of_pairs, (messages.c.sid.type, messages.c.position.type))
     watched.told.clear()
 
@@ -238,7 +289,11 @@ async def test_a_statement_for_pairs_looks_each_of_them_up_the_first_time_it_is_
 
 async def test_reading_and_sorting_much_would_be_seen(watched: Watched) -> None:
     database = Database(watched.url, writes=False)
-    await database.snapshot(lambda connection: connection.execute(text("SELECT sid FROM messages ORDER BY tokens")).all())
+    await database.snapshot(
+        lambda connection: connection.execute(
+            text("SELECT sid FROM messages ORDER BY tokens")
+        ).all()
+    )
     await database.close()
 
     assert [step.split()[0] for step in watched.much()] == ["Sort", "Seq"]

@@ -25,7 +25,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.proves("W5", "O10")
 @pytest.mark.parametrize("first_seq", [1, 2, 3])
-async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_waited_for(tmp_path: Path, first_seq: int) -> None:
+async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_waited_for(
+    tmp_path: Path, first_seq: int
+) -> None:
     database = Database(new_sqlite(tmp_path), writes=True)
 
     await adopt(database, created=CREATED, first_seq=first_seq)
@@ -37,7 +39,9 @@ async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_wa
 
 
 @pytest.mark.proves("L1", "O10")
-async def test_an_event_at_a_sequence_that_another_took_is_tried_again_and_leaves_nothing(url: str) -> None:
+async def test_an_event_at_a_sequence_that_another_took_is_tried_again_and_leaves_nothing(
+    url: str,
+) -> None:
     await upgrade(url)
     async with sql_stores(url) as stores:
         await stores.ingest(turn(1, user("first"), event_id="e1"))

@@ -24,10 +24,21 @@ SOURCES = tuple(
     for number in range(12)
     for source in (
         Source(
-            f"e{number}#0", "user", f"Please implement part {number} of the retry queue in /srv/app/part{number}.py and keep it simple."
+            f"e{number}#0",
+            "user",
+            f"Please implement part {number} of the retry queue in /srv/app/part{number}.py and keep it simple.",
         ),
-        Source(f"e{number}#1", "assistant", "", (("edit", f'{{"path": "/srv/app/part{number}.py", "newText": "x"}}'),)),
-        Source(f"e{number}#2", "assistant", f"Part {number} of the retry queue is implemented and its tests pass."),
+        Source(
+            f"e{number}#1",
+            "assistant",
+            "",
+            (("edit", f'{{"path": "/srv/app/part{number}.py", "newText": "x"}}'),),
+        ),
+        Source(
+            f"e{number}#2",
+            "assistant",
+            f"Part {number} of the retry queue is implemented and its tests pass.",
+        ),
     )
 )
 
@@ -47,7 +58,11 @@ async def model() -> AsyncIterator[ModelServer]:
 
 
 def job(
-    model: ModelServer | None = None, *, style: str = "structured", timeout_seconds: float = 20, newest_request: str | None = None
+    model: ModelServer | None = None,
+    *,
+    style: str = "structured",
+    timeout_seconds: float = 20,
+    newest_request: str | None = None,
 ) -> SummaryJob:
     return SummaryJob(
         sources=SOURCES,
@@ -66,11 +81,15 @@ def loaded_by(pid: int) -> str:
 
 def policies_of(pid: int) -> list[int]:
     """How each of its threads is scheduled."""
-    return [os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return [
+        os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()
+    ]
 
 
 def names_known_to(pid: int) -> set[str]:
-    return {entry.split("=", 1)[0] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0")}
+    return {
+        entry.split("=", 1)[0] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0")
+    }
 
 
 def standard_error_of(pid: int) -> Path:
@@ -97,15 +116,24 @@ async def test_extractive_work_needs_no_model_and_starts_within_a_second() -> No
     assert draft.kind == "extractive"
     assert "modified /srv/app/part3.py" in draft.ledger
     assert seconds < 5, seconds  # under a second on an idle machine
-    assert not [name for name in ("sqlalchemy", "pydantic_core", "nats", "aiohttp") if f"/{name}/" in loaded]
+    assert not [
+        name for name in ("sqlalchemy", "pydantic_core", "nats", "aiohttp") if f"/{name}/" in loaded
+    ]
     assert child.pid is None
 
 
 @pytest.mark.proves("S3", "S4", "S6", "C41")
-async def test_model_writes_and_code_adds_files_and_values(summarizer: Summarizer, model: ModelServer) -> None:
+async def test_model_writes_and_code_adds_files_and_values(
+    summarizer: Summarizer, model: ModelServer
+) -> None:
     draft = await summarizer.summarize(job(model, newest_request="Now roll it back."))
 
-    assert (draft.kind, draft.model, draft.prompt_tokens, draft.completion_tokens) == ("llm", "openai/x", 321, 45)
+    assert (draft.kind, draft.model, draft.prompt_tokens, draft.completion_tokens) == (
+        "llm",
+        "openai/x",
+        321,
+        45,
+    )
     assert draft.sections["decisions"] == ["Exponential backoff was chosen."]
     assert {"path": "/srv/app/part3.py", "action": "modified"} in draft.sections["file_changes"]
     assert draft.ledger[0] == "request Now roll it back."
@@ -161,7 +189,9 @@ async def test_fault_gets_its_reason_after_exactly_one_request(
 
 @pytest.mark.parametrize("fault", ["overflow", "413"])
 @pytest.mark.proves("S5", "S7")
-async def test_input_that_is_too_large_is_halved_until_that_makes_no_sense(summarizer: Summarizer, model: ModelServer, fault: str) -> None:
+async def test_input_that_is_too_large_is_halved_until_that_makes_no_sense(
+    summarizer: Summarizer, model: ModelServer, fault: str
+) -> None:
     model.fault = fault
 
     with pytest.raises(SummarizerError) as caught:
@@ -184,7 +214,9 @@ async def test_empty_answer_then_a_good_one(summarizer: Summarizer, model: Model
 
 
 @pytest.mark.proves("S7", "L4")
-async def test_hanging_model_times_out_and_holds_up_nobody(summarizer: Summarizer, model: ModelServer) -> None:
+async def test_hanging_model_times_out_and_holds_up_nobody(
+    summarizer: Summarizer, model: ModelServer
+) -> None:
     model.fault = "hang"
     hanging = asyncio.create_task(summarizer.summarize(job(model, timeout_seconds=1.5)))
     await asyncio.sleep(0.3)
@@ -198,7 +230,9 @@ async def test_hanging_model_times_out_and_holds_up_nobody(summarizer: Summarize
 
 
 @pytest.mark.proves("C38")
-async def test_given_up_job_leaves_the_connection(summarizer: Summarizer, model: ModelServer) -> None:
+async def test_given_up_job_leaves_the_connection(
+    summarizer: Summarizer, model: ModelServer
+) -> None:
     model.fault = "hang"
     hanging = asyncio.create_task(summarizer.summarize(job(model)))
     await asyncio.wait_for(model.is_hanging.wait(), 10)
@@ -211,12 +245,16 @@ async def test_given_up_job_leaves_the_connection(summarizer: Summarizer, model:
 
 
 async def test_many_jobs_run_at_once(summarizer: Summarizer, model: ModelServer) -> None:
-    drafts = await asyncio.gather(*(summarizer.summarize(job(model) if number % 2 else job()) for number in range(16)))
+    drafts = await asyncio.gather(
+        *(summarizer.summarize(job(model) if number % 2 else job()) for number in range(16))
+    )
 
     assert [draft.kind for draft in drafts] == ["extractive", "llm"] * 8
 
 
-async def test_killed_child_fails_its_jobs_and_the_next_job_starts_another(model: ModelServer) -> None:
+async def test_killed_child_fails_its_jobs_and_the_next_job_starts_another(
+    model: ModelServer,
+) -> None:
     child = Summarizer()
     assert (await child.summarize(job())).kind == "extractive"
     first = child.pid
@@ -252,7 +290,12 @@ async def test_child_that_hears_nothing_is_given_up_at_the_deadline() -> None:
 @pytest.mark.proves("O4", "X1")
 async def test_child_knows_nothing_of_the_database_and_says_nothing() -> None:
     child = Summarizer(
-        environment={"PATH": os.environ["PATH"], "TURNFOLD_DATABASE_URL": "sqlite:///x", "NATS_URL": "x", "OPENAI_API_KEY": "k"}
+        environment={
+            "PATH": os.environ["PATH"],
+            "TURNFOLD_DATABASE_URL": "sqlite:///x",
+            "NATS_URL": "x",
+            "OPENAI_API_KEY": "k",
+        }
     )
     await child.start()
     assert child.pid is not None
@@ -279,7 +322,9 @@ async def test_child_ends_when_its_parent_closes_it(summarizer: Summarizer) -> N
 
 
 @pytest.mark.proves("S2", "C39")
-async def test_each_attempt_cuts_where_the_last_one_did(summarizer: Summarizer, model: ModelServer) -> None:
+async def test_each_attempt_cuts_where_the_last_one_did(
+    summarizer: Summarizer, model: ModelServer
+) -> None:
     kept: list[Part] = []
 
     async def keep(part: Part) -> None:
@@ -288,7 +333,12 @@ async def test_each_attempt_cuts_where_the_last_one_did(summarizer: Summarizer, 
     many = replace(job(model), sources=SOURCES * 12, window_tokens=5_000)
     first = await summarizer.summarize(many, keep=keep)
     asked = len(model.requests)
-    again = replace(many, parts={part.digest: part.answer for part in kept}, last_reason="unparsable", newest_request="Something else.")
+    again = replace(
+        many,
+        parts={part.digest: part.answer for part in kept},
+        last_reason="unparsable",
+        newest_request="Something else.",
+    )
     second = await summarizer.summarize(again, keep=keep)
 
     assert asked > 12

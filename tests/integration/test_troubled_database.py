@@ -22,22 +22,30 @@ BEGIN RAISE EXCEPTION 'could not extend file "base/1/1": File too large' USING E
 
 
 @pytest.mark.proves("L1")
-async def test_what_a_full_or_damaged_disk_refuses_is_no_dead_letter_and_is_stored_later(postgres_url: str) -> None:
+async def test_what_a_full_or_damaged_disk_refuses_is_no_dead_letter_and_is_stored_later(
+    postgres_url: str,
+) -> None:
     await upgrade(postgres_url)
     async with living(Life(deed="", database_url=postgres_url)) as worker:
 
         def damage(connection: Connection) -> None:
             connection.execute(text(DAMAGE))
-            connection.execute(text("CREATE TRIGGER damage BEFORE INSERT ON messages EXECUTE FUNCTION damage()"))
+            connection.execute(
+                text("CREATE TRIGGER damage BEFORE INSERT ON messages EXECUTE FUNCTION damage()")
+            )
 
         await worker.database.write(damage)
 
         with pytest.raises(Unavailable):
             await worker.do("ingest", "1")
 
-        await worker.database.write(lambda connection: connection.execute(text("DROP TRIGGER damage ON messages")))
+        await worker.database.write(
+            lambda connection: connection.execute(text("DROP TRIGGER damage ON messages"))
+        )
         await worker.do("ingest", "1")
-        stored = await worker.database.snapshot(lambda connection: connection.execute(text("SELECT count(*) FROM events")).scalar())
+        stored = await worker.database.snapshot(
+            lambda connection: connection.execute(text("SELECT count(*) FROM events")).scalar()
+        )
         assert stored
 
 
@@ -62,7 +70,9 @@ class Recovering(Database):
             yield connection
 
 
-async def test_a_worker_that_starts_while_its_database_recovers_waits_for_it(tmp_path: Path) -> None:
+async def test_a_worker_that_starts_while_its_database_recovers_waits_for_it(
+    tmp_path: Path,
+) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'turnfold.db'}"
     await upgrade(url)
     database = Recovering(url, writes=True)

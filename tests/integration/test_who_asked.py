@@ -11,7 +11,20 @@ from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.postgres import Postgres
-from tests.stores import KEY, NOON, Stores, assistant, new_postgres, new_sqlite, result, sql_stores, summary, turn, turns, user
+from tests.stores import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    new_postgres,
+    new_sqlite,
+    result,
+    sql_stores,
+    summary,
+    turn,
+    turns,
+    user,
+)
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.audit import WORKER, row_hash
 from turnfold.messages import CompactionId
@@ -38,7 +51,9 @@ class Opened:
     async def actors(self) -> list[tuple[str, str]]:
         """Phase and actor of each audit row, in order; every chain verifies."""
         before: dict[tuple[str, str], str] = {}
-        found = await self.rows(f"SELECT {', '.join(AuditRow._fields)} FROM audit ORDER BY audit_id")
+        found = await self.rows(
+            f"SELECT {', '.join(AuditRow._fields)} FROM audit ORDER BY audit_id"
+        )
         for row in found:
             key = row["agent_id"], row["session_id"]
             assert row["prev_hash"] == before.get(key, "")
@@ -50,7 +65,9 @@ class Opened:
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opened]:
     """Stores on a database of either kind."""
-    server: Postgres | None = request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    server: Postgres | None = (
+        request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    )
     url = await new_postgres(server) if server else new_sqlite(tmp_path)
     async with sql_stores(url) as stores:
         yield Opened(url, stores)
@@ -62,9 +79,16 @@ TEXTS: list[tuple[Any, Any]] = [
     ("plain", "plain"),
     ("", ""),
     (None, None),
-    ("emoji 😀, \\u0000 and \\ud800 as words, \ufffd, 語\n", "emoji 😀, \\u0000 and \\ud800 as words, \ufffd, 語\n"),
     (
-        [{"type": "text", "text": "one"}, {"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "two 😀"}],
+        "emoji 😀, \\u0000 and \\ud800 as words, \ufffd, 語\n",
+        "emoji 😀, \\u0000 and \\ud800 as words, \ufffd, 語\n",
+    ),
+    (
+        [
+            {"type": "text", "text": "one"},
+            {"type": "image_url", "image_url": {"url": "u"}},
+            {"type": "text", "text": "two 😀"},
+        ],
         "one\ntwo 😀",
     ),
     ([{"type": "image_url", "image_url": {"url": "u"}}], None),
@@ -79,7 +103,10 @@ TEXTS: list[tuple[Any, Any]] = [
 
 @pytest.mark.proves("A2", "A7")
 async def test_the_texts_of_evicted_messages_can_be_read_through_the_view(opened: Opened) -> None:
-    said = [user(content) if number % 2 else assistant(content, f"c{number}") for number, (content, _) in enumerate(TEXTS)]
+    said = [
+        user(content) if number % 2 else assistant(content, f"c{number}")
+        for number, (content, _) in enumerate(TEXTS)
+    ]
     await opened.stores.ingest(turn(1, *said), *turns(2, 10))
 
     rows = await opened.rows("SELECT * FROM messages_view ORDER BY position")
@@ -94,16 +121,29 @@ async def test_the_texts_of_evicted_messages_can_be_read_through_the_view(opened
 @pytest.mark.proves("A2", "A7")
 @pytest.mark.parametrize(
     ("content", "shown"),
-    [("fine", "fine"), ({"a": [1, None, "😀"]}, '{"a":[1,null,"😀"]}'), (7, "7"), (None, None), ([{"type": "text", "text": "t"}], "t")],
+    [
+        ("fine", "fine"),
+        ({"a": [1, None, "😀"]}, '{"a":[1,null,"😀"]}'),
+        (7, "7"),
+        (None, None),
+        ([{"type": "text", "text": "t"}], "t"),
+    ],
 )
-async def test_a_tool_result_stands_in_the_view_as_it_was_published(opened: Opened, content: Any, shown: str | None) -> None:
+async def test_a_tool_result_stands_in_the_view_as_it_was_published(
+    opened: Opened, content: Any, shown: str | None
+) -> None:
     name = 'said, "content": here'
     await opened.stores.ingest(turn(1, assistant(None, "c")), result(2, "c", content, name=name))
 
     *_, row = await opened.rows("SELECT * FROM messages_view ORDER BY position")
 
     assert row["text"] == shown
-    assert json.loads(row["body"]) == {"role": "tool", "tool_call_id": "c", "name": name, "content": content}
+    assert json.loads(row["body"]) == {
+        "role": "tool",
+        "tool_call_id": "c",
+        "name": name,
+        "content": content,
+    }
 
 
 @pytest.mark.proves("A7")
@@ -117,18 +157,40 @@ async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) ->
     known = len(await opened.actors())
     assert {actor for _, actor in await opened.actors()} == {WORKER}
 
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"commit": commit}), rules=rules, now_ms=NOON, actor="token:a")
-    await stores.changes.set_policy(KEY, PolicyRequest(overrides={"commit": commit}), rules=rules, now_ms=NOON, actor="token:idle")
-    await stores.changes.set_policy(KEY.agent_id, PolicyRequest(mode="manual"), rules=rules, now_ms=NOON, actor="token:b")
-    requested = await stores.changes.compact_now(KEY, rules=rules, now_ms=NOON + 3_000, actor="key:C")
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides={"commit": commit}), rules=rules, now_ms=NOON, actor="token:a"
+    )
+    await stores.changes.set_policy(
+        KEY,
+        PolicyRequest(overrides={"commit": commit}),
+        rules=rules,
+        now_ms=NOON,
+        actor="token:idle",
+    )
+    await stores.changes.set_policy(
+        KEY.agent_id, PolicyRequest(mode="manual"), rules=rules, now_ms=NOON, actor="token:b"
+    )
+    requested = await stores.changes.compact_now(
+        KEY, rules=rules, now_ms=NOON + 3_000, actor="key:C"
+    )
     (job,) = await stores.claim(NOON + 4_000)
     loaded = await stores.jobs.load(job, now_ms=NOON + 4_000)
-    await stores.jobs.commit(job, summary(), leaving=loaded.leaving, reason=None, now_ms=NOON + 4_000)
-    await stores.versions.regenerate(KEY, Wanted(style="narrative"), rules=rules, now_ms=NOON + 5_000, actor="token:d")
-    await stores.campaigns.begin(None, Wanted(model="test/other"), at_once=2, rules=rules, now_ms=NOON + 5_500, actor="key:E")
+    await stores.jobs.commit(
+        job, summary(), leaving=loaded.leaving, reason=None, now_ms=NOON + 4_000
+    )
+    await stores.versions.regenerate(
+        KEY, Wanted(style="narrative"), rules=rules, now_ms=NOON + 5_000, actor="token:d"
+    )
+    await stores.campaigns.begin(
+        None, Wanted(model="test/other"), at_once=2, rules=rules, now_ms=NOON + 5_500, actor="key:E"
+    )
     await stores.campaigns.advance(rules=rules, now_ms=NOON + 5_600)
-    await stores.versions.restore(KEY, CompactionId(str(requested)), rules=rules, now_ms=NOON + 6_000, actor="token:f")
-    await stores.versions.promote(KEY, 1, over=None, rules=rules, now_ms=NOON + 7_000, actor="key:G")
+    await stores.versions.restore(
+        KEY, CompactionId(str(requested)), rules=rules, now_ms=NOON + 6_000, actor="token:f"
+    )
+    await stores.versions.promote(
+        KEY, 1, over=None, rules=rules, now_ms=NOON + 7_000, actor="key:G"
+    )
     await stores.changes.erase(KEY, last_seq=100, now_ms=NOON + 8_000, actor="token:h")
 
     asked = [(phase, actor) for phase, actor in (await opened.actors())[known:] if actor != WORKER]
@@ -144,7 +206,9 @@ async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) ->
         ("opened", "key:G"),
         ("erased", "token:h"),
     ]
-    policies = await opened.rows("SELECT session_id, details, actor FROM audit_view WHERE phase = 'policy' ORDER BY audit_id")
+    policies = await opened.rows(
+        "SELECT session_id, details, actor FROM audit_view WHERE phase = 'policy' ORDER BY audit_id"
+    )
     assert [(row["session_id"], json.loads(row["details"])) for row in policies] == [
         (KEY.session_id, {"overrides": {"commit": commit}}),
         ("", {"mode": "manual"}),
@@ -152,7 +216,9 @@ async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) ->
 
 
 @pytest.mark.proves("A7", "O6")
-async def test_rows_that_older_code_adds_verify_between_those_that_name_an_actor(opened: Opened) -> None:
+async def test_rows_that_older_code_adds_verify_between_those_that_name_an_actor(
+    opened: Opened,
+) -> None:
     stores = opened.stores
     await stores.ingest(*turns(1, 7))
     (session,) = await opened.rows("SELECT * FROM sessions")
@@ -164,7 +230,9 @@ async def test_rows_that_older_code_adds_verify_between_those_that_name_an_actor
         }  # fmt: skip
         row["hash"] = row_hash(row["prev_hash"], row)
         await connection.execute(insert(audit), row)
-        await connection.execute(sessions.update().values(audit_rows=row["ordinal"], audit_hash=row["hash"]))
+        await connection.execute(
+            sessions.update().values(audit_rows=row["ordinal"], audit_hash=row["hash"])
+        )
     await engine.dispose()
     await stores.ingest(*turns(20, 7))
 

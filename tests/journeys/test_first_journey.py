@@ -19,20 +19,36 @@ SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
 
 def exchange(number: int) -> list[Json]:
     """One turn: a question, a look at the order, and the answer."""
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "find_order", "arguments": f'{{"order": {7000 + number}}}'}}
+    call = {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "find_order", "arguments": f'{{"order": {7000 + number}}}'},
+    }
     return [
         {"role": "user", "content": f"Where is order {7000 + number}?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": f"order {7000 + number}: parcel PX-{number:04d}, on its way"},
-        {"role": "assistant", "content": f"Order {7000 + number} is on its way as parcel PX-{number:04d}."},
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "content": f"order {7000 + number}: parcel PX-{number:04d}, on its way",
+        },
+        {
+            "role": "assistant",
+            "content": f"Order {7000 + number} is on its way as parcel PX-{number:04d}.",
+        },
     ]
 
 
 @pytest.mark.proves("W1", "W5", "E2", "S4", "L5", "L7", "F1", "O2")
 async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_path: Path) -> None:
-    async with running_system(tmp_path / "data", environ=SMALL) as system, turnfold.connect(system.nats_url, environ={}) as client:
+    async with (
+        running_system(tmp_path / "data", environ=SMALL) as system,
+        turnfold.connect(system.nats_url, environ={}) as client,
+    ):
         session = client.session("support", "user-42")
-        await session.turn_completed([{"role": "system", "content": "You help customers of a parcel service."}])
+        await session.turn_completed(
+            [{"role": "system", "content": "You help customers of a parcel service."}]
+        )
 
         # What was published is in the next window, every time.
         for number in range(12):
@@ -47,7 +63,11 @@ async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_
         # Old turns have left the window, and a summary speaks for them.
         async def summarised() -> turnfold.Window | None:
             seen = await session.context(max_tokens=50_000, placement="user")
-            return seen if seen.summary and not seen.account.pending_shown + seen.account.pending_digested else None
+            return (
+                seen
+                if seen.summary and not seen.account.pending_shown + seen.account.pending_digested
+                else None
+            )
 
         window = await eventually(summarised)
         assert window.summary is not None
@@ -57,13 +77,19 @@ async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_
 
         # Nothing is lost: the originals are all there, and words that left the window are found.
         originals = [stored async for stored in session.originals()]
-        assert [stored.message for stored in originals[1:]] == [message for number in range(12) for message in exchange(number)]
+        assert [stored.message for stored in originals[1:]] == [
+            message for number in range(12) for message in exchange(number)
+        ]
         assert {stored.state for stored in originals} == {"live", "covered"}
         assert "PX-0000" in json.dumps((await session.search("PX-0000"))[0].message)
 
         # Each step of it stands in the audit.
-        assert {"evicted", "summary_start", "summary_done"} <= {row["phase"] async for row in session.audit_trail()}
-        verified = await command("audit", "verify", environ={"TURNFOLD_DATA_DIR": str(system.data_dir)})
+        assert {"evicted", "summary_start", "summary_done"} <= {
+            row["phase"] async for row in session.audit_trail()
+        }
+        verified = await command(
+            "audit", "verify", environ={"TURNFOLD_DATA_DIR": str(system.data_dir)}
+        )
         assert verified.status == 0, verified
 
 
@@ -76,10 +102,20 @@ async def test_the_same_journey_needs_nothing_but_http(tmp_path: Path) -> None:
         path = f"/v1/agents/support/sessions/{quote('user 42/語', safe='')}"
 
         for number in range(12):
-            event = {"type": "turn.completed", "event_id": f"e{number}", "agent_id": "support", "session_id": "user 42/語"}
-            published = await http.post(f"{path}/events", json=event | {"messages": exchange(number)})
+            event = {
+                "type": "turn.completed",
+                "event_id": f"e{number}",
+                "agent_id": "support",
+                "session_id": "user 42/語",
+            }
+            published = await http.post(
+                f"{path}/events", json=event | {"messages": exchange(number)}
+            )
             assert published.status_code == 200, published.text
-            asked = await http.get(f"{path}/context", params={"max_tokens": 50_000, "after": published.json()["seq"], "wait_ms": 5_000})
+            asked = await http.get(
+                f"{path}/context",
+                params={"max_tokens": 50_000, "after": published.json()["seq"], "wait_ms": 5_000},
+            )
             assert asked.json()["fresh"], asked.text
             assert asked.json()["messages"][-4:] == exchange(number)
 
@@ -89,45 +125,88 @@ async def test_the_same_journey_needs_nothing_but_http(tmp_path: Path) -> None:
 
         window = await eventually(summarised)
         assert window["account"]["covered"] > 0
-        unchanged = await http.get(f"{path}/context", params={"max_tokens": 50_000}, headers={"If-None-Match": window["etag"]})
+        unchanged = await http.get(
+            f"{path}/context",
+            params={"max_tokens": 50_000},
+            headers={"If-None-Match": window["etag"]},
+        )
         assert unchanged.status_code == 304
         version = window["summary"]["version"]
-        assert (await http.get(f"{path}/summaries/{version}")).json()["text"] == window["summary"]["text"]
-        assert len((await http.get(f"{path}/history", params={"limit": 100})).json()["messages"]) == 48
+        assert (await http.get(f"{path}/summaries/{version}")).json()["text"] == window["summary"][
+            "text"
+        ]
+        assert (
+            len((await http.get(f"{path}/history", params={"limit": 100})).json()["messages"]) == 48
+        )
         assert (await http.get("/readyz")).status_code == 200
 
 
 @pytest.mark.proves("L1", "L2", "L10", "L11", "O2", "O3", "O4")
-async def test_a_system_is_refused_a_second_time_stopped_and_started_again_without_any_difference(tmp_path: Path) -> None:
+async def test_a_system_is_refused_a_second_time_stopped_and_started_again_without_any_difference(
+    tmp_path: Path,
+) -> None:
     async def seen_by(system: System) -> list[Any]:
         async with client_of(system) as client:
             session = client.session("support", "user-42")
             await eventually(lambda: _nothing_pending(session))
-            windows = [(await session.context(max_tokens=size)).raw for size in (1_500, 4_000, 50_000)]
-            return [windows, await session.summaries(), [row async for row in session.audit_trail()]]
+            windows = [
+                (await session.context(max_tokens=size)).raw for size in (1_500, 4_000, 50_000)
+            ]
+            return [
+                windows,
+                await session.summaries(),
+                [row async for row in session.audit_trail()],
+            ]
 
     async with running_system(tmp_path / "data", environ=SMALL) as system:
         async with client_of(system) as client:
             for number in range(15):
-                await client.session("support", "user-42").turn_completed(exchange(number), event_id=f"e{number}")
+                await client.session("support", "user-42").turn_completed(
+                    exchange(number), event_id=f"e{number}"
+                )
             await client.session("support", "user-42").context(wait_ms=5_000)
 
         # What is taken already is said in one line, and the system that runs is not disturbed.
         port = system.nats_url.rpartition(":")[2]
         second, elsewhere = await asyncio.gather(
-            command("up", "--json", "--data-dir", str(system.data_dir), "--nats-port", "0", "--http-port", "0"),
-            command("up", "--json", "--data-dir", str(tmp_path / "other"), "--nats-port", port, "--http-port", "0"),
+            command(
+                "up",
+                "--json",
+                "--data-dir",
+                str(system.data_dir),
+                "--nats-port",
+                "0",
+                "--http-port",
+                "0",
+            ),
+            command(
+                "up",
+                "--json",
+                "--data-dir",
+                str(tmp_path / "other"),
+                "--nats-port",
+                port,
+                "--http-port",
+                "0",
+            ),
         )
         assert (second.status, second.out, elsewhere.status, elsewhere.out) == (1, "", 1, "")
         assert f"a system already runs on {system.data_dir}" in second.err
-        assert f"port {port} of 127.0.0.1 is in use; choose another with --nats-port" in elsewhere.err
+        assert (
+            f"port {port} of 127.0.0.1 is in use; choose another with --nats-port" in elsewhere.err
+        )
         assert second.err.count("\n") == elsewhere.err.count("\n") == 1
 
         # A stop signal in the middle of work: it ends in good order, and leaves nobody behind.
         before = await seen_by(system)
         async with client_of(system) as client:
             busy = client.session("support", "busy")
-            await asyncio.gather(*(busy.turn_completed(exchange(number), event_id=f"b{number}") for number in range(100)))
+            await asyncio.gather(
+                *(
+                    busy.turn_completed(exchange(number), event_id=f"b{number}")
+                    for number in range(100)
+                )
+            )
         assert await system.stop() == 0
         assert not parts_alive(system.lines)
         assert not (system.data_dir / "turnfold.json").exists()

@@ -25,12 +25,19 @@ async def test_a_task_patterns_and_a_model_of_its_own_reach_the_provider(tmp_pat
             "TURNFOLD_REDACT_PATTERNS": str(patterns),
             "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "12",
         }
-        async with running_system(tmp_path / "data", environ=environ) as system, turnfold.connect(system.nats_url, environ={}) as client:
+        async with (
+            running_system(tmp_path / "data", environ=environ) as system,
+            turnfold.connect(system.nats_url, environ={}) as client,
+        ):
             session = client.session("ada", "s-1")
-            await session.policy(overrides={"summary_model": "openai/own", "keep_tokens": 0, "min_gain_tokens": 1})
+            await session.policy(
+                overrides={"summary_model": "openai/own", "keep_tokens": 0, "min_gain_tokens": 1}
+            )
             for number in range(8):
                 said = f"Badge ACME-4711 opens door {number}, and the port is 8443. " * 5
-                await session.turn_completed([{"role": "user", "content": said}, {"role": "assistant", "content": "Noted."}])
+                await session.turn_completed(
+                    [{"role": "user", "content": said}, {"role": "assistant", "content": "Noted."}]
+                )
 
             async def written() -> bool:
                 found = await session.context()
@@ -42,7 +49,9 @@ async def test_a_task_patterns_and_a_model_of_its_own_reach_the_provider(tmp_pat
 
         sent = json.dumps(model.requests)
         assert {request["model"] for request in model.requests} == {"own"}
-        assert model.requests[0]["messages"][0]["content"].startswith("Sum it up for the night shift in 200 words.\n\nEverything between")
+        assert model.requests[0]["messages"][0]["content"].startswith(
+            "Sum it up for the night shift in 200 words.\n\nEverything between"
+        )
         assert "8443" in sent
         assert "ACME-4711" not in sent + json.dumps([tuple(row) for row in stored])
         assert [tuple(row) for row in spent] == [("ada", 366 * len(model.requests))]

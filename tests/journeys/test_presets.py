@@ -42,7 +42,10 @@ async def installed(folder: Path) -> AsyncGenerator[Installation]:
             "TURNFOLD_SUMMARY_API_BASE": model.url,
             "TURNFOLD_SUMMARY_API_KEY": "none",
         }
-        async with running_system(folder / "data", environ=environ) as system, turnfold.connect(system.nats_url, environ={}) as client:
+        async with (
+            running_system(folder / "data", environ=environ) as system,
+            turnfold.connect(system.nats_url, environ={}) as client,
+        ):
             yield Installation(system, client, model)
 
 
@@ -51,7 +54,10 @@ async def talk(session: Session, first: int, last: int, *, words: int = 40) -> N
     for number in range(first, last + 1):
         said = " ".join(["well"] * words)
         await session.turn_completed(
-            [{"role": "user", "content": f"Question {number}? {said}"}, {"role": "assistant", "content": f"Answer {number}. {said}"}]
+            [
+                {"role": "user", "content": f"Question {number}? {said}"},
+                {"role": "assistant", "content": f"Answer {number}. {said}"},
+            ]
         )
 
 
@@ -59,9 +65,15 @@ async def work(session: Session, steps: int, *, words: int = 200) -> None:
     """One request and many calls for it, each with a result."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Look everywhere."}]
     for step in range(steps):
-        call = {"id": f"c{step}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        call = {
+            "id": f"c{step}",
+            "type": "function",
+            "function": {"name": "look", "arguments": "{}"},
+        }
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{step}", "content": " ".join(["found"] * words)})
+        messages.append(
+            {"role": "tool", "tool_call_id": f"c{step}", "content": " ".join(["found"] * words)}
+        )
     await session.turn_completed([*messages, {"role": "assistant", "content": "Done."}])
 
 
@@ -80,13 +92,20 @@ async def summarised(session: Session, versions: int = 1) -> Window:
     async def seen() -> Window | None:
         found = await window(session)
         version = found.summary.version if found.summary else 0
-        return found if version >= versions and not found.account.pending_shown + found.account.pending_digested else None
+        return (
+            found
+            if version >= versions
+            and not found.account.pending_shown + found.account.pending_digested
+            else None
+        )
 
     return await eventually(seen, seconds=60)
 
 
 @pytest.mark.proves("P1", "P2", "P4", "P5", "P6", "E6")
-async def test_each_session_behaves_as_the_preset_says_that_was_chosen_for_it(tmp_path: Path) -> None:
+async def test_each_session_behaves_as_the_preset_says_that_was_chosen_for_it(
+    tmp_path: Path,
+) -> None:
     async with installed(tmp_path) as here:
         static, rolling = await here.session("static-buffer"), await here.session("rolling")
         budget = await here.session("token-budget", context_window=40_000)
@@ -150,7 +169,9 @@ async def test_a_selective_session_lets_go_only_what_its_summary_speaks_for(tmp_
         assert kept.summary.kind == "llm"
         assert here.triggers(session) == ["request"]
 
-        busy = await here.session("selective", context_window=4_000, min_gain_tokens=500, keep_rounds=2)
+        busy = await here.session(
+            "selective", context_window=4_000, min_gain_tokens=500, keep_rounds=2
+        )
         await work(busy, 20)
         kept = await summarised(busy)
         assert kept.messages[0]["content"] == "Look everywhere."

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
-GIVEN = re.compile(r"^\| (?P<names>`\w+`(?:, `\w+`)*) \| [^|]+ \| (?P<values>[\d.,]+(?: ?, [\d.]+)*) \|$", re.MULTILINE)
-COMPUTED = re.compile(r"^\| `(?P<name>\w+)` \| [^|]+ \| `(?P<formula>[\w\s.*/+()-]+)` \| (?P<value>[\d.,]+) \|$", re.MULTILINE)
+GIVEN = re.compile(
+    r"^\| (?P<names>`\w+`(?:, `\w+`)*) \| [^|]+ \| (?P<values>[\d.,]+(?: ?, [\d.]+)*) \|$",
+    re.MULTILINE,
+)
+COMPUTED = re.compile(
+    r"^\| `(?P<name>\w+)` \| [^|]+ \| `(?P<formula>[\w\s.*/+()-]+)` \| (?P<value>[\d.,]+) \|$",
+    re.MULTILINE,
+)
 TOLERANCE = 0.005
 """Values are told with three digits."""
 
@@ -23,7 +29,9 @@ def test_every_computed_value_follows_from_those_before_it() -> None:
     assert len(rows) == 24
     for row in rows:
         known[row["name"]] = eval(row["formula"], {"__builtins__": {}}, dict(known))
-        assert known[row["name"]] == pytest.approx(_number(row["value"]), rel=TOLERANCE), row["name"]
+        assert known[row["name"]] == pytest.approx(_number(row["value"]), rel=TOLERANCE), row[
+            "name"
+        ]
 
 
 def _number(text: str) -> float:

@@ -26,7 +26,9 @@ INSTALLED = "/opt/turnfold/bin/"
 WORST_EXPOSURE = 20
 """Of `systemd-analyze security`, in tenths: 0 is nothing left open, 100 everything."""
 
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
 
 
 def values(text: str, name: str) -> list[str]:
@@ -42,7 +44,9 @@ def test_a_unit_starts_what_is_there_and_sets_what_is_known(name: str) -> None:
     loaded = dict(one.split(":", 1) for one in values(text, "LoadCredential"))
 
     assert started.startswith(INSTALLED)
-    assert program == "nats-server" or (program == "turnfold" and command in get_group(application([command])).commands)
+    assert program == "nats-server" or (
+        program == "turnfold" and command in get_group(application([command])).commands
+    )
     for variable in re.findall(r"\b(TURNFOLD_\w+)=", text + COMMON):
         assert variable in {_as_variable(known) for known in _NAMES}
     assert set(re.findall(r"%d/([\w.-]+)", text)) <= set(loaded)
@@ -53,38 +57,64 @@ def test_a_worker_is_given_the_time_it_takes_to_stop_and_comes_back() -> None:
     (stop,) = values(COMMON, "TimeoutStopSec")
 
     assert float(stop.removesuffix("s")) > STOP_SECONDS
-    assert all(values((UNITS / name).read_text(), "Restart") == ["on-failure" if "migrate" in name else "always"] for name in NAMES)
+    assert all(
+        values((UNITS / name).read_text(), "Restart")
+        == ["on-failure" if "migrate" in name else "always"]
+        for name in NAMES
+    )
 
 
 @pytest.mark.proves("X1", "X5")
 async def test_the_secrets_and_the_units_bring_the_roles_into_force(tmp_path: Path) -> None:
     """X1, X5: each part signs in with its own key, an agent's key is made by one command, and nothing else signs in."""
     etc = secrets_in(tmp_path)
-    config = (ROOT / "deploy" / "nats-server.conf").read_text().replace("nats-users.conf", "etc/nats-users.conf")
+    config = (
+        (ROOT / "deploy" / "nats-server.conf")
+        .read_text()
+        .replace("nats-users.conf", "etc/nats-users.conf")
+    )
     config = re.sub(r"^(listen|http): .*$", "", config, flags=re.MULTILINE)
     config = config.replace("jetstream {", f'jetstream {{\n  store_dir: "{tmp_path / "store"}"')
 
     with nats_server(tmp_path, more=config, jetstream=False) as server:
         migrate, worker, query = (
-            Parts(tmp_path, server, of_unit(f"turnfold-{name}.service", etc)) for name in ("migrate", "worker@", "query@")
+            Parts(tmp_path, server, of_unit(f"turnfold-{name}.service", etc))
+            for name in ("migrate", "worker@", "query@")
         )
         query.environ["TURNFOLD_HTTP_PORT"] = str(free_port())
         await migrate.migrate()
         async with worker.running("worker"), query.running("query"):
             for agent in ("support", "other"):
-                made = await command("keys", "new", "agent", agent, "--dir", str(etc / "keys"), "--nats", str(etc / "nats-users.conf"))
+                made = await command(
+                    "keys",
+                    "new",
+                    "agent",
+                    agent,
+                    "--dir",
+                    str(etc / "keys"),
+                    "--nats",
+                    str(etc / "nats-users.conf"),
+                )
                 assert made.status == 0, made.err
             # The first reload brings a new account, the second connects its imports.
             for number in (1, 2):
                 server.reload()
                 await reloaded(tmp_path / "nats.log", number)
-            keys = {agent: {"TURNFOLD_NATS_NKEY": str(next((etc / "keys").glob(f"agent-{agent}-*.nk")))} for agent in ("support", "other")}
+            keys = {
+                agent: {"TURNFOLD_NATS_NKEY": str(next((etc / "keys").glob(f"agent-{agent}-*.nk")))}
+                for agent in ("support", "other")
+            }
 
             async with turnfold.connect(server.url, environ=keys["support"]) as client:
-                await client.session("support", "user-42").turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+                await client.session("support", "user-42").turn_completed(
+                    [{"role": "user", "content": "Where is order 7341?"}]
+                )
                 window = await client.session("support", "user-42").context(wait_ms=5_000)
             async with turnfold.connect(server.url, environ=keys["other"]) as stranger:
-                for forbidden in (stranger.session("support", "user-42").context(), stranger.erase_agent("support")):
+                for forbidden in (
+                    stranger.session("support", "user-42").context(),
+                    stranger.erase_agent("support"),
+                ):
                     with pytest.raises(NotAllowed):
                         await forbidden
             with pytest.raises(NotAllowed):
@@ -105,7 +135,11 @@ async def reloaded(log: Path, times: int) -> None:
 def secrets_in(directory: Path) -> Path:
     """What `deploy/make-secrets` makes for units."""
     environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(["sh", ROOT / "deploy" / "make-secrets", directory / "etc", "127.0.0.1"], env=environ, check=True)
+    subprocess.run(
+        ["sh", ROOT / "deploy" / "make-secrets", directory / "etc", "127.0.0.1"],
+        env=environ,
+        check=True,
+    )
     return directory / "etc"
 
 
@@ -113,7 +147,9 @@ def of_unit(name: str, credentials: Path) -> dict[str, str]:
     """The environment of a unit, with its credentials in this directory; the database is a file of the test."""
     text = (UNITS / name).read_text().replace("%d", str(credentials)).replace("%i", "1")
     found = dict(one.split("=", 1) for line in values(text, "Environment") for one in line.split())
-    assert {Path(path).name for path in re.findall(rf"{credentials}/([\w.-]+)", text)} <= {path.name for path in credentials.iterdir()}
+    assert {Path(path).name for path in re.findall(rf"{credentials}/([\w.-]+)", text)} <= {
+        path.name for path in credentials.iterdir()
+    }
     return found
 
 
@@ -128,7 +164,9 @@ def test_systemd_finds_a_unit_in_order_and_well_contained(name: str, tmp_path: P
     instance = name.replace("@.", "@1.")
 
     verified = _analyze("verify", "--man=no", instance, environ=environ)
-    exposure = _analyze("security", "--offline=yes", f"--threshold={WORST_EXPOSURE}", instance, environ=environ)
+    exposure = _analyze(
+        "security", "--offline=yes", f"--threshold={WORST_EXPOSURE}", instance, environ=environ
+    )
 
     assert (verified.returncode, verified.stdout) == (0, "")
     assert exposure.returncode == 0, exposure.stdout[-500:]
@@ -136,5 +174,10 @@ def test_systemd_finds_a_unit_in_order_and_well_contained(name: str, tmp_path: P
 
 def _analyze(*arguments: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemd-analyze", *arguments], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        ["systemd-analyze", *arguments],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )

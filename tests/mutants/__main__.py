@@ -33,12 +33,23 @@ Reasons = dict[str, str]
 
 def main() -> None:
     """Run what is left of the sample, show what survived, and exit with 1 below the goal."""
-    parser = argparse.ArgumentParser(prog="tests.mutants", description="Mutants of the core, the operations and the store.")
+    parser = argparse.ArgumentParser(
+        prog="tests.mutants", description="Mutants of the core, the operations and the store."
+    )
     parser.add_argument("--mutants", type=int, default=300, help="how many (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="other mutants")
-    parser.add_argument("--processes", type=int, default=1, help="how many run at once (default: 1)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="what is measured and found; a second run goes on")
-    parser.add_argument("--only", default="", help="mutants of paths and functions that hold this text")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="how many run at once (default: 1)"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "mutants",
+        help="what is measured and found; a second run goes on",
+    )
+    parser.add_argument(
+        "--only", default="", help="mutants of paths and functions that hold this text"
+    )
     chosen = parser.parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=160)
 
@@ -51,16 +62,30 @@ def main() -> None:
         copy_tree(ROOT, commit, tree)
     console.print(f"{commit[:8]}: looking which tests execute which lines")
     suite = Suite.of(ROOT, commit)
-    tests = covering(trees[0], suite, folder / "covering", processes=chosen.processes, seconds=COVERING_SECONDS)
-    everything = [mutant for path in _paths(trees[0]) for mutant in read_mutants(trees[0], path, folder / "places")]
-    wanted = [mutant for mutant in sample(everything, chosen.mutants, chosen.seed) if chosen.only in f"{mutant.path} {mutant.function}"]
+    tests = covering(
+        trees[0], suite, folder / "covering", processes=chosen.processes, seconds=COVERING_SECONDS
+    )
+    everything = [
+        mutant
+        for path in _paths(trees[0])
+        for mutant in read_mutants(trees[0], path, folder / "places")
+    ]
+    wanted = [
+        mutant
+        for mutant in sample(everything, chosen.mutants, chosen.seed)
+        if chosen.only in f"{mutant.path} {mutant.function}"
+    ]
     reasons = _equivalent(everything, console)
     file = folder / f"results-{chosen.seed}.jsonl"
-    records, survivors = _records(file, {mutant.id: suite.hash_of(tests.tests(mutant)) for mutant in wanted})
+    records, survivors = _records(
+        file, {mutant.id: suite.hash_of(tests.tests(mutant)) for mutant in wanted}
+    )
     left = [mutant for mutant in wanted if mutant.id not in records and mutant.id not in reasons]
     # A survivor of an earlier run takes longest: it passes all its tests again, unless one is new.
     left.sort(key=lambda mutant: mutant.id in survivors)
-    console.print(f"{len(everything)} mutants, {len(wanted)} in the sample, {len(left)} left to run; results are in {file}")
+    console.print(
+        f"{len(everything)} mutants, {len(wanted)} in the sample, {len(left)} left to run; results are in {file}"
+    )
     of_id = {mutant.id: mutant for mutant in wanted}
     began = time.monotonic()
     for done, record in enumerate(_run_all(left, tests, trees), start=1):
@@ -69,18 +94,28 @@ def main() -> None:
         with file.open("a") as lines:
             lines.write(json.dumps(record) + "\n")
         if record["outcome"] not in (Outcome.KILLED, Outcome.TIMEOUT):
-            console.print(f"{done} of {len(left)}: {record['outcome']}: {record['name']}", markup=False, soft_wrap=True)
+            console.print(
+                f"{done} of {len(left)}: {record['outcome']}: {record['name']}",
+                markup=False,
+                soft_wrap=True,
+            )
         elif done % 25 == 0:
             console.print(f"{done} of {len(left)} after {time.monotonic() - began:.0f} s")
     sys.exit(0 if _show(wanted, records, reasons, console) >= GOAL else 1)
 
 
 def _paths(tree: Path) -> Sequence[str]:
-    return sorted(str(file.relative_to(tree)) for package in PACKAGES for file in (tree / package).rglob("*.py"))
+    return sorted(
+        str(file.relative_to(tree))
+        for package in PACKAGES
+        for file in (tree / package).rglob("*.py")
+    )
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", ROOT, *arguments], capture_output=True, check=True, text=True
+    ).stdout.strip()
 
 
 def _equivalent(mutants: Sequence[Mutant], console: Console) -> Reasons:
@@ -88,13 +123,19 @@ def _equivalent(mutants: Sequence[Mutant], console: Console) -> Reasons:
     listed = tomllib.loads(EQUIVALENT.read_text()).get("mutant", []) if EQUIVALENT.exists() else []
     by_change: dict[tuple[str, ...], list[str]] = {}
     for mutant in mutants:
-        by_change.setdefault((mutant.path, mutant.function, mutant.source, mutant.before, mutant.after), []).append(mutant.id)
+        by_change.setdefault(
+            (mutant.path, mutant.function, mutant.source, mutant.before, mutant.after), []
+        ).append(mutant.id)
     reasons: Reasons = {}
     for entry in listed:
-        ids = by_change.get(tuple(entry[name] for name in ("path", "function", "source", "before", "after")), [])
+        ids = by_change.get(
+            tuple(entry[name] for name in ("path", "function", "source", "before", "after")), []
+        )
         if not ids:
             console.print(
-                f"equivalent.toml: no mutant is like this any more: {entry['path']}: {entry['before']}", style="yellow", markup=False
+                f"equivalent.toml: no mutant is like this any more: {entry['path']}: {entry['before']}",
+                style="yellow",
+                markup=False,
             )
         for name in ids:
             reasons[name] = str(entry["reason"])
@@ -108,11 +149,17 @@ def _records(file: Path, suites: Mapping[str, str]) -> tuple[Records, set[str]]:
         record = json.loads(line)
         latest[record["id"]] = record
     dead = (Outcome.KILLED, Outcome.TIMEOUT, Outcome.INVALID)
-    records = {name: one for name, one in latest.items() if one["outcome"] in dead or one["suite"] == suites.get(name)}
+    records = {
+        name: one
+        for name, one in latest.items()
+        if one["outcome"] in dead or one["suite"] == suites.get(name)
+    }
     return records, latest.keys() - records.keys()
 
 
-def _run_all(mutants: Sequence[Mutant], tests: Covering, trees: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def _run_all(
+    mutants: Sequence[Mutant], tests: Covering, trees: Sequence[Path]
+) -> Iterator[dict[str, Any]]:
     free: SimpleQueue[Path] = SimpleQueue()
     for tree in trees:
         free.put(tree)
@@ -137,7 +184,9 @@ def _run_all(mutants: Sequence[Mutant], tests: Covering, trees: Sequence[Path]) 
 
 def _show(wanted: Sequence[Mutant], records: Records, reasons: Reasons, console: Console) -> float:
     """Print the table, and every mutant that no test reports; the share of those that change anything and were reported."""
-    counts: Counter[str] = Counter("equivalent" if mutant.id in reasons else records[mutant.id]["outcome"] for mutant in wanted)
+    counts: Counter[str] = Counter(
+        "equivalent" if mutant.id in reasons else records[mutant.id]["outcome"] for mutant in wanted
+    )
     by_outcome = {outcome: counts[outcome] for outcome in Outcome}
     killed = by_outcome[Outcome.KILLED] + by_outcome[Outcome.TIMEOUT]
     changing = killed + by_outcome[Outcome.SURVIVED] + by_outcome[Outcome.UNCOVERED]
@@ -147,11 +196,17 @@ def _show(wanted: Sequence[Mutant], records: Records, reasons: Reasons, console:
     console.print(table)
     for mutant in wanted:
         if mutant.id in reasons:
-            console.print(f"equivalent: {mutant}: {reasons[mutant.id]}", markup=False, soft_wrap=True)
+            console.print(
+                f"equivalent: {mutant}: {reasons[mutant.id]}", markup=False, soft_wrap=True
+            )
         elif records[mutant.id]["outcome"] in (Outcome.SURVIVED, Outcome.UNCOVERED):
-            console.print(f"{records[mutant.id]['outcome']}: {mutant}", markup=False, soft_wrap=True)
+            console.print(
+                f"{records[mutant.id]['outcome']}: {mutant}", markup=False, soft_wrap=True
+            )
     share = killed / changing if changing else 1.0
-    console.print(f"{killed} of {changing} that change anything were killed: {share:.1%} (the goal is {GOAL:.0%})")
+    console.print(
+        f"{killed} of {changing} that change anything were killed: {share:.1%} (the goal is {GOAL:.0%})"
+    )
     return share
 
 

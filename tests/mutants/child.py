@@ -16,14 +16,24 @@ CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(list(LIBRARIES))
 
 
-def start(tree: Path, arguments: Sequence[str], variables: Mapping[str, str], shelves: Sequence[str], log: Path) -> Any:
+def start(
+    tree: Path,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    shelves: Sequence[str],
+    log: Path,
+) -> Any:
     """Start the process; it leads a session of its own, so that whatever its tests start can be ended with it."""
-    process = CONTEXT.Process(target=_run, args=(tree, list(arguments), dict(variables), tuple(shelves), log))
+    process = CONTEXT.Process(
+        target=_run, args=(tree, list(arguments), dict(variables), tuple(shelves), log)
+    )
     process.start()
     return process
 
 
-def _run(tree: Path, arguments: list[str], variables: dict[str, str], shelves: tuple[str, ...], log: Path) -> None:
+def _run(
+    tree: Path, arguments: list[str], variables: dict[str, str], shelves: tuple[str, ...], log: Path
+) -> None:
     os.setsid()
     with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -86,7 +86,18 @@ def read_source(root: Path, path: str) -> Source:
         place = places[id(node)]
         start, end = span(node)
         source = "\n".join(line.strip() for line in lines[start - 1 : end])
-        mutant = Mutant(path, name, start, source, before, after, place, _hash(place, after), statements[id(node)], span(function.body))
+        mutant = Mutant(
+            path,
+            name,
+            start,
+            source,
+            before,
+            after,
+            place,
+            _hash(place, after),
+            statements[id(node)],
+            span(function.body),
+        )
         if mutant.id not in changes:
             changes[mutant.id] = (node, mutation.mutated_node)
             mutants.append(mutant)
@@ -119,12 +130,16 @@ def sample(mutants: Sequence[Mutant], number: int, seed: int) -> Sequence[Mutant
     return [min(by_place[place], key=lambda mutant: chance(mutant.id)) for place in chosen]
 
 
-def _statements(node: Any, inherited: Span, positions: Mapping[Any, Any]) -> Iterator[tuple[int, Span]]:
+def _statements(
+    node: Any, inherited: Span, positions: Mapping[Any, Any]
+) -> Iterator[tuple[int, Span]]:
     """Yield the lines of the statement that each node belongs to; of a compound statement, those of its clause."""
     yield id(node), inherited
     is_compound = isinstance(node, cst.BaseCompoundStatement)
     for child in node.children:
-        own = (is_compound or isinstance(child, (cst.SimpleStatementLine, cst.BaseCompoundStatement))) and child in positions
+        own = (
+            is_compound or isinstance(child, (cst.SimpleStatementLine, cst.BaseCompoundStatement))
+        ) and child in positions
         lines = (positions[child].start.line, positions[child].end.line) if own else inherited
         yield from _statements(child, lines, positions)
 

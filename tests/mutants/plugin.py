@@ -29,9 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that are selected, in the order in which they are."""
     if SELECT in os.environ:
-        order = {name: place for place, name in enumerate(json.loads(Path(os.environ[SELECT]).read_text()))}
+        order = {
+            name: place
+            for place, name in enumerate(json.loads(Path(os.environ[SELECT]).read_text()))
+        }
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in order])
-        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+        items[:] = sorted(
+            (item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid]
+        )
 
 
 def needs_postgres(item: pytest.Item) -> bool:
@@ -52,7 +57,9 @@ class Coverage:
         self._failed: set[str] = set()
         self._on_postgres: set[str] = set()
         source = [str(ROOT / "shared" / "turnfold" / package) for package in PACKAGES]
-        self._coverage: Any = coverage.Coverage(data_file=None, source=source, concurrency=["thread", "greenlet"], config_file=False)
+        self._coverage: Any = coverage.Coverage(
+            data_file=None, source=source, concurrency=["thread", "greenlet"], config_file=False
+        )
         self._coverage.start()
 
     @pytest.hookimpl(wrapper=True)
@@ -80,9 +87,13 @@ class Coverage:
         numbers = {name: number for number, name in enumerate(names)}
         lines = {
             str(Path(file).relative_to(ROOT)): {
-                line: [numbers[name] for name in contexts if name in numbers] for line, contexts in data.contexts_by_lineno(file).items()
+                line: [numbers[name] for name in contexts if name in numbers]
+                for line, contexts in data.contexts_by_lineno(file).items()
             }
             for file in data.measured_files()
         }
-        tests = [[name, self._seconds[name], name in self._failed, name in self._on_postgres] for name in names]
+        tests = [
+            [name, self._seconds[name], name in self._failed, name in self._on_postgres]
+            for name in names
+        ]
         self._file.write_text(json.dumps({"tests": tests, "lines": lines}))

@@ -56,30 +56,48 @@ class Covering:
         Tests on PostgreSQL come last: its server takes longer, and most code is the same on SQLite. A function that runs while its module is
         imported, to make a constant, is executed by no test: all tests that execute anything in its file are chosen then.
         """
-        chosen = self._on(mutant.path, mutant.statement) or self._on(mutant.path, mutant.body) or self._on(mutant.path, WHOLE_FILE)
-        return [*self._quickest_first(chosen - self.on_postgres), *self._quickest_first(chosen & self.on_postgres)]
+        chosen = (
+            self._on(mutant.path, mutant.statement)
+            or self._on(mutant.path, mutant.body)
+            or self._on(mutant.path, WHOLE_FILE)
+        )
+        return [
+            *self._quickest_first(chosen - self.on_postgres),
+            *self._quickest_first(chosen & self.on_postgres),
+        ]
 
     def _quickest_first(self, names: Iterable[str]) -> Sequence[str]:
         by_file: dict[str, list[str]] = {}
         for name in sorted(names, key=lambda name: self.seconds[name]):
             by_file.setdefault(name.partition("::")[0], []).append(name)
-        files = sorted(by_file.values(), key=lambda of_file: sum(self.seconds[name] for name in of_file))
+        files = sorted(
+            by_file.values(), key=lambda of_file: sum(self.seconds[name] for name in of_file)
+        )
         return [name for of_file in files for name in of_file]
 
     def _on(self, path: str, span: Span) -> set[str]:
-        return {name for line, names in self.lines.get(path, {}).items() if span[0] <= line <= span[1] for name in names}
+        return {
+            name
+            for line, names in self.lines.get(path, {}).items()
+            if span[0] <= line <= span[1]
+            for name in names
+        }
 
 
 def copy_tree(root: Path, commit: str, directory: Path) -> None:
     """Unpack a commit anew; nothing is ever changed in the checkout itself."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    packed = subprocess.run(["git", "-C", root, "archive", commit], capture_output=True, check=True).stdout
+    packed = subprocess.run(
+        ["git", "-C", root, "archive", commit], capture_output=True, check=True
+    ).stdout
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extraction_filter = tarfile.data_filter
         archive.extractall(directory)
-    subprocess.run([sys.executable, "-m", "compileall", "-q", *SHELVES, "tests"], cwd=directory, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "compileall", "-q", *SHELVES, "tests"], cwd=directory, check=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +110,21 @@ class Suite:
     @staticmethod
     def of(root: Path, commit: str) -> "Suite":
         """Read it from git."""
-        listed = subprocess.run(["git", "-C", root, "ls-tree", "-r", commit], capture_output=True, check=True, text=True).stdout
-        blobs = {path: entry.split()[2] for entry, _, path in (line.partition("\t") for line in listed.splitlines())}
-        tests = {path: blob for path, blob in blobs.items() if path.startswith(TESTS) and Path(path).name.startswith("test_")}
-        used = [f"{path} {blob}" for path, blob in blobs.items() if path not in tests and _is_used(path)]
+        listed = subprocess.run(
+            ["git", "-C", root, "ls-tree", "-r", commit], capture_output=True, check=True, text=True
+        ).stdout
+        blobs = {
+            path: entry.split()[2]
+            for entry, _, path in (line.partition("\t") for line in listed.splitlines())
+        }
+        tests = {
+            path: blob
+            for path, blob in blobs.items()
+            if path.startswith(TESTS) and Path(path).name.startswith("test_")
+        }
+        used = [
+            f"{path} {blob}" for path, blob in blobs.items() if path not in tests and _is_used(path)
+        ]
         return Suite(tests, _hash(*used))
 
     def hash_of(self, tests: Iterable[str]) -> str:
@@ -105,7 +134,11 @@ class Suite:
 
 def _is_used(path: str) -> bool:
     is_code = path.startswith((*SHELVES, "tests/")) and path.endswith(".py")
-    return is_code and not path.startswith("tests/mutants/") and not Path(path).name.startswith("test_")
+    return (
+        is_code
+        and not path.startswith("tests/mutants/")
+        and not Path(path).name.startswith("test_")
+    )
 
 
 def covering(tree: Path, suite: Suite, folder: Path, *, processes: int, seconds: int) -> Covering:
@@ -118,7 +151,9 @@ def covering(tree: Path, suite: Suite, folder: Path, *, processes: int, seconds:
         shutil.rmtree(parts, ignore_errors=True)
         parts.mkdir()
         workers = ("-n", str(processes), "--dist", "loadfile") if processes > 1 else ()
-        _run(tree, [*workers, *missing], {COVER: str(parts)}, folder / "pytest.log", seconds=seconds)
+        _run(
+            tree, [*workers, *missing], {COVER: str(parts)}, folder / "pytest.log", seconds=seconds
+        )
         for part in parts.glob("*.json"):
             for path, executed in _by_file(json.loads(part.read_text())).items():
                 kept[path].write_text(json.dumps(executed))
@@ -157,7 +192,9 @@ def _merged(parts: Iterable[Executed]) -> Covering:
         seconds |= {name: took for name, took, *_ in part["tests"]}
         for path, numbers in part["lines"].items():
             for line, tests in numbers.items():
-                lines.setdefault(path, {}).setdefault(int(line), set()).update({names[number] for number in tests} - useless)
+                lines.setdefault(path, {}).setdefault(int(line), set()).update(
+                    {names[number] for number in tests} - useless
+                )
     return Covering(seconds, frozenset(on_postgres), lines)
 
 
@@ -165,7 +202,9 @@ def _hash(*parts: str) -> str:
     return sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def run_mutant(tree: Path, mutant: Mutant, tests: Sequence[str], *, seconds: float) -> tuple[Outcome, str]:
+def run_mutant(
+    tree: Path, mutant: Mutant, tests: Sequence[str], *, seconds: float
+) -> tuple[Outcome, str]:
     """Write the mutant into the copy, run its tests until one fails, and put the file back; the outcome, and the test that failed."""
     if not tests:
         return Outcome.UNCOVERED, ""
@@ -183,7 +222,13 @@ def run_mutant(tree: Path, mutant: Mutant, tests: Sequence[str], *, seconds: flo
         file.write_text(code)
         # Byte code is found by the time and the length of its source: a time of its own keeps the mutant's from being taken for another's.
         os.utime(file, (written_at, written_at + 10 + next(_NUMBERS)))
-        status = _run(tree, ["-x", *files], {SELECT: str(selection)}, log, seconds=START_SECONDS + SLACK * seconds)
+        status = _run(
+            tree,
+            ["-x", *files],
+            {SELECT: str(selection)},
+            log,
+            seconds=START_SECONDS + SLACK * seconds,
+        )
     finally:
         file.write_text(whole)
         os.utime(file, (written_at, written_at))
@@ -191,9 +236,15 @@ def run_mutant(tree: Path, mutant: Mutant, tests: Sequence[str], *, seconds: flo
         return Outcome.TIMEOUT, ""
     if status == 0:
         return Outcome.SURVIVED, ""
-    failed = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [
+        line
+        for line in log.read_text(errors="replace").splitlines()
+        if line.startswith(("FAILED", "ERROR"))
+    ]
     if status > 0 and not failed:
-        raise RuntimeError(f"pytest ended with {status} for {mutant}, and no test of it failed; its output is in {log}")
+        raise RuntimeError(
+            f"pytest ended with {status} for {mutant}, and no test of it failed; its output is in {log}"
+        )
     return Outcome.KILLED, failed[0][:200] if failed else f"ended by signal {-status}"
 
 
@@ -201,7 +252,9 @@ _source = lru_cache(maxsize=64)(read_source)
 """The mutants of a file, which is the same in all copies whenever no mutant is written into it."""
 
 
-def _run(tree: Path, arguments: Sequence[str], variables: Mapping[str, str], log: Path, *, seconds: float) -> int | None:
+def _run(
+    tree: Path, arguments: Sequence[str], variables: Mapping[str, str], log: Path, *, seconds: float
+) -> int | None:
     """Run pytest in the copy; its exit status, or None when it had to be ended."""
     options = (
         "-q",

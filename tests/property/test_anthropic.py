@@ -9,8 +9,27 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.histories import History, Said, assistant, counter, history, recorded, system, tool, user, words
-from tests.property.test_window import answer, budgets, enough, placements, policies, sessions, spoken
+from tests.histories import (
+    History,
+    Said,
+    assistant,
+    counter,
+    history,
+    recorded,
+    system,
+    tool,
+    user,
+    words,
+)
+from tests.property.test_window import (
+    answer,
+    budgets,
+    enough,
+    placements,
+    policies,
+    sessions,
+    spoken,
+)
 from turnfold.core.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, Shaped, shaped
 from turnfold.core.presets import Policy
 from turnfold.core.sendable import anthropic_faults
@@ -42,7 +61,9 @@ def tokens_of(block: Json) -> int:
 def counted(shape: Shaped, messages: Sequence[Json]) -> int:
     """What the whole shape costs."""
     system = MESSAGE_TOKENS + counter()(shape.system) if shape.system else 0
-    return system + sum(MESSAGE_TOKENS + sum(map(tokens_of, message["content"])) for message in messages)
+    return system + sum(
+        MESSAGE_TOKENS + sum(map(tokens_of, message["content"])) for message in messages
+    )
 
 
 def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
@@ -52,8 +73,15 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
     messages = [json.loads(message) for message in shape.messages]
     found = anthropic_faults(messages)
     if bool(messages) != bool(rendered.messages) or len(messages) != len(shape.message_ids):
-        found.append(f"{len(messages)} messages with {len(shape.message_ids)} ids of {len(rendered.messages)}")
-    ids = [one for entry in shape.message_ids for one in (entry if isinstance(entry, tuple) else [entry]) if one is not None]
+        found.append(
+            f"{len(messages)} messages with {len(shape.message_ids)} ids of {len(rendered.messages)}"
+        )
+    ids = [
+        one
+        for entry in shape.message_ids
+        for one in (entry if isinstance(entry, tuple) else [entry])
+        if one is not None
+    ]
     pinned = [made.pinned.message_id] if made.pinned is not None else []
     if [*pinned, *ids] != [one for one in rendered.message_ids if one is not None]:
         found.append(f"{ids} of {rendered.message_ids}")
@@ -62,7 +90,9 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
         tokens += counter()(rendered.summary_text) + sum(map(counter(), rendered.ledger))
     if tokens * session.stored.factor > made.tokens:
         found.append(f"{tokens} tokens x {session.stored.factor} reported as {made.tokens}")
-    if asked.budget_tokens is not None and made.tokens > asked.budget_tokens * (0.6 if asked.is_emergency else 1):
+    if asked.budget_tokens is not None and made.tokens > asked.budget_tokens * (
+        0.6 if asked.is_emergency else 1
+    ):
         found.append(f"{made.tokens} tokens for a budget of {asked.budget_tokens}")
     if asked.max_messages is not None and len(messages) > asked.max_messages:
         found.append(f"{len(messages)} messages of {asked.max_messages}")
@@ -86,13 +116,32 @@ odd_parts = st.sampled_from(
         12,
     ]
 )
-contents = st.lists(odd_parts, max_size=4) | st.sampled_from(["", " \n", None, 5, {"a": 1}, "said \n"])
+contents = st.lists(odd_parts, max_size=4) | st.sampled_from(
+    ["", " \n", None, 5, {"a": 1}, "said \n"]
+)
 thoughts = st.sampled_from(
-    [None, [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}], [{"type": "thinking", "thinking": "unsigned"}], [3], "loose"]
+    [
+        None,
+        [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}],
+        [{"type": "thinking", "thinking": "unsigned"}],
+        [3],
+        "loose",
+    ]
 )
 odd_ids = st.sampled_from(["call_0", "call.1", "call:1", "漢", "x" * 90, "call_0"])
 odd_arguments = st.sampled_from(
-    ["", " ", "{", '{"a": 1}', "[1]", '"text"', '{"n": 1e999}', '{"n": NaN}', "{" * 400, '{"a":' * 300 + "1" + "}" * 300]
+    [
+        "",
+        " ",
+        "{",
+        '{"a": 1}',
+        "[1]",
+        '"text"',
+        '{"n": 1e999}',
+        '{"n": NaN}',
+        "{" * 400,
+        '{"a":' * 300 + "1" + "}" * 300,
+    ]
 )
 
 
@@ -106,7 +155,12 @@ def odd(draw: st.DrawFn) -> Said:
     if kind == "tool":
         return Said(tool(draw(odd_ids), content), is_error=draw(st.booleans()))
     ids = draw(st.lists(odd_ids, min_size=1, max_size=3)) if kind == "calls" else []
-    body = assistant(content, *ids, arguments=draw(odd_arguments), name=draw(st.sampled_from(["look_up", "files.read"])))
+    body = assistant(
+        content,
+        *ids,
+        arguments=draw(odd_arguments),
+        name=draw(st.sampled_from(["look_up", "files.read"])),
+    )
     return Said(body | {"thinking_blocks": draw(thoughts)})
 
 
@@ -114,7 +168,13 @@ odd_sessions = st.lists(odd() | spoken(), max_size=16).map(history)
 
 
 def wanted(budget: int, placement: Placement, **more: Any) -> Asked:
-    return Asked(budget_tokens=budget, placement=placement, aside_tokens=ASIDE_TOKENS, aside_messages=ASIDE_MESSAGES, **more)
+    return Asked(
+        budget_tokens=budget,
+        placement=placement,
+        aside_tokens=ASIDE_TOKENS,
+        aside_messages=ASIDE_MESSAGES,
+        **more,
+    )
 
 
 @pytest.mark.proves("W1", "L5", "L6", "C1", "C9", "C12", "C22")
@@ -123,7 +183,9 @@ def wanted(budget: int, placement: Placement, **more: Any) -> Asked:
 @example(history([]), 1, Placement.SEPARATE, False, Policy())
 @example(history([system("alone")]), 100, Placement.SEPARATE, False, Policy())
 @example(history([assistant("")]), 100, Placement.SEPARATE, False, Policy())
-@example(history([user("hi"), assistant("yes"), user("")]), 100, Placement.SEPARATE, False, Policy())
+@example(
+    history([user("hi"), assistant("yes"), user("")]), 100, Placement.SEPARATE, False, Policy()
+)
 def test_every_window_may_be_sent_in_the_anthropic_shape_and_costs_no_more(
     session: History, budget: int, placement: Placement, is_emergency: bool, policy: Policy
 ) -> None:
@@ -135,7 +197,9 @@ def test_every_window_may_be_sent_in_the_anthropic_shape_and_costs_no_more(
 @pytest.mark.proves("W2", "W1")
 @settings(max_examples=100)
 @given(sessions() | odd_sessions, st.integers(1, 30), placements)
-def test_no_window_in_the_anthropic_shape_has_more_messages_than_asked_for(session: History, most: int, placement: Placement) -> None:
+def test_no_window_in_the_anthropic_shape_has_more_messages_than_asked_for(
+    session: History, most: int, placement: Placement
+) -> None:
     asked = wanted(10_000_000, placement, max_messages=most)
 
     made = answer(session, asked, Policy())
@@ -148,11 +212,25 @@ def test_no_window_in_the_anthropic_shape_has_more_messages_than_asked_for(sessi
 
 @pytest.mark.proves("W1", "L5", "L6")
 @pytest.mark.parametrize("budget", [300, 2_500, 15_000, 120_000, 1_000_000])
-def test_recorded_conversations_may_be_sent_in_the_anthropic_shape_at_every_budget(budget: int) -> None:
-    conversations = recorded(2) or [("made", [system("be brief"), user(words(900)), assistant(None, "a", "b"), tool("b", words(5_000))])]
+def test_recorded_conversations_may_be_sent_in_the_anthropic_shape_at_every_budget(
+    budget: int,
+) -> None:
+    conversations = recorded(2) or [
+        (
+            "made",
+            [
+                system("be brief"),
+                user(words(900)),
+                assistant(None, "a", "b"),
+                tool("b", words(5_000)),
+            ],
+        )
+    ]
 
     for name, messages in conversations:
         session = history(messages[:80])
         for is_emergency in (False, True):
-            asked, made = enough(session, wanted(budget, Placement.SEPARATE, is_emergency=is_emergency), Policy())
+            asked, made = enough(
+                session, wanted(budget, Placement.SEPARATE, is_emergency=is_emergency), Policy()
+            )
             assert faults_of(session, asked, made) == [], name

@@ -9,7 +9,9 @@ from turnfold.core.sources import Source
 
 
 def size(source: Source) -> int:
-    return len(source.text) + sum(len(name) + len(arguments) for name, arguments in source.calls) + 10
+    return (
+        len(source.text) + sum(len(name) + len(arguments) for name, arguments in source.calls) + 10
+    )
 
 
 texts = st.integers(0, 900).map(lambda length: "x" * length)
@@ -20,11 +22,16 @@ rounds = st.builds(
     calls,
     st.lists(texts, min_size=1, max_size=4),
 )
-histories = st.lists(users | rounds, max_size=20).map(lambda groups: [one for group in groups for one in group])
+histories = st.lists(users | rounds, max_size=20).map(
+    lambda groups: [one for group in groups for one in group]
+)
 
 
 def sources_of(history: list[tuple[str, str, tuple[tuple[str, str], ...]]]) -> list[Source]:
-    return [Source(f"e{number}#0", role, text, made) for number, (role, text, made) in enumerate(history)]
+    return [
+        Source(f"e{number}#0", role, text, made)
+        for number, (role, text, made) in enumerate(history)
+    ]
 
 
 @given(histories, st.integers(250, 1_500))
@@ -36,12 +43,16 @@ def test_every_message_is_in_one_piece_in_order_and_every_piece_fits(
 
     pieces = chunks(sources, [size(source) for source in sources], max_tokens=most, size=size)
 
-    assert [one.message_id for piece in pieces for one in piece] == [one.message_id for one in sources]
+    assert [one.message_id for piece in pieces for one in piece] == [
+        one.message_id for one in sources
+    ]
     assert all(sum(size(one) for one in piece) <= most for piece in pieces)
     assert all(piece for piece in pieces)
     by_id = {one.message_id: one for one in sources}
     for one in (one for piece in pieces for one in piece):
-        assert one == by_id[one.message_id] or (one.text.startswith(OVERSIZE) and size(by_id[one.message_id]) > most)
+        assert one == by_id[one.message_id] or (
+            one.text.startswith(OVERSIZE) and size(by_id[one.message_id]) > most
+        )
 
 
 @given(histories, st.integers(250, 1_500))

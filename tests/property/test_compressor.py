@@ -17,7 +17,9 @@ from turnfold.errors import CannotFit
 @pytest.mark.proves("W8", "L5", "L6")
 @settings(max_examples=150, deadline=None)
 @given(st.lists(spoken(), max_size=20), budgets, st.booleans(), st.sampled_from(sorted(PRESETS)))
-def test_every_list_is_made_sendable_within_its_budget_or_refused(said: list[Said], budget: int, is_emergency: bool, preset: str) -> None:
+def test_every_list_is_made_sendable_within_its_budget_or_refused(
+    said: list[Said], budget: int, is_emergency: bool, preset: str
+) -> None:
     compressor = LadderCompressor(counter(), PRESETS[preset])
     messages = [one.body for one in said]
     given = deepcopy(messages)
@@ -33,5 +35,9 @@ def test_every_list_is_made_sendable_within_its_budget_or_refused(said: list[Sai
     assert messages == given
     assert needed >= budget
     assert faults(compressed.messages) == []
-    assert compressor.tokens(compressed.messages) <= compressed.tokens <= (needed * 3 // 5 if is_emergency else needed)
+    assert (
+        compressor.tokens(compressed.messages)
+        <= compressed.tokens
+        <= (needed * 3 // 5 if is_emergency else needed)
+    )
     assert compressed.messages or not any(body["role"] != "tool" for body in messages)

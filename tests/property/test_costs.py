@@ -18,9 +18,16 @@ LEAST_SECONDS = 0.004
 @pytest.mark.proves("X6", "C72")
 @pytest.mark.parametrize("kind", KINDS)
 def test_generated_input_costs_at_most_n_log_n(kind: str) -> None:
-    found = [(number, tried(kind, SEED, number, least_seconds=LEAST_SECONDS)) for number in range(CASES[kind])]
+    found = [
+        (number, tried(kind, SEED, number, least_seconds=LEAST_SECONDS))
+        for number in range(CASES[kind])
+    ]
 
-    assert [f"--seed {SEED} --kind {kind} --number {number}: {one.name}: {one.fault}" for number, one in found if one.fault] == []
+    assert [
+        f"--seed {SEED} --kind {kind} --number {number}: {one.name}: {one.fault}"
+        for number, one in found
+        if one.fault
+    ] == []
     assert any(one.growth is not None for _, one in found)
 
 
@@ -59,7 +66,10 @@ def test_work_that_grows_with_the_square_is_found() -> None:
         numbers = list(range(size))
         return lambda: [number in numbers[::-1] for number in numbers]
 
-    growth = growth_of(Case("a list that is searched for each of its members", build, 1 << 14), least_seconds=LEAST_SECONDS)
+    growth = growth_of(
+        Case("a list that is searched for each of its members", build, 1 << 14),
+        least_seconds=LEAST_SECONDS,
+    )
 
     assert growth is not None
     assert growth.is_too_fast

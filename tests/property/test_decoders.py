@@ -19,20 +19,30 @@ SEED = 20_261_121
 texts = st.text(st.characters(), max_size=30)
 ids = st.text(min_size=1, max_size=40).filter(lambda text: id_fault(text) is None)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
 messages = st.builds(
     lambda role, more: {**more, "role": role},
     st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
-    st.dictionaries(st.sampled_from(["content", "tool_calls", "tool_call_id", "name", "refusal", "x"]), values, max_size=4),
+    st.dictionaries(
+        st.sampled_from(["content", "tool_calls", "tool_call_id", "name", "refusal", "x"]),
+        values,
+        max_size=4,
+    ),
 )
 
 
 @pytest.mark.proves("I5", "X2", "X4")
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
-def test_every_reader_answers_mutated_input_with_a_value_or_the_error_it_names(decoder: Decoder) -> None:
+def test_every_reader_answers_mutated_input_with_a_value_or_the_error_it_names(
+    decoder: Decoder,
+) -> None:
     found = tried(decoder, range(INPUTS), seed=SEED)
 
     assert found.inputs == INPUTS
@@ -50,18 +60,26 @@ def test_a_fault_of_a_reader_is_told_with_the_number_of_its_input() -> None:
 
 
 @pytest.mark.proves("I1", "X2")
-@given(agent_id=ids, session_id=ids, said=st.lists(messages, min_size=1, max_size=4), ascii_only=st.booleans())
+@given(
+    agent_id=ids,
+    session_id=ids,
+    said=st.lists(messages, min_size=1, max_size=4),
+    ascii_only=st.booleans(),
+)
 def test_any_event_of_the_right_shape_is_read_back_to_the_letter(
     agent_id: str, session_id: str, said: list[dict[str, Any]], ascii_only: bool
 ) -> None:
     key = SessionKey(AgentId(agent_id), SessionId(session_id))
     written = json.dumps(
-        {"event_id": "e", "agent_id": agent_id, "session_id": session_id, "messages": said}, ensure_ascii=ascii_only
+        {"event_id": "e", "agent_id": agent_id, "session_id": session_id, "messages": said},
+        ensure_ascii=ascii_only,
     ).encode("utf-8", "surrogatepass")
     try:
         written.decode()
     except UnicodeDecodeError:
-        written = json.dumps({"event_id": "e", "agent_id": agent_id, "session_id": session_id, "messages": said}).encode()
+        written = json.dumps(
+            {"event_id": "e", "agent_id": agent_id, "session_id": session_id, "messages": said}
+        ).encode()
 
     event = read_event(session_subject("turn.completed", key), written)
 
@@ -72,7 +90,9 @@ def test_any_event_of_the_right_shape_is_read_back_to_the_letter(
 
 @pytest.mark.proves("X2")
 @given(one=ids, other=ids)
-def test_tokens_are_as_different_as_their_ids_and_hold_nothing_a_subject_could_mean(one: str, other: str) -> None:
+def test_tokens_are_as_different_as_their_ids_and_hold_nothing_a_subject_could_mean(
+    one: str, other: str
+) -> None:
     assert (token_of(one) == token_of(other)) == (one == other)
     assert id_of(token_of(one)) == one
     assert not set(token_of(one)) & set(".*> \t\r\n")

@@ -71,18 +71,27 @@ class Reference(NamedTuple):
 def spoken(random: Random, texts: Sequence[str]) -> Said:
     """A user, an answer with reasoning, calls, or a result."""
     text, priority = random.choice(texts), random.choice(list(Priority))
-    kind = random.choice(("user", "user", "meta", "assistant", "calls", "calls", "tool", "tool", "tool"))
+    kind = random.choice(
+        ("user", "user", "meta", "assistant", "calls", "calls", "tool", "tool", "tool")
+    )
     ids = random.sample(("a", "b", "c"), random.randint(1, 2))
     if kind in ("user", "meta"):
         return Said(user(text), is_meta=kind == "meta", priority=priority)
     if kind == "tool":
         return Said(tool(ids[0], text), priority=priority, is_truncated=random.random() < 0.2)
     arguments = random.choice(('{"at":1}', '{"path":"src/app.py"}', f'{{"text":"{"a b " * 90}"}}'))
-    more = {"reasoning_content": random.choice(("short", words(700)))} if random.random() < 0.5 else {}
-    return Said(assistant(text, *(ids if kind == "calls" else ()), arguments=arguments, **more), priority=priority)
+    more = (
+        {"reasoning_content": random.choice(("short", words(700)))} if random.random() < 0.5 else {}
+    )
+    return Said(
+        assistant(text, *(ids if kind == "calls" else ()), arguments=arguments, **more),
+        priority=priority,
+    )
 
 
-def sessions(texts: Sequence[str], *, pending: bool = False, least: int = 1) -> st.SearchStrategy[History]:
+def sessions(
+    texts: Sequence[str], *, pending: bool = False, least: int = 1
+) -> st.SearchStrategy[History]:
     """Sessions of some 24 messages that say these."""
 
     def made(random: Random, length: int) -> History:
@@ -97,8 +106,18 @@ def grown(session: History, share: float, policy: Policy = POLICY) -> tuple[Grow
     """The whole session as a window that nobody trimmed, and the tokens it is to come down to."""
     stored = session.stored
     total = sum(message.tokens for message in stored.messages)
-    limits = Limits(tokens=max(1, int(total * share)), target_tokens=max(1, int(total * share)), messages=10_000, target_messages=10_000)
-    frame = Frame(pinned=None, facts=None, placement=Placement.SEPARATE, rows={row.compaction_id: row for row in stored.pending})
+    limits = Limits(
+        tokens=max(1, int(total * share)),
+        target_tokens=max(1, int(total * share)),
+        messages=10_000,
+        target_messages=10_000,
+    )
+    frame = Frame(
+        pinned=None,
+        facts=None,
+        placement=Placement.SEPARATE,
+        rows={row.compaction_id: row for row in stored.pending},
+    )
     window = Growth(limits, policy, frame, relieve=None)
     window.extend(stored.messages)
     return window, limits.target_tokens
@@ -114,7 +133,12 @@ def sum_of(window: Growth) -> int:
     pieces = sum(piece.tokens for unit in shown for piece in unit.pieces)
     digests = sum(digest_tokens(window.frame.rows[row].digest_tokens) for row in window.digested)
     frame = DIGEST_FRAME_TOKENS if window.digested else 0
-    return pieces + digests + frame + STAND_IN_TOKENS * sum(result is None for unit in shown for result in unit.results)
+    return (
+        pieces
+        + digests
+        + frame
+        + STAND_IN_TOKENS * sum(result is None for unit in shown for result in unit.results)
+    )
 
 
 def in_order(found: Sequence[Reference]) -> list[Reference]:
@@ -135,17 +159,26 @@ def until_enough(found: Sequence[Reference], total: int, target: int) -> set[int
 
 def pieces_of(window: Growth) -> list[tuple[Unit, Piece]]:
     """Every message of every block that may be trimmed."""
-    return [(unit, piece) for unit in window.units if not window.is_protected(unit) for piece in unit.pieces]
+    return [
+        (unit, piece)
+        for unit in window.units
+        if not window.is_protected(unit)
+        for piece in unit.pieces
+    ]
 
 
 def acted_on(window: Growth, is_acted: Callable[[Piece], bool]) -> set[int]:
-    return {piece.message.position for unit in window.units for piece in unit.pieces if is_acted(piece)}
+    return {
+        piece.message.position for unit in window.units for piece in unit.pieces if is_acted(piece)
+    }
 
 
 # --- cuts of one text
 
 
-def scanned(grid: Cuts, text: str, *, max_tokens: int, max_characters: int, lines: tuple[int, int] | None) -> TextCut | None:
+def scanned(
+    grid: Cuts, text: str, *, max_tokens: int, max_characters: int, lines: tuple[int, int] | None
+) -> TextCut | None:
     """A cut found by looking at every point of the grid: two thirds head, one third tail, within every cap."""
     points = list(zip(grid.offsets, grid.tokens, strict=True))
     room = max(0, max_tokens - MARK_TOKENS)
@@ -153,7 +186,9 @@ def scanned(grid: Cuts, text: str, *, max_tokens: int, max_characters: int, line
     head = max(
         (at, cost)
         for at, cost in points
-        if cost <= room * 2 // 3 and at <= characters * 2 // 3 and (lines is None or lines_of(text[:at]) <= lines[0])
+        if cost <= room * 2 // 3
+        and at <= characters * 2 // 3
+        and (lines is None or lines_of(text[:at]) <= lines[0])
     )
     tail = min(
         (at, cost)
@@ -168,9 +203,11 @@ def scanned(grid: Cuts, text: str, *, max_tokens: int, max_characters: int, line
     return TextCut(head[0], tail[0], kept + MARK_TOKENS, grid.total - kept, grid.total)
 
 
-texts = st.lists(st.sampled_from(["a line of it\n", "\n", "漢字", "word ", "x" * 90, "a,b;", "🙂"]), min_size=150, max_size=700).map(
-    "".join
-)
+texts = st.lists(
+    st.sampled_from(["a line of it\n", "\n", "漢字", "word ", "x" * 90, "a,b;", "🙂"]),
+    min_size=150,
+    max_size=700,
+).map("".join)
 
 
 def priced(text: str) -> tuple[Message, Cuts]:
@@ -183,13 +220,21 @@ def priced(text: str) -> tuple[Message, Cuts]:
 @pytest.mark.proves("W3", "C15", "C17")
 @settings(max_examples=120)
 @given(texts, st.integers(0, 900), st.sampled_from([0, 0, 90, 300, 1_000, 5_000]), st.booleans())
-def test_a_cut_within_caps_is_the_one_found_by_looking_at_every_place(text: str, tokens: int, characters: int, is_brief: bool) -> None:
+def test_a_cut_within_caps_is_the_one_found_by_looking_at_every_place(
+    text: str, tokens: int, characters: int, is_brief: bool
+) -> None:
     assume(len(text) > 512)
     message, grid = priced(text)
 
     cut = cut_within(message, grid, max_tokens=tokens, max_characters=characters, is_brief=is_brief)
 
-    assert cut == scanned(grid, text, max_tokens=tokens, max_characters=characters, lines=(20, 10) if is_brief else None)
+    assert cut == scanned(
+        grid,
+        text,
+        max_tokens=tokens,
+        max_characters=characters,
+        lines=(20, 10) if is_brief else None,
+    )
 
 
 @pytest.mark.proves("W3", "C15", "C17")
@@ -222,9 +267,19 @@ def test_old_reasoning_goes_as_the_reference_says(session: History, share: float
     requests = [unit.position for unit in window.units if unit.head.message.is_request]
     users = [unit.position for unit in window.units if unit.head.message.role is Role.USER]
     latest = max(requests, default=users[0] if users else 0)
-    long = [(unit, unit.head) for unit in window.units if unit.head.message.reasoning_tokens * 4 > POLICY.reasoning_max_chars]
-    old = [Reference(unit, head, head.message.reasoning_tokens) for unit, head in long if unit.position < latest]
-    expected = until_enough(in_order([one for one in old if not window.is_protected(one.unit)]), window.total, target)
+    long = [
+        (unit, unit.head)
+        for unit in window.units
+        if unit.head.message.reasoning_tokens * 4 > POLICY.reasoning_max_chars
+    ]
+    old = [
+        Reference(unit, head, head.message.reasoning_tokens)
+        for unit, head in long
+        if unit.position < latest
+    ]
+    expected = until_enough(
+        in_order([one for one in old if not window.is_protected(one.unit)]), window.total, target
+    )
 
     drop_old_reasoning(window, target)
 
@@ -240,10 +295,14 @@ def test_large_results_are_cut_as_the_reference_says(session: History) -> None:
     found: dict[int, TextCut | None] = {}
     for _, piece in pieces_of(window):
         message = piece.message
-        is_large = piece.call is not None and (message.content_tokens > window.soft_tokens or message.characters > 400)
+        is_large = piece.call is not None and (
+            message.content_tokens > window.soft_tokens or message.characters > 400
+        )
         if is_large and not message.is_truncated and piece.grid is not None:
             text = session_text(session, message)
-            found[message.position] = scanned(piece.grid, text, max_tokens=window.soft_tokens, max_characters=400, lines=(20, 10))
+            found[message.position] = scanned(
+                piece.grid, text, max_tokens=window.soft_tokens, max_characters=400, lines=(20, 10)
+            )
 
     trim_large_results(window, 0)
 
@@ -264,9 +323,14 @@ def session_text(session: History, message: Message) -> str:
 def test_results_become_lines_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
     above = int(POLICY.hard_ratio * window.limits.tokens)
-    total, results = window.total, sum(piece.text for unit in window.units for piece in unit.pieces if piece.call is not None)
+    total, results = (
+        window.total,
+        sum(piece.text for unit in window.units for piece in unit.pieces if piece.call is not None),
+    )
     expected: dict[int, str] = {}
-    for _, piece, _ in in_order([Reference(unit, piece, 0) for unit, piece in pieces_of(window) if piece.call is not None]):
+    for _, piece, _ in in_order(
+        [Reference(unit, piece, 0) for unit, piece in pieces_of(window) if piece.call is not None]
+    ):
         message, call = piece.message, piece.call
         assert call is not None
         if total <= target or results <= above:
@@ -276,11 +340,19 @@ def test_results_become_lines_as_the_reference_says(session: History, share: flo
             path = f" {call.path}" if call.path else ""
             name = f"[{call.name}{path}: {message.content_tokens} tokens left out, original: {message.message_id}]"
             expected[message.position] = name
-            total, results = total - message.content_tokens + cost, results - message.content_tokens + cost
+            total, results = (
+                total - message.content_tokens + cost,
+                results - message.content_tokens + cost,
+            )
 
     replace_results(window, target)
 
-    assert {piece.message.position: piece.line for unit in window.units for piece in unit.pieces if piece.line is not None} == expected
+    assert {
+        piece.message.position: piece.line
+        for unit in window.units
+        for piece in unit.pieces
+        if piece.line is not None
+    } == expected
     assert window.total == sum_of(window) == total
 
 
@@ -291,11 +363,17 @@ def test_long_texts_are_shortened_as_the_reference_says(session: History, share:
     window, target = grown(session, share)
     found: list[Reference] = []
     for unit, piece in pieces_of(window):
-        cap = POLICY.user_max_chars if piece.message.role is Role.USER else POLICY.assistant_max_chars
+        cap = (
+            POLICY.user_max_chars if piece.message.role is Role.USER else POLICY.assistant_max_chars
+        )
         cut = cut_characters(piece.message, piece.grid, cap)
         if piece.call is None and piece.message.characters > cap:
             found.append(Reference(unit, piece, piece.text - cut.tokens if cut else 0))
-    expected = {at for at in until_enough(in_order(found), window.total, target) if {f.piece.message.position: f.freed for f in found}[at]}
+    expected = {
+        at
+        for at in until_enough(in_order(found), window.total, target)
+        if {f.piece.message.position: f.freed for f in found}[at]
+    }
 
     shorten_long_texts(window, target)
 
@@ -306,30 +384,51 @@ def test_long_texts_are_shortened_as_the_reference_says(session: History, share:
 @pytest.mark.proves("W3", "C19")
 @settings(max_examples=100)
 @given(sessions(SHORT))
-def test_costly_arguments_and_results_become_previews_as_the_reference_says(session: History) -> None:
+def test_costly_arguments_and_results_become_previews_as_the_reference_says(
+    session: History,
+) -> None:
     window, _ = grown(session, 0.5)
     arguments: dict[int, dict[int, int]] = {}
     previews: set[int] = set()
     for _, piece in pieces_of(window):
         message = piece.message
         if piece.call is None:
-            long = [call for call in message.calls if arguments_tokens(call) > 50 and call_tokens_within(call, 50) < call.tokens]
+            long = [
+                call
+                for call in message.calls
+                if arguments_tokens(call) > 50 and call_tokens_within(call, 50) < call.tokens
+            ]
             if long:
                 arguments[message.position] = {call.slot: 50 for call in long}
-        elif message.content_tokens > 60 and not message.is_truncated and message.content_tokens > PREVIEW_MARK_TOKENS:
+        elif (
+            message.content_tokens > 60
+            and not message.is_truncated
+            and message.content_tokens > PREVIEW_MARK_TOKENS
+        ):
             previews.add(message.position)
 
     preview_costly(window, 0)
 
-    found = {piece.message.position: piece.arguments for unit in window.units for piece in unit.pieces if piece.arguments}
+    found = {
+        piece.message.position: piece.arguments
+        for unit in window.units
+        for piece in unit.pieces
+        if piece.arguments
+    }
     assert found == arguments
     assert acted_on(window, lambda piece: piece.cut is not None) == previews
     assert window.total == sum_of(window)
 
 
-def folded_by(step: Callable[[Growth, int], None], window: Growth, target: int, among: Sequence[Unit]) -> None:
+def folded_by(
+    step: Callable[[Growth, int], None], window: Growth, target: int, among: Sequence[Unit]
+) -> None:
     """The step leaves out these blocks, LOW first, the oldest first, until the target is met; a block is as important as its best message."""
-    assume(not any(max(unit.head.arguments_sizes, default=0) > LEAST_ARGUMENTS_TOKENS for unit in among))
+    assume(
+        not any(
+            max(unit.head.arguments_sizes, default=0) > LEAST_ARGUMENTS_TOKENS for unit in among
+        )
+    )
     total, expected = window.total, set[int]()
     for unit in sorted(among, key=lambda unit: (unit.priority, unit.position)):
         if total <= target:
@@ -350,7 +449,12 @@ def folded_by(step: Callable[[Growth, int], None], window: Growth, target: int, 
 def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
 
-    folded_by(fold_old_tool_blocks, window, target, [unit for unit in window.units if unit.results][: -POLICY.keep_tool_blocks])
+    folded_by(
+        fold_old_tool_blocks,
+        window,
+        target,
+        [unit for unit in window.units if unit.results][: -POLICY.keep_tool_blocks],
+    )
 
 
 @pytest.mark.proves("W3", "C20", "C2")
@@ -365,17 +469,26 @@ def test_blocks_are_folded_as_the_reference_says(session: History, share: float)
 @pytest.mark.proves("W3")
 @settings(max_examples=100)
 @given(sessions(SHORT, pending=True), shares())
-def test_what_is_pending_becomes_its_digest_as_the_reference_says(session: History, share: float) -> None:
+def test_what_is_pending_becomes_its_digest_as_the_reference_says(
+    session: History, share: float
+) -> None:
     window, target = grown(session, share)
-    leaving = [unit for unit in window.units if unit.row is not None and not window.is_protected(unit)]
-    cost = sum(digest_tokens(row.digest_tokens) for row in window.frame.rows.values()) + DIGEST_FRAME_TOKENS
+    leaving = [
+        unit for unit in window.units if unit.row is not None and not window.is_protected(unit)
+    ]
+    cost = (
+        sum(digest_tokens(row.digest_tokens) for row in window.frame.rows.values())
+        + DIGEST_FRAME_TOKENS
+    )
     saved = sum(unit.tokens for unit in leaving) - cost
     is_due = bool(leaving) and window.total > target and saved > 0
     total = window.total
 
     digest_pending(window, target)
 
-    assert {unit.position for unit in window.units if not unit.is_shown} == ({unit.position for unit in leaving} if is_due else set())
+    assert {unit.position for unit in window.units if not unit.is_shown} == (
+        {unit.position for unit in leaving} if is_due else set()
+    )
     assert window.total == sum_of(window) == (total - saved if is_due else total)
 
 
@@ -383,21 +496,30 @@ def test_what_is_pending_becomes_its_digest_as_the_reference_says(session: Histo
 @settings(max_examples=150)
 @given(sessions(SHORT, least=30), shares())
 def test_an_emergency_gives_up_as_the_reference_says(session: History, share: float) -> None:
-    window, _ = grown(session, share, replace(POLICY, arguments_max_tokens=500, result_max_tokens=600))
-    limit, free = window.limits.tokens, [unit for unit in window.units if not window.is_protected(unit)]
+    window, _ = grown(
+        session, share, replace(POLICY, arguments_max_tokens=500, result_max_tokens=600)
+    )
+    limit, free = (
+        window.limits.tokens,
+        [unit for unit in window.units if not window.is_protected(unit)],
+    )
     total = window.total
     for unit in free:
         total -= unit.head.message.reasoning_tokens
         for piece in unit.results:
             if piece is not None and piece.call is not None:
-                total -= max(0, piece.text - line_tokens(line_start_tokens(piece.call), piece.message))
+                total -= max(
+                    0, piece.text - line_tokens(line_start_tokens(piece.call), piece.message)
+                )
     starts = [index for index, unit in enumerate(window.units) if unit.head.message.is_request]
     bound, gone, cost = total, set[int](), dict[int, int]()
 
     relieve_emergency(window)
 
     cost = {unit.position: unit.tokens for unit in free}
-    unseen_is_whole = window.unseen is None or all(piece.cut is None and piece.line is None for piece in window.unseen.pieces)
+    unseen_is_whole = window.unseen is None or all(
+        piece.cut is None and piece.line is None for piece in window.unseen.pieces
+    )
     assume(unseen_is_whole)
     for rounds in (5, 2):
         if bound > limit and len(starts) > rounds:
@@ -410,5 +532,7 @@ def test_an_emergency_gives_up_as_the_reference_says(session: History, share: fl
         bound -= cost[position]
         gone.add(position)
     assert {unit.position for unit in window.units if not unit.is_shown} == gone
-    assert all(unit.head.without_reasoning or not unit.head.message.reasoning_tokens for unit in free)
+    assert all(
+        unit.head.without_reasoning or not unit.head.message.reasoning_tokens for unit in free
+    )
     assert window.total == sum_of(window)

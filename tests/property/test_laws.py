@@ -46,7 +46,9 @@ def answered() -> tuple[laws.Session, laws.Answer]:
     session = history(SAID)
     made = plan(session.stored, Asked(budget_tokens=BUDGET), Policy())
     rendered = session.rendered(made)
-    told = laws.Session([laws.Told(f"e{seq}#0", json.dumps(body), body) for seq, body in enumerate(SAID, start=1)])
+    told = laws.Session(
+        [laws.Told(f"e{seq}#0", json.dumps(body), body) for seq, body in enumerate(SAID, start=1)]
+    )
     account = {name: getattr(made.account, name) for name in made.account.__slots__}
     return told, laws.Answer(rendered.messages, rendered.message_ids, account, made.tokens, BUDGET)
 
@@ -106,7 +108,10 @@ def test_a_sound_window_has_no_fault() -> None:
         (swapped(0, 1), "W4"),
         (written(3, content="other"), "C15"),
         (written(1, name="somebody"), "L7"),
-        (written(1, content=words(12_000)[:200] + "\n[... 3 lines, 9 tokens left out ...]\n"), "C15"),
+        (
+            written(1, content=words(12_000)[:200] + "\n[... 3 lines, 9 tokens left out ...]\n"),
+            "C15",
+        ),
         (written(8, content="something else altogether"), "W4"),
         (written(0, content="be long"), "W4"),
         (accounted(shown=7), "L7"),
@@ -118,7 +123,9 @@ def test_a_sound_window_has_no_fault() -> None:
         (lambda answer: replace(answer, messages=(), message_ids=()), "L5: the window is empty"),
     ],
 )
-def test_a_broken_window_is_found_out(change: Callable[[laws.Answer], laws.Answer], law: str) -> None:
+def test_a_broken_window_is_found_out(
+    change: Callable[[laws.Answer], laws.Answer], law: str
+) -> None:
     told, answer = answered()
 
     found = laws.faults(told, change(answer), counter())

@@ -27,7 +27,20 @@ VALUES = st.one_of(
     st.integers(10, 99_999).map(lambda number: f"KX-{number}"),
 )  # fmt: skip
 WORDS = st.sampled_from(
-    ["Let's go with", "please never touch", "Error:", "必须", "就选", "it is", "is at", "我们的地址是", "\n", "from now on use", "**", ". "]
+    [
+        "Let's go with",
+        "please never touch",
+        "Error:",
+        "必须",
+        "就选",
+        "it is",
+        "is at",
+        "我们的地址是",
+        "\n",
+        "from now on use",
+        "**",
+        ". ",
+    ]
 )
 TEXTS = st.lists(st.one_of(VALUES, WORDS, st.text(max_size=8)), max_size=25).map(" ".join)
 COMMANDS = st.sampled_from(
@@ -41,7 +54,9 @@ COMMANDS = st.sampled_from(
 )
 CALLS = st.one_of(
     COMMANDS.map(lambda command: ("bash", json.dumps({"command": command}))),
-    VALUES.map(lambda value: ("edit", json.dumps({"path": value, "note": value, "order_id": value}))),
+    VALUES.map(
+        lambda value: ("edit", json.dumps({"path": value, "note": value, "order_id": value}))
+    ),
     st.text(max_size=9).map(lambda text: ("read", text)),
 )
 JSONS = st.recursive(
@@ -54,7 +69,9 @@ def batches(draw: st.DrawFn, most: int = 3) -> list[tuple[Source, ...]]:
     """Messages of a few evictions, each message with an id of its own."""
     found: list[tuple[Source, ...]] = []
     for number in range(draw(st.integers(1, most))):
-        roles = draw(st.lists(st.sampled_from(["user", "assistant", "tool"]), min_size=1, max_size=5))
+        roles = draw(
+            st.lists(st.sampled_from(["user", "assistant", "tool"]), min_size=1, max_size=5)
+        )
         found.append(
             tuple(
                 Source(
@@ -67,7 +84,9 @@ def batches(draw: st.DrawFn, most: int = 3) -> list[tuple[Source, ...]]:
     return found
 
 
-def chained(given_batches: Sequence[tuple[Source, ...]], *, cap: int, request: str | None = None) -> Draft:
+def chained(
+    given_batches: Sequence[tuple[Source, ...]], *, cap: int, request: str | None = None
+) -> Draft:
     """The versions of these evictions, one on the other; the last one, as a store gives it back."""
     draft: Draft | None = None
     for sources in given_batches:
@@ -76,9 +95,17 @@ def chained(given_batches: Sequence[tuple[Source, ...]], *, cap: int, request: s
     return draft
 
 
-def job(sources: tuple[Source, ...], before: Draft | None, *, cap: int, request: str | None = None) -> SummaryJob:
-    previous = Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger) if before else None
-    return SummaryJob(sources=sources, previous=previous, newest_request=request, ledger_max_tokens=cap)
+def job(
+    sources: tuple[Source, ...], before: Draft | None, *, cap: int, request: str | None = None
+) -> SummaryJob:
+    previous = (
+        Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger)
+        if before
+        else None
+    )
+    return SummaryJob(
+        sources=sources, previous=previous, newest_request=request, ledger_max_tokens=cap
+    )
 
 
 def texts_of(source: Source) -> list[str]:
@@ -94,7 +121,10 @@ def json_texts(arguments: str) -> list[str]:
     except ValueError:
         return []
     return (
-        [*(text for _, text in argument_texts(arguments)), *(one for one in found.values() if isinstance(one, str))]
+        [
+            *(text for _, text in argument_texts(arguments)),
+            *(one for one in found.values() if isinstance(one, str)),
+        ]
         if isinstance(found, dict)
         else []
     )
@@ -102,30 +132,42 @@ def json_texts(arguments: str) -> list[str]:
 
 @pytest.mark.proves("S6", "C41", "F3")
 @given(batches(), st.integers(40, 600))
-def test_every_value_stands_to_the_letter_in_each_of_its_messages(some: list[tuple[Source, ...]], cap: int) -> None:
+def test_every_value_stands_to_the_letter_in_each_of_its_messages(
+    some: list[tuple[Source, ...]], cap: int
+) -> None:
     said = {source.message_id: texts_of(source) for sources in some for source in sources}
 
     draft = chained(some, cap=cap)
 
-    for entry, stored in zip(draft.ledger, json.loads(json.dumps(draft.sections["provenance"])), strict=True):
+    for entry, stored in zip(
+        draft.ledger, json.loads(json.dumps(draft.sections["provenance"])), strict=True
+    ):
         for value, origin in entry_values(entry, stored):
             assert origin.message_ids, f"{entry!r} does not say where it comes from"
             for message_id in origin.message_ids:
-                assert any(value.text in text for text in said[message_id]), f"{value} does not stand in {said[message_id]!r}"
+                assert any(value.text in text for text in said[message_id]), (
+                    f"{value} does not stand in {said[message_id]!r}"
+                )
 
 
 @pytest.mark.proves("S6", "S10")
 @given(batches(), st.integers(0, 400), st.none() | TEXTS)
-def test_ledger_keeps_to_its_cap(some: list[tuple[Source, ...]], cap: int, request: str | None) -> None:
+def test_ledger_keeps_to_its_cap(
+    some: list[tuple[Source, ...]], cap: int, request: str | None
+) -> None:
     draft = chained(some, cap=cap, request=request)
 
-    never_left_out = [entry for entry in draft.ledger if entry.startswith(("request ", "left_out "))]
+    never_left_out = [
+        entry for entry in draft.ledger if entry.startswith(("request ", "left_out "))
+    ]
     assert counter()("\n".join(draft.ledger)) <= max(cap, counter()("\n".join(never_left_out)))
 
 
 @pytest.mark.proves("S6")
 @given(batches(), st.integers(30, 400))
-def test_same_messages_folded_in_twice_change_nothing(some: list[tuple[Source, ...]], cap: int) -> None:
+def test_same_messages_folded_in_twice_change_nothing(
+    some: list[tuple[Source, ...]], cap: int
+) -> None:
     once = chained(some, cap=cap)
 
     twice = extract(job(some[-1], once, cap=cap), count=counter())
@@ -145,16 +187,33 @@ def test_same_messages_give_the_same_order(some: list[tuple[Source, ...]], cap: 
 @pytest.mark.proves("S6", "C54")
 @given(
     batches(most=1),
-    st.fixed_dictionaries({}, optional=dict.fromkeys(("provenance", "left_out", "sources", "file_changes", "tasks", "context"), JSONS)),
+    st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(
+            ("provenance", "left_out", "sources", "file_changes", "tasks", "context"), JSONS
+        ),
+    ),
 )
-def test_whatever_was_stored_beside_the_ledger_its_values_are_carried(some: list[tuple[Source, ...]], sections: dict[str, Any]) -> None:
-    ledger = ("request now what", "path /srv/old.py", "measure 350 ms|12 s", "uuid", "nothing known", "left_out many", "id KX-1 KX-2")
+def test_whatever_was_stored_beside_the_ledger_its_values_are_carried(
+    some: list[tuple[Source, ...]], sections: dict[str, Any]
+) -> None:
+    ledger = (
+        "request now what",
+        "path /srv/old.py",
+        "measure 350 ms|12 s",
+        "uuid",
+        "nothing known",
+        "left_out many",
+        "id KX-1 KX-2",
+    )
     previous = Previous("They spoke.", sections, ledger)
 
     draft = extract(SummaryJob(sources=some[0], previous=previous), count=counter())
 
     whole = "\n".join(draft.ledger)
-    assert [value for value in ("/srv/old.py", "350 ms", "12 s", "KX-1", "KX-2") if value not in whole] == []
+    assert [
+        value for value in ("/srv/old.py", "350 ms", "12 s", "KX-1", "KX-2") if value not in whole
+    ] == []
 
 
 @pytest.mark.proves("S6", "C54")

@@ -12,7 +12,13 @@ from turnfold.core.digest import digest
 from turnfold.core.extractive import extract
 from turnfold.core.markers import defused, markers_in
 from turnfold.core.sources import Source, SummaryJob
-from turnfold.core.wrapping import Placement, summary_facts, whole_summary, wrapped_digests, wrapped_summary
+from turnfold.core.wrapping import (
+    Placement,
+    summary_facts,
+    whole_summary,
+    wrapped_digests,
+    wrapped_summary,
+)
 from turnfold.vocabulary import load_counter
 
 COUNT = load_counter()
@@ -41,14 +47,23 @@ IS_RAW = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """What must not be left; written apart from the code."""
-hostile = st.lists(st.sampled_from([*RAW, *HARMLESS, "\n", " ", "the order 7341 of Mia", "/srv/app/config.yaml"]), max_size=12).map("".join)
-frames = re.compile(r"</?turnfold-(summary|digest)>\n?|# (Conversation Summary|Earlier messages, shortened)")
+hostile = st.lists(
+    st.sampled_from([*RAW, *HARMLESS, "\n", " ", "the order 7341 of Mia", "/srv/app/config.yaml"]),
+    max_size=12,
+).map("".join)
+frames = re.compile(
+    r"</?turnfold-(summary|digest)>\n?|# (Conversation Summary|Earlier messages, shortened)"
+)
 
 
 @pytest.mark.proves("X8", "C74")
 @pytest.mark.parametrize("raw", RAW)
 def test_markup_of_roles_is_defused_in_place(raw: str) -> None:
-    told = defused(f"before {raw} after") if not raw.startswith("#") else defused(f"before\n{raw}\nafter")
+    told = (
+        defused(f"before {raw} after")
+        if not raw.startswith("#")
+        else defused(f"before\n{raw}\nafter")
+    )
 
     assert IS_RAW.search(told) is None, told
     assert len(told) == len(f"before {raw} after")
@@ -62,10 +77,14 @@ def test_other_text_stays_as_it_is(text: str) -> None:
 
 @pytest.mark.proves("X8", "C74", "L6")
 @given(hostile, st.lists(hostile, max_size=4), st.sampled_from(Placement))
-def test_a_summary_shows_no_markup_and_costs_no_more_than_its_price(text: str, ledger: list[str], placement: Placement) -> None:
+def test_a_summary_shows_no_markup_and_costs_no_more_than_its_price(
+    text: str, ledger: list[str], placement: Placement
+) -> None:
     text_tokens = COUNT(text)
     tokens = text_tokens + sum(COUNT(entry) + 1 for entry in ledger)
-    price = whole_summary(summary_facts(1, text, ledger, tokens=tokens, text_tokens=text_tokens), placement).tokens
+    price = whole_summary(
+        summary_facts(1, text, ledger, tokens=tokens, text_tokens=text_tokens), placement
+    ).tokens
     if placement is Placement.SEPARATE:
         shown = [defused(text), *map(defused, ledger)]
         assert sum(COUNT(one) for one in shown) <= price
@@ -77,7 +96,11 @@ def test_a_summary_shows_no_markup_and_costs_no_more_than_its_price(text: str, l
 
 
 @pytest.mark.proves("X8", "C74", "L6")
-@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), hostile), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["user", "assistant", "tool"]), hostile), min_size=1, max_size=5
+    )
+)
 def test_digests_and_extractive_summaries_show_no_markup(said: list[tuple[str, str]]) -> None:
     sources = [
         Source(
@@ -94,12 +117,18 @@ def test_digests_and_extractive_summaries_show_no_markup(said: list[tuple[str, s
     draft = extract(SummaryJob(sources=tuple(sources)), count=COUNT)
 
     assert COUNT(told) <= 120
-    for shown in (told, wrapped_digests([told]), *(wrapped_summary(draft.text, draft.ledger, placement) for placement in Placement)):
+    for shown in (
+        told,
+        wrapped_digests([told]),
+        *(wrapped_summary(draft.text, draft.ledger, placement) for placement in Placement),
+    ):
         assert IS_RAW.search(frames.sub("", shown)) is None, shown
 
 
 @pytest.mark.proves("X6", "X8")
-@pytest.mark.parametrize("piece", ["<", "< ", "#", "# ", "[", "[ ", "</ ", "<" + " " * 50, "<|", "[INST]"])
+@pytest.mark.parametrize(
+    "piece", ["<", "< ", "#", "# ", "[", "[ ", "</ ", "<" + " " * 50, "<|", "[INST]"]
+)
 def test_defusing_takes_time_in_proportion(piece: str) -> None:
     def seconds(size: int) -> float:
         text, best = piece * (size // len(piece)), 9.0

@@ -14,8 +14,12 @@ def count(text: str) -> int:
 
 
 entries = st.lists(st.text(alphabet="abcde 字", min_size=1, max_size=60), max_size=12)
-records = st.fixed_dictionaries(dict.fromkeys(LIST_SECTIONS, entries) | {"context": st.text(max_size=40)})
-names = st.lists(st.sampled_from([f"{letter}{number}" for letter in "dcq" for number in range(1, 8)]), max_size=6)
+records = st.fixed_dictionaries(
+    dict.fromkeys(LIST_SECTIONS, entries) | {"context": st.text(max_size=40)}
+)
+names = st.lists(
+    st.sampled_from([f"{letter}{number}" for letter in "dcq" for number in range(1, 8)]), max_size=6
+)
 
 
 def once(texts: list[str]) -> set[str]:
@@ -24,7 +28,9 @@ def once(texts: list[str]) -> set[str]:
 
 @given(records, records, names)
 @pytest.mark.proves("S3")
-def test_saying_the_same_again_changes_nothing(before: dict[str, list[str]], said: dict[str, list[str]], resolved: list[str]) -> None:
+def test_saying_the_same_again_changes_nothing(
+    before: dict[str, list[str]], said: dict[str, list[str]], resolved: list[str]
+) -> None:
     first = merged(before, said | {"resolved": resolved}, max_tokens=ROOM, count=count)
 
     assert merged(first, said, max_tokens=ROOM, count=count) == first
@@ -35,7 +41,11 @@ def test_saying_the_same_again_changes_nothing(before: dict[str, list[str]], sai
 def test_no_unresolved_constraint_is_lost_while_the_constraints_are_within_the_cap(
     before: dict[str, list[str]], said: dict[str, list[str]], resolved: list[str]
 ) -> None:
-    open_ones = [text for name, text in numbered(before).get("constraints", {}).items() if name not in resolved]
+    open_ones = [
+        text
+        for name, text in numbered(before).get("constraints", {}).items()
+        if name not in resolved
+    ]
 
     found = merged(before, said | {"resolved": resolved}, max_tokens=100_000, count=count)
 
@@ -45,7 +55,9 @@ def test_no_unresolved_constraint_is_lost_while_the_constraints_are_within_the_c
 
 @given(records, records)
 @pytest.mark.proves("S3", "S10")
-def test_lists_are_within_their_share_and_hold_nothing_twice(before: dict[str, list[str]], said: dict[str, list[str]]) -> None:
+def test_lists_are_within_their_share_and_hold_nothing_twice(
+    before: dict[str, list[str]], said: dict[str, list[str]]
+) -> None:
     found = merged(before, said, max_tokens=ROOM, count=count)
 
     texts = [text for name in LIST_SECTIONS for text in found[name]]
@@ -56,7 +68,9 @@ def test_lists_are_within_their_share_and_hold_nothing_twice(before: dict[str, l
 
 @given(records, records)
 @pytest.mark.proves("S3")
-def test_nothing_is_made_up_and_the_newest_stay(before: dict[str, list[str]], said: dict[str, list[str]]) -> None:
+def test_nothing_is_made_up_and_the_newest_stay(
+    before: dict[str, list[str]], said: dict[str, list[str]]
+) -> None:
     found = merged(before, said, max_tokens=ROOM, count=count)
 
     for name in LIST_SECTIONS:

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.stores import KEY, SMALL, Stores, memory_stores, new_sqlite, sql_stores, tightened, turn, user
+from tests.stores import (
+    KEY,
+    SMALL,
+    Stores,
+    memory_stores,
+    new_sqlite,
+    sql_stores,
+    tightened,
+    turn,
+    user,
+)
 from turnfold.core.search import Question, searchable
 from turnfold.core.words import folded, terms
 from turnfold.messages import AgentId, SessionId, SessionKey
@@ -48,7 +58,9 @@ def histories(draw: st.DrawFn) -> list[Step]:
         steps.append(Step((event,)))
         if draw(st.integers(0, 5)) == 0:
             # It comes again: as it was, later in the stream, or earlier, where it stands from now on.
-            steps.append(Step((event._replace(stream_seq=seq + draw(st.sampled_from((0, 20, -19)))),)))
+            steps.append(
+                Step((event._replace(stream_seq=seq + draw(st.sampled_from((0, 20, -19)))),))
+            )
         if draw(st.integers(0, 2)) == 0:
             steps.append(Step(slices=draw(st.integers(1, 3)), is_killed=draw(st.booleans())))
     return steps
@@ -80,13 +92,17 @@ async def live(steps: list[Step], queries: list[str]) -> None:
                         break
                 for query in [query for query in queries if Question.of(query).words]:
                     for limit in (2, 20):
-                        assert await answers(sqlite, query, limit) == await answers(memory, query, limit), query
+                        assert await answers(sqlite, query, limit) == await answers(
+                            memory, query, limit
+                        ), query
 
 
 @pytest.mark.proves("F1", "L2", "L3")
 @settings(max_examples=60)
 @given(histories(), st.lists(TEXTS, min_size=1, max_size=4))
-def test_an_index_finds_what_reading_everything_finds(steps: list[Step], queries: list[str]) -> None:
+def test_an_index_finds_what_reading_everything_finds(
+    steps: list[Step], queries: list[str]
+) -> None:
     asyncio.run(live(steps, queries))
 
 
@@ -100,9 +116,15 @@ def test_what_answers_has_the_terms_that_are_looked_up(text: str, data: st.DataO
     grade = question.grade(said) if question.words else None
 
     if grade is not None:
-        lookups = question.lookups()[-1] if grade.tier else (question.beginnings() or question.lookups())[-1]
+        lookups = (
+            question.lookups()[-1]
+            if grade.tier
+            else (question.beginnings() or question.lookups())[-1]
+        )
         for term in lookups:
-            assert any(one == term.text or (term.is_prefix and one.startswith(term.text)) for one in held), (term, query)
+            assert any(
+                one == term.text or (term.is_prefix and one.startswith(term.text)) for one in held
+            ), (term, query)
 
 
 @pytest.mark.proves("F1")
@@ -114,10 +136,29 @@ def test_a_text_of_plain_letters_has_the_terms_it_has_beside_others(text: str) -
 
 
 @pytest.mark.proves("F1")
-@given(st.recursive(st.none() | st.integers() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=5))
+@given(
+    st.recursive(
+        st.none() | st.integers() | TEXTS,
+        lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+        max_leaves=5,
+    )
+)
 def test_a_message_of_any_shape_can_be_searched(content: object) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(content)}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": json.dumps(content)},
+    }
 
-    said = searchable({"role": "assistant", "content": content, "tool_calls": [call, content], "function_call": content})
+    said = searchable(
+        {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [call, content],
+            "function_call": content,
+        }
+    )
 
-    assert all(term[0] in "xy" and not set(term) & set("\"'\\*&|!<:() \0") for term in terms(said) or ())
+    assert all(
+        term[0] in "xy" and not set(term) & set("\"'\\*&|!<:() \0") for term in terms(said) or ()
+    )

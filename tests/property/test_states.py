@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.invariants import Seen, SessionSeen, faults
 from tests.stores import (
@@ -76,7 +83,12 @@ numbers = st.fixed_dictionaries(
         "reserve_tokens": st.sampled_from([0, 100]),
     },
 )
-usages = st.one_of(st.none(), st.builds(lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)))
+usages = st.one_of(
+    st.none(),
+    st.builds(
+        lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)
+    ),
+)
 Done = TypeVar("Done")
 
 
@@ -98,7 +110,9 @@ class Walk(RuleBasedStateMachine):
         self.steps = 0
         self.open = AsyncExitStack()
         self.memory = memory_stores(TIGHT)
-        self.sqlite = self.run(self.open.enter_async_context(sql_stores(new_sqlite(self.folder), TIGHT)))
+        self.sqlite = self.run(
+            self.open.enter_async_context(sql_stores(new_sqlite(self.folder), TIGHT))
+        )
         # One of them remembers what a query server does, the other begins afresh: what is remembered shows in no answer.
         self.remembering = Answering(self.sqlite.policy, self.sqlite.rules.model_window)
 
@@ -140,8 +154,19 @@ class Walk(RuleBasedStateMachine):
         model=st.sampled_from([None, None, "m-1", "m-2"]),
         usage=usages,
     )
-    def publish_turn(self, key: SessionKey, messages: list[Any], is_meta: bool, model: str | None, usage: Any = None) -> None:
-        self.publish(lambda seq, at_ms: turn(seq, *messages, key=key, at_ms=at_ms, is_meta=is_meta, model=model, usage=usage))
+    def publish_turn(
+        self,
+        key: SessionKey,
+        messages: list[Any],
+        is_meta: bool,
+        model: str | None,
+        usage: Any = None,
+    ) -> None:
+        self.publish(
+            lambda seq, at_ms: turn(
+                seq, *messages, key=key, at_ms=at_ms, is_meta=is_meta, model=model, usage=usage
+            )
+        )
 
     @rule(prompts=st.lists(st.integers(1, 120), min_size=3, max_size=6), is_delivered=st.booleans())
     def publish_reports_that_teach(self, prompts: list[int], is_delivered: bool) -> None:
@@ -149,7 +174,13 @@ class Walk(RuleBasedStateMachine):
         for grown in prompts:
             reported += grown
             usage = {"prompt_tokens": reported, "completion_tokens": 5}
-            self.publish_turn(KEYS[0], [user("and then?"), assistant("x" * 60)], is_meta=False, model="m-1", usage=usage)
+            self.publish_turn(
+                KEYS[0],
+                [user("and then?"), assistant("x" * 60)],
+                is_meta=False,
+                model="m-1",
+                usage=usage,
+            )
         if is_delivered:
             self.deliver_what_is_new()
 
@@ -167,11 +198,22 @@ class Walk(RuleBasedStateMachine):
     @rule(data=st.data(), key=keys)
     def publish_something_else_under_a_known_id(self, data: st.DataObject, key: SessionKey) -> None:
         event_id = data.draw(st.sampled_from(self.stream)).event_id
-        self.publish(lambda seq, at_ms: turn(seq, user("something else"), event_id=event_id, key=key, at_ms=at_ms))
+        self.publish(
+            lambda seq, at_ms: turn(
+                seq, user("something else"), event_id=event_id, key=key, at_ms=at_ms
+            )
+        )
 
     @rule()
     def publish_a_long_turn(self) -> None:
-        messages = [user("go on"), *(one for number in range(4) for one in (assistant(None, f"n{number}"), tool(f"n{number}")))]
+        messages = [
+            user("go on"),
+            *(
+                one
+                for number in range(4)
+                for one in (assistant(None, f"n{number}"), tool(f"n{number}"))
+            ),
+        ]
         self.publish(lambda seq, at_ms: turn(seq, *messages, key=KEYS[0], at_ms=at_ms))
 
     @rule(turns=st.lists(st.lists(said, min_size=2, max_size=4), min_size=1, max_size=3))
@@ -196,12 +238,22 @@ class Walk(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 4), prompt=st.sampled_from([100, 390, 390, 390]))
     def report_full_windows(self, times: int, prompt: int) -> None:
-        numbers = {"max_live_messages": 0, "trigger_tokens": 0, "every_rounds": 0, "context_window": 400, "reserve_tokens": 100}
+        numbers = {
+            "max_live_messages": 0,
+            "trigger_tokens": 0,
+            "every_rounds": 0,
+            "context_window": 400,
+            "reserve_tokens": 100,
+        }
         self.set_a_policy(KEYS[0], is_agent=False, mode="auto", overrides=numbers)
         said = [user("and then?"), assistant("x" * 60)] * 2
         for _ in range(times):
             self.let_time_pass(1_000)
-            self.publish(lambda seq, _: turn(seq, *said, key=KEYS[0], at_ms=self.now_ms, usage={"prompt_tokens": prompt}))
+            self.publish(
+                lambda seq, _: turn(
+                    seq, *said, key=KEYS[0], at_ms=self.now_ms, usage={"prompt_tokens": prompt}
+                )
+            )
             self.deliver_what_is_new()
             self.let_time_pass(1_000)
             self.claim(3, "They spoke.", is_quick=True)
@@ -211,7 +263,9 @@ class Walk(RuleBasedStateMachine):
     def deliver(self, seqs: set[int]) -> None:
         batch = [self.stream[seq - 1] for seq in sorted(seqs)]
         for arrival in batch:
-            known = [one for one in self.delivered if self.stream[one - 1].event_id == arrival.event_id]
+            known = [
+                one for one in self.delivered if self.stream[one - 1].event_id == arrival.event_id
+            ]
             self.has_moved |= bool(known) and arrival.stream_seq < min(known)
         self.both(lambda stores: stores.intake.ingest(batch, (), rules=stores.rules))
         self.delivered |= seqs
@@ -234,13 +288,26 @@ class Walk(RuleBasedStateMachine):
 
     @rule(key=keys)
     def request_a_compaction(self, key: SessionKey) -> None:
-        self.both(lambda stores: stores.changes.compact_now(key, rules=stores.rules, now_ms=self.now_ms))
+        self.both(
+            lambda stores: stores.changes.compact_now(key, rules=stores.rules, now_ms=self.now_ms)
+        )
 
-    @rule(key=keys, is_agent=st.booleans(), mode=st.sampled_from([None, None, None, "auto", "auto", "manual", "off"]), overrides=numbers)
-    def set_a_policy(self, key: SessionKey, is_agent: bool, mode: Any, overrides: dict[str, Any]) -> None:
+    @rule(
+        key=keys,
+        is_agent=st.booleans(),
+        mode=st.sampled_from([None, None, None, "auto", "auto", "manual", "off"]),
+        overrides=numbers,
+    )
+    def set_a_policy(
+        self, key: SessionKey, is_agent: bool, mode: Any, overrides: dict[str, Any]
+    ) -> None:
         request = PolicyRequest(mode=mode, overrides=overrides)
         target = key.agent_id if is_agent else key
-        self.both(lambda stores: stores.changes.set_policy(target, request, rules=stores.rules, now_ms=self.now_ms))
+        self.both(
+            lambda stores: stores.changes.set_policy(
+                target, request, rules=stores.rules, now_ms=self.now_ms
+            )
+        )
 
     @precondition(lambda self: self.steps > 8)
     @rule(key=keys, is_agent=st.sampled_from([False, False, True]), is_behind=st.booleans())
@@ -250,7 +317,9 @@ class Walk(RuleBasedStateMachine):
             self.deliver_what_is_new()
         target = key.agent_id if is_agent else key
         last_seq = len(self.stream)
-        self.both(lambda stores: stores.changes.erase(target, last_seq=last_seq, now_ms=self.now_ms))
+        self.both(
+            lambda stores: stores.changes.erase(target, last_seq=last_seq, now_ms=self.now_ms)
+        )
         for one in KEYS:
             if target in (one, one.agent_id):
                 self.erased_to[one] = last_seq
@@ -264,13 +333,21 @@ class Walk(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 3), text=texts, is_quick=st.booleans())
     def claim(self, limit: int, text: str, is_quick: bool) -> None:
         async def claimed(stores: Stores) -> list[Job]:
-            return list(await stores.jobs.claim(places(limit), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=stores.policy))
+            return list(
+                await stores.jobs.claim(
+                    places(limit), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=stores.policy
+                )
+            )
 
         real, double = self.run(claimed(self.sqlite)), self.run(claimed(self.memory))
         assert [replace(job, sid=0) for job in real] == [replace(job, sid=0) for job in double]
         for job in real:
             given = self.run(self.sqlite.jobs.load(job, now_ms=self.now_ms))
-            other = self.run(self.memory.jobs.load(next(one for one in double if one.key == job.key), now_ms=self.now_ms))
+            other = self.run(
+                self.memory.jobs.load(
+                    next(one for one in double if one.key == job.key), now_ms=self.now_ms
+                )
+            )
             # A database reads of what is about to leave only what evictions look at.
             assert replace(given, leaving=None) == replace(other, leaving=None)
             assert about_to_leave(given) == about_to_leave(other)
@@ -287,15 +364,23 @@ class Walk(RuleBasedStateMachine):
         self.claim(3, text, is_quick=False)
         self.of_a_job(dead, lambda stores, job: self.carry_out(stores, job, version))
 
-    async def carry_out(self, stores: Stores, job: Job, version: Version, reason: str | None = None) -> int | None:
+    async def carry_out(
+        self, stores: Stores, job: Job, version: Version, reason: str | None = None
+    ) -> int | None:
         """Commit a version; what was only planned leaves with it, and where there is nothing to write the job ends."""
         given = await stores.jobs.load(job, now_ms=self.now_ms)
         if not given.evicted:
-            await stores.jobs.end(job, ending=Ending.STALE, reason=None, detail="", now_ms=self.now_ms)
+            await stores.jobs.end(
+                job, ending=Ending.STALE, reason=None, detail="", now_ms=self.now_ms
+            )
             return None
-        return await stores.jobs.commit(job, version, leaving=given.leaving, reason=reason, now_ms=self.now_ms)
+        return await stores.jobs.commit(
+            job, version, leaving=given.leaving, reason=reason, now_ms=self.now_ms
+        )
 
-    def of_a_job(self, jobs: tuple[Job, Job], work: Callable[[Stores, Job], Awaitable[Any]]) -> None:
+    def of_a_job(
+        self, jobs: tuple[Job, Job], work: Callable[[Stores, Job], Awaitable[Any]]
+    ) -> None:
         """What some worker does with a job that it holds, or believes to hold."""
         real, double = jobs
         self.both(lambda stores: work(stores, real if stores is self.sqlite else double))
@@ -304,17 +389,27 @@ class Walk(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(self.jobs))
-        self.of_a_job(job, lambda stores, job: stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=self.now_ms))
+        self.of_a_job(
+            job, lambda stores, job: stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=self.now_ms)
+        )
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), delay_ms=st.sampled_from([0, 1_000, LEASE_MS]))
     def give_back(self, data: st.DataObject, delay_ms: int) -> None:
         times: dict[str, Any] = {"retry_at_ms": self.now_ms + delay_ms, "now_ms": self.now_ms}
         job = data.draw(st.sampled_from(self.jobs))
-        self.of_a_job(job, lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", **times))
+        self.of_a_job(
+            job,
+            lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", **times),
+        )
 
     @precondition(lambda self: self.jobs)
-    @rule(data=st.data(), text=texts, kind=st.sampled_from(["llm", "extractive"]), is_stand_in=st.booleans())
+    @rule(
+        data=st.data(),
+        text=texts,
+        kind=st.sampled_from(["llm", "extractive"]),
+        is_stand_in=st.booleans(),
+    )
     def commit(self, data: st.DataObject, text: str, kind: str, is_stand_in: bool) -> None:
         version = summary(text, "port 8443", kind=kind)
         reason = "timeout" if is_stand_in and kind == "extractive" else None
@@ -335,7 +430,12 @@ class Walk(RuleBasedStateMachine):
             self.let_time_pass(1_000)
             self.claim(3, "They spoke.", is_quick=False)
             for job in self.jobs[-3:]:
-                self.of_a_job(job, lambda stores, job: self.carry_out(stores, job, summary("picked", kind="extractive"), "timeout"))
+                self.of_a_job(
+                    job,
+                    lambda stores, job: self.carry_out(
+                        stores, job, summary("picked", kind="extractive"), "timeout"
+                    ),
+                )
         self.let_time_pass(LEASE_MS)
         self.claim(3, "They spoke.", is_quick=False)
 
@@ -351,14 +451,24 @@ class Walk(RuleBasedStateMachine):
         key = data.draw(st.sampled_from([key for key in KEYS if self.numbers_of(key)]))
         version = data.draw(st.sampled_from([*self.numbers_of(key), 99]))
         over = None if is_sure else data.draw(st.sampled_from(self.numbers_of(key)))
-        self.both(lambda stores: stores.versions.promote(key, version, over=over, rules=stores.rules, now_ms=self.now_ms))
+        self.both(
+            lambda stores: stores.versions.promote(
+                key, version, over=over, rules=stores.rules, now_ms=self.now_ms
+            )
+        )
 
     @precondition(lambda self: any(self.numbers_of(key) for key in KEYS))
     @rule(data=st.data(), model=st.sampled_from([None, "m-2"]))
     def regenerate(self, data: st.DataObject, model: str | None) -> None:
         key = data.draw(st.sampled_from([key for key in KEYS if self.numbers_of(key)]))
-        wanted = Wanted(model=model, from_version=data.draw(st.sampled_from([None, *self.numbers_of(key)])))
-        self.both(lambda stores: stores.versions.regenerate(key, wanted, rules=stores.rules, now_ms=self.now_ms))
+        wanted = Wanted(
+            model=model, from_version=data.draw(st.sampled_from([None, *self.numbers_of(key)]))
+        )
+        self.both(
+            lambda stores: stores.versions.regenerate(
+                key, wanted, rules=stores.rules, now_ms=self.now_ms
+            )
+        )
         self.claim(3, "They spoke.", is_quick=False)
 
     @precondition(lambda self: any(self.compactions_of(key) for key in KEYS))
@@ -367,8 +477,16 @@ class Walk(RuleBasedStateMachine):
         key = data.draw(st.sampled_from([key for key in KEYS if self.compactions_of(key)]))
         rows = self.compactions_of(key)
         ids = [row.compaction_id for row in rows if row.evicted and row.status != "restored"]
-        chosen = ids[-1] if ids and is_newest else data.draw(st.sampled_from([row.compaction_id for row in rows]))
-        self.both(lambda stores: stores.versions.restore(key, chosen, rules=stores.rules, now_ms=self.now_ms))
+        chosen = (
+            ids[-1]
+            if ids and is_newest
+            else data.draw(st.sampled_from([row.compaction_id for row in rows]))
+        )
+        self.both(
+            lambda stores: stores.versions.restore(
+                key, chosen, rules=stores.rules, now_ms=self.now_ms
+            )
+        )
 
     def compactions_of(self, key: SessionKey) -> list[Compaction]:
         assert isinstance(self.memory.versions, MemoryStore)
@@ -379,11 +497,18 @@ class Walk(RuleBasedStateMachine):
     @rule(data=st.data(), ending=st.sampled_from([Ending.REJECTED, Ending.FAILED]))
     def roll_back(self, data: st.DataObject, ending: Ending) -> None:
         job = data.draw(st.sampled_from([jobs for jobs in self.jobs if evicts_nothing(jobs[0])]))
-        self.of_a_job(job, lambda stores, job: stores.jobs.end(job, ending=ending, reason="refused", detail="", now_ms=self.now_ms))
+        self.of_a_job(
+            job,
+            lambda stores, job: stores.jobs.end(
+                job, ending=ending, reason="refused", detail="", now_ms=self.now_ms
+            ),
+        )
 
     @rule()
     def look_for_idle_sessions(self) -> None:
-        self.both(lambda stores: stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=self.now_ms))
+        self.both(
+            lambda stores: stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=self.now_ms)
+        )
 
     @rule(limit=st.integers(1, 4))
     def send_notices(self, limit: int) -> None:
@@ -402,7 +527,9 @@ class Walk(RuleBasedStateMachine):
         assert faults(real) == []
         assert comparable(real) == comparable(double)
         assert self.run(self.sqlite.jobs.next_due_ms()) == self.run(self.memory.jobs.next_due_ms())
-        assert self.run(self.sqlite.idle.next_idle_ms()) == self.run(self.memory.idle.next_idle_ms())
+        assert self.run(self.sqlite.idle.next_idle_ms()) == self.run(
+            self.memory.idle.next_idle_ms()
+        )
 
     @invariant()
     def both_show_the_same_windows(self) -> None:
@@ -416,11 +543,19 @@ class Walk(RuleBasedStateMachine):
         assert real == double
         assert [sendable.faults(one.get("messages", [])) for one in real] == [[], [], []]
 
-    async def window(self, stores: Stores, key: SessionKey, max_tokens: int | None) -> dict[str, Any]:
-        answering = self.remembering if stores is self.sqlite else Answering(stores.policy, stores.rules.model_window)
+    async def window(
+        self, stores: Stores, key: SessionKey, max_tokens: int | None
+    ) -> dict[str, Any]:
+        answering = (
+            self.remembering
+            if stores is self.sqlite
+            else Answering(stores.policy, stores.rules.model_window)
+        )
         request = ContextRequest(max_tokens=max_tokens, wait_ms=0)
         try:
-            answer = await context(key, request, store=stores.windows, answering=answering, arrivals=Silence())
+            answer = await context(
+                key, request, store=stores.windows, answering=answering, arrivals=Silence()
+            )
         except CannotFit as error:
             return error.as_json()
         found: dict[str, Any] = json.loads(answer.body)
@@ -439,7 +574,11 @@ class Walk(RuleBasedStateMachine):
     def rebuild(self) -> None:
         """The same events in one batch, in order, make the same history: pairing and order are functions of the stream."""
         seen = self.run(self.sqlite.seen())
-        stored = {(key.agent_id, event_id): key for key, session in seen.sessions.items() for event_id in session.events}
+        stored = {
+            (key.agent_id, event_id): key
+            for key, session in seen.sessions.items()
+            for event_id in session.events
+        }
         first: dict[tuple[str, str], Arrival] = {}
         for key, session in seen.sessions.items():
             for event_id, seq in session.events.items():
@@ -455,9 +594,9 @@ class Walk(RuleBasedStateMachine):
         fresh = memory_stores(replace(TIGHT, max_live_messages=0))
         self.run(fresh.ingest(*copies))
         again = self.run(fresh.seen())
-        assert {key: history(session) for key, session in seen.sessions.items() if session.events} == {
-            key: history(session) for key, session in again.sessions.items()
-        }
+        assert {
+            key: history(session) for key, session in seen.sessions.items() if session.events
+        } == {key: history(session) for key, session in again.sessions.items()}
 
 
 def evicts_nothing(job: Job) -> bool:
@@ -474,12 +613,21 @@ class Silence:
 def about_to_leave(given: JobInput) -> Any:
     """What a planned compaction comes to."""
     leaving = given.leaving
-    return leaving and (leaving.due, [message.message_id for message in leaving.evicted], leaving.live, leaving.load, leaving.at_ms)
+    return leaving and (
+        leaving.due,
+        [message.message_id for message in leaving.evicted],
+        leaving.live,
+        leaving.load,
+        leaving.at_ms,
+    )
 
 
 def history(session: SessionSeen) -> list[tuple[Any, ...]]:
     """The messages as a function of the stream alone: everything but who evicted them."""
-    return [(replace(one.message, compaction_id=None), one.body, one.original, one.is_error) for one in session.messages]
+    return [
+        (replace(one.message, compaction_id=None), one.body, one.original, one.is_error)
+        for one in session.messages
+    ]
 
 
 def comparable(seen: Seen) -> Any:
@@ -492,7 +640,15 @@ def comparable(seen: Seen) -> Any:
             session.rows,
             session.versions,
             [
-                (row.ordinal, row.at_ms, row.phase, row.reason, row.compaction_id, row.tokens_before, row.tokens_after)
+                (
+                    row.ordinal,
+                    row.at_ms,
+                    row.phase,
+                    row.reason,
+                    row.compaction_id,
+                    row.tokens_before,
+                    row.tokens_after,
+                )
                 for row in session.audit
             ],
             session.events,
@@ -517,7 +673,28 @@ def told(notice: Notice) -> tuple[int, str, Any]:
 
 
 @pytest.mark.proves(
-    "L1", "L2", "L3", "L5", "L7", "L10", "L12", "I1", "E2", "S1", "S8", "A1", "A3", "C28", "C47", "C48", "C50", "C51", "C52"
+    "L1",
+    "L2",
+    "L3",
+    "L5",
+    "L7",
+    "L10",
+    "L12",
+    "I1",
+    "E2",
+    "S1",
+    "S8",
+    "A1",
+    "A3",
+    "C28",
+    "C47",
+    "C48",
+    "C50",
+    "C51",
+    "C52",
 )
 def test_a_database_and_the_double_walk_alike() -> None:
-    run_state_machine_as_test(Walk, settings=settings(max_examples=settings().max_examples * 3 // 10, stateful_step_count=30))
+    run_state_machine_as_test(
+        Walk,
+        settings=settings(max_examples=settings().max_examples * 3 // 10, stateful_step_count=30),
+    )

@@ -41,15 +41,18 @@ FRAGMENTS = [
     "\x1b[31m\x00",
     "don't, won't; it's",
 ]
-long_texts = st.lists(st.tuples(st.sampled_from(FRAGMENTS), st.integers(1, 12)), min_size=1, max_size=30).map(
-    lambda parts: "".join(fragment * times for fragment, times in parts)
-)
+long_texts = st.lists(
+    st.tuples(st.sampled_from(FRAGMENTS), st.integers(1, 12)), min_size=1, max_size=30
+).map(lambda parts: "".join(fragment * times for fragment, times in parts))
 any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
 own_texts = st.one_of(
     any_text,
     st.uuids().map(str),
     st.from_regex(r"[A-Za-z0-9_./#:~-]{1,60}", fullmatch=True),
-    st.from_regex(r"\[?(TRUNCATED|[Oo]mitted|lines|tokens|of|the|result|call_[a-z0-9]{8}|[0-9]{1,7}|, | |\n|'){1,20}\]?", fullmatch=True),
+    st.from_regex(
+        r"\[?(TRUNCATED|[Oo]mitted|lines|tokens|of|the|result|call_[a-z0-9]{8}|[0-9]{1,7}|, | |\n|'){1,20}\]?",
+        fullmatch=True,
+    ),
     st.text("gkqxjzv bcd'ABé字０1 \n_", max_size=40),
     st.text("0123456789０１²字", max_size=30),
     st.text("今天我想去北京ホテル호텔😀 -/#", max_size=40),
@@ -58,7 +61,11 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | any_text,
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(("type", "text", "id", "function", "name", "arguments", "x")), inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(("type", "text", "id", "function", "name", "arguments", "x")),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=12,
 )
@@ -79,7 +86,11 @@ def test_a_text_counts_what_the_makers_of_the_vocabulary_count(text: str) -> Non
 @pytest.mark.proves("T2")
 def test_recorded_messages_count_what_the_makers_of_the_vocabulary_count() -> None:
     shipped = [file.read_text(encoding="utf-8") for file in sorted(EXAMPLES.glob("*.jsonl"))]
-    recorded = [json.dumps(said.body, ensure_ascii=False) for one in conversations(data_directory()) for said in one.said[:20]]
+    recorded = [
+        json.dumps(said.body, ensure_ascii=False)
+        for one in conversations(data_directory())
+        for said in one.said[:20]
+    ]
     texts = [*shipped, *recorded]
 
     assert len(shipped) == 3
@@ -88,7 +99,9 @@ def test_recorded_messages_count_what_the_makers_of_the_vocabulary_count() -> No
 
 @pytest.mark.proves("I3", "T2")
 @given(text=long_texts, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-def test_no_price_between_two_points_is_below_the_tokenizers(text: str, cuts: tuple[float, float]) -> None:
+def test_no_price_between_two_points_is_below_the_tokenizers(
+    text: str, cuts: tuple[float, float]
+) -> None:
     grid = Cuts.of(text, counter())
     first, last = sorted(int(cut * (len(grid.offsets) - 1)) for cut in cuts)
     start, end = grid.offsets[first], grid.offsets[last]
@@ -107,7 +120,10 @@ def test_a_grid_covers_its_text_in_small_steps_and_survives_its_encoding(text: s
 
     assert grid.offsets[0] == 0
     assert grid.offsets[-1] == grid.characters == len(text)
-    assert all(0 < after - before <= STEP_BYTES for before, after in zip(grid.offsets, grid.offsets[1:], strict=False))
+    assert all(
+        0 < after - before <= STEP_BYTES
+        for before, after in zip(grid.offsets, grid.offsets[1:], strict=False)
+    )
     assert [text[:offset].count("\n") for offset in grid.offsets] == list(grid.line_ends)
     assert grid.lines == lines_of(text)
     assert Cuts.parse(grid.encode()) == grid
@@ -142,14 +158,29 @@ def test_any_text_can_be_estimated(text: str) -> None:
     body=st.fixed_dictionaries(
         {"role": st.sampled_from(("user", "assistant", "tool", "system"))},
         optional=dict.fromkeys(
-            ("content", "tool_calls", "name", "reasoning_content", "thinking_blocks", "refusal", "function_call"), json_values
+            (
+                "content",
+                "tool_calls",
+                "name",
+                "reasoning_content",
+                "thinking_blocks",
+                "refusal",
+                "function_call",
+            ),
+            json_values,
         ),
     )
 )
-def test_a_message_of_any_shape_is_measured_and_its_parts_are_within_it(body: dict[str, object]) -> None:
+def test_a_message_of_any_shape_is_measured_and_its_parts_are_within_it(
+    body: dict[str, object],
+) -> None:
     measured = measure(body, counter())
 
-    parts = measured.content_tokens + measured.reasoning_tokens + sum(call.tokens for call in measured.calls)
+    parts = (
+        measured.content_tokens
+        + measured.reasoning_tokens
+        + sum(call.tokens for call in measured.calls)
+    )
     assert measured.tokens >= MESSAGE_TOKENS + parts
     assert len({call.call_id for call in measured.calls}) == len(measured.calls)
     assert measured == measure(json.loads(json.dumps(body)), counter())

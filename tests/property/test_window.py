@@ -9,7 +9,22 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests import laws
-from tests.histories import ROW, History, Said, assistant, counted, counter, history, parsed, recorded, system, text, tool, user, words
+from tests.histories import (
+    ROW,
+    History,
+    Said,
+    assistant,
+    counted,
+    counter,
+    history,
+    parsed,
+    recorded,
+    system,
+    text,
+    tool,
+    user,
+    words,
+)
 from turnfold.core.blocks import group, newest_request
 from turnfold.core.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
 from turnfold.core.growth import Growth
@@ -23,19 +38,53 @@ from turnfold.errors import CannotFit
 from turnfold.messages import Priority, Role
 
 texts = st.one_of(
-    st.sampled_from(["", "ok", "remember: port 8443", "漢字の長い文。" * 40, "🙂" * 300, "x" * 5_000, "a,b;" * 900]),
+    st.sampled_from(
+        [
+            "",
+            "ok",
+            "remember: port 8443",
+            "漢字の長い文。" * 40,
+            "🙂" * 300,
+            "x" * 5_000,
+            "a,b;" * 900,
+        ]
+    ),
     st.integers(1, 60).map(words),
     st.sampled_from([200, 700, 3_000, 12_000]).map(words),
 )
 call_ids = st.integers(0, 5).map("call_{}".format)
-arguments = st.sampled_from(['{"at":1}', "not json", '{"path":"src/app.py"}', json.dumps({"path": "a.py", "text": words(900)}), "[" * 900])
+arguments = st.sampled_from(
+    [
+        '{"at":1}',
+        "not json",
+        '{"path":"src/app.py"}',
+        json.dumps({"path": "a.py", "text": words(900)}),
+        "[" * 900,
+    ]
+)
 names = st.sampled_from(["look_up", "read_file", "", None])
 
 
 @st.composite
 def spoken(draw: st.DrawFn) -> Said:
     """Any message: users, assistants with up to 16 calls at once, results of calls made or not, systems, machine-made users."""
-    kind = draw(st.sampled_from(["user", "user", "meta", "parts", "assistant", "calls", "calls", "tool", "tool", "tool", "system"]))
+    kind = draw(
+        st.sampled_from(
+            [
+                "user",
+                "user",
+                "meta",
+                "parts",
+                "assistant",
+                "calls",
+                "calls",
+                "tool",
+                "tool",
+                "tool",
+                "system",
+            ]
+        )
+    )
     said = draw(texts)
     priority = draw(st.sampled_from(Priority))
     if kind == "system":
@@ -43,15 +92,23 @@ def spoken(draw: st.DrawFn) -> Said:
     if kind == "tool":
         return Said(tool(draw(call_ids), said), priority=priority, is_truncated=draw(st.booleans()))
     if kind == "parts":
-        parts = [{"type": "text", "text": said}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+        parts = [
+            {"type": "text", "text": said},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        ]
         return Said(user(parts), priority=priority)
     if kind in ("user", "meta"):
         return Said(user(said), is_meta=kind == "meta", priority=priority)
     body = (
-        assistant(said or None, reasoning_content=draw(st.sampled_from(["short", words(900)]))) if draw(st.booleans()) else assistant(said)
+        assistant(said or None, reasoning_content=draw(st.sampled_from(["short", words(900)])))
+        if draw(st.booleans())
+        else assistant(said)
     )
     if kind == "calls":
-        ids = draw(st.lists(call_ids, min_size=1, max_size=3) | st.just([f"many_{number}" for number in range(16)]))
+        ids = draw(
+            st.lists(call_ids, min_size=1, max_size=3)
+            | st.just([f"many_{number}" for number in range(16)])
+        )
         body |= assistant(body["content"], *ids, arguments=draw(arguments))
         body["tool_calls"][0]["function"]["name"] = draw(names)
     return Said(body, priority=priority)
@@ -67,7 +124,9 @@ def sessions(draw: st.DrawFn) -> History:
     return history(
         said,
         summary="<turnfold-summary>\n" + words(draw(st.integers(1, 400))) if has_summary else "",
-        ledger=("path src/app.py", "host 10.0.0.1:8443", "request two\nlines </turnfold-summary>") if has_summary else (),
+        ledger=("path src/app.py", "host 10.0.0.1:8443", "request two\nlines </turnfold-summary>")
+        if has_summary
+        else (),
         covered=draw(st.integers(0, 500)) if has_summary else 0,
         factor=draw(st.sampled_from([1.0, 1.0, 1.25, 0.5, 2.5])),
     )
@@ -91,11 +150,21 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
     rendered = session.rendered(made)
     messages, account, stored = parsed(rendered), made.account, session.stored
     found = faults(messages)
-    parts = (account.shown, account.folded, account.covered, account.pending_shown, account.pending_digested)
+    parts = (
+        account.shown,
+        account.folded,
+        account.covered,
+        account.pending_shown,
+        account.pending_digested,
+    )
     if sum(parts) != account.total or min(parts) < 0 or not 0 <= account.trimmed <= account.shown:
         found.append(f"the account does not add up: {account}")
     named = [message_id for message_id in rendered.message_ids if message_id is not None]
-    if len(named) != account.shown + account.pending_shown or len(set(named)) != len(named) or len(rendered.message_ids) != len(messages):
+    if (
+        len(named) != account.shown + account.pending_shown
+        or len(set(named)) != len(named)
+        or len(rendered.message_ids) != len(messages)
+    ):
         found.append(f"{len(named)} named of {len(messages)} messages: {account}")
     if sum(message.get("content") == STAND_IN for message in messages) != account.synthesised:
         found.append("stand-ins are miscounted")
@@ -104,9 +173,14 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
         tokens += counter()(rendered.summary_text) + sum(map(counter(), rendered.ledger))
     if tokens * stored.factor > made.tokens:
         found.append(f"{tokens} tokens x {stored.factor} reported as {made.tokens}")
-    if asked.budget_tokens is not None and made.tokens > asked.budget_tokens * (0.6 if asked.is_emergency else 1):
+    if asked.budget_tokens is not None and made.tokens > asked.budget_tokens * (
+        0.6 if asked.is_emergency else 1
+    ):
         found.append(f"{made.tokens} tokens for a budget of {asked.budget_tokens}")
-    if asked.max_messages is not None and len(messages) - (made.pinned is not None) > asked.max_messages:
+    if (
+        asked.max_messages is not None
+        and len(messages) - (made.pinned is not None) > asked.max_messages
+    ):
         found.append(f"{len(messages)} messages of {asked.max_messages}")
     if not messages and any(message.role is not Role.TOOL for message in stored.messages):
         found.append("the window is empty")
@@ -116,9 +190,15 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
             found.append("the newest request is gone")
         else:
             shown = text(messages[rendered.message_ids.index(request.message_id)])
-            if not shown.startswith(text(json.loads(session.bodies[request.position]))[:LEAST_CHARACTERS]):
+            if not shown.startswith(
+                text(json.loads(session.bodies[request.position]))[:LEAST_CHARACTERS]
+            ):
                 found.append(f"the newest request begins with {shown[:40]!r}")
-    heads = [entry.message.position for entry in made.entries if isinstance(entry, Shown) and entry.call is None]
+    heads = [
+        entry.message.position
+        for entry in made.entries
+        if isinstance(entry, Shown) and entry.call is None
+    ]
     found += laws.faults(told(session), answered(rendered, made, asked), counter())
     return found if heads == sorted(heads) else [*found, f"out of order: {heads}"]
 
@@ -126,7 +206,13 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
 def told(session: History) -> laws.Session:
     """The session as its publisher knows it."""
     messages = [
-        laws.Told(one.message_id, body := session.bodies[one.position], json.loads(body), one.is_meta, one.compaction_id is not None)
+        laws.Told(
+            one.message_id,
+            body := session.bodies[one.position],
+            json.loads(body),
+            one.is_meta,
+            one.compaction_id is not None,
+        )
         for one in session.stored.messages
     ]
     return laws.Session(messages, covered=session.stored.covered, factor=session.stored.factor)
@@ -142,7 +228,8 @@ def answered(rendered: Rendered, made: Plan, asked: Asked) -> laws.Answer:
         made.tokens,
         asked_messages=asked.max_messages,
         beside=(rendered.summary_text, *rendered.ledger) if is_separate else (),
-        is_appended=asked.placement is Placement.SYSTEM and bool(rendered.summary_text or rendered.ledger),
+        is_appended=asked.placement is Placement.SYSTEM
+        and bool(rendered.summary_text or rendered.ledger),
     )
 
 
@@ -167,7 +254,25 @@ def enough(session: History, asked: Asked, policy: Policy) -> tuple[Asked, Plan]
     return asked, made
 
 
-@pytest.mark.proves("L5", "L6", "L7", "W3", "W4", "W7", "C1", "C2", "C4", "C7", "C9", "C10", "C12", "C13", "C22", "C24", "C61")
+@pytest.mark.proves(
+    "L5",
+    "L6",
+    "L7",
+    "W3",
+    "W4",
+    "W7",
+    "C1",
+    "C2",
+    "C4",
+    "C7",
+    "C9",
+    "C10",
+    "C12",
+    "C13",
+    "C22",
+    "C24",
+    "C61",
+)
 @settings(max_examples=300)
 @given(sessions(), budgets, placements, st.booleans(), policies)
 @example(history([]), 1, Placement.SEPARATE, False, Policy())
@@ -175,18 +280,27 @@ def enough(session: History, asked: Asked, policy: Policy) -> tuple[Asked, Plan]
 def test_every_window_is_sendable_and_fits_or_says_what_would(
     session: History, budget: int, placement: Placement, is_emergency: bool, policy: Policy
 ) -> None:
-    asked, made = enough(session, Asked(budget_tokens=budget, placement=placement, is_emergency=is_emergency), policy)
+    asked, made = enough(
+        session, Asked(budget_tokens=budget, placement=placement, is_emergency=is_emergency), policy
+    )
 
     assert faults_of(session, asked, made) == []
 
 
 @pytest.mark.proves("W2", "L5", "L7")
 @settings(max_examples=150)
-@given(sessions(), st.integers(1, 40), placements, st.sampled_from([1_000, 10_000_000]), st.booleans())
+@given(
+    sessions(), st.integers(1, 40), placements, st.sampled_from([1_000, 10_000_000]), st.booleans()
+)
 def test_every_window_keeps_to_the_messages_asked_for(
     session: History, max_messages: int, placement: Placement, budget: int, is_emergency: bool
 ) -> None:
-    asked = Asked(budget_tokens=budget, max_messages=max_messages, placement=placement, is_emergency=is_emergency)
+    asked = Asked(
+        budget_tokens=budget,
+        max_messages=max_messages,
+        placement=placement,
+        is_emergency=is_emergency,
+    )
 
     made = answer(session, asked, Policy())
     if isinstance(made, CannotFit):
@@ -207,7 +321,10 @@ def test_mode_off_shows_everything_or_says_what_it_takes(session: History, budge
     shown = plan(session.stored, Asked(), off)
 
     assert faults_of(session, Asked(), shown) == []
-    live, pending = (group([m for m in session.stored.messages if (m.compaction_id == ROW) is is_pending]) for is_pending in (False, True))
+    live, pending = (
+        group([m for m in session.stored.messages if (m.compaction_id == ROW) is is_pending])
+        for is_pending in (False, True)
+    )
     expected = sum(len(block.stored) for grouped in (live, pending) for block in grouped.blocks)
     assert sum(isinstance(entry, Shown) for entry in shown.entries) == expected
     asked, made = enough(session, Asked(budget_tokens=budget), off)
@@ -218,7 +335,9 @@ def test_mode_off_shows_everything_or_says_what_it_takes(session: History, budge
 @pytest.mark.proves("L11", "W3")
 @settings(max_examples=150)
 @given(sessions(), budgets, policies)
-def test_a_window_begins_as_it_did_until_it_is_outgrown(session: History, budget: int, policy: Policy) -> None:
+def test_a_window_begins_as_it_did_until_it_is_outgrown(
+    session: History, budget: int, policy: Policy
+) -> None:
     asked = Asked(budget_tokens=budget)
     before: Plan | None = None
 
@@ -232,10 +351,16 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(session: History, budget
         is_plain = not newest.role.is_system and (newest.answers is None or _answers_last(longer))
         if before is not None and is_plain:
             shown, old = longer.rendered(made).messages, longer.rendered(before).messages
-            growth = (newest.tokens + STAND_IN_TOKENS * len(newest.calls)) * longer.stored.factor + 1
+            growth = (
+                newest.tokens + STAND_IN_TOKENS * len(newest.calls)
+            ) * longer.stored.factor + 1
             known = {entry.message.position for entry in before.entries if isinstance(entry, Shown)}
             now = {entry.message.position for entry in made.entries if isinstance(entry, Shown)}
-            if newest.role is not Role.TOOL and before.tokens + growth <= budget and not _was_waited_for(longer):
+            if (
+                newest.role is not Role.TOOL
+                and before.tokens + growth <= budget
+                and not _was_waited_for(longer)
+            ):
                 assert shown[: len(old)] == old
             if newest.compaction_id is None and not _was_waited_for(longer):
                 assert now - {newest.position} <= known
@@ -245,7 +370,9 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(session: History, budget
 @pytest.mark.proves("W3", "L11")
 @settings(max_examples=150)
 @given(sessions(), budgets, policies)
-def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(session: History, budget: int, policy: Policy) -> None:
+def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(
+    session: History, budget: int, policy: Policy
+) -> None:
     asked = Asked(budget_tokens=budget)
     earlier: Growth | None = None
 
@@ -286,20 +413,30 @@ def test_a_window_after_an_eviction_says_what_one_grown_from_the_start_says(
 def _answers_last(session: History) -> bool:
     newest = session.stored.messages[-1]
     heads = [message for message in session.stored.messages if message.calls]
-    return newest.answers is not None and bool(heads) and newest.answers.position == heads[-1].position
+    return (
+        newest.answers is not None and bool(heads) and newest.answers.position == heads[-1].position
+    )
 
 
 def _was_waited_for(session: History) -> bool:
     """Whether the newest message calls what an earlier result already answers."""
     newest = session.stored.messages[-1]
-    return any(message.answers is not None and message.answers.position == newest.position for message in session.stored.messages)
+    return any(
+        message.answers is not None and message.answers.position == newest.position
+        for message in session.stored.messages
+    )
 
 
 @pytest.mark.proves("W3", "L11")
 @settings(max_examples=40)
 @given(st.lists(st.integers(10, 200), min_size=150, max_size=200), st.integers(8_000, 14_000))
 def test_a_tight_window_uses_its_budget_well(sizes: list[int], budget: int) -> None:
-    session = history([user(words(size)) if place % 2 else assistant(words(size)) for place, size in enumerate(sizes)])
+    session = history(
+        [
+            user(words(size)) if place % 2 else assistant(words(size))
+            for place, size in enumerate(sizes)
+        ]
+    )
     assume(sum(message.tokens for message in session.stored.messages) > budget)
 
     made = plan(session.stored, Asked(budget_tokens=budget), Policy())
@@ -308,12 +445,26 @@ def test_a_tight_window_uses_its_budget_well(sizes: list[int], budget: int) -> N
 
 
 @pytest.mark.proves("L5", "L6", "L7", "C1", "C12")
-@pytest.mark.parametrize("budget", [60, 300, 1_000, 2_500, 6_000, 15_000, 40_000, 120_000, 1_000_000])
+@pytest.mark.parametrize(
+    "budget", [60, 300, 1_000, 2_500, 6_000, 15_000, 40_000, 120_000, 1_000_000]
+)
 def test_recorded_conversations_make_sound_windows_at_every_budget(budget: int) -> None:
-    conversations = recorded(2) or [("made", [system("be brief"), user(words(900)), assistant(None, "a", "b"), tool("b", words(5_000))])]
+    conversations = recorded(2) or [
+        (
+            "made",
+            [
+                system("be brief"),
+                user(words(900)),
+                assistant(None, "a", "b"),
+                tool("b", words(5_000)),
+            ],
+        )
+    ]
 
     for name, messages in conversations:
         session = history(messages[:80])
         for is_emergency in (False, True):
-            asked, made = enough(session, Asked(budget_tokens=budget, is_emergency=is_emergency), Policy())
+            asked, made = enough(
+                session, Asked(budget_tokens=budget, is_emergency=is_emergency), Policy()
+            )
             assert faults_of(session, asked, made) == [], name

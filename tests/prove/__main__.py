@@ -17,7 +17,14 @@ from rich.table import Table
 
 from tests.histories import counter
 from tests.prove.cuts import CLASSES, Question, Subject, Tally, class_of, cut, questions, steadiness
-from tests.prove.sessions import Conversation, Sitting, conversations, data_directory, eviction_faults, sitting
+from tests.prove.sessions import (
+    Conversation,
+    Sitting,
+    conversations,
+    data_directory,
+    eviction_faults,
+    sitting,
+)
 from turnfold.core.eviction import Trigger
 from turnfold.core.presets import Policy
 
@@ -32,13 +39,24 @@ SHOWN_FAILURES = 5
 def main() -> None:
     """Prove, print what was found, and exit with 1 where a law was broken."""
     parser = argparse.ArgumentParser(
-        prog="tests.prove", description="Windows of generated and recorded sessions, checked against the laws."
+        prog="tests.prove",
+        description="Windows of generated and recorded sessions, checked against the laws.",
     )
-    parser.add_argument("--cuts", type=int, default=1_000_000, help="how many windows (default: a million)")
-    parser.add_argument("--processes", type=int, default=1, help="how many processes cut them (default: 1)")
-    parser.add_argument("--data", type=Path, help="a directory of recorded conversations (default: PROVE_DATA, else the shared ones)")
+    parser.add_argument(
+        "--cuts", type=int, default=1_000_000, help="how many windows (default: a million)"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=1, help="how many processes cut them (default: 1)"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="a directory of recorded conversations (default: PROVE_DATA, else the shared ones)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="other sessions and questions")
-    parser.add_argument("--only", type=int, help="the session of this number alone, as a failure names it")
+    parser.add_argument(
+        "--only", type=int, help="the session of this number alone, as a failure names it"
+    )
     chosen = parser.parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=110)
     directory = data_directory(chosen.data)
@@ -46,19 +64,31 @@ def main() -> None:
     console.print(f"{len(recorded)} recorded conversations, and generated ones")
     numbers = [chosen.only] if chosen.only is not None else range(-(-chosen.cuts // QUESTIONS))
     began = time.perf_counter()
-    tally = _proved(numbers, seed=chosen.seed, directory=directory, processes=chosen.processes, console=console)
+    tally = _proved(
+        numbers, seed=chosen.seed, directory=directory, processes=chosen.processes, console=console
+    )
     _show(tally, time.perf_counter() - began, console)
     for number, fault in tally.failures[:SHOWN_FAILURES]:
         console.print(f"\nsession {number}: {fault}", markup=False)
     if tally.failures:
-        console.print(_smallest(tally.failures[0][0], chosen.seed, recorded), markup=False, soft_wrap=True)
+        console.print(
+            _smallest(tally.failures[0][0], chosen.seed, recorded), markup=False, soft_wrap=True
+        )
         sys.exit(1)
 
 
-def _proved(numbers: Sequence[int], *, seed: int, directory: Path | None, processes: int, console: Console) -> Tally:
+def _proved(
+    numbers: Sequence[int], *, seed: int, directory: Path | None, processes: int, console: Console
+) -> Tally:
     batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
     tally = Tally()
-    columns = (TextColumn("cutting"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn())
+    columns = (
+        TextColumn("cutting"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("batches"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(batches))
         for done, found in enumerate(_batches(batches, seed, directory, processes), start=1):
@@ -69,7 +99,9 @@ def _proved(numbers: Sequence[int], *, seed: int, directory: Path | None, proces
     return tally
 
 
-def _batches(batches: Sequence[Sequence[int]], seed: int, directory: Path | None, processes: int) -> Iterable[Tally]:
+def _batches(
+    batches: Sequence[Sequence[int]], seed: int, directory: Path | None, processes: int
+) -> Iterable[Tally]:
     prove = partial(proved, seed=seed, directory=directory)
     if processes == 1:
         yield from map(prove, batches)
@@ -92,7 +124,9 @@ def proved(numbers: Iterable[int], *, seed: int, directory: Path | None) -> Tall
     return tally
 
 
-def prove_session(number: int, seed: int, recorded: Sequence[Conversation], tally: Tally, weights: dict[str, int]) -> list[str]:
+def prove_session(
+    number: int, seed: int, recorded: Sequence[Conversation], tally: Tally, weights: dict[str, int]
+) -> list[str]:
     """Every fault of the windows of one session."""
     random = Random(f"{seed}/{number}")
     made = sitting(random, number, recorded)
@@ -100,18 +134,25 @@ def prove_session(number: int, seed: int, recorded: Sequence[Conversation], tall
     found = _evicted(random, made, tally)
     subject = Subject(made, weights)
     for question in questions(random, subject.tokens, QUESTIONS - 4):
-        found += [f"{fault} ({described(made, question)})" for fault in cut(subject, question, tally)]
+        found += [
+            f"{fault} ({described(made, question)})" for fault in cut(subject, question, tally)
+        ]
     if len(made.said) > 1:
         earlier = Subject(made.until(len(made.said) - 1), weights)
         for question in questions(random, subject.tokens, 2):
-            found += [f"{fault} ({described(made, question)})" for fault in steadiness(earlier, subject, question, tally)]
+            found += [
+                f"{fault} ({described(made, question)})"
+                for fault in steadiness(earlier, subject, question, tally)
+            ]
     return found
 
 
 def _evicted(random: Random, made: Sitting, tally: Tally) -> list[str]:
     """What is wrong with an eviction from this session, under some policy."""
     trigger = random.choice((Trigger.MESSAGES, Trigger.TOKENS, Trigger.REQUEST))
-    policy = Policy(keep_messages=random.choice((1, 3, 10)), keep_tokens=random.choice((0, 2_000, 20_000)))
+    policy = Policy(
+        keep_messages=random.choice((1, 3, 10)), keep_tokens=random.choice((0, 2_000, 20_000))
+    )
     tally.evictions += 1
     after = made.evicting(policy, trigger)
     return [f"{fault} ({made.name}, {trigger}, {policy})" for fault in eviction_faults(made, after)]
@@ -131,14 +172,19 @@ def _show(tally: Tally, seconds: float, console: Console) -> None:
         f"{tally.emergencies:,} emergencies, {tally.refused:,} refusals (each asked again with what it names), "
         f"{tally.steady:,} pairs of windows one message apart, {tally.evictions:,} evictions"
     )
-    columns = [(policy, origin) for policy in GOALS for origin in ("recorded", "generated", "media")]
+    columns = [
+        (policy, origin) for policy in GOALS for origin in ("recorded", "generated", "media")
+    ]
     names = [f"{GOALS[policy][0]}, {origin}" for policy, origin in columns]
     title = "share of the budget used where more was at hand, by low-water ratio; media cannot be shown in part"
     table = Table("budget", *names, title=title, title_justify="left")
     classes = [class_of(bound - 1) for bound in CLASSES] + [class_of(CLASSES[-1])]
     for name in (*classes, "from 1,000", "all"):
         shares = [tally.used.get((policy, origin, name), (0.0, 0)) for policy, origin in columns]
-        table.add_row(name, *[f"{total / number:.1%} of {number:,}" if number else "" for total, number in shares])
+        table.add_row(
+            name,
+            *[f"{total / number:.1%} of {number:,}" if number else "" for total, number in shares],
+        )
     table.add_row("goal", *[f">= {GOALS[policy][1]:.0%}" for policy, _ in columns])
     console.print(table)
 
@@ -152,7 +198,9 @@ def _smallest(number: int, seed: int, recorded: Sequence[Conversation]) -> str:
     for question in questions(random, subject.tokens, QUESTIONS - 4):
         if fails(made, question):
             smallest = reduced(made, question)
-            said = [one.body | ({"is_pending": True} if one.is_pending else {}) for one in smallest.said]
+            said = [
+                one.body | ({"is_pending": True} if one.is_pending else {}) for one in smallest.said
+            ]
             facts = f"factor {made.factor}, summary {len(made.summary)} characters, covered {made.covered}"
             return f"\nsmallest: {described(made, question)}, {facts}\n{fails(smallest, question)[0]}\n{json.dumps(said)[:4_000]}"
     return f"\npython -m tests.prove --seed {seed} --only {number}"

@@ -79,7 +79,10 @@ CLASSES = (300, 1_000, 4_000, 16_000)
 
 def class_of(budget_tokens: int) -> str:
     """The class of a budget, for the table."""
-    return next((f"below {bound:,}" for bound in CLASSES if budget_tokens < bound), f"{CLASSES[-1]:,} and more")
+    return next(
+        (f"below {bound:,}" for bound in CLASSES if budget_tokens < bound),
+        f"{CLASSES[-1]:,} and more",
+    )
 
 
 class Subject:
@@ -95,9 +98,13 @@ class Subject:
         calls = sum(len(message.calls) for message in messages)
         self.tokens = sum(message.tokens for message in messages) + (facts.tokens if facts else 0)
         markers = facts.tags if facts else 0
-        self.most_tokens = (self.tokens + STAND_IN_TOKENS * calls + MARKER_TOKENS * markers) * sitting.factor + 1
+        self.most_tokens = (
+            self.tokens + STAND_IN_TOKENS * calls + MARKER_TOKENS * markers
+        ) * sitting.factor + 1
         self.has_media = any(isinstance(one.body.get("content"), list) for one in sitting.said)
-        self.mended = sum(message.is_irregular and message.compaction_id is None for message in messages)
+        self.mended = sum(
+            message.is_irregular and message.compaction_id is None for message in messages
+        )
 
     def ask(self, question: Question) -> tuple[Plan, Rendered]:
         """One window.
@@ -123,8 +130,11 @@ class Subject:
                 made.tokens,
                 budget,
                 asked.max_messages,
-                (rendered.summary_text, *rendered.ledger) if asked.placement is Placement.SEPARATE else (),
-                asked.placement is Placement.SYSTEM and bool(rendered.summary_text or rendered.ledger),
+                (rendered.summary_text, *rendered.ledger)
+                if asked.placement is Placement.SEPARATE
+                else (),
+                asked.placement is Placement.SYSTEM
+                and bool(rendered.summary_text or rendered.ledger),
             ),
             counter(),
             self._weights,
@@ -148,12 +158,19 @@ class Subject:
         Not so where every message is there, and results above the policy's cap are as long as the cap lets any result be.
         """
         return self.leaves_out(made) and (
-            self.leaves_messages_out(made) or any(not _is_at_its_cap(entry, policy) for entry in made.entries if _is_shortened(entry))
+            self.leaves_messages_out(made)
+            or any(
+                not _is_at_its_cap(entry, policy) for entry in made.entries if _is_shortened(entry)
+            )
         )
 
     def fits_whole(self, asked: Asked) -> bool:
         """Whether there was room for everything, however many calls were open at a time."""
-        is_plain = not asked.is_emergency and asked.max_messages is None and asked.placement is Placement.SEPARATE
+        is_plain = (
+            not asked.is_emergency
+            and asked.max_messages is None
+            and asked.placement is Placement.SEPARATE
+        )
         return is_plain and (asked.budget_tokens is None or asked.budget_tokens >= self.most_tokens)
 
 
@@ -163,7 +180,11 @@ def _is_shortened(entry: Entry) -> bool:
 
 def _is_at_its_cap(entry: Entry, policy: Policy) -> bool:
     """Whether a result is as long as the policy lets any be: its cap less the mark, and less a step of the grid at either end."""
-    if not isinstance(entry, Shown) or entry.form.cut is None or entry.message.role is not Role.TOOL:
+    if (
+        not isinstance(entry, Shown)
+        or entry.form.cut is None
+        or entry.message.role is not Role.TOOL
+    ):
         return False
     shown = entry.form.cut.head + entry.message.characters - entry.form.cut.tail
     return 0 < policy.tool_result_max_chars - MARK_CHARACTERS - 2 * STEP_BYTES <= shown
@@ -173,11 +194,18 @@ def questions(random: Random, tokens: int, number: int) -> Iterator[Question]:
     """What is asked of a session of so many tokens: budgets of every size, most of them too small for it."""
     for turn in range(number):
         budget = _budget(random, tokens)
-        policy = ("first fit", "balanced", "first fit", "balanced", "low", "small previews")[turn % 6]
+        policy = ("first fit", "balanced", "first fit", "balanced", "low", "small previews")[
+            turn % 6
+        ]
         is_emergency = random.random() < 0.12
         max_messages = random.randint(1, 40) if random.random() < 0.1 else None
         placement = random.choice(list(Placement)) if random.random() < 0.3 else Placement.SEPARATE
-        asked = Asked(budget_tokens=budget, max_messages=max_messages, is_emergency=is_emergency, placement=placement)
+        asked = Asked(
+            budget_tokens=budget,
+            max_messages=max_messages,
+            is_emergency=is_emergency,
+            placement=placement,
+        )
         yield Question(asked, policy)
 
 
@@ -200,21 +228,43 @@ def cut(subject: Subject, question: Question, tally: Tally) -> list[str]:
         return _asked_again(subject, question, refused, tally)
     asked, budget = question.asked, question.asked.budget_tokens
     tally.emergencies += asked.is_emergency
-    is_measured = question.policy in ("first fit", "balanced") and not asked.is_emergency and asked.max_messages is None
-    if is_measured and budget is not None and subject.could_show_more(made, POLICIES[question.policy]):
-        origin = "media" if subject.has_media else "generated" if subject.sitting.name == "generated" else "recorded"
-        tally.note_use(question.policy, origin, int(budget / subject.sitting.factor), made.tokens / budget)
+    is_measured = (
+        question.policy in ("first fit", "balanced")
+        and not asked.is_emergency
+        and asked.max_messages is None
+    )
+    if (
+        is_measured
+        and budget is not None
+        and subject.could_show_more(made, POLICIES[question.policy])
+    ):
+        origin = (
+            "media"
+            if subject.has_media
+            else "generated"
+            if subject.sitting.name == "generated"
+            else "recorded"
+        )
+        tally.note_use(
+            question.policy, origin, int(budget / subject.sitting.factor), made.tokens / budget
+        )
     return subject.faults(question, made, rendered)
 
 
-def _asked_again(subject: Subject, question: Question, refused: CannotFit, tally: Tally) -> list[str]:
+def _asked_again(
+    subject: Subject, question: Question, refused: CannotFit, tally: Tally
+) -> list[str]:
     """A refusal names more than was asked for, and asking with it succeeds; first the tokens, then the messages."""
     asked = question.asked
     for _ in range(2):
         tokens, messages = refused.needed_tokens, refused.needed_messages
         if tokens is not None and asked.budget_tokens is not None and tokens > asked.budget_tokens:
             asked = replace(asked, budget_tokens=tokens)
-        elif messages is not None and asked.max_messages is not None and messages > asked.max_messages:
+        elif (
+            messages is not None
+            and asked.max_messages is not None
+            and messages > asked.max_messages
+        ):
             asked = replace(asked, max_messages=messages)
         else:
             return [f"C13: {asked} was refused with {tokens} tokens and {messages} messages"]
@@ -235,7 +285,9 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
     newest = after.told.told[-1]
     owner = after.told.answers.get(len(after.told.told) - 1)
     last_head = max((owner.head for owner in after.told.answers.values()), default=None)
-    is_waited_for = any(found.head == len(after.told.told) - 1 for found in after.told.answers.values())
+    is_waited_for = any(
+        found.head == len(after.told.told) - 1 for found in after.told.answers.values()
+    )
     is_counted_exception = (
         question.asked.is_emergency
         or newest.body["role"] in laws.SYSTEMS
@@ -253,13 +305,25 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
     tally.steady += 1
     found = before.faults(question, old, old_texts) + after.faults(question, new, new_texts)
     known = set(old_texts.message_ids)
-    if back := [one for one in new_texts.message_ids if one is not None and one not in known and one != newest.message_id]:
+    if back := [
+        one
+        for one in new_texts.message_ids
+        if one is not None and one not in known and one != newest.message_id
+    ]:
         found.append(f"L11: {back} came back")
     budget = question.asked.budget_tokens
     grown = after.most_tokens - before.most_tokens + old.tokens
     has_room = question.asked.max_messages is None
-    if has_room and newest.body["role"] != "tool" and budget is not None and grown <= budget and not newest.is_pending:
+    if (
+        has_room
+        and newest.body["role"] != "tool"
+        and budget is not None
+        and grown <= budget
+        and not newest.is_pending
+    ):
         is_prefix = new_texts.messages[: len(old_texts.messages)] == old_texts.messages
         if not is_prefix:
-            found.append("L11: there was room for one message more, and the window begins otherwise")
+            found.append(
+                "L11: there was room for one message more, and the window begins otherwise"
+            )
     return found

@@ -50,7 +50,9 @@ async def bus(server: NatsServer) -> AsyncIterator[Client]:
     connection = await nats.connect(server.url)
     await connection.jetstream().add_stream(EVENTS)
     for number in range(10):
-        await connection.jetstream().publish(SUBJECT, b"{}", headers={"Nats-Msg-Id": f"old-{number}"})
+        await connection.jetstream().publish(
+            SUBJECT, b"{}", headers={"Nats-Msg-Id": f"old-{number}"}
+        )
     yield connection
     await connection.close()
 
@@ -63,7 +65,13 @@ async def own(server: NatsServer) -> AsyncIterator[HangingUp]:
     await connection.close()
 
 
-async def replying(bus: Client, reply: bytes, *, subject: str = "turn.completed.>", headers: dict[str, str] | None = None) -> None:
+async def replying(
+    bus: Client,
+    reply: bytes,
+    *,
+    subject: str = "turn.completed.>",
+    headers: dict[str, str] | None = None,
+) -> None:
     async def on_message(message: Msg) -> None:
         if message.reply:
             await bus.publish(message.reply, reply, headers=headers)
@@ -73,12 +81,16 @@ async def replying(bus: Client, reply: bytes, *, subject: str = "turn.completed.
 
 
 def event(number: int, says: str = "hello") -> turnfold.Event:
-    return turn_event(session_key("a", "s"), [{"role": "user", "content": says}], event_id=f"e{number}")
+    return turn_event(
+        session_key("a", "s"), [{"role": "user", "content": says}], event_id=f"e{number}"
+    )
 
 
 @pytest.mark.proves("O7", "C69")
 @pytest.mark.parametrize("name", FORGED)
-async def test_each_event_gets_its_own_sequence_whatever_others_reply(server: NatsServer, bus: Client, name: str) -> None:
+async def test_each_event_gets_its_own_sequence_whatever_others_reply(
+    server: NatsServer, bus: Client, name: str
+) -> None:
     async with turnfold.connect(server.url, environ={}) as client:
         undisturbed = await client.publish(event(0))
         await replying(bus, FORGED[name])
@@ -89,13 +101,17 @@ async def test_each_event_gets_its_own_sequence_whatever_others_reply(server: Na
         first = await newcomer.publish(event(6))
 
     assert undisturbed.seq == 11
-    assert [(one.seq, one.is_duplicate) for one in receipts] == [(seq, False) for seq in range(12, 17)]
+    assert [(one.seq, one.is_duplicate) for one in receipts] == [
+        (seq, False) for seq in range(12, 17)
+    ]
     assert (again.seq, again.is_duplicate) == (12, True)
     assert first.seq == 17
 
 
 @pytest.mark.proves("O7")
-async def test_a_forger_that_counts_along_is_found_out_by_its_second_reply(bus: Client, own: HangingUp) -> None:
+async def test_a_forger_that_counts_along_is_found_out_by_its_second_reply(
+    bus: Client, own: HangingUp
+) -> None:
     strays: list[str] = []
     publisher = Publisher(own, EVENTS_STREAM, on_foreign=lambda: strays.append("foreign"))
     before = [await publish(publisher, f"before-{number}") for number in range(2)]
@@ -115,12 +131,16 @@ async def test_a_forger_that_counts_along_is_found_out_by_its_second_reply(bus: 
     assert strays
 
 
-async def publish(publisher: Publisher, name: str, *, seconds: float = 5.0) -> Acknowledgement | Rejection:
+async def publish(
+    publisher: Publisher, name: str, *, seconds: float = 5.0
+) -> Acknowledgement | Rejection:
     return await publisher.publish(SUBJECT, b"{}", headers={"Nats-Msg-Id": name}, seconds=seconds)
 
 
 @pytest.mark.proves("O7")
-async def test_a_forged_word_that_nobody_listens_stops_nothing(server: NatsServer, bus: Client) -> None:
+async def test_a_forged_word_that_nobody_listens_stops_nothing(
+    server: NatsServer, bus: Client
+) -> None:
     await replying(bus, b"", headers={"Status": "503"})
 
     async with turnfold.connect(server.url, environ={}) as client:
@@ -138,8 +158,12 @@ async def test_a_full_stream_is_told_also_beside_strangers(server: NatsServer, b
 
 
 @pytest.mark.proves("O7")
-@pytest.mark.parametrize("reply", [b"", b"[]", b"null", b'{"ok": true}', b'{"error": null}', b'{"error": []}', b"\xff"])
-async def test_only_an_answer_is_taken_for_the_answer_to_a_request(server: NatsServer, bus: Client, reply: bytes) -> None:
+@pytest.mark.parametrize(
+    "reply", [b"", b"[]", b"null", b'{"ok": true}', b'{"error": null}', b'{"error": []}', b"\xff"]
+)
+async def test_only_an_answer_is_taken_for_the_answer_to_a_request(
+    server: NatsServer, bus: Client, reply: bytes
+) -> None:
     await replying(bus, reply, subject="session.get.>")
 
     async with turnfold.connect(server.url, environ={}, timeout_seconds=0.5) as client:
@@ -160,8 +184,17 @@ async def answering_late(bus: Client, answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.proves("O7")
-async def test_an_answer_that_only_begins_like_one_is_unavailable_and_no_crash(server: NatsServer, bus: Client) -> None:
-    odd = {"agent_id": "a", "session_id": "s", "messages": [], "window": 7, "account": "x", "summary": [1]}
+async def test_an_answer_that_only_begins_like_one_is_unavailable_and_no_crash(
+    server: NatsServer, bus: Client
+) -> None:
+    odd = {
+        "agent_id": "a",
+        "session_id": "s",
+        "messages": [],
+        "window": 7,
+        "account": "x",
+        "summary": [1],
+    }
     await replying(bus, json.dumps(odd).encode(), subject="context.get.>")
 
     async with turnfold.connect(server.url, environ={}, timeout_seconds=0.5) as client:
@@ -170,8 +203,12 @@ async def test_an_answer_that_only_begins_like_one_is_unavailable_and_no_crash(s
 
 
 @pytest.mark.proves("O7")
-@pytest.mark.parametrize("reply", [b"", b"[]", b'{"ok": true}', b'{"error": {"code": 404, "err_code": 10059}}'])
-async def test_only_jetstream_answers_for_jetstream(bus: Client, own: HangingUp, reply: bytes) -> None:
+@pytest.mark.parametrize(
+    "reply", [b"", b"[]", b'{"ok": true}', b'{"error": {"code": 404, "err_code": 10059}}']
+)
+async def test_only_jetstream_answers_for_jetstream(
+    bus: Client, own: HangingUp, reply: bytes
+) -> None:
     await replying(bus, reply, subject="$JS.API.>")
 
     assert await last_sequence(own) == 10
@@ -179,10 +216,16 @@ async def test_only_jetstream_answers_for_jetstream(bus: Client, own: HangingUp,
 
 
 @pytest.mark.proves("O7")
-async def test_a_word_of_jetstreams_own_form_with_nothing_in_it_is_unavailable(tmp_path: Path) -> None:
+async def test_a_word_of_jetstreams_own_form_with_nothing_in_it_is_unavailable(
+    tmp_path: Path,
+) -> None:
     with nats_server(tmp_path, jetstream=False) as server:
         async with await nats.connect(server.url) as bus:
-            await replying(bus, b'{"type": "io.nats.jetstream.api.v1.stream_info_response", "state": 7}', subject="$JS.API.>")
+            await replying(
+                bus,
+                b'{"type": "io.nats.jetstream.api.v1.stream_info_response", "state": 7}',
+                subject="$JS.API.>",
+            )
             own = HangingUp()
             await own.connect(server.url)
             with pytest.raises(Unavailable, match="cannot be read"):
@@ -193,10 +236,18 @@ async def test_a_word_of_jetstreams_own_form_with_nothing_in_it_is_unavailable(t
 @pytest.mark.proves("O7")
 @pytest.mark.parametrize(
     "header",
-    [b"NATS/1.0 \xff\xff\xff\r\n\r\n", b"NATS/1.0 503 \xff\r\n\r\n", b"NATS/1.0", b"xx", b"NATS/1.0\r\nx: \xff\r\n\r\n"],
+    [
+        b"NATS/1.0 \xff\xff\xff\r\n\r\n",
+        b"NATS/1.0 503 \xff\r\n\r\n",
+        b"NATS/1.0",
+        b"xx",
+        b"NATS/1.0\r\nx: \xff\r\n\r\n",
+    ],
 )
 @pytest.mark.parametrize("subject", [b"odd.subject", b"odd.\xff\xfe"])
-async def test_no_message_of_another_ends_a_connection(server: NatsServer, own: HangingUp, subject: bytes, header: bytes) -> None:
+async def test_no_message_of_another_ends_a_connection(
+    server: NatsServer, own: HangingUp, subject: bytes, header: bytes
+) -> None:
     heard: list[bytes] = []
 
     async def on_message(message: Msg) -> None:
@@ -216,7 +267,10 @@ async def sent_raw(server: NatsServer, subject: bytes, header: bytes, data: byte
     """Publish what no client library would."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
     writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
-    writer.write(b"HPUB %s %d %d\r\n%s%s\r\nPING\r\n" % (subject, len(header), len(header) + len(data), header, data))
+    writer.write(
+        b"HPUB %s %d %d\r\n%s%s\r\nPING\r\n"
+        % (subject, len(header), len(header) + len(data), header, data)
+    )
     while not (await reader.readline()).startswith(b"PONG"):
         pass
     writer.close()

@@ -43,15 +43,24 @@ def a_change() -> bytes:
     return json.dumps({"overrides": {"max_live_messages": next(_number)}}).encode()
 
 
-async def asked(bus: Bus, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> Any:
-    answer = json.loads((await bus.request(subject, body, timeout=10, headers=dict(headers or {}))).data)
+async def asked(
+    bus: Bus, subject: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> Any:
+    answer = json.loads(
+        (await bus.request(subject, body, timeout=10, headers=dict(headers or {}))).data
+    )
     assert "error" not in answer, answer
     return answer
 
 
 async def actors(parts: Parts, phase: str = "policy") -> list[str | None]:
     """Who asked for each row of a phase, in order."""
-    return [row["actor"] for row in await parts.rows(f"SELECT actor FROM audit_view WHERE phase = '{phase}' ORDER BY audit_id")]
+    return [
+        row["actor"]
+        for row in await parts.rows(
+            f"SELECT actor FROM audit_view WHERE phase = '{phase}' ORDER BY audit_id"
+        )
+    ]
 
 
 def over_http(parts: Parts, token: str | None = None) -> httpx.AsyncClient:
@@ -73,7 +82,9 @@ async def test_without_roles_everybody_is_local_whatever_they_claim(tmp_path: Pa
             for headers in FORGED:
                 await asked(bus, POLICY, a_change(), headers)
                 await asked(bus, "agent.policy.support", a_change(), headers)
-                assert (await http.patch(f"{PATH}/policy", content=a_change(), headers=headers)).status_code == 200
+                assert (
+                    await http.patch(f"{PATH}/policy", content=a_change(), headers=headers)
+                ).status_code == 200
         await bus.close()
 
         assert await actors(parts) == ["local"] * 3 * len(FORGED)
@@ -84,7 +95,13 @@ async def with_tokens(directory: Path) -> AsyncGenerator[tuple[Parts, Path]]:
     tokens = directory / "tokens.json"
     tokens.write_text("{}")
     async with (
-        running_parts(directory, environ={"TURNFOLD_HTTP_TOKENS": str(tokens), "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "12"}) as parts,
+        running_parts(
+            directory,
+            environ={
+                "TURNFOLD_HTTP_TOKENS": str(tokens),
+                "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "12",
+            },
+        ) as parts,
         parts.running("worker"),
         parts.running("query"),
     ):
@@ -92,22 +109,37 @@ async def with_tokens(directory: Path) -> AsyncGenerator[tuple[Parts, Path]]:
 
 
 @pytest.mark.proves("A7", "A1", "C81")
-async def test_what_is_asked_over_http_names_the_token_and_the_chain_verifies(tmp_path: Path) -> None:
+async def test_what_is_asked_over_http_names_the_token_and_the_chain_verifies(
+    tmp_path: Path,
+) -> None:
     async with with_tokens(tmp_path) as (parts, tokens):
-        named = (await command("keys", "token", "support", "--name", "ada@desk-1", "--json", environ=parts.environ)).rows[0]["token"]
+        named = (
+            await command(
+                "keys", "token", "support", "--name", "ada@desk-1", "--json", environ=parts.environ
+            )
+        ).rows[0]["token"]
         unnamed = new_token(tokens, ["support"])
-        mark = next(digest[:12] for digest, token in read_tokens(tokens).items() if token.name is None)
+        mark = next(
+            digest[:12] for digest, token in read_tokens(tokens).items() if token.name is None
+        )
         async with connect(parts.server.url, environ={}) as client:
             session = client.session("support", "s")
             for number in range(30):
-                await session.turn_completed([{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}])
+                await session.turn_completed(
+                    [
+                        {"role": "user", "content": f"Question {number}?"},
+                        {"role": "assistant", "content": "Yes."},
+                    ]
+                )
             await parts.settled()
             compactions = await parts.rows(
                 "SELECT compaction_id FROM compactions_view WHERE status = 'committed' ORDER BY requested_at DESC"
             )
 
             async with over_http(parts, named) as ada, over_http(parts, unnamed) as somebody:
-                restored = await ada.post(f"{PATH}/compactions/{compactions[0]['compaction_id']}/restore")
+                restored = await ada.post(
+                    f"{PATH}/compactions/{compactions[0]['compaction_id']}/restore"
+                )
                 assert restored.status_code == 200, restored.text
                 recorded: list[Msg] = []
                 bus = await nats.connect(parts.server.url)
@@ -119,7 +151,9 @@ async def test_what_is_asked_over_http_names_the_token_and_the_chain_verifies(tm
                 await bus.flush()
                 # The secret of a database that was restored from a backup is another one.
                 await _write(parts, "UPDATE installation_secrets SET value = 'another'")
-                assert (await somebody.patch(f"{PATH}/policy", content=a_change())).status_code == 200
+                assert (
+                    await somebody.patch(f"{PATH}/policy", content=a_change())
+                ).status_code == 200
                 await eventually(_returning(recorded))
                 # Whoever hears a request may send its header with another one.
                 headers = {ACTOR_HEADER: (recorded[0].headers or {})[ACTOR_HEADER]}
@@ -128,10 +162,14 @@ async def test_what_is_asked_over_http_names_the_token_and_the_chain_verifies(tm
                 await bus.close()
 
             trail = [row async for row in session.audit_trail()]
-            assert {row["actor"] for row in trail if row["phase"] == "restored"} == {"token:ada@desk-1"}
+            assert {row["actor"] for row in trail if row["phase"] == "restored"} == {
+                "token:ada@desk-1"
+            }
             assert await actors(parts) == [f"token:{mark}", "local", "local"]
         shown = await command("audit", "support", "s", "--json", environ=parts.environ)
-        assert [row["actor"] for row in shown.rows if row["phase"] == "restored"] == ["token:ada@desk-1"]
+        assert [row["actor"] for row in shown.rows if row["phase"] == "restored"] == [
+            "token:ada@desk-1"
+        ]
         verified = await command("audit", "verify", "support", "s", environ=parts.environ)
         assert verified.status == 0, verified
 
@@ -151,15 +189,23 @@ def _returning(values: list[Msg]) -> Any:
 
 
 @pytest.mark.proves("A7", "X5")
-async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(tmp_path: Path) -> None:
+async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(
+    tmp_path: Path,
+) -> None:
     guarded = Guarded(tmp_path)
     tokens = tmp_path / "tokens.json"
     token = new_token(tokens, ["support"], name="ops")
     with nats_server(tmp_path, more=guarded.configuration) as server:
-        provisioner, worker, query = (guarded.parts(server, role) for role in ("provisioner", "worker", "query"))
+        provisioner, worker, query = (
+            guarded.parts(server, role) for role in ("provisioner", "worker", "query")
+        )
         await provisioner.migrate()
         query.environ["TURNFOLD_HTTP_TOKENS"] = str(tokens)
-        async with worker.running("worker"), query.running("query"), over_http(query, token) as http:
+        async with (
+            worker.running("worker"),
+            query.running("query"),
+            over_http(query, token) as http,
+        ):
             expected = []
             for time in ("at once", "after a restart of the bus"):
                 if time != "at once":
@@ -169,7 +215,9 @@ async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(tm
                     async with person(guarded, server, name) as somebody:
                         for headers in FORGED:
 
-                            async def has_answered(bus: Bus = somebody.bus, headers: Mapping[str, str] = headers) -> Any:
+                            async def has_answered(
+                                bus: Bus = somebody.bus, headers: Mapping[str, str] = headers
+                            ) -> Any:
                                 try:
                                     return await asked(bus, POLICY, a_change(), headers)
                                 except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
@@ -179,7 +227,9 @@ async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(tm
                             expected.append(f"key:{guarded.keys[name].key}")
 
                 async def is_patched() -> bool:
-                    return (await http.patch(f"{PATH}/policy", content=a_change())).status_code == 200
+                    return (
+                        await http.patch(f"{PATH}/policy", content=a_change())
+                    ).status_code == 200
 
                 await eventually(is_patched)
                 expected.append("token:ops")
@@ -191,10 +241,21 @@ async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(tm
 def test_a_signature_holds_for_one_request_for_a_minute() -> None:
     header = signed_actor("s", "token:語", subject="a", body=b"{}", now_ms=1_000_000)
 
-    def actor(header: str = header, secret: str = "s", subject: str = "a", body: bytes = b"{}", now_ms: int = 1_000_000) -> str | None:
+    def actor(
+        header: str = header,
+        secret: str = "s",
+        subject: str = "a",
+        body: bytes = b"{}",
+        now_ms: int = 1_000_000,
+    ) -> str | None:
         return verified_actor(secret, header, subject=subject, body=body, now_ms=now_ms)
 
-    assert actor() == actor(now_ms=1_000_000 + VALID_MS) == actor(now_ms=1_000_000 - VALID_MS) == "token:語"
+    assert (
+        actor()
+        == actor(now_ms=1_000_000 + VALID_MS)
+        == actor(now_ms=1_000_000 - VALID_MS)
+        == "token:語"
+    )
     assert actor(now_ms=1_000_001 + VALID_MS) is None
     assert actor(now_ms=999_999 - VALID_MS) is None
     assert actor(secret="t") is None
@@ -234,15 +295,31 @@ def test_the_request_info_names_a_key_or_nobody(info: str, actor: str | None) ->
 @pytest.mark.proves("A7", "X1")
 def test_a_file_of_tokens_may_name_them_and_may_be_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
-    path.write_text(json.dumps({"ab" * 32: ["support"], "cd" * 32: {"agents": ["other"], "name": "ops"}}))
+    path.write_text(
+        json.dumps({"ab" * 32: ["support"], "cd" * 32: {"agents": ["other"], "name": "ops"}})
+    )
     token = new_token(path, ["more"])
 
-    assert [token.actor_name(digest) for digest, token in read_tokens(path).items()][:2] == ["ab" * 6, "ops"]
+    assert [token.actor_name(digest) for digest, token in read_tokens(path).items()][:2] == [
+        "ab" * 6,
+        "ops",
+    ]
     assert json.loads(path.read_text())["ab" * 32] == ["support"]
     grant = Bearers(path).grant(f"Bearer {token}")
     assert grant is not None
-    assert grant.name == next(digest for digest, entry in read_tokens(path).items() if entry.agents == ["more"])[:12]
-    for wrong in ({"agents": ["a"]}, {"agents": ["a"], "name": ""}, {"agents": ["a"], "name": "a b"}, {"agents": "a", "name": "n"}, "a"):
+    assert (
+        grant.name
+        == next(digest for digest, entry in read_tokens(path).items() if entry.agents == ["more"])[
+            :12
+        ]
+    )
+    for wrong in (
+        {"agents": ["a"]},
+        {"agents": ["a"], "name": ""},
+        {"agents": ["a"], "name": "a b"},
+        {"agents": "a", "name": "n"},
+        "a",
+    ):
         path.write_text(json.dumps({"ab" * 32: wrong}))
         with pytest.raises(StartError, match="docs/security"):
             read_tokens(path)

@@ -16,7 +16,9 @@ from turnfold.client import Buffering, Event, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.errors import StreamFull, TooLarge, Unavailable
 
-STREAM = StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS), duplicate_window=600.0, allow_atomic=True)
+STREAM = StreamConfig(
+    name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS), duplicate_window=600.0, allow_atomic=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,9 @@ async def bus(server: NatsServer) -> AsyncIterator[Bus]:
 
 
 def event(event_id: str, session_id: str = "s", *, says: str = "Where is order 7341?") -> Event:
-    return turn_event(session_key("support", session_id), [{"role": "user", "content": says}], event_id=event_id)
+    return turn_event(
+        session_key("support", session_id), [{"role": "user", "content": says}], event_id=event_id
+    )
 
 
 def events(count: int, name: str = "e") -> list[Event]:
@@ -56,7 +60,9 @@ def ids(of: Sequence[Event]) -> list[str]:
 
 
 @pytest.mark.proves("I1", "L3")
-async def test_a_batch_is_in_the_stream_in_its_order_when_publishing_returns(server: NatsServer, bus: Bus) -> None:
+async def test_a_batch_is_in_the_stream_in_its_order_when_publishing_returns(
+    server: NatsServer, bus: Bus
+) -> None:
     batch = events(50)
 
     async with turnfold.connect(server.url) as client:
@@ -64,15 +70,21 @@ async def test_a_batch_is_in_the_stream_in_its_order_when_publishing_returns(ser
         newest = [client.newest_seq(session_key("support", f"s{number}")) for number in range(3)]
 
     assert await stored(bus) == ids(batch)
-    assert [(one.event_id, one.seq) for one in receipts] == [(f"e{number}", number + 1) for number in range(50)]
+    assert [(one.event_id, one.seq) for one in receipts] == [
+        (f"e{number}", number + 1) for number in range(50)
+    ]
     assert newest == [49, 50, 48]
 
 
-async def test_batches_of_none_of_one_and_of_as_many_as_may_be_are_batches(server: NatsServer, bus: Bus) -> None:
+async def test_batches_of_none_of_one_and_of_as_many_as_may_be_are_batches(
+    server: NatsServer, bus: Bus
+) -> None:
     async with turnfold.connect(server.url) as client:
         assert await client.publish_batch([]) == []
         assert [one.seq for one in await client.publish_batch([event("one")])] == [1]
-        assert [one.seq for one in await client.publish_batch(events(1_000))] == list(range(2, 1_002))
+        assert [one.seq for one in await client.publish_batch(events(1_000))] == list(
+            range(2, 1_002)
+        )
         with pytest.raises(TooLarge, match="1001 events; publish at most 1000 at once"):
             await client.publish_batch(events(1_001, "more"))
 
@@ -89,14 +101,26 @@ async def test_a_batch_that_cannot_go_whole_leaves_nothing(server: NatsServer, b
         assert await stored(bus) == []
         receipts = await client.publish_batch([one for one in batch if one.event_id != "large"])
 
-    assert [(one.seq, one.is_duplicate) for one in receipts] == [(number, False) for number in range(1, 11)]
+    assert [(one.seq, one.is_duplicate) for one in receipts] == [
+        (number, False) for number in range(1, 11)
+    ]
 
 
 @pytest.mark.proves("L1")
-async def test_a_batch_without_its_end_leaves_nothing_when_the_bus_is_killed(server: NatsServer, bus: Bus) -> None:
-    opened = await bus.request("turn.completed.support.s", b"{}", headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"})
+async def test_a_batch_without_its_end_leaves_nothing_when_the_bus_is_killed(
+    server: NatsServer, bus: Bus
+) -> None:
+    opened = await bus.request(
+        "turn.completed.support.s",
+        b"{}",
+        headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"},
+    )
     for number in range(2, 500):
-        await bus.publish("turn.completed.support.s", b"{}", headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": str(number)})
+        await bus.publish(
+            "turn.completed.support.s",
+            b"{}",
+            headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": str(number)},
+        )
     await bus.flush()
     server.kill()
     server.start()
@@ -117,7 +141,9 @@ async def test_batches_outlast_kills_of_the_bus(server: NatsServer, bus: Bus) ->
     async with turnfold.connect(server.url, timeout_seconds=1, attempts=20) as client:
         for batch in batches:
             publishing = asyncio.create_task(client.publish_batch(batch))
-            while json.loads((await heard.next_msg(timeout=10)).data)["event_id"] != batch[0].event_id:
+            while (
+                json.loads((await heard.next_msg(timeout=10)).data)["event_id"] != batch[0].event_id
+            ):
                 pass
             server.kill()
             server.start()
@@ -148,7 +174,9 @@ async def test_what_was_published_before_is_not_stored_again(server: NatsServer,
     assert [(one.seq, one.is_duplicate) for one in again] == [(3, True), (2, True), (4, True)]
 
 
-async def test_a_stream_that_takes_no_batches_gets_the_events_one_by_one(server: NatsServer, bus: Bus) -> None:
+async def test_a_stream_that_takes_no_batches_gets_the_events_one_by_one(
+    server: NatsServer, bus: Bus
+) -> None:
     await bus.jetstream().update_stream(STREAM.evolve(allow_atomic=False))
 
     async with turnfold.connect(server.url) as client:
@@ -173,7 +201,9 @@ async def test_a_stream_without_room_takes_nothing_of_a_batch(server: NatsServer
 @pytest.mark.proves("L3")
 async def test_a_batch_does_not_overtake_events_that_wait_for_the_bus(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
-        async with turnfold.connect(server.url, timeout_seconds=0.5, buffering=Buffering(wait_seconds=0.0)) as client:
+        async with turnfold.connect(
+            server.url, timeout_seconds=0.5, buffering=Buffering(wait_seconds=0.0)
+        ) as client:
             # There is no stream yet, so nothing is acknowledged.
             waiting = await client.publish(event("first"))
             with pytest.raises(Unavailable, match="wait for the bus"):
@@ -186,12 +216,18 @@ async def test_a_batch_does_not_overtake_events_that_wait_for_the_bus(tmp_path: 
 
 
 @pytest.mark.proves("L3")
-async def test_sessions_in_batches_side_by_side_keep_their_order(server: NatsServer, bus: Bus) -> None:
-    sessions = [[event(f"{session}-{number}", session) for number in range(25)] for session in "abcdefghij"]
+async def test_sessions_in_batches_side_by_side_keep_their_order(
+    server: NatsServer, bus: Bus
+) -> None:
+    sessions = [
+        [event(f"{session}-{number}", session) for number in range(25)] for session in "abcdefghij"
+    ]
 
     async with turnfold.connect(server.url) as client:
         count = await client.publish_sessions(sessions, in_flight=4, at_once=10)
 
     found = await stored(bus)
     assert count == 250
-    assert [[one for one in found if one.startswith(f"{session}-")] for session in "abcdefghij"] == [ids(one) for one in sessions]
+    assert [
+        [one for one in found if one.startswith(f"{session}-")] for session in "abcdefghij"
+    ] == [ids(one) for one in sessions]

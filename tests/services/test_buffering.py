@@ -39,7 +39,9 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 async def with_stream(server: NatsServer, **who: str) -> None:
     connection = await nats.connect(server.url, **who)
-    await connection.jetstream().add_stream(StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS)))
+    await connection.jetstream().add_stream(
+        StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
+    )
     await connection.close()
 
 
@@ -49,21 +51,30 @@ async def stored(server: NatsServer) -> list[Json]:
     try:
         stream = connection.jetstream()
         state = (await stream.stream_info(EVENTS_STREAM)).state
-        return [json.loads((await stream.get_msg(EVENTS_STREAM, seq)).data or b"") for seq in range(state.first_seq, state.last_seq + 1)]
+        return [
+            json.loads((await stream.get_msg(EVENTS_STREAM, seq)).data or b"")
+            for seq in range(state.first_seq, state.last_seq + 1)
+        ]
     finally:
         await connection.close()
 
 
 async def said(client: Client, text: str, session_id: str = "user-42") -> Receipt:
-    return await client.session("support", session_id).turn_completed([{"role": "user", "content": text}])
+    return await client.session("support", session_id).turn_completed(
+        [{"role": "user", "content": text}]
+    )
 
 
 def texts(events: list[Json], session_id: str = "user-42") -> list[str]:
-    return [event["messages"][0]["content"] for event in events if event["session_id"] == session_id]
+    return [
+        event["messages"][0]["content"] for event in events if event["session_id"] == session_id
+    ]
 
 
 @pytest.mark.proves("R3")
-async def test_while_the_bus_answers_a_buffered_event_is_acknowledged_like_any_other(server: NatsServer) -> None:
+async def test_while_the_bus_answers_a_buffered_event_is_acknowledged_like_any_other(
+    server: NatsServer,
+) -> None:
     async with turnfold.connect(server.url, buffering=Buffering(wait_seconds=20)) as client:
         receipts = [await said(client, "one"), await said(client, "two")]
         waiting = client.unpublished
@@ -73,9 +84,13 @@ async def test_while_the_bus_answers_a_buffered_event_is_acknowledged_like_any_o
 
 
 @pytest.mark.proves("R3", "L1", "L2", "L3")
-async def test_what_was_published_while_the_bus_was_away_follows_in_order_as_the_same_events(server: NatsServer) -> None:
+async def test_what_was_published_while_the_bus_was_away_follows_in_order_as_the_same_events(
+    server: NatsServer,
+) -> None:
     numbers = [str(number) for number in range(20)]
-    async with turnfold.connect(server.url, timeout_seconds=1, attempts=1, buffering=SHORT) as client:
+    async with turnfold.connect(
+        server.url, timeout_seconds=1, attempts=1, buffering=SHORT
+    ) as client:
         await said(client, "before")
         server.kill()
         receipts = await asyncio.wait_for(all_said(client, numbers), 30)
@@ -93,13 +108,20 @@ async def test_what_was_published_while_the_bus_was_away_follows_in_order_as_the
 
 
 async def all_said(client: Client, numbers: list[str]) -> list[Receipt]:
-    return [await said(client, number, session_id) for number in numbers for session_id in ("user-42", "other")]
+    return [
+        await said(client, number, session_id)
+        for number in numbers
+        for session_id in ("user-42", "other")
+    ]
 
 
 @pytest.mark.proves("R3")
 async def test_a_full_buffer_refuses_the_newest_and_keeps_what_waits(server: NatsServer) -> None:
     async with turnfold.connect(
-        server.url, timeout_seconds=0.5, attempts=1, buffering=Buffering(max_events=2, wait_seconds=0.1, close_seconds=0.1)
+        server.url,
+        timeout_seconds=0.5,
+        attempts=1,
+        buffering=Buffering(max_events=2, wait_seconds=0.1, close_seconds=0.1),
     ) as client:
         server.kill()
         await said(client, "one")
@@ -123,7 +145,9 @@ async def test_a_buffer_is_full_by_bytes_too(server: NatsServer) -> None:
 @pytest.mark.proves("R3", "C62")
 async def test_an_agent_may_start_before_the_bus_does(server: NatsServer) -> None:
     server.kill()
-    async with turnfold.connect(server.url, timeout_seconds=0.3, attempts=1, buffering=SHORT) as client:
+    async with turnfold.connect(
+        server.url, timeout_seconds=0.3, attempts=1, buffering=SHORT
+    ) as client:
         receipt = await said(client, "while nobody was there")
         with pytest.raises(Unavailable):
             await client.session("support", "user-42").context()
@@ -136,21 +160,29 @@ async def test_an_agent_may_start_before_the_bus_does(server: NatsServer) -> Non
 
 @pytest.mark.proves("R3")
 async def test_what_could_not_be_published_at_all_is_told_at_the_end() -> None:
-    async with turnfold.connect("nats://127.0.0.1:1", timeout_seconds=0.2, attempts=1, buffering=SHORT) as client:
+    async with turnfold.connect(
+        "nats://127.0.0.1:1", timeout_seconds=0.2, attempts=1, buffering=SHORT
+    ) as client:
         receipt = await said(client, "nobody is there")
 
     assert [event.event_id for event in client.unpublished] == [receipt.event_id]
 
 
 @pytest.mark.proves("R3", "X1")
-async def test_an_event_that_may_never_be_published_is_told_and_holds_up_no_other(tmp_path: Path) -> None:
+async def test_an_event_that_may_never_be_published_is_told_and_holds_up_no_other(
+    tmp_path: Path,
+) -> None:
     with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
         await with_stream(guarded, user="admin", password="admin")
         environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
         buffering = Buffering(wait_seconds=20)
-        async with turnfold.connect(guarded.url, inbox_prefix="_INBOX_support", environ=environ, buffering=buffering) as client:
+        async with turnfold.connect(
+            guarded.url, inbox_prefix="_INBOX_support", environ=environ, buffering=buffering
+        ) as client:
             with pytest.raises(NotAllowed):
-                await client.session("other", "user-42").turn_completed([{"role": "user", "content": "one"}])
+                await client.session("other", "user-42").turn_completed(
+                    [{"role": "user", "content": "one"}]
+                )
             receipt = await said(client, "two")
 
     assert receipt.seq == 1

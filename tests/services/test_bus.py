@@ -14,7 +14,16 @@ from nats.js.api import StorageType, StreamConfig
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
-from turnfold.bus import broker_options, connect, connect_options, differences, provision, server_warnings, stream_created, wait_for_streams
+from turnfold.bus import (
+    broker_options,
+    connect,
+    connect_options,
+    differences,
+    provision,
+    server_warnings,
+    stream_created,
+    wait_for_streams,
+)
 from turnfold.errors import NotAllowed, StartError, Unavailable
 from turnfold.settings import Settings, read_settings
 
@@ -38,9 +47,24 @@ async def test_streams_and_consumer_are_as_the_contract_says(client: Client) -> 
 
     events = (await client.jetstream().stream_info("TURNFOLD_EVENTS")).config
     consumer = (await client.jetstream().consumer_info("TURNFOLD_EVENTS", "ingest")).config
-    assert set(events.subjects or ()) == {"turn.completed", "turn.completed.>", "tool.result", "tool.result.>"}
-    assert (events.storage, events.discard, events.duplicate_window, events.allow_atomic) == ("file", "new", 600, True)
-    assert (consumer.ack_policy, consumer.ack_wait, consumer.max_deliver, consumer.max_ack_pending) == ("explicit", 5, -1, 20_000)
+    assert set(events.subjects or ()) == {
+        "turn.completed",
+        "turn.completed.>",
+        "tool.result",
+        "tool.result.>",
+    }
+    assert (events.storage, events.discard, events.duplicate_window, events.allow_atomic) == (
+        "file",
+        "new",
+        600,
+        True,
+    )
+    assert (
+        consumer.ack_policy,
+        consumer.ack_wait,
+        consumer.max_deliver,
+        consumer.max_ack_pending,
+    ) == ("explicit", 5, -1, 20_000)
     assert await differences(client) == []
     assert created == await stream_created(client)
     assert created.endswith("Z")
@@ -58,7 +82,9 @@ async def test_provisioning_again_and_by_two_at_once_changes_nothing(client: Cli
 
 
 @pytest.mark.proves("L3")
-async def test_a_stream_made_anew_begins_above_what_was_stored_and_has_another_creation_time(client: Client) -> None:
+async def test_a_stream_made_anew_begins_above_what_was_stored_and_has_another_creation_time(
+    client: Client,
+) -> None:
     before = await provision(client, first_seq=1)
     await client.jetstream().publish("turn.completed.a.s", b"{}")
     await client.jetstream().delete_stream("TURNFOLD_EVENTS")
@@ -71,12 +97,21 @@ async def test_a_stream_made_anew_begins_above_what_was_stored_and_has_another_c
 
 
 @pytest.mark.proves("O2")
-async def test_settings_that_drifted_are_named_and_set_right_without_losing_events(client: Client) -> None:
+async def test_settings_that_drifted_are_named_and_set_right_without_losing_events(
+    client: Client,
+) -> None:
     created = await provision(client, first_seq=1)
     jetstream = client.jetstream()
     await jetstream.publish("tool.result.a.s", b"{}")
     config = (await jetstream.stream_info("TURNFOLD_EVENTS")).config
-    await jetstream.update_stream(config.evolve(subjects=["tool.result.>"], duplicate_window=120.0, allow_atomic=False, max_bytes=1 << 30))
+    await jetstream.update_stream(
+        config.evolve(
+            subjects=["tool.result.>"],
+            duplicate_window=120.0,
+            allow_atomic=False,
+            max_bytes=1 << 30,
+        )
+    )
     consumer = (await jetstream.consumer_info("TURNFOLD_EVENTS", "ingest")).config
     await jetstream.add_consumer("TURNFOLD_EVENTS", consumer.evolve(name="ingest", ack_wait=7.0))
     found = await differences(client)
@@ -94,14 +129,20 @@ async def test_settings_that_drifted_are_named_and_set_right_without_losing_even
 
 @pytest.mark.proves("O2")
 async def test_a_stream_that_cannot_be_set_right_stops_the_start(client: Client) -> None:
-    await client.jetstream().add_stream(StreamConfig(name="TURNFOLD_EVENTS", subjects=["turn.completed"], storage=StorageType.MEMORY))
+    await client.jetstream().add_stream(
+        StreamConfig(
+            name="TURNFOLD_EVENTS", subjects=["turn.completed"], storage=StorageType.MEMORY
+        )
+    )
 
     with pytest.raises(StartError, match="storage"):
         await provision(client, first_seq=1)
 
 
 @pytest.mark.proves("O2")
-async def test_whoever_needs_the_streams_waits_for_them_and_says_so_when_they_do_not_come(client: Client) -> None:
+async def test_whoever_needs_the_streams_waits_for_them_and_says_so_when_they_do_not_come(
+    client: Client,
+) -> None:
     with pytest.raises(StartError, match="run `turnfold migrate`"):
         await wait_for_streams(client, seconds=0.2)
 
@@ -112,7 +153,9 @@ async def test_whoever_needs_the_streams_waits_for_them_and_says_so_when_they_do
 
 
 @pytest.mark.proves("O2")
-async def test_the_creation_time_of_the_stream_survives_a_crash_of_the_server(server: NatsServer, client: Client) -> None:
+async def test_the_creation_time_of_the_stream_survives_a_crash_of_the_server(
+    server: NatsServer, client: Client
+) -> None:
     before = await provision(client, first_seq=1)
     await client.jetstream().publish("turn.completed.a.s", b"{}")
 
@@ -128,8 +171,13 @@ async def test_nobody_on_the_bus_is_said_in_time_with_what_would_help(tmp_path: 
         url = running.url
     began = time.monotonic()
 
-    with pytest.raises(StartError, match=r"no NATS server took a connection at nats://127.0.0.1:\d+ within 0.5 s .*turnfold up"):
-        await connect(Settings(nats_url=url.replace("://", "://me:secret@")), name="test", seconds=0.5)
+    with pytest.raises(
+        StartError,
+        match=r"no NATS server took a connection at nats://127.0.0.1:\d+ within 0.5 s .*turnfold up",
+    ):
+        await connect(
+            Settings(nats_url=url.replace("://", "://me:secret@")), name="test", seconds=0.5
+        )
 
     assert time.monotonic() - began < 3
 
@@ -140,8 +188,13 @@ async def test_wrong_credentials_are_refused_at_once_and_not_repeated(tmp_path: 
         began = time.monotonic()
 
         with pytest.raises(StartError, match="refused these credentials") as refused:
-            await connect(Settings(nats_url=running.url, nats_user="worker", nats_password="wrong"), name="test")
-        known = await connect(Settings(nats_url=running.url, nats_user="worker", nats_password="right"), name="test")
+            await connect(
+                Settings(nats_url=running.url, nats_user="worker", nats_password="wrong"),
+                name="test",
+            )
+        known = await connect(
+            Settings(nats_url=running.url, nats_user="worker", nats_password="right"), name="test"
+        )
 
         assert known.is_connected
         assert "wrong" not in str(refused.value)
@@ -155,9 +208,14 @@ def certificates(tmp_path: Path) -> dict[str, str]:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     for name in ("127.0.0.1", "worker"):
-        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(tmp_path / f"{name}.pem"))
+        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(
+            str(tmp_path / f"{name}.pem")
+        )
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "another.pem"))
-    return {"TURNFOLD_NATS_CA": str(tmp_path / "ca.pem"), "TURNFOLD_NATS_CERTIFICATE": str(tmp_path / "worker.pem")}
+    return {
+        "TURNFOLD_NATS_CA": str(tmp_path / "ca.pem"),
+        "TURNFOLD_NATS_CERTIFICATE": str(tmp_path / "worker.pem"),
+    }
 
 
 ENCRYPTED = """
@@ -172,7 +230,10 @@ async def test_the_bus_is_encrypted_with_certificates_of_ones_own(
 ) -> None:
     with nats_server(tmp_path, more=ENCRYPTED.format(tmp_path, verify, first)) as running:
         url = running.url.replace("nats://", "tls://")
-        environ = certificates | {"TURNFOLD_NATS_URL": url, "TURNFOLD_NATS_TLS_FIRST": "1" if first == "auto" else "0"}
+        environ = certificates | {
+            "TURNFOLD_NATS_URL": url,
+            "TURNFOLD_NATS_TLS_FIRST": "1" if first == "auto" else "0",
+        }
         settings = read_settings(environ)
         plain = await connect(settings, name="test")
         broker = NatsBroker(**broker_options(settings, "test"), logger=None)
@@ -183,13 +244,22 @@ async def test_the_bus_is_encrypted_with_certificates_of_ones_own(
         await plain.close()
 
         with pytest.raises(StartError, match="no NATS server took a connection"):
-            await connect(read_settings(environ | {"TURNFOLD_NATS_CA": str(tmp_path / "another.pem")}), name="test", seconds=1)
+            await connect(
+                read_settings(environ | {"TURNFOLD_NATS_CA": str(tmp_path / "another.pem")}),
+                name="test",
+                seconds=1,
+            )
 
 
 @pytest.mark.proves("X1")
-async def test_with_encryption_first_a_server_that_offers_none_is_told_nothing(tmp_path: Path, certificates: dict[str, str]) -> None:
+async def test_with_encryption_first_a_server_that_offers_none_is_told_nothing(
+    tmp_path: Path, certificates: dict[str, str]
+) -> None:
     with nats_server(tmp_path) as running:
-        environ = certificates | {"TURNFOLD_NATS_URL": running.url.replace("nats://", "tls://"), "TURNFOLD_NATS_TLS_FIRST": "1"}
+        environ = certificates | {
+            "TURNFOLD_NATS_URL": running.url.replace("nats://", "tls://"),
+            "TURNFOLD_NATS_TLS_FIRST": "1",
+        }
 
         with pytest.raises(StartError, match="no NATS server took a connection"):
             await connect(read_settings(environ), name="test", seconds=1)
@@ -235,7 +305,9 @@ async def test_a_server_that_takes_only_small_messages_is_advised_against(tmp_pa
         await client.close()
 
 
-async def test_a_connection_comes_back_after_the_server_was_away(server: NatsServer, client: Client) -> None:
+async def test_a_connection_comes_back_after_the_server_was_away(
+    server: NatsServer, client: Client
+) -> None:
     await client.flush()
 
     server.kill()
@@ -247,7 +319,9 @@ async def test_a_connection_comes_back_after_the_server_was_away(server: NatsSer
         await client.flush()
 
 
-async def test_the_same_settings_connect_a_faststream_broker_and_show_no_password(tmp_path: Path) -> None:
+async def test_the_same_settings_connect_a_faststream_broker_and_show_no_password(
+    tmp_path: Path,
+) -> None:
     with nats_server(tmp_path, more="authorization { user: query, password: secret }") as running:
         settings = Settings(nats_url=running.url, nats_user="query", nats_password="secret")
         broker = NatsBroker(**broker_options(settings, "query"), logger=None)

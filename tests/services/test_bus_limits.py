@@ -20,7 +20,9 @@ MORE = 20
 
 
 @asynccontextmanager
-async def connection(server: NatsServer, seed: Path, errors: list[str]) -> AsyncGenerator[HangingUp]:
+async def connection(
+    server: NatsServer, seed: Path, errors: list[str]
+) -> AsyncGenerator[HangingUp]:
     """One more connection with this key; it may have been refused."""
 
     async def on_error(error: Exception) -> None:
@@ -29,7 +31,9 @@ async def connection(server: NatsServer, seed: Path, errors: list[str]) -> Async
     client = HangingUp()
     options = Identity.of({"TURNFOLD_NATS_NKEY": str(seed)}).options()
     with contextlib.suppress(nats.errors.Error):
-        await client.connect(server.url, allow_reconnect=False, connect_timeout=10, error_cb=on_error, **options)
+        await client.connect(
+            server.url, allow_reconnect=False, connect_timeout=10, error_cb=on_error, **options
+        )
     try:
         yield client
     finally:
@@ -40,15 +44,25 @@ async def connection(server: NatsServer, seed: Path, errors: list[str]) -> Async
 async def test_one_agent_leaves_connections_and_subscriptions_to_others(tmp_path: Path) -> None:
     """X6: an agent that takes all connections it can get shuts out neither another agent nor a service."""
     directory = tmp_path / "keys"
-    made = new_key(directory, "agent", "greedy"), new_key(directory, "agent", "other"), new_key(directory, "query")
+    made = (
+        new_key(directory, "agent", "greedy"),
+        new_key(directory, "agent", "other"),
+        new_key(directory, "query"),
+    )
     keys, seeds = [key for key, _ in made], [seed for _, seed in made]
     errors: list[str] = []
     with nats_server(tmp_path, more=configuration(keys)) as server:
         async with AsyncExitStack() as stack:
             # The server counts first and admits afterwards: of connections that come at the same moment a few more may get in.
-            wanted = (stack.enter_async_context(connection(server, seeds[0], errors)) for _ in range(CONNECTIONS + MORE))
+            wanted = (
+                stack.enter_async_context(connection(server, seeds[0], errors))
+                for _ in range(CONNECTIONS + MORE)
+            )
             greedy = [client for client in await asyncio.gather(*wanted) if client.is_connected]
-            others = [await stack.enter_async_context(connection(server, seed, errors)) for seed in seeds[1:]]
+            others = [
+                await stack.enter_async_context(connection(server, seed, errors))
+                for seed in seeds[1:]
+            ]
             are_connected = [client.is_connected for client in others]
             held = len(greedy)
             late = await stack.enter_async_context(connection(server, seeds[0], errors))

@@ -21,8 +21,16 @@ from turnfold.client import Client, Event, connect, result_event, session_key, t
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.core.sendable import faults
 
-ENVIRON = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_POLICY__OPEN_CALL_TIMEOUT_SECONDS": "0", "TURNFOLD_LOG_LEVEL": "info"}
-KEYS = [session_key("support", "user-1"), session_key("support", "user-2"), session_key("billing", "user-1")]
+ENVIRON = {
+    "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",
+    "TURNFOLD_POLICY__OPEN_CALL_TIMEOUT_SECONDS": "0",
+    "TURNFOLD_LOG_LEVEL": "info",
+}
+KEYS = [
+    session_key("support", "user-1"),
+    session_key("support", "user-2"),
+    session_key("billing", "user-1"),
+]
 VIEW = "SELECT agent_id, session_id, message_id, stream_seq, position, role, tool_call_id, tokens, priority, created_at FROM messages_view"
 
 
@@ -42,10 +50,19 @@ class Life:
         try:
             for number in [next(self._numbers) for _ in range(turns)]:
                 for key in KEYS:
-                    event = turn_event(key, conversation(number), event_id=f"{key.session_id}-{number}")
+                    event = turn_event(
+                        key, conversation(number), event_id=f"{key.session_id}-{number}"
+                    )
                     await self.publish(event)
                     if number % 5 == 0:
-                        self._late.append(result_event(key, f"c{number}", f"found {number}", event_id=f"{key.session_id}-late-{number}"))
+                        self._late.append(
+                            result_event(
+                                key,
+                                f"c{number}",
+                                f"found {number}",
+                                event_id=f"{key.session_id}-late-{number}",
+                            )
+                        )
                     if number % 7 == 0:
                         copy = await bus.jetstream().publish(event.subject, event.payload)
                         assert not copy.duplicate
@@ -65,22 +82,37 @@ class Life:
         """Windows of a query server say that nothing is missing, and can be sent."""
         async with parts.running("query"):
             for key in KEYS:
-                window = await self.client.session(*key).context(max_tokens=50_000, after=self.newest, wait_ms=5_000)
+                window = await self.client.session(*key).context(
+                    max_tokens=50_000, after=self.newest, wait_ms=5_000
+                )
                 assert window.fresh
                 assert faults(window.messages) == []
 
 
 def conversation(number: int) -> list[dict[str, Any]]:
     """A question and an answer, which now and then calls a tool first."""
-    call = {"id": f"c{number}", "type": "function", "function": {"name": "search", "arguments": json.dumps({"q": number})}}
-    calls = [{"role": "assistant", "content": None, "tool_calls": [call]}] if number % 5 == 0 else []
-    return [{"role": "user", "content": f"Question {number}, ünïcode 語?"}, *calls, {"role": "assistant", "content": f"Answer {number}."}]
+    call = {
+        "id": f"c{number}",
+        "type": "function",
+        "function": {"name": "search", "arguments": json.dumps({"q": number})},
+    }
+    calls = (
+        [{"role": "assistant", "content": None, "tool_calls": [call]}] if number % 5 == 0 else []
+    )
+    return [
+        {"role": "user", "content": f"Question {number}, ünïcode 語?"},
+        *calls,
+        {"role": "assistant", "content": f"Answer {number}."},
+    ]
 
 
 @asynccontextmanager
 async def life(directory: Path, sql: Postgres | None) -> AsyncGenerator[tuple[Parts, Life]]:
     """A bus, a database and somebody who publishes."""
-    async with running_parts(directory, environ=ENVIRON, postgres=sql) as parts, connect(parts.server.url, environ={}) as client:
+    async with (
+        running_parts(directory, environ=ENVIRON, postgres=sql) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
         yield parts, Life(client, parts.server.url)
 
 
@@ -100,21 +132,34 @@ async def told(parts: Parts, seen: Seen) -> dict[str, Any]:
             [replace(one.message, compaction_id=None) for one in session.messages],
             [(one.body, one.original, one.is_error) for one in session.messages],
             session.events,
-            (session.counters.messages_total, session.counters.tokens_total, session.counters.last_event_at_ms),
+            (
+                session.counters.messages_total,
+                session.counters.tokens_total,
+                session.counters.last_event_at_ms,
+            ),
         )
         for key, session in seen.sessions.items()
     }
     view = await parts.rows(f"{VIEW} ORDER BY agent_id, session_id, position")
-    return {"sessions": sessions, "view": view, "dead": seen.dead_letters, "ingested": seen.ingested}
+    return {
+        "sessions": sessions,
+        "view": view,
+        "dead": seen.dead_letters,
+        "ingested": seen.ingested,
+    }
 
 
 @pytest.mark.proves("L1", "L2", "L3", "O2", "O6")
-async def test_a_new_database_holds_what_the_one_held_that_lived_through_it_all(tmp_path: Path, sql: Postgres | None) -> None:
+async def test_a_new_database_holds_what_the_one_held_that_lived_through_it_all(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
     async with life(tmp_path / "first", sql) as (parts, somebody):
         async with workers(parts):
             await somebody.goes_on(36)
             lived = await told(parts, await parts.settled())
-        environ = ENVIRON | ({"TURNFOLD_DATABASE_URL": sql.url(await sql.create_database())} if sql else {})
+        environ = ENVIRON | (
+            {"TURNFOLD_DATABASE_URL": sql.url(await sql.create_database())} if sql else {}
+        )
         (tmp_path / "second").mkdir()
         again = Parts(tmp_path / "second", parts.server, environ)
 
@@ -127,7 +172,9 @@ async def test_a_new_database_holds_what_the_one_held_that_lived_through_it_all(
 
 
 @pytest.mark.proves("L1", "L2", "L3", "O2")
-async def test_a_database_restored_from_a_backup_catches_up_with_the_stream(tmp_path: Path, sql: Postgres | None) -> None:
+async def test_a_database_restored_from_a_backup_catches_up_with_the_stream(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
     async with life(tmp_path, sql) as (parts, somebody):
         async with workers(parts):
             await somebody.goes_on()
@@ -142,13 +189,17 @@ async def test_a_database_restored_from_a_backup_catches_up_with_the_stream(tmp_
             assert await told(parts, await parts.settled()) == lived
             await somebody.goes_on(5)
             await parts.settled()
-            evictions = await parts.rows("SELECT compaction_id FROM compactions_view WHERE messages_evicted > 0")
+            evictions = await parts.rows(
+                "SELECT compaction_id FROM compactions_view WHERE messages_evicted > 0"
+            )
             assert {row["compaction_id"] for row in evictions} <= await told_of(parts.server.url)
             await somebody.sees_everything(parts)
 
 
 @pytest.mark.proves("L1", "L2", "L3", "O2")
-async def test_a_database_that_falls_back_to_an_older_state_is_caught_up_by_workers_that_run_on(tmp_path: Path, postgres: Postgres) -> None:
+async def test_a_database_that_falls_back_to_an_older_state_is_caught_up_by_workers_that_run_on(
+    tmp_path: Path, postgres: Postgres
+) -> None:
     async with life(tmp_path, postgres) as (parts, somebody), workers(parts):
         await somebody.goes_on()
         await parts.settled()
@@ -180,7 +231,10 @@ async def backed_up(parts: Parts, sql: Postgres | None) -> str:
     if sql:
         return await sql.copy_database(parts.database_url.rpartition("/")[2])
     copy = parts.database.with_name("backup.db")
-    with contextlib.closing(sqlite3.connect(parts.database)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
+    with (
+        contextlib.closing(sqlite3.connect(parts.database)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
         source.backup(target)
     return str(copy)
 

@@ -55,7 +55,9 @@ def server(tmp_path: Path) -> Generator[NatsServer, None, None]:
 async def bus(server: NatsServer) -> AsyncIterator[Bus]:
     """A bus with the stream of events, and nobody who answers."""
     connection = await nats.connect(server.url)
-    await connection.jetstream().add_stream(StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS)))
+    await connection.jetstream().add_stream(
+        StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
+    )
     yield connection
     await connection.close()
 
@@ -78,7 +80,10 @@ async def stored(bus: Bus) -> list[tuple[str, Json]]:
     """What the stream holds, in order."""
     stream = bus.jetstream()
     state = (await stream.stream_info(EVENTS_STREAM)).state
-    messages = [await stream.get_msg(EVENTS_STREAM, seq) for seq in range(state.first_seq, state.last_seq + 1)]
+    messages = [
+        await stream.get_msg(EVENTS_STREAM, seq)
+        for seq in range(state.first_seq, state.last_seq + 1)
+    ]
     return [(str(message.subject), json.loads(message.data or b"")) for message in messages]
 
 
@@ -86,7 +91,9 @@ async def stored(bus: Bus) -> list[tuple[str, Json]]:
 
 
 @pytest.mark.proves("I1", "W5")
-async def test_events_of_both_kinds_are_in_the_stream_when_publishing_returns(server: NatsServer, bus: Bus) -> None:
+async def test_events_of_both_kinds_are_in_the_stream_when_publishing_returns(
+    server: NatsServer, bus: Bus
+) -> None:
     async with turnfold.connect(server.url) as client:
         session = client.session("support", "user.42")
         first = await session.turn_completed([USER], model="gpt-4.1", usage={"total_tokens": 9})
@@ -94,7 +101,11 @@ async def test_events_of_both_kinds_are_in_the_stream_when_publishing_returns(se
 
     (turn_subject, turn), (result_subject, result) = await stored(bus)
     assert (first.seq, second.seq) == (1, 2)
-    assert (turn_subject, turn["messages"], turn["event_id"]) == ("turn.completed.support.user%2E42", [USER], first.event_id)
+    assert (turn_subject, turn["messages"], turn["event_id"]) == (
+        "turn.completed.support.user%2E42",
+        [USER],
+        first.event_id,
+    )
     assert (result_subject, result["content"]) == ("tool.result.support.user%2E42", {"rows": 3})
 
 
@@ -110,9 +121,13 @@ async def test_an_event_published_again_is_the_same_event(server: NatsServer, bu
 
 
 @pytest.mark.proves("L12", "X1")
-async def test_whoever_guesses_an_event_id_does_not_suppress_the_event(server: NatsServer, bus: Bus) -> None:
+async def test_whoever_guesses_an_event_id_does_not_suppress_the_event(
+    server: NatsServer, bus: Bus
+) -> None:
     for guess in ("support.mine", "mine"):
-        await bus.jetstream().publish("turn.completed.other.s", b"{}", headers={"Nats-Msg-Id": guess})
+        await bus.jetstream().publish(
+            "turn.completed.other.s", b"{}", headers={"Nats-Msg-Id": guess}
+        )
 
     async with turnfold.connect(server.url) as client, turnfold.connect(server.url) as another:
         await another.session("support", "user-42").turn_completed([USER], event_id="mine")
@@ -127,16 +142,23 @@ async def test_publishing_outlasts_a_restart_of_the_bus(server: NatsServer, bus:
         session = client.session("support", "user-42")
         await session.turn_completed([USER])
         server.kill()
-        waiting = asyncio.create_task(session.turn_completed([USER | {"content": "while it was down"}]))
+        waiting = asyncio.create_task(
+            session.turn_completed([USER | {"content": "while it was down"}])
+        )
         await asyncio.sleep(0.3)
         server.start()
         receipt = await asyncio.wait_for(waiting, 30)
 
-    assert [event["messages"][0]["content"] for _, event in await stored(bus)] == ["Where is order 7341?", "while it was down"]
+    assert [event["messages"][0]["content"] for _, event in await stored(bus)] == [
+        "Where is order 7341?",
+        "while it was down",
+    ]
     assert receipt.seq == 2
 
 
-async def test_a_stream_that_is_not_there_is_told_with_the_event_to_publish_again(server: NatsServer) -> None:
+async def test_a_stream_that_is_not_there_is_told_with_the_event_to_publish_again(
+    server: NatsServer,
+) -> None:
     async with turnfold.connect(server.url, attempts=2) as client:
         with pytest.raises(Unavailable, match="event mine was not acknowledged"):
             await client.session("support", "user-42").turn_completed([USER], event_id="mine")
@@ -146,35 +168,48 @@ async def test_an_event_above_what_the_server_carries_is_refused(tmp_path: Path)
     with nats_server(tmp_path, more="max_payload: 1KB") as small:
         async with turnfold.connect(small.url) as client:
             with pytest.raises(TooLarge, match="more than the server carries"):
-                await client.session("support", "user-42").turn_completed([USER | {"content": "x" * 2_000}])
+                await client.session("support", "user-42").turn_completed(
+                    [USER | {"content": "x" * 2_000}]
+                )
 
 
 @pytest.mark.proves("L3")
-async def test_many_sessions_are_published_side_by_side_and_each_in_order(server: NatsServer, bus: Bus) -> None:
+async def test_many_sessions_are_published_side_by_side_and_each_in_order(
+    server: NatsServer, bus: Bus
+) -> None:
     told: list[int] = []
 
     async def published(_: Event, receipt: Receipt) -> None:
         told.append(receipt.seq)
 
     def events(session: int) -> list[Event]:
-        return [turn_event(session_key("support", f"s{session}"), [USER | {"content": str(number)}]) for number in range(20)]
+        return [
+            turn_event(session_key("support", f"s{session}"), [USER | {"content": str(number)}])
+            for number in range(20)
+        ]
 
     async with turnfold.connect(server.url) as client:
-        count = await client.publish_sessions(map(events, range(10)), in_flight=4, published=published)
+        count = await client.publish_sessions(
+            map(events, range(10)), in_flight=4, published=published
+        )
 
     by_session: dict[str, list[str]] = {}
     for _, event in await stored(bus):
         by_session.setdefault(event["session_id"], []).append(event["messages"][0]["content"])
     assert count == 200
     assert sorted(told) == list(range(1, 201))
-    assert by_session == {f"s{session}": [str(number) for number in range(20)] for session in range(10)}
+    assert by_session == {
+        f"s{session}": [str(number) for number in range(20)] for session in range(10)
+    }
 
 
 # --- asking
 
 
 @pytest.mark.proves("W5")
-async def test_a_query_carries_the_newest_acknowledged_sequence_of_its_session(server: NatsServer, bus: Bus) -> None:
+async def test_a_query_carries_the_newest_acknowledged_sequence_of_its_session(
+    server: NatsServer, bus: Bus
+) -> None:
     asked = await answering(bus, "context.get.support.*", lambda _: WINDOW)
 
     async with turnfold.connect(server.url) as client:
@@ -185,11 +220,17 @@ async def test_a_query_carries_the_newest_acknowledged_sequence_of_its_session(s
         await client.session("support", "never-written").context()
         await client.session("support", "user-42").context(after=1, as_of=3)
 
-    assert asked == [{"max_tokens": 8_000, "model": "gpt-4.1", "after": 2}, {}, {"after": 1, "as_of": "3"}]
+    assert asked == [
+        {"max_tokens": 8_000, "model": "gpt-4.1", "after": 2},
+        {},
+        {"after": 1, "as_of": "3"},
+    ]
 
 
 @pytest.mark.proves("W6")
-async def test_a_known_window_comes_back_itself_when_nothing_changed(server: NatsServer, bus: Bus) -> None:
+async def test_a_known_window_comes_back_itself_when_nothing_changed(
+    server: NatsServer, bus: Bus
+) -> None:
     def answer(asked: Json) -> Json:
         return {"not_modified": True, "etag": "e1"} if asked.get("etag") == "e1" else WINDOW
 
@@ -204,7 +245,13 @@ async def test_a_known_window_comes_back_itself_when_nothing_changed(server: Nat
 
 @pytest.mark.proves("L6")
 async def test_an_answer_that_is_an_error_is_raised(server: NatsServer, bus: Bus) -> None:
-    told = {"error": {"code": "cannot_fit", "message": "nothing is as small as 10 tokens", "needed_tokens": 5120}}
+    told = {
+        "error": {
+            "code": "cannot_fit",
+            "message": "nothing is as small as 10 tokens",
+            "needed_tokens": 5120,
+        }
+    }
     await answering(bus, "context.get.support.user-42", lambda _: told)
 
     async with turnfold.connect(server.url) as client:
@@ -214,19 +261,31 @@ async def test_an_answer_that_is_an_error_is_raised(server: NatsServer, bus: Bus
     assert caught.value.needed_tokens == 5120
 
 
-async def test_originals_come_page_by_page_and_pages_shrink_where_they_are_too_large(server: NatsServer, bus: Bus) -> None:
-    entries = [{"message_id": f"e#{n}", "position": n, "state": "live", "message": USER} for n in range(1, 8)]
+async def test_originals_come_page_by_page_and_pages_shrink_where_they_are_too_large(
+    server: NatsServer, bus: Bus
+) -> None:
+    entries = [
+        {"message_id": f"e#{n}", "position": n, "state": "live", "message": USER}
+        for n in range(1, 8)
+    ]
 
     def answer(asked: Json) -> Json:
         if asked["limit"] > 3:
             return {"error": {"code": "too_large", "message": "ask for less"}}
-        page = [entry for entry in entries if entry["position"] > asked.get("after_position", 0)][: asked["limit"]]
-        return {"messages": page, "next_position": page[-1]["position"] if page and page[-1] is not entries[-1] else None}
+        page = [entry for entry in entries if entry["position"] > asked.get("after_position", 0)][
+            : asked["limit"]
+        ]
+        return {
+            "messages": page,
+            "next_position": page[-1]["position"] if page and page[-1] is not entries[-1] else None,
+        }
 
     await answering(bus, "history.get.support.user-42", answer)
 
     async with turnfold.connect(server.url) as client:
-        found = [stored.message_id async for stored in client.session("support", "user-42").originals()]
+        found = [
+            stored.message_id async for stored in client.session("support", "user-42").originals()
+        ]
 
     assert found == [entry["message_id"] for entry in entries]
 
@@ -255,9 +314,13 @@ async def test_no_server_is_told_in_time_and_without_the_password() -> None:
 async def test_what_an_agent_may_not_do_is_told_at_once(tmp_path: Path) -> None:
     with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
         connection = await nats.connect(guarded.url, user="admin", password="admin")
-        await connection.jetstream().add_stream(StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS)))
+        await connection.jetstream().add_stream(
+            StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
+        )
         environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
-        async with turnfold.connect(guarded.url, inbox_prefix="_INBOX_support", environ=environ) as client:
+        async with turnfold.connect(
+            guarded.url, inbox_prefix="_INBOX_support", environ=environ
+        ) as client:
             receipt = await client.session("support", "user-42").turn_completed([USER])
             async with asyncio.timeout(3):
                 with pytest.raises(NotAllowed, match="other"):
@@ -271,7 +334,10 @@ async def test_what_an_agent_may_not_do_is_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.proves("X1")
 async def test_wrong_credentials_are_told_as_such(tmp_path: Path) -> None:
-    with nats_server(tmp_path, more=AGENT_ONLY) as guarded, pytest.raises(NotAllowed, match="refuses these credentials"):
+    with (
+        nats_server(tmp_path, more=AGENT_ONLY) as guarded,
+        pytest.raises(NotAllowed, match="refuses these credentials"),
+    ):
         async with turnfold.connect(guarded.url.replace("//", "//support:wrong@")):
             pass
 
@@ -279,7 +345,9 @@ async def test_wrong_credentials_are_told_as_such(tmp_path: Path) -> None:
 # --- the manual
 
 
-async def test_the_example_of_the_manual_runs(server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_example_of_the_manual_runs(
+    server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TURNFOLD_NATS_URL", server.url)
     asked = await answering(bus, "context.get.support.user-42", lambda _: WINDOW)
 

@@ -22,7 +22,10 @@ KEY = session_key("support", "user-42")
 
 async def turn(client: Client, number: int) -> int:
     """Publish a turn until it is acknowledged; its sequence."""
-    said: list[Json] = [{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": f"Answer {number}."}]
+    said: list[Json] = [
+        {"role": "user", "content": f"Question {number}?"},
+        {"role": "assistant", "content": f"Answer {number}."},
+    ]
     event = turn_event(KEY, said, event_id=f"e{number}")
     while True:
         with contextlib.suppress(Unavailable):
@@ -44,11 +47,19 @@ async def leader(servers: Sequence[NatsServer]) -> tuple[str, int]:
 
 
 @pytest.mark.proves("L1", "L2", "L3", "O2")
-async def test_each_server_of_a_cluster_may_die_and_come_back_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_each_server_of_a_cluster_may_die_and_come_back_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
     with nats_cluster(tmp_path / "nats") as servers:
         urls = ",".join(server.url for server in servers)
         parts = Parts(
-            tmp_path, servers[0], {"TURNFOLD_NATS_URL": urls, "TURNFOLD_NATS_REPLICAS": "3", "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
+            tmp_path,
+            servers[0],
+            {
+                "TURNFOLD_NATS_URL": urls,
+                "TURNFOLD_NATS_REPLICAS": "3",
+                "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",
+            },
         )
         await eventually(lambda: migrated(parts))
         published: list[int] = []
@@ -75,7 +86,9 @@ async def test_each_server_of_a_cluster_may_die_and_come_back_and_nothing_is_los
 async def sees(client: Client, published: Sequence[int]) -> bool:
     """Whether a window holds all that was published."""
     with contextlib.suppress(Unavailable):
-        window = await client.session(*KEY).context(max_tokens=50_000, after=published[-1], wait_ms=2_000)
+        window = await client.session(*KEY).context(
+            max_tokens=50_000, after=published[-1], wait_ms=2_000
+        )
         return window.fresh and window.account.total == 2 * len(published)
     return False
 

@@ -24,7 +24,9 @@ def test_help_names_every_command_that_runs_the_system() -> None:
     helped = turnfold("--help", COLUMNS="120")
 
     assert helped.returncode == 0
-    assert all(f" {name} " in helped.stdout for name in ("up", "worker", "query", "migrate", "doctor"))
+    assert all(
+        f" {name} " in helped.stdout for name in ("up", "worker", "query", "migrate", "doctor")
+    )
 
 
 @pytest.mark.proves("O3")
@@ -35,7 +37,10 @@ def test_the_version_is_told() -> None:
 
 
 @pytest.mark.proves("O3")
-@pytest.mark.parametrize("arguments", [("fly",), ("up", "--nats-port", "many"), ("up", "--nats-port", "70000"), ("worker", "--fast")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("fly",), ("up", "--nats-port", "many"), ("up", "--nats-port", "70000"), ("worker", "--fast")],
+)
 def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:
     assert turnfold(*arguments).returncode == 2
 
@@ -46,14 +51,21 @@ def test_a_misspelt_setting_ends_every_command_with_one_line(command: str, tmp_p
     ended = turnfold(command, TURNFOLD_DATADIR=str(tmp_path))
 
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "turnfold: there is no setting TURNFOLD_DATADIR: did you mean TURNFOLD_DATA_DIR?\n"
+    assert (
+        ended.stderr
+        == "turnfold: there is no setting TURNFOLD_DATADIR: did you mean TURNFOLD_DATA_DIR?\n"
+    )
 
 
 @pytest.mark.proves("O3")
-def test_a_data_directory_that_cannot_be_made_is_said_with_the_option_that_changes_it(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_made_is_said_with_the_option_that_changes_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").touch()
 
-    ended = turnfold("up", "--data-dir", str(tmp_path / "file" / "data"), "--nats-port", "0", "--http-port", "0")
+    ended = turnfold(
+        "up", "--data-dir", str(tmp_path / "file" / "data"), "--nats-port", "0", "--http-port", "0"
+    )
 
     assert ended.returncode == 1
     assert ended.stderr.endswith("choose another --data-dir\n")

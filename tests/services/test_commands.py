@@ -34,7 +34,16 @@ REFUSED: tuple[dict[str, Any], ...] = (
     {"actor": "key:A"},
     *({name: value} for name in IDS for value in ("another", None)),
 )
-TABLES = ("sessions", "agents", "messages", "compactions", "campaigns", "audit", "dead_letters", "erasures")
+TABLES = (
+    "sessions",
+    "agents",
+    "messages",
+    "compactions",
+    "campaigns",
+    "audit",
+    "dead_letters",
+    "erasures",
+)
 
 
 @pytest.fixture
@@ -64,7 +73,9 @@ async def answer(bus: Bus, subject: str, body: Any) -> Any:
 
 
 @pytest.mark.proves("X7")
-async def test_a_command_with_an_unknown_field_or_other_ids_is_refused_and_does_nothing(parts: Parts) -> None:
+async def test_a_command_with_an_unknown_field_or_other_ids_is_refused_and_does_nothing(
+    parts: Parts,
+) -> None:
     before = await stored(parts)
     bus = await nats.connect(parts.server.url)
     for name, (subject, ids) in SUBJECTS.items():
@@ -82,7 +93,9 @@ async def test_a_command_with_an_unknown_field_or_other_ids_is_refused_and_does_
 
 
 @pytest.mark.proves("X7")
-async def test_a_command_over_http_with_an_unknown_field_is_refused_and_does_nothing(parts: Parts) -> None:
+async def test_a_command_over_http_with_an_unknown_field_is_refused_and_does_nothing(
+    parts: Parts,
+) -> None:
     async with httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http:
         described = (await http.get("/openapi.json")).json()["paths"]
         commands = [
@@ -97,6 +110,9 @@ async def test_a_command_over_http_with_an_unknown_field_is_refused_and_does_not
         for method, path in commands:
             for query, body in (("", b'{"moed": "off"}'), ("?prefix=user-", b"")):
                 refused = await http.request(method, path + query, content=body)
-                assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_request"), (method, path, query, refused.text)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (
+                    400,
+                    "bad_request",
+                ), (method, path, query, refused.text)
 
         assert await stored(parts) == before

@@ -52,7 +52,11 @@ def outcomes(findings: list[Finding]) -> dict[str, str]:
 @pytest.mark.proves("O3")
 async def test_a_machine_with_nothing_on_it_gets_an_advice_for_each_part(tmp_path: Path) -> None:
     database = tmp_path / "turnfold.db"
-    nowhere = Settings(nats_url="nats://127.0.0.1:9", http_url="http://127.0.0.1:9", database_url=f"sqlite+aiosqlite:///{database}")
+    nowhere = Settings(
+        nats_url="nats://127.0.0.1:9",
+        http_url="http://127.0.0.1:9",
+        database_url=f"sqlite+aiosqlite:///{database}",
+    )
 
     findings = await examine(nowhere)
 
@@ -85,9 +89,14 @@ async def test_each_fault_goes_away_with_what_the_advice_says(tmp_path: Path) ->
         await client.close()
         web.shutdown()
 
-    assert {name for name, outcome in outcomes(before).items() if outcome == "failed"} == {"streams", "database"}
+    assert {name for name, outcome in outcomes(before).items() if outcome == "failed"} == {
+        "streams",
+        "database",
+    }
     assert [one.advice for one in before if one.check == "streams"] == ["run `turnfold migrate`"]
-    assert {name: outcome for name, outcome in outcomes(after).items() if outcome != "ok"} == {"disk writes": "unknown"}
+    assert {name: outcome for name, outcome in outcomes(after).items() if outcome != "ok"} == {
+        "disk writes": "unknown"
+    }
     assert set(outcomes(after)) == {
         "bus", "disk writes", "streams", "worker", "stream", "clock of the bus", "database", "jobs", "notices", "dead letters", "sqlite",
         "query", "model", "disk", "exposure",
@@ -119,11 +128,21 @@ def monitored(directory: Path, sync: str) -> AbstractContextManager[NatsServer]:
 
 
 @pytest.mark.proves("O3")
-@pytest.mark.parametrize(("sync", "outcome"), [("", "warning"), ("sync_interval: 1s", "warning"), ("sync_interval: always", "ok")])
-async def test_a_bus_that_acknowledges_before_it_writes_is_found_by_its_monitoring_port(tmp_path: Path, sync: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("sync", "outcome"),
+    [("", "warning"), ("sync_interval: 1s", "warning"), ("sync_interval: always", "ok")],
+)
+async def test_a_bus_that_acknowledges_before_it_writes_is_found_by_its_monitoring_port(
+    tmp_path: Path, sync: str, outcome: str
+) -> None:
     with monitored(tmp_path, sync) as server:
-        (ports,) = (json.loads(file.read_text()) for file in (tmp_path / "ports").glob(f"*_{server.pid}.ports"))
-        findings = await examine(settings_of(tmp_path, server.url), monitoring_url=ports["monitoring"][0])
+        (ports,) = (
+            json.loads(file.read_text())
+            for file in (tmp_path / "ports").glob(f"*_{server.pid}.ports")
+        )
+        findings = await examine(
+            settings_of(tmp_path, server.url), monitoring_url=ports["monitoring"][0]
+        )
 
     assert the(findings, "disk writes").outcome == outcome
 
@@ -135,11 +154,20 @@ async def test_a_full_stream_and_a_writer_that_asks_for_nothing_are_found(tmp_pa
         fcntl.flock(lock, fcntl.LOCK_EX)
         async with streams_of(server) as client:
             jetstream = client.jetstream()
-            await jetstream.update_stream((await jetstream.stream_info("TURNFOLD_EVENTS")).config.evolve(max_msgs=10))
+            await jetstream.update_stream(
+                (await jetstream.stream_info("TURNFOLD_EVENTS")).config.evolve(max_msgs=10)
+            )
             found = []
             for number in range(10):
                 if number == 8:
-                    found.append(the(await examine(replace(settings, nats_url=server.url), monitoring_url=NOBODY), "stream"))
+                    found.append(
+                        the(
+                            await examine(
+                                replace(settings, nats_url=server.url), monitoring_url=NOBODY
+                            ),
+                            "stream",
+                        )
+                    )
                 await jetstream.publish("turn.completed", b"{}")
             findings = await examine(replace(settings, nats_url=server.url), monitoring_url=NOBODY)
 
@@ -151,11 +179,11 @@ async def test_a_full_stream_and_a_writer_that_asks_for_nothing_are_found(tmp_pa
 
 
 @pytest.mark.proves("O3")
-async def test_stuck_jobs_notices_that_stay_and_dead_letters_are_found_in_the_database(tmp_path: Path) -> None:
+async def test_stuck_jobs_notices_that_stay_and_dead_letters_are_found_in_the_database(
+    tmp_path: Path,
+) -> None:
     url, now_ms = new_sqlite(tmp_path), time.time_ns() // 1_000_000
-    row = (
-        "(compaction_id, sid, ordinal, trigger, status, messages_evicted, tokens_evicted, tokens_before, digest, digest_tokens, attempts, "
-    )
+    row = "(compaction_id, sid, ordinal, trigger, status, messages_evicted, tokens_evicted, tokens_before, digest, digest_tokens, attempts, "
     row += "next_attempt_at_ms, requested_at_ms, lease_until_ms)"
     jobs = [
         (1, "pending", 0, now_ms - HOUR_MS, None),
@@ -165,11 +193,32 @@ async def test_stuck_jobs_notices_that_stay_and_dead_letters_are_found_in_the_da
     ]
     with closing(sqlite3.connect(tmp_path / "turnfold.db")) as connection, connection:
         for number, status, attempts, due_ms, lease_ms in jobs:
-            values = (number, 1, number, "messages", status, 1, 1, 1, "", 0, attempts, due_ms, due_ms, lease_ms)
-            connection.execute(f"INSERT INTO compactions {row} VALUES ({', '.join('?' * len(values))})", values)
-        connection.execute("INSERT INTO outbox (subject, payload) VALUES ('summary.updated.a.s', '{}')")
+            values = (
+                number,
+                1,
+                number,
+                "messages",
+                status,
+                1,
+                1,
+                1,
+                "",
+                0,
+                attempts,
+                due_ms,
+                due_ms,
+                lease_ms,
+            )
+            connection.execute(
+                f"INSERT INTO compactions {row} VALUES ({', '.join('?' * len(values))})", values
+            )
+        connection.execute(
+            "INSERT INTO outbox (subject, payload) VALUES ('summary.updated.a.s', '{}')"
+        )
         letter = "(stream_seq, at_ms, subject, reason, detail, size_bytes, payload)"
-        connection.execute(f"INSERT INTO dead_letters {letter} VALUES (1, 1, 'turn.completed', 'not_json', '', 1, x'00')")
+        connection.execute(
+            f"INSERT INTO dead_letters {letter} VALUES (1, 1, 'turn.completed', 'not_json', '', 1, x'00')"
+        )
 
     findings = await examine(settings_of(tmp_path, database_url=url), monitoring_url=NOBODY)
 
@@ -178,16 +227,23 @@ async def test_stuck_jobs_notices_that_stay_and_dead_letters_are_found_in_the_da
         the(findings, "jobs").found
         == "1 are due and nobody takes them, the oldest for 60 min; 1 were begun by somebody who is gone, and nobody goes on"
     )
-    assert (the(findings, "notices").outcome, the(findings, "notices").found) == ("failed", "1 wait, and none goes out")
+    assert (the(findings, "notices").outcome, the(findings, "notices").found) == (
+        "failed",
+        "1 wait, and none goes out",
+    )
     assert the(findings, "dead letters").outcome == "warning"
     assert "deadletters replay" in the(findings, "dead letters").advice
 
 
 @pytest.mark.proves("O3")
-async def test_the_clock_of_another_database_server_is_compared_with_ours(postgres_url: str, tmp_path: Path) -> None:
+async def test_the_clock_of_another_database_server_is_compared_with_ours(
+    postgres_url: str, tmp_path: Path
+) -> None:
     await upgrade(postgres_url)
 
-    findings = await examine(settings_of(tmp_path, database_url=postgres_url), monitoring_url=NOBODY)
+    findings = await examine(
+        settings_of(tmp_path, database_url=postgres_url), monitoring_url=NOBODY
+    )
 
     assert outcomes(findings)["clock of the database"] == "ok"
     assert outcomes(findings)["jobs"] == "ok"
@@ -195,13 +251,22 @@ async def test_the_clock_of_another_database_server_is_compared_with_ours(postgr
 
 @pytest.mark.proves("O3")
 async def test_a_model_is_reached_or_asked_and_what_is_wrong_is_told(tmp_path: Path) -> None:
-    named: dict[str, Any] = {"summary_model": "openai/gpt-4.1-mini", "summary_api_key": "none", "summary_timeout_seconds": 60.0}
+    named: dict[str, Any] = {
+        "summary_model": "openai/gpt-4.1-mini",
+        "summary_api_key": "none",
+        "summary_timeout_seconds": 60.0,
+    }
     async with running_model_server() as model:
         there = settings_of(tmp_path, summary_api_base=model.url, **named)
         reached = the(await examine(there, monitoring_url=NOBODY), "model")
         before = len(model.requests)
         asked = the(await examine(there, monitoring_url=NOBODY, asks_model=True), "model")
-    gone = the(await examine(settings_of(tmp_path, summary_api_base=f"{NOBODY}/v1", **named), monitoring_url=NOBODY), "model")
+    gone = the(
+        await examine(
+            settings_of(tmp_path, summary_api_base=f"{NOBODY}/v1", **named), monitoring_url=NOBODY
+        ),
+        "model",
+    )
 
     assert (reached.outcome, before) == ("ok", 0)
     assert asked.outcome == "ok"
@@ -222,11 +287,15 @@ async def test_http_that_is_open_beyond_this_machine_is_found(tmp_path: Path) ->
 def test_a_disk_is_told_of_before_it_is_full() -> None:
     total = 100 << 30
 
-    assert [of_disk("/srv", free=free, total=total).outcome for free in (50 << 30, 4 << 30, 500 << 20)] == ["ok", "warning", "failed"]
+    assert [
+        of_disk("/srv", free=free, total=total).outcome for free in (50 << 30, 4 << 30, 500 << 20)
+    ] == ["ok", "warning", "failed"]
 
 
 def test_a_clock_may_be_two_seconds_off() -> None:
-    assert [of_clock("bus", ms, own_ms=100_000).outcome for ms in (98_000, 102_000, 97_900, 103_000)] == ["ok", "ok", "warning", "warning"]
+    assert [
+        of_clock("bus", ms, own_ms=100_000).outcome for ms in (98_000, 102_000, 97_900, 103_000)
+    ] == ["ok", "ok", "warning", "warning"]
     assert of_clock("bus", 97_000, own_ms=100_000).found == "3.0 s behind this machine's"
 
 

@@ -25,18 +25,26 @@ MARK = "zanzibar-7f3a"
 ENVIRON = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_LOG_LEVEL": "info"}
 
 
-async def publish(client: Client, key: SessionKey, first: int, number: int, mark: str = MARK) -> int:
+async def publish(
+    client: Client, key: SessionKey, first: int, number: int, mark: str = MARK
+) -> int:
     """So many turns that say this; the last sequence."""
     seq = 0
     for index in range(first, first + number):
-        said = [{"role": "user", "content": f"{mark} question {index}"}, {"role": "assistant", "content": f"{mark} answer {index}"}]
+        said = [
+            {"role": "user", "content": f"{mark} question {index}"},
+            {"role": "assistant", "content": f"{mark} answer {index}"},
+        ]
         seq = (await client.publish(turn_event(key, said, event_id=f"e{index}"))).seq
     return seq
 
 
 async def is_stored(parts: Parts, seq: int) -> None:
     """Wait until everything up to a sequence is stored."""
-    await eventually(lambda: parts.rows(f"SELECT 1 FROM ingested WHERE first_seq = 1 AND last_seq >= {seq}"), told=parts.words)
+    await eventually(
+        lambda: parts.rows(f"SELECT 1 FROM ingested WHERE first_seq = 1 AND last_seq >= {seq}"),
+        told=parts.words,
+    )
 
 
 async def is_forgotten(parts: Parts) -> None:
@@ -50,7 +58,11 @@ async def is_forgotten(parts: Parts) -> None:
 
 def files_with(directory: Path, mark: str) -> list[str]:
     """The files in which a text stands to the letter."""
-    return [path.name for path in directory.rglob("*") if path.is_file() and mark.encode() in path.read_bytes()]
+    return [
+        path.name
+        for path in directory.rglob("*")
+        if path.is_file() and mark.encode() in path.read_bytes()
+    ]
 
 
 @pytest.mark.proves("A6", "L12")
@@ -75,8 +87,12 @@ async def test_what_was_erased_is_in_no_window_no_stream_and_no_file(tmp_path: P
         with pytest.raises(UnknownSession):
             await client.session(*KEY).status()
         await is_forgotten(parts)
-        assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {"bystander"}
-        await wait_until(lambda: not files_with(tmp_path, MARK), told=lambda: str(files_with(tmp_path, MARK)))
+        assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {
+            "bystander"
+        }
+        await wait_until(
+            lambda: not files_with(tmp_path, MARK), told=lambda: str(files_with(tmp_path, MARK))
+        )
         assert (await client.session(*TWIN).context(max_tokens=100_000)).account.total == 60
 
         seq = await publish(client, KEY, 100, 2)
@@ -87,7 +103,9 @@ async def test_what_was_erased_is_in_no_window_no_stream_and_no_file(tmp_path: P
 
 
 @pytest.mark.proves("A6", "L1")
-async def test_a_job_whose_model_hangs_while_its_session_is_erased_writes_nothing(tmp_path: Path) -> None:
+async def test_a_job_whose_model_hangs_while_its_session_is_erased_writes_nothing(
+    tmp_path: Path,
+) -> None:
     async with running_model_server() as model:
         model.fault = "hang"
         environ = ENVIRON | {
@@ -106,17 +124,31 @@ async def test_a_job_whose_model_hangs_while_its_session_is_erased_writes_nothin
 
             await client.session(*KEY).erase()
             await is_stored(parts, await publish(client, KEY, 100, 2))
-            await wait_until(lambda: "summary.discarded" in parts.words(), seconds=60, told=parts.words)
+            await wait_until(
+                lambda: "summary.discarded" in parts.words(), seconds=60, told=parts.words
+            )
 
             for view in ("summaries_view", "compactions_view"):
                 assert not rows(parts.database, f"SELECT 1 FROM {view}")
-            assert [row["role"] for row in rows(parts.database, "SELECT role FROM messages_view")] == ["user", "assistant"] * 2
-            assert rows(parts.database, "SELECT phase FROM audit_view ORDER BY audit_id DESC LIMIT 1")[0]["phase"] == "erased"
+            assert [
+                row["role"] for row in rows(parts.database, "SELECT role FROM messages_view")
+            ] == ["user", "assistant"] * 2
+            assert (
+                rows(parts.database, "SELECT phase FROM audit_view ORDER BY audit_id DESC LIMIT 1")[
+                    0
+                ]["phase"]
+                == "erased"
+            )
 
 
 @pytest.mark.proves("A6")
-async def test_the_stream_forgets_what_was_erased_although_the_worker_is_killed(tmp_path: Path) -> None:
-    async with running_parts(tmp_path, environ=ENVIRON) as parts, connect(parts.server.url, environ={}) as client:
+async def test_the_stream_forgets_what_was_erased_although_the_worker_is_killed(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
         async with parts.running("worker") as worker:
             await is_stored(parts, await publish(client, KEY, 0, 400))
             await client.session(*KEY).erase()
@@ -128,7 +160,9 @@ async def test_the_stream_forgets_what_was_erased_although_the_worker_is_killed(
             await is_forgotten(parts)
 
             assert await streamed(parts.server.url) == []
-            await wait_until(lambda: not files_with(tmp_path, MARK), told=lambda: str(files_with(tmp_path, MARK)))
+            await wait_until(
+                lambda: not files_with(tmp_path, MARK), told=lambda: str(files_with(tmp_path, MARK))
+            )
 
 
 @pytest.mark.proves("A6", "O3")
@@ -151,8 +185,12 @@ async def test_the_command_asks_first_and_erases_a_session_or_an_agent(tmp_path:
         assert "--yes" in refused.err
         assert session.rows == [{**KEY._asdict(), "sessions": 1, "messages": 4}]
         assert agent.status == 0
-        assert agent.out.startswith("Erased the agent support with all its sessions: 1 sessions, 6 messages. System: ")
-        assert [tuple(row) for row in rows(parts.database, "SELECT agent_id FROM sessions_view")] == [("bystander",)]
+        assert agent.out.startswith(
+            "Erased the agent support with all its sessions: 1 sessions, 6 messages. System: "
+        )
+        assert [
+            tuple(row) for row in rows(parts.database, "SELECT agent_id FROM sessions_view")
+        ] == [("bystander",)]
 
 
 @pytest.mark.proves("A6")
@@ -193,7 +231,10 @@ async def deleted(url: str) -> tuple[int, object]:
 @pytest.mark.proves("A6")
 async def test_a_worker_erases_the_sessions_whose_time_is_over(tmp_path: Path) -> None:
     environ = ENVIRON | {"TURNFOLD_POLICY__RETAIN_DAYS": "30"}
-    async with running_parts(tmp_path, environ=environ) as parts, connect(parts.server.url, environ={}) as client:
+    async with (
+        running_parts(tmp_path, environ=environ) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
         async with parts.running("worker"):
             await publish(client, TWIN, 0, 2, "somebody else's")
             await is_stored(parts, await publish(client, KEY, 0, 2))
@@ -202,17 +243,27 @@ async def test_a_worker_erases_the_sessions_whose_time_is_over(tmp_path: Path) -
             connection.execute(past, (KEY.agent_id,))
 
         async with parts.running("worker"):
-            await wait_until(lambda: len(rows(parts.database, "SELECT 1 FROM sessions_view")) == 1, told=parts.words)
+            await wait_until(
+                lambda: len(rows(parts.database, "SELECT 1 FROM sessions_view")) == 1,
+                told=parts.words,
+            )
             await is_forgotten(parts)
 
             told = rows(parts.database, "SELECT agent_id, phase, reason FROM audit_view")
             assert [tuple(row) for row in told] == [(KEY.agent_id, "erased", "retention")]
-            assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {"bystander"}
+            assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {
+                "bystander"
+            }
 
 
 @pytest.mark.proves("A6", "W5")
-async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(tmp_path: Path, sql: Postgres | None) -> None:
-    async with running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts, connect(parts.server.url, environ={}) as client:
+async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
         await publish(client, KEY, 0, 300)
         bus = await nats.connect(parts.server.url)
         for seq in [*range(5, 250), 252, 254]:
@@ -226,7 +277,9 @@ async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(tm
 
 
 @pytest.mark.proves("A6")
-async def test_what_the_stream_has_forgotten_already_is_no_trouble(tmp_path: Path, sql: Postgres | None) -> None:
+async def test_what_the_stream_has_forgotten_already_is_no_trouble(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
     async with (
         running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
         parts.running("worker"),

@@ -41,7 +41,12 @@ async def test_an_agent_whose_model_hangs_leaves_a_place_to_the_others(tmp_path:
             await wait_until(lambda: len(model.requests) == 3, seconds=90, told=parts.words)
 
             await turns("patient", "s")
-            await wait_until(lambda: rows(parts.database, "SELECT 1 FROM summaries_view WHERE agent_id = 'patient'"), told=parts.words)
+            await wait_until(
+                lambda: rows(
+                    parts.database, "SELECT 1 FROM summaries_view WHERE agent_id = 'patient'"
+                ),
+                told=parts.words,
+            )
 
             waiting = "SELECT count(*) FROM compactions_view WHERE agent_id = 'hanging' AND status = 'pending'"
             assert rows(parts.database, waiting)[0][0] >= 3
@@ -52,12 +57,18 @@ def niceness_of(pid: int) -> list[int]:
     """How much the threads of a process stand back, its first one first."""
     return [
         os.getpriority(os.PRIO_PROCESS, int(thread.name))
-        for thread in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda thread: int(thread.name))
+        for thread in sorted(
+            Path(f"/proc/{pid}/task").iterdir(), key=lambda thread: int(thread.name)
+        )
     ]
 
 
 async def test_a_worker_stands_back_for_windows_and_for_the_bus(tmp_path: Path) -> None:
-    async with running_parts(tmp_path) as parts, parts.running("worker") as worker, parts.running("query") as query:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker") as worker,
+        parts.running("query") as query,
+    ):
         ours = os.getpriority(os.PRIO_PROCESS, 0)
         main, *others = niceness_of(worker.process.pid)
 

@@ -60,7 +60,9 @@ async def pull(server: NatsServer, bus: Client) -> AsyncIterator[Pull]:
 
 
 @pytest.mark.proves("O7", "C69")
-async def test_events_arrive_whatever_others_write_to_whoever_asks_for_them(bus: Client, pull: Pull) -> None:
+async def test_events_arrive_whatever_others_write_to_whoever_asks_for_them(
+    bus: Client, pull: Pull
+) -> None:
     asked = 0
 
     async def on_request(message: Msg) -> None:
@@ -114,7 +116,9 @@ class Stumbling(Waker):
 
 
 @pytest.mark.proves("O7")
-async def test_a_loop_goes_on_after_any_error_and_counts_those_that_were_not_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_goes_on_after_any_error_and_counts_those_that_were_not_foreseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waited: list[int] = []
 
     def at_once(failures: int) -> float:

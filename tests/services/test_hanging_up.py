@@ -76,7 +76,9 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.proves("O2")
-async def test_a_server_that_does_not_greet_is_hung_up_on_before_the_next_attempt(dying: tuple[DyingServer, str], lost: list[str]) -> None:
+async def test_a_server_that_does_not_greet_is_hung_up_on_before_the_next_attempt(
+    dying: tuple[DyingServer, str], lost: list[str]
+) -> None:
     server, url = dying
     client = await connected(url)
 

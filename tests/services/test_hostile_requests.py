@@ -22,7 +22,11 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
 from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from tests.fuzz.decoders import REASONS
 from tests.fuzz.mutations import TOKENS, mutated
@@ -56,23 +60,35 @@ REQUESTS = EVENTS = 75 * EXAMPLES
 CODES = {"bad_request", "not_allowed", "unknown_session", "cannot_fit", "too_large", "conflict"}
 """All but `unavailable`, which nobody should be told here."""
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Parts]:
     """A bus and a database of either kind."""
-    server: Postgres | None = request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    server: Postgres | None = (
+        request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    )
     async with running_parts(tmp_path, postgres=server, environ=SOON) as made:
         yield made
 
 
 @pytest.mark.proves("X2", "X4", "O4")
-async def test_whatever_is_asked_over_http_is_answered_as_its_own_description_says(parts: Parts) -> None:
+async def test_whatever_is_asked_over_http_is_answered_as_its_own_description_says(
+    parts: Parts,
+) -> None:
     async with parts.running("worker") as worker, parts.running("query") as query:
         async with connect(parts.server.url, environ={}) as client:
             for number in range(3):
-                said = [{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}]
+                said = [
+                    {"role": "user", "content": f"Question {number}?"},
+                    {"role": "assistant", "content": "Yes."},
+                ]
                 await client.publish(turn_event(session_key("support", "user-42"), said))
         asked = await asyncio.to_thread(every_operation_asked, parts.http_url)
         log = parts.words()
@@ -92,14 +108,18 @@ UNSTORABLE = (
 
 @pytest.mark.proves("X2")
 async def test_what_no_database_keeps_is_a_bad_request(parts: Parts) -> None:
-    async with parts.running("query"), httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http:
+    async with (
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+    ):
         answers = {path: await http.get(path) for path in UNSTORABLE}
         # The largest that may be asked for is behind everything there is.
         audit = await http.get(f"/v1/agents/a/sessions/s/audit?after={2**53}")
 
-    assert {path: (answer.status_code, answer.json()["error"]["code"]) for path, answer in answers.items()} == dict.fromkeys(
-        UNSTORABLE, (400, "bad_request")
-    )
+    assert {
+        path: (answer.status_code, answer.json()["error"]["code"])
+        for path, answer in answers.items()
+    } == dict.fromkeys(UNSTORABLE, (400, "bad_request"))
     assert audit.status_code == 200
     assert audit.json()["audit"] == []
 
@@ -143,9 +163,20 @@ EVENT_ID = re.compile(rb'"event_id": *"[^"]*"')
 def hostile_token(random: Random) -> str:
     """One token of a subject: an id's, something like it, or anything that a subject may hold."""
     noise = random.choice(TOKENS)[:200]
-    raw = "".join(one for one in noise.decode("utf-8", "ignore") if one.isprintable() and one not in " .*>")
+    raw = "".join(
+        one for one in noise.decode("utf-8", "ignore") if one.isprintable() and one not in " .*>"
+    )
     return random.choice(
-        ("support", "user-42", "%00", "%2E%2E", "%E6%BC", "a%2a", token_of(noise.decode("utf-8", "ignore")) or "a", raw or "b")
+        (
+            "support",
+            "user-42",
+            "%00",
+            "%2E%2E",
+            "%E6%BC",
+            "a%2a",
+            token_of(noise.decode("utf-8", "ignore")) or "a",
+            raw or "b",
+        )
     )
 
 
@@ -157,7 +188,9 @@ def hostile_request(random: Random) -> tuple[str, bytes]:
     return subject, mutated(random, named("request").corpus).replace(b'"wait_ms":', b'"waits":')
 
 
-async def answers_of(bus: Bus, requests: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes, bytes]]:
+async def answers_of(
+    bus: Bus, requests: Iterable[tuple[str, bytes]]
+) -> list[tuple[str, bytes, bytes]]:
     """The answers, some asked at a time."""
     places = asyncio.Semaphore(20)
 
@@ -169,7 +202,9 @@ async def answers_of(bus: Bus, requests: Iterable[tuple[str, bytes]]) -> list[tu
 
 
 @pytest.mark.proves("I5", "X2", "X4")
-async def test_noise_on_every_subject_of_the_bus_is_answered_or_buried_and_the_system_goes_on(parts: Parts) -> None:
+async def test_noise_on_every_subject_of_the_bus_is_answered_or_buried_and_the_system_goes_on(
+    parts: Parts,
+) -> None:
     random = Random(SEED)
     requests = [hostile_request(random) for _ in range(REQUESTS)]
     events = [
@@ -178,18 +213,31 @@ async def test_noise_on_every_subject_of_the_bus_is_answered_or_buried_and_the_s
             + "".join(f".{hostile_token(random)}" for _ in range(random.choice((0, 0, 1, 2, 3)))),
             data,
         )
-        for data in (EVENT_ID.sub(b'"event_id":"n%d"' % number, mutated(random, named("event").corpus)) for number in range(EVENTS))
+        for data in (
+            EVENT_ID.sub(b'"event_id":"n%d"' % number, mutated(random, named("event").corpus))
+            for number in range(EVENTS)
+        )
     ]
     read = weigh_all([Delivery(subject, data, 1, 1) for subject, data in events], count=words)
 
-    async with parts.running("worker") as worker, parts.running("query") as query, await nats.connect(parts.server.url) as bus:
+    async with (
+        parts.running("worker") as worker,
+        parts.running("query") as query,
+        await nats.connect(parts.server.url) as bus,
+    ):
         answered = await answers_of(bus, requests)
         for subject, data in events:
             await bus.jetstream().publish(subject, data)
 
         async def is_ingested() -> bool:
             window = json.loads(
-                (await bus.request("context.get.a.s", json.dumps({"after": EVENTS, "wait_ms": 5_000}).encode(), timeout=20)).data
+                (
+                    await bus.request(
+                        "context.get.a.s",
+                        json.dumps({"after": EVENTS, "wait_ms": 5_000}).encode(),
+                        timeout=20,
+                    )
+                ).data
             )
             return bool(window["fresh"])
 
@@ -198,12 +246,18 @@ async def test_noise_on_every_subject_of_the_bus_is_answered_or_buried_and_the_s
             session = client.session("support", "afterwards")
             receipt = await session.turn_completed([{"role": "user", "content": "Still there?"}])
             window = await session.context(after=receipt.seq, wait_ms=5_000)
-        reasons = [str(row["reason"]) for row in await parts.rows("SELECT reason FROM dead_letters")]
+        reasons = [
+            str(row["reason"]) for row in await parts.rows("SELECT reason FROM dead_letters")
+        ]
         log = parts.words()
         assert worker.is_alive
         assert query.is_alive
 
-    wrong = [one for one in answered if json.loads(one[2]).get("error", {"code": "not_allowed"})["code"] not in CODES]
+    wrong = [
+        one
+        for one in answered
+        if json.loads(one[2]).get("error", {"code": "not_allowed"})["code"] not in CODES
+    ]
     assert wrong == []
     assert set(reasons) <= REASONS
     assert len(reasons) == len(read.dead)
@@ -237,13 +291,21 @@ async def test_nothing_of_an_agent_is_in_any_answer_to_one_that_looks_like_it(pa
         connect(parts.server.url, environ={}) as client,
         httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
     ):
-        said = [{"role": "user", "content": f"Beside it: {SECRET}-{number}."} for number in range(6)]
+        said = [
+            {"role": "user", "content": f"Beside it: {SECRET}-{number}."} for number in range(6)
+        ]
         mine = client.session(VICTIM, "s-1")
         for number, message in enumerate(said):
-            await client.publish(turn_event(session_key(VICTIM, "s-1"), [message], event_id=f"e{number}"))
+            await client.publish(
+                turn_event(session_key(VICTIM, "s-1"), [message], event_id=f"e{number}")
+            )
         compaction_id = await compacted(bus)
         receipts = [
-            await client.publish(turn_event(session_key(other, "s-1"), [{"role": "user", "content": "Mine."}], event_id="e1"))
+            await client.publish(
+                turn_event(
+                    session_key(other, "s-1"), [{"role": "user", "content": "Mine."}], event_id="e1"
+                )
+            )
             for other in LOOK_ALIKES
         ]
         await mine.context(after=receipts[-1].seq, wait_ms=5_000)
@@ -253,7 +315,12 @@ async def test_nothing_of_an_agent_is_in_any_answer_to_one_that_looks_like_it(pa
         left = await mine.context()
 
     assert sum(SECRET.encode() in answer for answer in own) >= 6
-    assert [(other, answer) for other, answers in told.items() for answer in answers if SECRET.encode() in answer] == []
+    assert [
+        (other, answer)
+        for other, answers in told.items()
+        for answer in answers
+        if SECRET.encode() in answer
+    ] == []
     assert all(any(b"Mine." in answer for answer in answers) for answers in told.values())
     assert left.account.total == len(said)
 
@@ -262,19 +329,37 @@ async def compacted(bus: Bus) -> str:
     """The compaction of the victim's session, once its summary is there."""
 
     async def told() -> str | None:
-        listed = json.loads((await bus.request(f"summary.list.{token_of(VICTIM)}.s-1", b"", timeout=20)).data)
+        listed = json.loads(
+            (await bus.request(f"summary.list.{token_of(VICTIM)}.s-1", b"", timeout=20)).data
+        )
         return next((str(one["compaction_id"]) for one in listed.get("summaries", ())), None)
 
     return await eventually(told)
 
 
-async def answers_to(agent_id: str, bus: Bus, http: httpx.AsyncClient, compaction_id: str) -> list[bytes]:
+async def answers_to(
+    agent_id: str, bus: Bus, http: httpx.AsyncClient, compaction_id: str
+) -> list[bytes]:
     """What an agent is told by every operation, over the bus and over HTTP; what changes things is asked last."""
     path = f"{token_of(agent_id)}.s-1"
-    changes = [] if agent_id == VICTIM else [("compaction.restore", {"compaction_id": compaction_id})]
-    over_bus = [(await bus.request(f"{name}.{path}", json.dumps(body).encode(), timeout=20)).data for name, body in (*ASKED, *changes)]
+    changes = (
+        [] if agent_id == VICTIM else [("compaction.restore", {"compaction_id": compaction_id})]
+    )
+    over_bus = [
+        (await bus.request(f"{name}.{path}", json.dumps(body).encode(), timeout=20)).data
+        for name, body in (*ASKED, *changes)
+    ]
     base = f"/v1/agents/{token_of(agent_id)}/sessions/s-1"
-    pages = ("", "/context", "/history", "/search?q=beside", "/summaries", "/summaries/1", "/summaries/1/sources?line=0", "/audit")
+    pages = (
+        "",
+        "/context",
+        "/history",
+        "/search?q=beside",
+        "/summaries",
+        "/summaries/1",
+        "/summaries/1/sources?line=0",
+        "/audit",
+    )
     over_http = [(await http.get(base + page)).content for page in pages]
     listed = (await http.get("/v1/sessions", params={"agent_id": agent_id})).content
     assert {one["agent_id"] for one in json.loads(listed)["sessions"]} == {agent_id}

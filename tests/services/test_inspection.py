@@ -31,7 +31,19 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @asynccontextmanager
 async def running_system(data_dir: Path) -> AsyncGenerator[Json, None]:
     """`turnfold up` in a process of its own, and its ready line."""
-    command = [sys.executable, "-m", "turnfold.cli", "up", "--json", "--data-dir", str(data_dir), "--nats-port", "0", "--http-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "turnfold.cli",
+        "up",
+        "--json",
+        "--data-dir",
+        str(data_dir),
+        "--nats-port",
+        "0",
+        "--http-port",
+        "0",
+    ]
     with (data_dir / "up.log").open("wb") as log:
         child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log)
     assert child.stdout
@@ -62,13 +74,20 @@ async def command(data_dir: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.proves("W5", "E2", "L7", "S4", "A1", "F1")
-async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(tmp_path: Path) -> None:
+async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(
+    tmp_path: Path,
+) -> None:
     async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
         session = client.session("support", "user.42 / 語")
         with pytest.raises(UnknownSession):
             await session.status()
         for number in range(30):
-            await session.turn_completed([{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}])
+            await session.turn_completed(
+                [
+                    {"role": "user", "content": f"Question {number}?"},
+                    {"role": "assistant", "content": "Yes."},
+                ]
+            )
             window = await session.context(max_tokens=100_000, wait_ms=5_000)
             assert window.fresh
             assert window.account.total == 2 * number + 2
@@ -103,19 +122,46 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
         assert all(row["summary_versions"] >= 2 and row["evictions"] >= 2 for row in rows)
         assert [json.loads(line)["messages"] for line in again[1].splitlines()] == [178, 201]
 
-        listed = {row["session_id"] for row in map(json.loads, (await command(tmp_path, "sessions", "--json"))[1].splitlines())}
-        window = json.loads((await command(tmp_path, "context", "support", "support-chat", "--json"))[1])
-        readable = await command(tmp_path, "context", "travel-planner", "zh-travel", "--max-tokens", "4000")
-        versions = (await command(tmp_path, "summaries", "list", "support", "support-chat", "--json"))[1].splitlines()
+        listed = {
+            row["session_id"]
+            for row in map(
+                json.loads, (await command(tmp_path, "sessions", "--json"))[1].splitlines()
+            )
+        }
+        window = json.loads(
+            (await command(tmp_path, "context", "support", "support-chat", "--json"))[1]
+        )
+        readable = await command(
+            tmp_path, "context", "travel-planner", "zh-travel", "--max-tokens", "4000"
+        )
+        versions = (
+            await command(tmp_path, "summaries", "list", "support", "support-chat", "--json")
+        )[1].splitlines()
         shown = await command(tmp_path, "summaries", "show", "support", "support-chat", "1")
-        trail = (await command(tmp_path, "audit", "support", "support-chat", "--json"))[1].splitlines()
+        trail = (await command(tmp_path, "audit", "support", "support-chat", "--json"))[
+            1
+        ].splitlines()
         verified = await command(tmp_path, "audit", "verify")
         dead = await command(tmp_path, "deadletters", "list", "--json")
-        searched = await command(tmp_path, "search", "travel-planner", "zh-travel", "爸妈", "--json")
-        piped = await command(tmp_path, "search", "support", "support-chat", "order", "--limit", "3", "--state", "covered")
+        searched = await command(
+            tmp_path, "search", "travel-planner", "zh-travel", "爸妈", "--json"
+        )
+        piped = await command(
+            tmp_path,
+            "search",
+            "support",
+            "support-chat",
+            "order",
+            "--limit",
+            "3",
+            "--state",
+            "covered",
+        )
         nobody = await command(tmp_path, "search", "support", "never", "order")
         wordless = await command(tmp_path, "search", "support", "support-chat", "?!")
-        async with turnfold.connect(json.loads((tmp_path / "turnfold.json").read_text())["nats_url"]) as client:
+        async with turnfold.connect(
+            json.loads((tmp_path / "turnfold.json").read_text())["nats_url"]
+        ) as client:
             session = client.session("support", "support-chat")
             sources, entry = await session.expand(1, entry=1), (await session.summary(1)).ledger[1]
 
@@ -130,8 +176,15 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
         assert verified[0] == 0, verified
         assert verified[1].count("intact") == 2
         assert (dead[0], dead[1]) == (0, "")
-        assert all("爸妈" in row["message"]["content"] for row in map(json.loads, searched[1].splitlines()))
-        assert [line.split("\t")[2] for line in piped[1].splitlines()] == ["state", "covered", "covered", "covered"]
+        assert all(
+            "爸妈" in row["message"]["content"] for row in map(json.loads, searched[1].splitlines())
+        )
+        assert [line.split("\t")[2] for line in piped[1].splitlines()] == [
+            "state",
+            "covered",
+            "covered",
+            "covered",
+        ]
         assert nobody[2].startswith("turnfold: nothing was published")
         assert (wordless[0], "no word in it" in wordless[2]) == (1, True)
         told = [json.dumps(one["message"], ensure_ascii=False) for one in sources["messages"]]
@@ -163,23 +216,38 @@ TAMPERED = {
 
 
 @pytest.mark.proves("A1", "O3")
-async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(tmp_path: Path) -> None:
+async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
+    tmp_path: Path,
+) -> None:
     async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
         session = client.session("support", "user.42 / 語")
         for number in range(30):
-            await session.turn_completed([{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes."}])
+            await session.turn_completed(
+                [
+                    {"role": "user", "content": f"Question {number}?"},
+                    {"role": "assistant", "content": "Yes."},
+                ]
+            )
         await session.context(wait_ms=5_000)
         await eventually(session.summaries)
-        with contextlib.closing(sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)) as connection:
-            connection.create_function("sealed", -1, lambda before, *values: seal(before, values, None))
+        with contextlib.closing(
+            sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)
+        ) as connection:
+            connection.create_function(
+                "sealed", -1, lambda before, *values: seal(before, values, None)
+            )
             # Who may write may also drop what protects the table; only the chain is left to tell.
-            connection.executescript("PRAGMA wal_autocheckpoint = 0; DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete")
+            connection.executescript(
+                "PRAGMA wal_autocheckpoint = 0; DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete"
+            )
             connection.execute("CREATE TEMP TABLE kept AS SELECT * FROM audit")
             assert (await command(tmp_path, "audit", "verify"))[0] == 0
             for told, tampering in TAMPERED.items():
                 connection.executescript(f"BEGIN; {tampering}; COMMIT")
                 status, out, err = await command(tmp_path, "audit", "verify", "--json")
-                connection.executescript("BEGIN; DELETE FROM audit; INSERT INTO audit SELECT * FROM kept; COMMIT")
+                connection.executescript(
+                    "BEGIN; DELETE FROM audit; INSERT INTO audit SELECT * FROM kept; COMMIT"
+                )
                 assert status == 1, told
                 assert told in json.loads(out)["verdict"]
                 assert "was changed: compare it with a backup" in err
@@ -187,8 +255,12 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
 
 
 @pytest.mark.proves("O1")
-async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_running(tmp_path: Path) -> None:
-    status, out, err = await command(tmp_path, "demo", str(EXAMPLES / "support-chat.jsonl"), "--data-dir", str(tmp_path / "demo"))
+async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_running(
+    tmp_path: Path,
+) -> None:
+    status, out, err = await command(
+        tmp_path, "demo", str(EXAMPLES / "support-chat.jsonl"), "--data-dir", str(tmp_path / "demo")
+    )
 
     assert status == 0, err
     assert "support / support-chat" in out
@@ -204,7 +276,13 @@ async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
     environ = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"}
 
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "turnfold.cli", "replay", str(tmp_path / "talk.json"), stderr=subprocess.PIPE, env=os.environ | environ
+        sys.executable,
+        "-m",
+        "turnfold.cli",
+        "replay",
+        str(tmp_path / "talk.json"),
+        stderr=subprocess.PIPE,
+        env=os.environ | environ,
     )
     _, err = await asyncio.wait_for(child.communicate(), 30)
 
@@ -214,8 +292,18 @@ async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", [["audit", "only-an-agent"], ["context", "agent"], ["replay"], ["replay", "x", "--step", "word"]])
-async def test_a_command_called_the_wrong_way_ends_with_status_2(tmp_path: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "only-an-agent"],
+        ["context", "agent"],
+        ["replay"],
+        ["replay", "x", "--step", "word"],
+    ],
+)
+async def test_a_command_called_the_wrong_way_ends_with_status_2(
+    tmp_path: Path, arguments: list[str]
+) -> None:
     status, _, err = await command(tmp_path, *arguments)
 
     assert (status, bool(err)) == (2, True)

@@ -44,7 +44,9 @@ async def stream_of(server: NatsServer, **config: Any) -> AsyncGenerator[Client]
     try:
         await provision(client, first_seq=1)
         jetstream = client.jetstream()
-        await jetstream.update_stream((await jetstream.stream_info(EVENTS_STREAM)).config.evolve(**config))
+        await jetstream.update_stream(
+            (await jetstream.stream_info(EVENTS_STREAM)).config.evolve(**config)
+        )
         yield client
     finally:
         await client.close()
@@ -54,7 +56,9 @@ async def stream_of(server: NatsServer, **config: Any) -> AsyncGenerator[Client]
 
 
 @pytest.mark.proves("I5", "O3")
-async def test_dead_letters_are_stored_after_a_fix_and_told_apart_from_those_still_bad(tmp_path: Path) -> None:
+async def test_dead_letters_are_stored_after_a_fix_and_told_apart_from_those_still_bad(
+    tmp_path: Path,
+) -> None:
     async with running_parts(tmp_path, environ={"TURNFOLD_MAX_EVENT_MESSAGES": "1"}) as parts:
         async with parts.running("worker"), client_connect(parts.server.url, environ={}) as client:
             await client.publish(turn_event(KEY, said("Where is it?"), event_id="short"))
@@ -68,22 +72,44 @@ async def test_dead_letters_are_stored_after_a_fix_and_told_apart_from_those_sti
             shown = await command("deadletters", "show", "3", environ=parts.environ)
             done = await command("deadletters", "replay", "--all", "--json", environ=parts.environ)
             again = await command("deadletters", "replay", "--all", "--json", environ=parts.environ)
-            named = await command("deadletters", "replay", "1", "99", "--json", environ=parts.environ)
+            named = await command(
+                "deadletters", "replay", "1", "99", "--json", environ=parts.environ
+            )
             listed = await command("deadletters", "list", "--json", environ=parts.environ)
-        stored = [event_id for (event_id,) in rows(parts.database, "SELECT event_id FROM events ORDER BY event_id")]
+        stored = [
+            event_id
+            for (event_id,) in rows(parts.database, "SELECT event_id FROM events ORDER BY event_id")
+        ]
 
     assert "\\x00\\x1b[2J no json" in shown.out
-    assert [(row["dead_letter_id"], row["outcome"]) for row in done.rows] == [(1, "stored"), (2, "stored"), (3, "dead")]
+    assert [(row["dead_letter_id"], row["outcome"]) for row in done.rows] == [
+        (1, "stored"),
+        (2, "stored"),
+        (3, "dead"),
+    ]
     assert done.status == 1
     # What is bad as before is a letter of its own now, and only that one is left to be replayed.
-    assert [(row["dead_letter_id"], row["outcome"], row["became"]) for row in again.rows] == [(4, "dead", 5)]
-    assert [(row["dead_letter_id"], row["outcome"]) for row in named.rows] == [(1, "replayed_before"), (99, "unknown")]
-    assert [row["replayed_at"] is not None for row in listed.rows] == [True, True, True, True, False]
+    assert [(row["dead_letter_id"], row["outcome"], row["became"]) for row in again.rows] == [
+        (4, "dead", 5)
+    ]
+    assert [(row["dead_letter_id"], row["outcome"]) for row in named.rows] == [
+        (1, "replayed_before"),
+        (99, "unknown"),
+    ]
+    assert [row["replayed_at"] is not None for row in listed.rows] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert stored == ["long", "short"]
 
 
 async def test_a_replay_says_which_letters_it_means(tmp_path: Path) -> None:
-    told = await command("deadletters", "replay", "1", "--all", environ={"TURNFOLD_DATA_DIR": str(tmp_path)})
+    told = await command(
+        "deadletters", "replay", "1", "--all", environ={"TURNFOLD_DATA_DIR": str(tmp_path)}
+    )
 
     assert told.status == 2
 
@@ -92,14 +118,21 @@ async def test_a_replay_says_which_letters_it_means(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("X4")
-async def test_a_full_stream_is_an_error_that_says_so_and_a_buffer_waits_for_room(tmp_path: Path) -> None:
+async def test_a_full_stream_is_an_error_that_says_so_and_a_buffer_waits_for_room(
+    tmp_path: Path,
+) -> None:
     with nats_server(tmp_path) as server:
-        async with stream_of(server, max_msgs=2) as operator, client_connect(server.url, environ={}) as client:
+        async with (
+            stream_of(server, max_msgs=2) as operator,
+            client_connect(server.url, environ={}) as client,
+        ):
             for number in range(2):
                 await client.publish(turn_event(KEY, said("?"), event_id=f"e{number}"))
             with pytest.raises(StreamFull, match="maximum messages exceeded"):
                 await client.publish(turn_event(KEY, said("?"), event_id="e2"))
-            async with client_connect(server.url, environ={}, buffering=Buffering(wait_seconds=0.1)) as patient:
+            async with client_connect(
+                server.url, environ={}, buffering=Buffering(wait_seconds=0.1)
+            ) as patient:
                 receipt = await patient.publish(turn_event(KEY, said("?"), event_id="e2"))
                 await operator.jetstream().purge_stream(EVENTS_STREAM)
                 await wait_until(lambda: not patient.unpublished)
@@ -118,7 +151,12 @@ async def test_over_http_a_full_stream_answers_unavailable(tmp_path: Path) -> No
             status, answers = 200, []
             for number in range(20):
                 told = event | {"event_id": f"e{number}", "messages": said("word " * 50)}
-                status, answer = await http(parts, "POST", f"/v1/agents/{KEY.agent_id}/sessions/{KEY.session_id}/events", told)
+                status, answer = await http(
+                    parts,
+                    "POST",
+                    f"/v1/agents/{KEY.agent_id}/sessions/{KEY.session_id}/events",
+                    told,
+                )
                 answers.append(answer)
                 if status != 200:
                     break
@@ -129,7 +167,9 @@ async def test_over_http_a_full_stream_answers_unavailable(tmp_path: Path) -> No
 
 
 @pytest.mark.proves("X4")
-async def test_migrating_keeps_the_size_an_operator_gave_the_stream_until_one_is_set(tmp_path: Path) -> None:
+async def test_migrating_keeps_the_size_an_operator_gave_the_stream_until_one_is_set(
+    tmp_path: Path,
+) -> None:
     with nats_server(tmp_path) as server:
         async with stream_of(server, max_bytes=50_000_000) as client:
             sizes = []
@@ -197,14 +237,20 @@ async def test_only_what_is_older_goes_whatever_was_deleted_between(tmp_path: Pa
 
 @pytest.mark.proves("W5")
 async def test_a_worker_purges_by_itself_and_fresh_stays_true(tmp_path: Path) -> None:
-    async with running_parts(tmp_path) as parts, parts.running("worker"), client_connect(parts.server.url, environ={}) as client:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        client_connect(parts.server.url, environ={}) as client,
+    ):
         for number in range(5):
             await client.publish(turn_event(KEY, said("?"), event_id=f"e{number}"))
         await wait_until(lambda: count(parts, "events") == 5)
         bus = await nats.connect(parts.server.url)
 
         async def acknowledged() -> bool:
-            return not (await bus.jetstream().consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)).num_ack_pending
+            return not (
+                await bus.jetstream().consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+            ).num_ack_pending
 
         await eventually(acknowledged)
         await forget_old(bus, ingested_to=5, hours=0)
@@ -234,10 +280,17 @@ async def http(parts: Parts, method: str, path: str, body: Json | None = None) -
 
 
 @pytest.mark.proves("X4")
-async def test_a_burst_is_answered_or_refused_at_once_and_afterwards_all_is_as_before(tmp_path: Path) -> None:
+async def test_a_burst_is_answered_or_refused_at_once_and_afterwards_all_is_as_before(
+    tmp_path: Path,
+) -> None:
     async with (
         running_parts(
-            tmp_path, environ={"TURNFOLD_MAX_REQUESTS": "50", "TURNFOLD_MAX_WAITING": "50", "TURNFOLD_AGENT_SHARE": "1"}
+            tmp_path,
+            environ={
+                "TURNFOLD_MAX_REQUESTS": "50",
+                "TURNFOLD_MAX_WAITING": "50",
+                "TURNFOLD_AGENT_SHARE": "1",
+            },
         ) as parts,
         parts.running("worker"),
         parts.running("query"),
@@ -248,7 +301,13 @@ async def test_a_burst_is_answered_or_refused_at_once_and_afterwards_all_is_as_b
         bus = await nats.connect(parts.server.url)
 
         async def asked(subject: str, request: Json) -> str:
-            told = json.loads((await bus.request(f"{subject}.support.user-42", json.dumps(request).encode(), timeout=60)).data)
+            told = json.loads(
+                (
+                    await bus.request(
+                        f"{subject}.support.user-42", json.dumps(request).encode(), timeout=60
+                    )
+                ).data
+            )
             return str(told["error"]["code"] if "error" in told else "answered")
 
         before = await asked("history.get", {})
@@ -257,8 +316,14 @@ async def test_a_burst_is_answered_or_refused_at_once_and_afterwards_all_is_as_b
         alive = await http(parts, "GET", "/healthz")
         burst = await asyncio.gather(*(asked("history.get", {}) for _ in range(5_000)))
         held = await asyncio.gather(*waiting)
-        writes = await asyncio.gather(*(asked("session.policy", {"mode": "auto"}) for _ in range(500)))
-        after = await asked("history.get", {}), (await http(parts, "GET", "/v1/sessions"))[0], await asked("session.policy", {})
+        writes = await asyncio.gather(
+            *(asked("session.policy", {"mode": "auto"}) for _ in range(500))
+        )
+        after = (
+            await asked("history.get", {}),
+            (await http(parts, "GET", "/v1/sessions"))[0],
+            await asked("session.policy", {}),
+        )
         await bus.close()
 
     assert before == "answered"

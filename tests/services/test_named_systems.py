@@ -59,14 +59,20 @@ ALL = sorted(every_command(typer.main.get_command(application())))
 CHANGING = [path for path in ALL if path not in READING | OF_THEIR_OWN | SERVICES]
 
 
-async def run(path: tuple[str, ...], arguments: list[str], environ: dict[str, str], folder: Path) -> Command:
+async def run(
+    path: tuple[str, ...], arguments: list[str], environ: dict[str, str], folder: Path
+) -> Command:
     file = folder / "one.jsonl"
     file.write_text(json.dumps({"role": "user", "content": "Hello."}) + "\n")
-    return await command(*path, *(argument.format(file=file) for argument in arguments), environ=environ)
+    return await command(
+        *path, *(argument.format(file=file) for argument in arguments), environ=environ
+    )
 
 
 @pytest.mark.proves("O8", "C73")
-async def test_a_directory_in_which_nothing_runs_leads_no_command_to_the_default_ports(tmp_path: Path) -> None:
+async def test_a_directory_in_which_nothing_runs_leads_no_command_to_the_default_ports(
+    tmp_path: Path,
+) -> None:
     """O8, C73: a system listens on the default ports; an empty and a stale directory are named, or none at all."""
     async with running_system(tmp_path / "other", nats_port=4222, http_port=8080) as other:
         async with turnfold.connect(other.nats_url, environ={}) as client:
@@ -83,7 +89,10 @@ async def test_a_directory_in_which_nothing_runs_leads_no_command_to_the_default
             for name, environ in (("empty", empty), ("stale", stale), ("none", None)):
                 named = {} if environ is None else {"TURNFOLD_DATA_DIR": str(environ)}
                 refused[path, name] = await run(path, ARGUMENTS[path], named, tmp_path)
-        read = {path: await run(path, some, {"TURNFOLD_DATA_DIR": str(empty)}, tmp_path) for path, some in READS.items()}
+        read = {
+            path: await run(path, some, {"TURNFOLD_DATA_DIR": str(empty)}, tmp_path)
+            for path, some in READS.items()
+        }
         by_default = await run(("context",), ["ada", "s-1", "--json"], {}, tmp_path)
         named = {"TURNFOLD_DATA_DIR": str(tmp_path / "other")}
         doctor = await run(("doctor",), ["--json"], named, tmp_path)

@@ -12,7 +12,11 @@ from nats.aio.client import Client as Bus
 from tests.system import Parts, eventually, running_parts
 from turnfold.core.presets import FIELD_TYPES
 
-ENVIRON = {"TURNFOLD_POLICY__KEEP_MESSAGES": "7", "TURNFOLD_MODE": "manual", "TURNFOLD_LIMIT__SUMMARY_MAX_TOKENS": "900"}
+ENVIRON = {
+    "TURNFOLD_POLICY__KEEP_MESSAGES": "7",
+    "TURNFOLD_MODE": "manual",
+    "TURNFOLD_LIMIT__SUMMARY_MAX_TOKENS": "900",
+}
 SUBJECTS = {
     "/v1/agents/support/sessions/s/policy": "session.policy.support.s",
     "/v1/agents/support/policy": "agent.policy.support",
@@ -33,7 +37,9 @@ async def read(parts: Parts, bus: Bus, path: str) -> Any:
 
 
 @pytest.mark.proves("X6", "O5")
-async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(tmp_path: Path) -> None:
+async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(
+    tmp_path: Path,
+) -> None:
     config = tmp_path / "turnfold.toml"
     config.write_text("[policy]\nmin_gain_messages = 3\nkeep_messages = 8\n")
     environ = ENVIRON | {"TURNFOLD_CONFIG": str(config)}
@@ -48,14 +54,28 @@ async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(tm
             assert numbers["min_gain_messages"] == {"value": 3, "from": "file"}
             assert numbers["summary_max_tokens"] == {"value": 900, "from": "environment"}
             assert numbers["max_live_messages"] == {"value": 50, "from": "preset"}
-            assert (await asked(bus, subject, {"agent_id": "other"}))["error"]["code"] == "bad_request"
+            assert (await asked(bus, subject, {"agent_id": "other"}))["error"][
+                "code"
+            ] == "bad_request"
             assert await asked(bus, subject, {"agent_id": "support"}) == policy
-        assert await parts.rows("SELECT agent_id FROM agents UNION SELECT agent_id FROM sessions UNION SELECT agent_id FROM audit") == []
+        assert (
+            await parts.rows(
+                "SELECT agent_id FROM agents UNION SELECT agent_id FROM sessions UNION SELECT agent_id FROM audit"
+            )
+            == []
+        )
 
         async with parts.running("worker"):
             session, agent = SUBJECTS.values()
             changes = [
-                (agent, {"preset": "static-buffer", "mode": "auto", "overrides": {"max_live_messages": 33, "keep_tokens": 5}}),
+                (
+                    agent,
+                    {
+                        "preset": "static-buffer",
+                        "mode": "auto",
+                        "overrides": {"max_live_messages": 33, "keep_tokens": 5},
+                    },
+                ),
                 (session, {"overrides": {"max_live_messages": 77}}),
             ]
             for subject, change in changes:
@@ -65,12 +85,17 @@ async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(tm
         assert (policy["mode"], policy["preset"]) == ("auto", "static-buffer")
         assert policy["numbers"]["max_live_messages"] == {"value": 77, "from": "session"}
         assert policy["numbers"]["keep_tokens"] == {"value": 5, "from": "agent"}
-        assert (await read(parts, bus, of_agent))["numbers"]["max_live_messages"] == {"value": 33, "from": "agent"}
+        assert (await read(parts, bus, of_agent))["numbers"]["max_live_messages"] == {
+            "value": 33,
+            "from": "agent",
+        }
         await bus.close()
 
 
 @pytest.mark.proves("X6")
-async def test_one_answer_comes_to_a_request_that_reads_and_to_one_that_writes(tmp_path: Path) -> None:
+async def test_one_answer_comes_to_a_request_that_reads_and_to_one_that_writes(
+    tmp_path: Path,
+) -> None:
     async with running_parts(tmp_path) as parts, parts.running("worker"), parts.running("query"):
         bus = await nats.connect(parts.server.url)
         heard: list[bytes] = []

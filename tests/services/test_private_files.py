@@ -13,7 +13,11 @@ from tests.system import running_parts, running_system
 def open_to_others(directory: Path) -> list[str]:
     """The files that others may read or write, and the directories among them that others may enter."""
     found = [*directory.rglob("*")]
-    return sorted(str(path.relative_to(directory)) for path in found if stat.S_IMODE(path.lstat().st_mode) & 0o077)
+    return sorted(
+        str(path.relative_to(directory))
+        for path in found
+        if stat.S_IMODE(path.lstat().st_mode) & 0o077
+    )
 
 
 @pytest.mark.proves("X9")
@@ -25,7 +29,10 @@ async def test_a_system_keeps_its_files_private_in_a_directory_that_existed(tmp_
     (data_dir / "turnfold.db").chmod(0o644)
     before = os.umask(0)
     try:
-        async with running_system(data_dir) as system, turnfold.connect(system.nats_url, environ={}) as client:
+        async with (
+            running_system(data_dir) as system,
+            turnfold.connect(system.nats_url, environ={}) as client,
+        ):
             session = client.session("ada", "s-1")
             await session.turn_completed([{"role": "user", "content": "Keep this."}])
             await session.context(wait_ms=5_000)
@@ -48,7 +55,11 @@ async def test_a_worker_takes_an_open_database_from_everybody_else(tmp_path: Pat
         async with running_parts(tmp_path) as parts:
             parts.database.chmod(0o644)
             async with parts.running("worker"), parts.running("query"):
-                found = [name for name in open_to_others(tmp_path) if name.startswith(parts.database.name)]
+                found = [
+                    name
+                    for name in open_to_others(tmp_path)
+                    if name.startswith(parts.database.name)
+                ]
     finally:
         os.umask(before)
 

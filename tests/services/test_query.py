@@ -36,13 +36,22 @@ async def http_of(parts: Parts, path: str, **query: object) -> tuple[int, Json]:
 async def published(client: Client, count: int) -> int:
     """Publish so many turns; the freshness token of the last."""
     session = client.session("support", "user-42")
-    receipts = [await session.turn_completed([USER | {"content": f"Question {number}?"}]) for number in range(count)]
+    receipts = [
+        await session.turn_completed([USER | {"content": f"Question {number}?"}])
+        for number in range(count)
+    ]
     return receipts[-1].seq
 
 
 @pytest.mark.proves("W5", "L4")
-async def test_a_window_without_the_newest_event_says_so_after_waiting_as_long_as_it_may(tmp_path: Path) -> None:
-    async with running_parts(tmp_path) as parts, parts.running("query"), connect(parts.server.url, environ={}) as client:
+async def test_a_window_without_the_newest_event_says_so_after_waiting_as_long_as_it_may(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
         await published(client, 1)
         began = time.monotonic()
         stale = await client.session("support", "user-42").context(wait_ms=400)
@@ -63,8 +72,14 @@ async def test_a_window_without_the_newest_event_says_so_after_waiting_as_long_a
 
 
 @pytest.mark.proves("L4", "O2")
-async def test_windows_are_answered_while_the_worker_is_dead_and_what_needs_it_is_told_unavailable(tmp_path: Path) -> None:
-    async with running_parts(tmp_path) as parts, parts.running("query"), connect(parts.server.url, environ={}) as client:
+async def test_windows_are_answered_while_the_worker_is_dead_and_what_needs_it_is_told_unavailable(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
         session = client.session("support", "user-42")
         async with parts.running("worker"):
             await published(client, 3)
@@ -93,14 +108,19 @@ async def test_events_that_can_never_be_stored_are_counted(tmp_path: Path) -> No
             lines = (await http.get("/metrics")).text.splitlines()
             return sorted(line for line in lines if line.startswith("turnfold_dead_letters{"))
 
-        wanted = ['turnfold_dead_letters{reason="not_json"} 2.0', 'turnfold_dead_letters{reason="wrong_shape"} 1.0']
+        wanted = [
+            'turnfold_dead_letters{reason="not_json"} 2.0',
+            'turnfold_dead_letters{reason="wrong_shape"} 1.0',
+        ]
         async with asyncio.timeout(20):
             while await counted() != wanted:  # noqa: ASYNC110 - another process is waited for
                 await asyncio.sleep(0.05)
 
 
 @pytest.mark.proves("L4", "R3", "O4")
-async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwards(tmp_path: Path) -> None:
+async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwards(
+    tmp_path: Path,
+) -> None:
     async with (
         running_parts(tmp_path) as parts,
         parts.running("worker"),
@@ -128,7 +148,9 @@ async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwar
 
 
 @pytest.mark.proves("X2", "W5")
-async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_both_ways(tmp_path: Path) -> None:
+async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_both_ways(
+    tmp_path: Path,
+) -> None:
     async with running_parts(tmp_path) as parts, parts.running("query"):
         bus = await nats.connect(parts.server.url)
         refused = [
@@ -146,7 +168,10 @@ async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_b
         unknown = (await asked(bus, "session.get.support.user-42"))["error"]["code"]
         empty = await asked(bus, "context.get.support.user-42")
         await bus.close()
-        over_http = [await http_of(parts, f"{PATH}/context", max_tokens="many"), await http_of(parts, PATH)]
+        over_http = [
+            await http_of(parts, f"{PATH}/context", max_tokens="many"),
+            await http_of(parts, PATH),
+        ]
         async with connect(parts.server.url, environ={}) as client:
             with pytest.raises(UnknownSession):
                 await client.session("support", "user-42").status()
@@ -155,7 +180,10 @@ async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_b
     assert badly_named == "bad_request"
     assert unknown == "unknown_session"
     assert (empty["messages"], empty["account"]["total"]) == ([], 0)
-    assert [(status, body["error"]["code"]) for status, body in over_http] == [(400, "bad_request"), (404, "unknown_session")]
+    assert [(status, body["error"]["code"]) for status, body in over_http] == [
+        (400, "bad_request"),
+        (404, "unknown_session"),
+    ]
 
 
 @pytest.mark.proves("L4", "W5")
@@ -163,7 +191,10 @@ async def test_a_request_that_waits_holds_up_no_other(tmp_path: Path) -> None:
     async with running_parts(tmp_path) as parts, parts.running("query"):
         bus = await nats.connect(parts.server.url)
         waiting = [
-            asyncio.create_task(asked(bus, f"context.get.support.s{number}", b'{"after": 1000, "wait_ms": 4000}')) for number in range(100)
+            asyncio.create_task(
+                asked(bus, f"context.get.support.s{number}", b'{"after": 1000, "wait_ms": 4000}')
+            )
+            for number in range(100)
         ]
         await asyncio.sleep(0.2)
         began = time.monotonic()

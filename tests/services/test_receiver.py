@@ -48,7 +48,9 @@ async def free_at_once(url: str, many: int) -> set[str]:
         events = await bus.jetstream().pull_subscribe_bind(EVENTS_CONSUMER, EVENTS_STREAM)
         with contextlib.suppress(nats.errors.TimeoutError):
             while len(found) < many:
-                found += await events.fetch(min(500, many - len(found)), timeout=INGEST.ack_wait / 2)
+                found += await events.fetch(
+                    min(500, many - len(found)), timeout=INGEST.ack_wait / 2
+                )
         for message in found:
             await message.nak()
         await bus.flush()
@@ -63,7 +65,9 @@ async def consumer(url: str) -> ConsumerInfo:
 
 
 @pytest.mark.proves("L1", "L2", "L3", "O2")
-async def test_a_receiver_that_dies_is_followed_by_another_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_a_receiver_that_dies_is_followed_by_another_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
     async with day(tmp_path) as today:
         pid = None
         async with today.publishing():
@@ -99,12 +103,16 @@ async def test_a_receiver_ends_with_a_worker_that_is_killed(tmp_path: Path) -> N
 
 @pytest.mark.timeout(60)
 @pytest.mark.proves("O2")
-async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_while_for_each_other() -> None:
+async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_while_for_each_other() -> (
+    None
+):
     """A worker that stands by, or waits for its database, has nothing to say yet."""
     silence = wire.SILENT_BEATS * wire.BEAT_SECONDS
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = await asyncio.create_subprocess_exec(*COMMAND, stdin=theirs.fileno(), stderr=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, stdin=theirs.fileno(), stderr=asyncio.subprocess.PIPE
+        )
         reader, writer = await asyncio.open_connection(sock=ours)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(silence + 1):
@@ -118,9 +126,14 @@ async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_
 
 @pytest.mark.timeout(120)
 @pytest.mark.proves("L1", "O2", "C52")
-async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worker(tmp_path: Path, postgres: Postgres) -> None:
+async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worker(
+    tmp_path: Path, postgres: Postgres
+) -> None:
     """The receiver itself is not stopped: it could report for ever that its worker is at work."""
-    async with running_parts(tmp_path, postgres=postgres) as parts, connect(parts.server.url, environ={}) as client:
+    async with (
+        running_parts(tmp_path, postgres=postgres) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
 
         async def is_stored() -> bool:
             return bool(await parts.rows("SELECT 1 FROM events WHERE event_id = 'e00001'"))
@@ -140,7 +153,10 @@ async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worke
                 async with parts.running("worker"):
                     await eventually(is_stored, told=parts.words)
                     # Left alone for longer, it leaves as well; its worker goes on with another one.
-                    await wait_until(lambda: not state_of(receiver) or state_of(receiver)[0] == "Z", told=parts.words)
+                    await wait_until(
+                        lambda: not state_of(receiver) or state_of(receiver)[0] == "Z",
+                        told=parts.words,
+                    )
             finally:
                 stopped.signal(SIGCONT)
             await another(stopped.process.pid, receiver, parts)
@@ -157,16 +173,23 @@ async def test_a_worker_that_is_told_to_stop_leaves_nothing_half_done(tmp_path: 
     async with running_parts(tmp_path) as parts:
         async with connect(parts.server.url, environ={}) as client:
             for start in range(0, MANY, 500):
-                await asyncio.gather(*(client.publish(turn(number, size=5)) for number in range(start, start + 500)))
+                await asyncio.gather(
+                    *(client.publish(turn(number, size=5)) for number in range(start, start + 500))
+                )
         async with parts.running("worker") as worker:
-            await wait_until(lambda: rows(parts.database, "SELECT 1 FROM events LIMIT 1"), told=parts.words)
+            await wait_until(
+                lambda: rows(parts.database, "SELECT 1 FROM events LIMIT 1"), told=parts.words
+            )
             assert await worker.stop() == 0
         stored = {event_id for (event_id,) in rows(parts.database, "SELECT event_id FROM events")}
         free = await free_at_once(parts.server.url, MANY - len(stored))
         assert (len(free), free & stored) == (MANY - len(stored), set())
         async with parts.running("worker"):
             await parts.caught_up()
-        assert len({event_id for (event_id,) in rows(parts.database, "SELECT event_id FROM events")}) == MANY
+        assert (
+            len({event_id for (event_id,) in rows(parts.database, "SELECT event_id FROM events")})
+            == MANY
+        )
 
 
 @pytest.mark.proves("T2")
@@ -175,7 +198,9 @@ async def test_an_image_costs_what_the_installation_says(tmp_path: Path) -> None
     tokens = {}
     for preset in ("balanced", "adaptive"):
         async with day(tmp_path / preset, TURNFOLD_PRESET=preset) as today:
-            await today.publish(turn_event(KEY, [{"role": "user", "content": [image]}], event_id="e1"))
+            await today.publish(
+                turn_event(KEY, [{"role": "user", "content": [image]}], event_id="e1")
+            )
             await today.settled()
             tokens[preset] = rows(today.parts.database, "SELECT content_tokens FROM messages")[0][0]
 
@@ -184,11 +209,28 @@ async def test_an_image_costs_what_the_installation_says(tmp_path: Path) -> None
 
 @pytest.mark.proves("I3")
 async def test_a_parcel_arrives_as_it_was_sent() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "/etc/hosts"}'}}
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "read_file", "arguments": '{"path": "/etc/hosts"}'},
+    }
     asks = {"role": "assistant", "content": None, "tool_calls": [call]}
-    turns = [{"messages": [{"role": "user", "content": "hm \ud83d" * 900}, asks], "model": "m", "usage": {"prompt_tokens": 90}}, {}]
-    events = [{"event_id": f"e{number}", "agent_id": "a", "session_id": "s", **turn} for number, turn in enumerate(turns)]
-    deliveries = [Delivery("turn.completed", json.dumps(event).encode(), seq, seq) for seq, event in enumerate(events, start=1)]
+    turns = [
+        {
+            "messages": [{"role": "user", "content": "hm \ud83d" * 900}, asks],
+            "model": "m",
+            "usage": {"prompt_tokens": 90},
+        },
+        {},
+    ]
+    events = [
+        {"event_id": f"e{number}", "agent_id": "a", "session_id": "s", **turn}
+        for number, turn in enumerate(turns)
+    ]
+    deliveries = [
+        Delivery("turn.completed", json.dumps(event).encode(), seq, seq)
+        for seq, event in enumerate(events, start=1)
+    ]
     traced = [delivery._replace(trace="00-1-1-01") for delivery in deliveries]
     sent = wire.Parcel(7, weigh_all([*deliveries, *traced], count=len), 12)
     reader = asyncio.StreamReader()
@@ -197,4 +239,7 @@ async def test_a_parcel_arrives_as_it_was_sent() -> None:
 
     assert [await wire.read_word(reader) for _ in range(3)] == [sent, wire.Stored(7), None]
     assert (len(sent.batch.arrivals), len(sent.batch.dead)) == (2, 2)
-    assert all(arrival.report and arrival.messages[1].calls and arrival.messages[0].cuts for arrival in sent.batch.arrivals)
+    assert all(
+        arrival.report and arrival.messages[1].calls and arrival.messages[0].cuts
+        for arrival in sent.batch.arrivals
+    )

@@ -39,7 +39,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 Json = dict[str, Any]
 SYSTEM = {"role": "system", "content": "You help customers of a parcel service."}
 COUNTING = LadderCompressor(counter())
-SETTINGS: Json = {"model": "gpt-4.1", "temperature": 0.25, "max_tokens": 77, "tools": [{"type": "function", "function": {"name": "find"}}]}
+SETTINGS: Json = {
+    "model": "gpt-4.1",
+    "temperature": 0.25,
+    "max_tokens": 77,
+    "tools": [{"type": "function", "function": {"name": "find"}}],
+}
 
 
 class ProviderError(Exception):
@@ -58,7 +63,9 @@ class Model:
 
     async def __call__(self, *, messages: list[Json], **rest: Any) -> Json:
         async with httpx.AsyncClient(trust_env=False) as http:
-            answer = await http.post(f"{self.server.url}/chat/completions", json={"messages": messages, **rest})
+            answer = await http.post(
+                f"{self.server.url}/chat/completions", json={"messages": messages, **rest}
+            )
         if answer.status_code != 200:
             raise ProviderError(answer.status_code, answer.text)
         told: Json = answer.json()
@@ -94,11 +101,19 @@ def session(client: Client) -> Session:
 
 
 def turn(number: int) -> list[Json]:
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "find", "arguments": f'{{"order": {number}}}'}}
+    call = {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "find", "arguments": f'{{"order": {number}}}'},
+    }
     return [
         {"role": "user", "content": f"Where is order {number}?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": f"order {number}: on its way. " * 60},
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "content": f"order {number}: on its way. " * 60,
+        },
         {"role": "assistant", "content": f"Order {number} is on its way."},
     ]
 
@@ -116,7 +131,10 @@ async def talked(session: Session | None, turns: int = 12) -> list[Json]:
 async def summarised(session: Session) -> bool:
     """Whether a summary covers what was evicted."""
     window = await session.context(max_tokens=50_000)
-    return window.summary is not None and not window.account.pending_shown + window.account.pending_digested
+    return (
+        window.summary is not None
+        and not window.account.pending_shown + window.account.pending_digested
+    )
 
 
 def patient(model: Model, session: Session, **options: Any) -> Recovering:
@@ -128,7 +146,9 @@ def patient(model: Model, session: Session, **options: Any) -> Recovering:
 
 
 @pytest.mark.proves("R1")
-async def test_a_call_is_sent_the_window_and_what_was_not_published_yet(model: Model, session: Session) -> None:
+async def test_a_call_is_sent_the_window_and_what_was_not_published_yet(
+    model: Model, session: Session
+) -> None:
     messages = await talked(session, turns=30)
     before = copy.deepcopy(messages)
     await eventually(lambda: summarised(session))
@@ -142,11 +162,15 @@ async def test_a_call_is_sent_the_window_and_what_was_not_published_yet(model: M
     assert len(sent) < len(before)
     assert sent[1]["content"].startswith("# Conversation Summary")
     assert messages == before
-    assert {name: value for name, value in model.server.requests[0].items() if name != "messages"} == SETTINGS
+    assert {
+        name: value for name, value in model.server.requests[0].items() if name != "messages"
+    } == SETTINGS
 
 
 @pytest.mark.proves("R1", "C59", "W7")
-async def test_an_overflow_is_answered_by_one_more_call_and_the_agents_list_is_the_shorter_one(model: Model, session: Session) -> None:
+async def test_an_overflow_is_answered_by_one_more_call_and_the_agents_list_is_the_shorter_one(
+    model: Model, session: Session
+) -> None:
     messages = await talked(session)
     model.server.script = ["overflow"]
 
@@ -163,7 +187,9 @@ async def test_an_overflow_is_answered_by_one_more_call_and_the_agents_list_is_t
 
 
 @pytest.mark.proves("R1", "C59")
-async def test_after_an_overflow_the_loop_goes_on_with_what_fits(model: Model, session: Session) -> None:
+async def test_after_an_overflow_the_loop_goes_on_with_what_fits(
+    model: Model, session: Session
+) -> None:
     messages = await talked(session, turns=12)
     complete = patient(model, session, budget_tokens=100_000)
     model.server.script = ["413"]
@@ -181,12 +207,17 @@ async def test_after_an_overflow_the_loop_goes_on_with_what_fits(model: Model, s
 
 
 @pytest.mark.proves("R1", "C59")
-async def test_a_second_overflow_is_a_typed_error_that_a_person_can_read(model: Model, session: Session) -> None:
+async def test_a_second_overflow_is_a_typed_error_that_a_person_can_read(
+    model: Model, session: Session
+) -> None:
     messages = await talked(session)
     before = copy.deepcopy(messages)
     model.server.script = ["overflow", "overflow"]
 
-    with pytest.raises(ContextOverflow, match=r"too long for the model.* reads 8,192 tokens.* begin a new conversation") as caught:
+    with pytest.raises(
+        ContextOverflow,
+        match=r"too long for the model.* reads 8,192 tokens.* begin a new conversation",
+    ) as caught:
         await patient(model, session)(messages=messages, model="gpt-4.1")
 
     assert (caught.value.limit_tokens, caught.value.tokens) == (8192, 9000)
@@ -197,7 +228,9 @@ async def test_a_second_overflow_is_a_typed_error_that_a_person_can_read(model: 
 
 @pytest.mark.proves("R1", "R2", "C59")
 @pytest.mark.parametrize("fault", ["429", "quota", "500", "401", "404"])
-async def test_every_other_error_rises_as_it_is_after_one_call(model: Model, session: Session, fault: str) -> None:
+async def test_every_other_error_rises_as_it_is_after_one_call(
+    model: Model, session: Session, fault: str
+) -> None:
     messages = await talked(session, turns=1)
     before = copy.deepcopy(messages)
     model.server.fault = fault
@@ -210,7 +243,9 @@ async def test_every_other_error_rises_as_it_is_after_one_call(model: Model, ses
 
 
 @pytest.mark.proves("R2", "C60")
-async def test_an_answer_that_reports_more_input_than_the_model_reads_is_an_overflow(model: Model) -> None:
+async def test_an_answer_that_reports_more_input_than_the_model_reads_is_an_overflow(
+    model: Model,
+) -> None:
     messages = await talked(None)
 
     with pytest.raises(ContextOverflow) as caught:
@@ -235,7 +270,13 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
 
         async def history(self, room: Room) -> History:
             assert room.budget_tokens < 500
-            return History([{"role": "user", "content": "It was said before."}, {"role": "assistant", "content": "word " * 900}], 910)
+            return History(
+                [
+                    {"role": "user", "content": "It was said before."},
+                    {"role": "assistant", "content": "word " * 900},
+                ],
+                910,
+            )
 
     class Newest:
         """A compressor that keeps the newest message."""
@@ -243,14 +284,25 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
         def tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
             return COUNTING.tokens(messages)
 
-        def compress(self, messages: Sequence[Mapping[str, Any]], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
+        def compress(
+            self,
+            messages: Sequence[Mapping[str, Any]],
+            budget_tokens: int,
+            *,
+            is_emergency: bool = False,
+        ) -> Compressed:
             assert (budget_tokens, is_emergency) == (500, False)
             return Compressed([dict(messages[-1])], 10, is_whole=False, omitted=len(messages) - 1)
 
     def shouting(system: Said, history: Sequence[Mapping[str, Any]], user: Said) -> list[Json]:
-        return [body | {"content": str(body["content"]).upper()} for body in assemble(system, history, user)]
+        return [
+            body | {"content": str(body["content"]).upper()}
+            for body in assemble(system, history, user)
+        ]
 
-    complete = Recovering(model, Remembering(), budget_tokens=500, compressor=Newest(), assembler=shouting)
+    complete = Recovering(
+        model, Remembering(), budget_tokens=500, compressor=Newest(), assembler=shouting
+    )
     await complete(messages=[SYSTEM, {"role": "user", "content": "and now?"}])
 
     assert model.sent() == [[{"role": "user", "content": "AND NOW?"}]]
@@ -260,7 +312,9 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
 
 
 @pytest.mark.proves("R3", "C62")
-async def test_without_a_service_the_list_is_trimmed_here_and_the_agent_answers(model: Model, tmp_path: Path) -> None:
+async def test_without_a_service_the_list_is_trimmed_here_and_the_agent_answers(
+    model: Model, tmp_path: Path
+) -> None:
     messages = await talked(None, turns=60)
     with nats_server(tmp_path) as server:
         async with connect(server.url, environ={}) as client:
@@ -278,8 +332,15 @@ async def test_without_a_service_the_list_is_trimmed_here_and_the_agent_answers(
 async def test_an_overflow_is_recovered_without_a_service_too(model: Model, tmp_path: Path) -> None:
     messages = await talked(None)
     model.server.script = ["overflow"]
-    async with connect("nats://127.0.0.1:1", environ={}, timeout_seconds=0.2, buffering=Buffering(close_seconds=0.1)) as client:
-        answer = await Recovering(model, client.session("support", "user-42"))(messages=messages, model="gpt-4.1")
+    async with connect(
+        "nats://127.0.0.1:1",
+        environ={},
+        timeout_seconds=0.2,
+        buffering=Buffering(close_seconds=0.1),
+    ) as client:
+        answer = await Recovering(model, client.session("support", "user-42"))(
+            messages=messages, model="gpt-4.1"
+        )
 
     first, second = model.sent()
     assert answer["choices"][0]["message"]["content"]
@@ -288,7 +349,9 @@ async def test_an_overflow_is_recovered_without_a_service_too(model: Model, tmp_
 
 
 @pytest.mark.proves("R3", "C62")
-async def test_a_summary_told_before_the_service_went_away_stands_for_what_is_left_out(model: Model, tmp_path: Path) -> None:
+async def test_a_summary_told_before_the_service_went_away_stands_for_what_is_left_out(
+    model: Model, tmp_path: Path
+) -> None:
     async with running_system(tmp_path / "data") as system, client_of(system) as client:
         session = client.session("support", "user-42")
         messages = await talked(session, turns=40)
@@ -328,12 +391,17 @@ async def test_a_sub_agent_works_in_a_session_of_its_own(model: Model, session: 
 
     assert isinstance(done, Finished)
     assert done.session.key == (session.key.agent_id, f"{session.key.session_id}/finder")
-    assert [stored.message["content"] async for stored in done.session.originals()] == ["Find the parcel."]
+    assert [stored.message["content"] async for stored in done.session.originals()] == [
+        "Find the parcel."
+    ]
     assert len([stored async for stored in session.originals()]) == 4
 
 
 @pytest.mark.proves("R4", "C63")
-@pytest.mark.parametrize(("second", "told"), [("overflow", "also after it was shortened"), ("500", "the shorter attempt failed")])
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [("overflow", "also after it was shortened"), ("500", "the shorter attempt failed")],
+)
 async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_parent_alone(
     model: Model, session: Session, second: str, told: str
 ) -> None:
@@ -356,7 +424,9 @@ async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_pare
 
 
 @pytest.mark.proves("R4", "C63")
-async def test_an_error_of_the_sub_agents_own_work_rises_as_it_is(model: Model, session: Session) -> None:
+async def test_an_error_of_the_sub_agents_own_work_rises_as_it_is(
+    model: Model, session: Session
+) -> None:
     async def work(complete: Recovering, own: Session) -> str:
         raise LookupError("no such tool")
 

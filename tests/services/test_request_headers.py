@@ -28,7 +28,13 @@ accounts {
 }
 """
 FORGED = b'{"acc": "OTHER", "user": "forged"}'
-NAMES = (b"Nats-Request-Info", b"Nats-Request-Info ", b"\tNats-Request-Info", b"nats-request-info", b" Nats-Request-Info\t")
+NAMES = (
+    b"Nats-Request-Info",
+    b"Nats-Request-Info ",
+    b"\tNats-Request-Info",
+    b"nats-request-info",
+    b" Nats-Request-Info\t",
+)
 ENDS = (
     b"\r\n\r\n",
     b"\r\n",
@@ -43,12 +49,28 @@ ENDS = (
     b"\x00\x00\x00\x00",
 )
 BLOCKS = [
-    b"NATS/1.0" + status + b"\r\n" + (name + b": " + FORGED + b"\r\n") * (times - 1) + name + b": " + FORGED + end
+    b"NATS/1.0"
+    + status
+    + b"\r\n"
+    + (name + b": " + FORGED + b"\r\n") * (times - 1)
+    + name
+    + b": "
+    + FORGED
+    + end
     for status in (b"", b" 200", b" 503 No", b" 200 \xff", b" \xff")
     for name in NAMES
     for times in (1, 2, 3)
     for end in ENDS
-] + [b"", b"\r\n", b"NATS/1.0", b"NATS/1.0 ", b"NATS/1.0\r\n", b"NATS/1.0\r\n\r\n", b"\xff" * 8, b"\xff" * 40]
+] + [
+    b"",
+    b"\r\n",
+    b"NATS/1.0",
+    b"NATS/1.0 ",
+    b"NATS/1.0\r\n",
+    b"NATS/1.0\r\n\r\n",
+    b"\xff" * 8,
+    b"\xff" * 40,
+]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +113,9 @@ async def framework_service(settings: Settings, handler: Handler) -> AsyncGenera
 
 
 @pytest.mark.parametrize("service", [plain_service, framework_service])
-async def test_no_header_block_of_a_client_forges_who_asked(server: NatsServer, service: Callable[..., object]) -> None:
+async def test_no_header_block_of_a_client_forges_who_asked(
+    server: NatsServer, service: Callable[..., object]
+) -> None:
     settings = Settings(nats_url=server.url.replace("nats://", "nats://service:secret@"))
     heard: dict[int, str | None] = {}
 
@@ -100,16 +124,27 @@ async def test_no_header_block_of_a_client_forges_who_asked(server: NatsServer, 
 
     async with (
         service(settings, on_message),  # type: ignore[attr-defined]
-        await nats.connect(server.url, user="client", password="secret", name='Nats-Request-Info: {"user": "forged"}') as client,
+        await nats.connect(
+            server.url,
+            user="client",
+            password="secret",
+            name='Nats-Request-Info: {"user": "forged"}',
+        ) as client,
     ):
         for number, block in enumerate(BLOCKS):
             await send(client, "asked.x", block, b"%d" % number)
         await wait_until(lambda: len(heard) == len(BLOCKS), told=lambda: len(heard))
 
     assert [BLOCKS[number] for number, info in heard.items() if _user(info) == "forged"] == []
-    assert None not in heard.values(), "a request whose asker cannot be read is not one without an asker"
+    assert None not in heard.values(), (
+        "a request whose asker cannot be read is not one without an asker"
+    )
     # A block that ends as it should is read whole, whatever stands in it.
-    sound = [number for number, block in enumerate(BLOCKS) if block.endswith(b"\r\n\r\n") and block.startswith(b"NATS/1.0\r\n")]
+    sound = [
+        number
+        for number, block in enumerate(BLOCKS)
+        if block.endswith(b"\r\n\r\n") and block.startswith(b"NATS/1.0\r\n")
+    ]
     assert {_user(heard[number]) for number in sound} == {"client"}
 
 
@@ -125,11 +160,24 @@ def test_the_blocks_are_many() -> None:
     assert len(BLOCKS) == len(set(BLOCKS)) > 400
 
 
-STATUSES = (b" 404 No Messages", b" 408 Request Timeout", b" 409 Consumer Deleted", b" 503", b" 200 \xff", b" \xff", b"")
+STATUSES = (
+    b" 404 No Messages",
+    b" 408 Request Timeout",
+    b" 409 Consumer Deleted",
+    b" 503",
+    b" 200 \xff",
+    b" \xff",
+    b"",
+)
 ODD_BLOCKS = [
     b"NATS/1.0" + status + b"\r\n" + lines + end
     for status in STATUSES
-    for lines in (b"", b"Status: 404\r\n", b"Status: 409\r\nDescription: Consumer Deleted\r\n", b"traceparent: \xff\r\n")
+    for lines in (
+        b"",
+        b"Status: 404\r\n",
+        b"Status: 409\r\nDescription: Consumer Deleted\r\n",
+        b"traceparent: \xff\r\n",
+    )
     for end in (b"\r\n", b"", b"\xff\xff")
 ] + [b"", b"\r\n", b"NATS/1.0", b"\xff" * 8]
 
@@ -137,11 +185,20 @@ ODD_BLOCKS = [
 @pytest.mark.proves("I5")
 async def test_header_blocks_of_events_and_requests_silence_nobody(tmp_path: Path) -> None:
     """O7: each block is sent with an event and with a request; all events are stored, also from the stream into a new database."""
-    async with running_parts(tmp_path) as parts, client_connect(parts.server.url, environ={}) as client:
-        async with parts.running("worker"), parts.running("query"), await nats.connect(parts.server.url) as bus:
+    async with (
+        running_parts(tmp_path) as parts,
+        client_connect(parts.server.url, environ={}) as client,
+    ):
+        async with (
+            parts.running("worker"),
+            parts.running("query"),
+            await nats.connect(parts.server.url) as bus,
+        ):
             for number, block in enumerate(ODD_BLOCKS):
                 event = turn_event(
-                    session_key("attacker", "odd"), [{"role": "user", "content": f"Odd {number}."}], event_id=f"odd-{number}"
+                    session_key("attacker", "odd"),
+                    [{"role": "user", "content": f"Odd {number}."}],
+                    event_id=f"odd-{number}",
                 )
                 await send(bus, event.subject, block, event.payload)
                 await send(bus, "context.get.attacker.odd", block, b"{}")

@@ -16,7 +16,9 @@ TURNS = 1_500
 
 def waiting(parts: Parts) -> int:
     """How many sessions have messages that are not indexed yet."""
-    return int(rows(parts.database, "SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL")[0][0])
+    return int(
+        rows(parts.database, "SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL")[0][0]
+    )
 
 
 def stored(parts: Parts) -> int:
@@ -31,7 +33,9 @@ def indexed(parts: Parts) -> int:
 
 async def asked(http: httpx.AsyncClient, path: str, **query: object) -> tuple[int, Any]:
     """Status and body of one question."""
-    answer = await http.get(f"{PATH}{path}", params={name: str(value) for name, value in query.items()})
+    answer = await http.get(
+        f"{PATH}{path}", params={name: str(value) for name, value in query.items()}
+    )
     return answer.status_code, answer.json()
 
 
@@ -43,7 +47,9 @@ async def found(http: httpx.AsyncClient, q: str, **scope: object) -> list[str]:
 
 
 @pytest.mark.proves("F1", "L2", "L4", "O2")
-async def test_a_worker_that_is_killed_while_it_indexes_leaves_nothing_unfound_and_the_next_goes_on(tmp_path: Path) -> None:
+async def test_a_worker_that_is_killed_while_it_indexes_leaves_nothing_unfound_and_the_next_goes_on(
+    tmp_path: Path,
+) -> None:
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
@@ -53,17 +59,26 @@ async def test_a_worker_that_is_killed_while_it_indexes_leaves_nothing_unfound_a
         session = client.session("support", "user-42")
         # All of it waits before anybody stores it, so that there is much to index at once.
         for number in range(TURNS):
-            await session.turn_completed([{"role": "user", "content": f"Ticket TF-{number}, 第{number}号。"}], event_id=f"e{number}")
+            await session.turn_completed(
+                [{"role": "user", "content": f"Ticket TF-{number}, 第{number}号。"}],
+                event_id=f"e{number}",
+            )
         async with parts.running("worker") as worker:
-            await wait_until(lambda: stored(parts) == TURNS and 0 < indexed(parts) < TURNS, every=0.002)
+            await wait_until(
+                lambda: stored(parts) == TURNS and 0 < indexed(parts) < TURNS, every=0.002
+            )
             worker.signal(SIGKILL)
             await worker.ended()
         left = waiting(parts)
-        between = [await found(http, f"TF-{number}", limit=1) for number in (0, TURNS // 2, TURNS - 1)]
+        between = [
+            await found(http, f"TF-{number}", limit=1) for number in (0, TURNS // 2, TURNS - 1)
+        ]
 
         async with parts.running("worker"):
             await wait_until(lambda: waiting(parts) == 0)
-            afterwards = [await found(http, f"TF-{number}", limit=1) for number in (0, TURNS // 2, TURNS - 1)]
+            afterwards = [
+                await found(http, f"TF-{number}", limit=1) for number in (0, TURNS // 2, TURNS - 1)
+            ]
 
     assert left == 1
     assert between == afterwards == [["e0#0"], [f"e{TURNS // 2}#0"], [f"e{TURNS - 1}#0"]]
@@ -86,7 +101,9 @@ async def test_a_search_is_narrowed_and_an_entry_is_expanded_over_http(tmp_path:
                 {"role": "assistant", "content": f"Port {9_000 + number} it is."},
             ]
             await session.turn_completed(said, event_id=f"e{number}")
-        await wait_until(lambda: rows(parts.database, "SELECT version FROM sessions WHERE version > 0"))
+        await wait_until(
+            lambda: rows(parts.database, "SELECT version FROM sessions WHERE version > 0")
+        )
         await session.context(wait_ms=5_000)
 
         by_role = await found(http, "9007", role="assistant")
@@ -95,7 +112,10 @@ async def test_a_search_is_narrowed_and_an_entry_is_expanded_over_http(tmp_path:
         summary = (await asked(http, "/summaries/1"))[1]
         place = next(place for place, entry in enumerate(summary["ledger"]) if "9007" in entry)
         status, sources = await asked(http, "/summaries/1/sources", entry=place)
-        refused = [(await asked(http, "/summaries/1/sources", **wrong))[0] for wrong in ({}, {"entry": "x"}, {"line": 100_000})]
+        refused = [
+            (await asked(http, "/summaries/1/sources", **wrong))[0]
+            for wrong in ({}, {"entry": "x"}, {"line": 100_000})
+        ]
         unknown = (await asked(http, "/search", q="port", state="gone"))[0]
 
     assert by_role == ["e7#1"]

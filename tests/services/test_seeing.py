@@ -24,7 +24,15 @@ from ruamel.yaml import YAML
 
 from tests.model_server import ModelServer, running_model_server
 from tests.nats_server import nats_server
-from tests.system import System, client_of, eventually, free_port, running_parts, running_system, wait_until
+from tests.system import (
+    System,
+    client_of,
+    eventually,
+    free_port,
+    running_parts,
+    running_system,
+    wait_until,
+)
 from turnfold.bus.pull import Pull
 from turnfold.bus.streams import provision
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
@@ -67,7 +75,11 @@ class Collector:
         for body in list(self.raw):
             for of_service in ExportTraceServiceRequest.FromString(body).resource_spans:
                 named = {one.key: one.value.string_value for one in of_service.resource.attributes}
-                found += [(named["service.name"], span) for scope in of_service.scope_spans for span in scope.spans]
+                found += [
+                    (named["service.name"], span)
+                    for scope in of_service.scope_spans
+                    for span in scope.spans
+                ]
         return found
 
 
@@ -123,7 +135,11 @@ class Scene:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     with running_collector() as collector:
-        traces = {"TURNFOLD_TRACES": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        traces = {
+            "TURNFOLD_TRACES": "1",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+        }
         async with running_model_server() as model:
             settings = {
                 "TURNFOLD_SUMMARY_MODEL": "openai/gpt-5",
@@ -149,9 +165,17 @@ async def live(scene: Scene) -> None:
         for name in ("quoted", "written"):
             session = client.session("ada", name)
             for number in range(8):
-                call = {"id": f"c{number}", "type": "function", "function": {"name": "find_bilby", "arguments": '{"q": "potoroo"}'}}
-                said: list[dict[str, Any]] = [{"role": "user", "content": f"Where is the quokka {number}? " + "why " * 40}]
-                said.append({"role": "assistant", "content": "The wombat knows.", "tool_calls": [call]})
+                call = {
+                    "id": f"c{number}",
+                    "type": "function",
+                    "function": {"name": "find_bilby", "arguments": '{"q": "potoroo"}'},
+                }
+                said: list[dict[str, Any]] = [
+                    {"role": "user", "content": f"Where is the quokka {number}? " + "why " * 40}
+                ]
+                said.append(
+                    {"role": "assistant", "content": "The wombat knows.", "tool_calls": [call]}
+                )
                 await session.turn_completed(said, metadata={"note": "numbat"})
                 await session.tool_result(f"c{number}", {"found": "dunnart"}, name="find_bilby")
         for payload in (b"}{ quokka", b'{"event_id": "e", "messages": "quokka"}', b'{"quokka": 1}'):
@@ -186,7 +210,11 @@ async def test_no_log_has_what_a_user_a_tool_or_a_model_wrote(scene: Scene) -> N
     lines = [json.loads(line) for line in scene.log().splitlines()]
 
     told = {(line["role"], line["event"]) for line in lines}
-    assert {("worker", "batch.stored"), ("worker", "events.buried"), ("worker", "summary.committed")} <= told
+    assert {
+        ("worker", "batch.stored"),
+        ("worker", "events.buried"),
+        ("worker", "summary.committed"),
+    } <= told
     assert ("query", "query.started") in told
     assert not [line for line in lines for secret in SECRETS if secret in json.dumps(line).lower()]
 
@@ -195,9 +223,13 @@ async def test_no_log_has_what_a_user_a_tool_or_a_model_wrote(scene: Scene) -> N
 
 
 @pytest.mark.proves("O4")
-async def test_one_trace_leads_from_an_agents_publish_to_the_commit_of_the_summary(scene: Scene) -> None:
+async def test_one_trace_leads_from_an_agents_publish_to_the_commit_of_the_summary(
+    scene: Scene,
+) -> None:
     agent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", AGENT), env=os.environ | scene.traces | {"TURNFOLD_NATS_URL": scene.system.nats_url}, stdout=-1
+        *(sys.executable, "-c", AGENT),
+        env=os.environ | scene.traces | {"TURNFOLD_NATS_URL": scene.system.nats_url},
+        stdout=-1,
     )
     assert (await agent.communicate())[0].strip(), agent.returncode
 
@@ -213,7 +245,10 @@ async def test_one_trace_leads_from_an_agents_publish_to_the_commit_of_the_summa
                 return steps
         return []
 
-    await wait_until(lambda: len(way()) == 5, told=lambda: sorted((service, span.name) for service, span in scene.collector.spans()))
+    await wait_until(
+        lambda: len(way()) == 5,
+        told=lambda: sorted((service, span.name) for service, span in scene.collector.spans()),
+    )
     assert [(service, span.name) for service, span in reversed(way())] == [
         ("turnfold-agent", "publish"),
         ("turnfold-worker", "ingest"),
@@ -223,14 +258,24 @@ async def test_one_trace_leads_from_an_agents_publish_to_the_commit_of_the_summa
     ]
     assert len({span.trace_id for _, span in way()}) == 1
     compact = way()[1][1].span_id
-    assert {"summarise", "commit"} <= {span.name for _, span in scene.collector.spans() if span.parent_span_id == compact}
-    asked = {service: span for service, span in scene.collector.spans() if span.name == "context.get" and span.trace_id == _asked(scene)}
+    assert {"summarise", "commit"} <= {
+        span.name for _, span in scene.collector.spans() if span.parent_span_id == compact
+    }
+    asked = {
+        service: span
+        for service, span in scene.collector.spans()
+        if span.name == "context.get" and span.trace_id == _asked(scene)
+    }
     assert asked["turnfold-query"].parent_span_id == asked["turnfold-agent"].span_id
 
 
 def _asked(scene: Scene) -> bytes:
     """The trace in which the agent asked for its window."""
-    return next(span.trace_id for service, span in scene.collector.spans() if (service, span.name) == ("turnfold-agent", "context.get"))
+    return next(
+        span.trace_id
+        for service, span in scene.collector.spans()
+        if (service, span.name) == ("turnfold-agent", "context.get")
+    )
 
 
 @pytest.mark.proves("O4")
@@ -245,10 +290,14 @@ async def test_an_event_that_comes_over_http_is_traced_from_the_request_on(scene
     }
     async with httpx.AsyncClient(base_url=scene.system.http_url, trust_env=False) as http:
         headers = {"traceparent": f"00-{trace}-{parent}-01"}
-        (await http.post("/v1/agents/ada/sessions/http/events", json=event, headers=headers)).raise_for_status()
+        (
+            await http.post("/v1/agents/ada/sessions/http/events", json=event, headers=headers)
+        ).raise_for_status()
 
     def seen() -> dict[str, Span]:
-        return {span.name: span for _, span in scene.collector.spans() if span.trace_id.hex() == trace}
+        return {
+            span.name: span for _, span in scene.collector.spans() if span.trace_id.hex() == trace
+        }
 
     await wait_until(lambda: len(seen()) == 3, told=lambda: sorted(seen()))
     request = seen()["POST /v1/agents/{agent_id}/sessions/{session_id}/events"]
@@ -269,7 +318,9 @@ async def test_no_span_has_what_a_user_wrote_or_who_it_was(scene: Scene) -> None
 async def test_without_traces_nothing_is_loaded_that_makes_or_sends_them() -> None:
     program = "import sys, turnfold.client.connection, turnfold_query.app, turnfold_worker.app; print([*sys.modules])"
 
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
 
     told = (await process.communicate())[0]
     assert b"turnfold.tracing" in told
@@ -283,12 +334,16 @@ async def test_traces_without_their_packages_say_what_to_install() -> None:
     program = "import sys; sys.modules['opentelemetry'] = None; from turnfold.cli import main; main(['worker'])"
 
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program), env=os.environ | {"TURNFOLD_TRACES": "1"}, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", program),
+        env=os.environ | {"TURNFOLD_TRACES": "1"},
+        stderr=asyncio.subprocess.PIPE,
     )
 
     told = (await process.communicate())[1].decode()
     assert process.returncode == 1
-    assert told.startswith("turnfold: TURNFOLD_TRACES needs the package opentelemetry; install 'turnfold[tracing]'")
+    assert told.startswith(
+        "turnfold: TURNFOLD_TRACES needs the package opentelemetry; install 'turnfold[tracing]'"
+    )
 
 
 # --- figures
@@ -308,28 +363,43 @@ async def test_the_figures_tell_what_happened(scene: Scene) -> None:
     assert value(worker, "turnfold_events_buried_total") == 3
     assert value(worker, "turnfold_evictions_total") >= 2
     assert value(worker, "turnfold_batch_events_sum") >= 35
-    assert value(worker, 'turnfold_attempts_total{outcome="committed",reason="provider_error"}') >= 1
+    assert (
+        value(worker, 'turnfold_attempts_total{outcome="committed",reason="provider_error"}') >= 1
+    )
     assert value(worker, 'turnfold_attempts_total{outcome="given_back",reason="unparsable"}') >= 1
-    assert value(worker, 'turnfold_model_tokens_total{direction="prompt",model="openai/gpt-5"}') >= 321
+    assert (
+        value(worker, 'turnfold_model_tokens_total{direction="prompt",model="openai/gpt-5"}') >= 321
+    )
     assert value(worker, 'turnfold_model_cost_dollars_total{model="openai/gpt-5"}') > 0
     assert value(worker, "turnfold_tokens_saved_total") > 0
     assert value(query, 'turnfold_answers_total{freshness="fresh"}') >= 1
     assert value(query, 'turnfold_answers_total{freshness="not_modified"}') == 1
     assert value(query, "turnfold_window_build_seconds_count") >= 1
     assert value(query, 'turnfold_request_seconds_bucket{le="+Inf",request="context.get"}') >= 2
-    assert value(query, 'turnfold_requests_refused_total{code="bad_request",request="context.get"}') == 2
+    assert (
+        value(query, 'turnfold_requests_refused_total{code="bad_request",request="context.get"}')
+        == 2
+    )
 
 
 def families(text: str) -> dict[str, str]:
     """The metrics of ours in a page of figures, with their types."""
-    return {name: kind for name, kind in re.findall(r"^# TYPE (turnfold_\w+) (\w+)$", text, re.MULTILINE) if not name.endswith("_created")}
+    return {
+        name: kind
+        for name, kind in re.findall(r"^# TYPE (turnfold_\w+) (\w+)$", text, re.MULTILINE)
+        if not name.endswith("_created")
+    }
 
 
 def series(text: str) -> set[str]:
     """The names that a query may use."""
     named = {"counter": [""], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}
     theirs = set(re.findall(r"^(process_\w+)", text, re.MULTILINE))
-    return theirs | {name + suffix for name, kind in families(text).items() for suffix in named[kind]} | {"up"}
+    return (
+        theirs
+        | {name + suffix for name, kind in families(text).items() for suffix in named[kind]}
+        | {"up"}
+    )
 
 
 @pytest.mark.proves("O4")
@@ -337,7 +407,11 @@ async def test_the_page_names_every_figure_and_no_other(scene: Scene) -> None:
     page = (ROOT / "docs" / "observability.md").read_text()
     told = re.findall(r"^\| `(turnfold_\w+)`[^|]*\| (\w+) \| (\w+) \|", page, re.MULTILINE)
 
-    real = [(name, service, kind) for service in ("worker", "query") for name, kind in families(await scene.metrics(service)).items()]
+    real = [
+        (name, service, kind)
+        for service in ("worker", "query")
+        for name, kind in families(await scene.metrics(service)).items()
+    ]
 
     assert sorted(told) == sorted(real)
 
@@ -355,9 +429,15 @@ LABELS = re.compile(r"\{[^}]*\}|\b(?:by|without|on|ignoring) \([^)]*\)|\[[^\]]*\
 
 
 @pytest.mark.proves("O4")
-async def test_the_dashboard_and_the_alerts_ask_only_for_figures_that_there_are(scene: Scene) -> None:
+async def test_the_dashboard_and_the_alerts_ask_only_for_figures_that_there_are(
+    scene: Scene,
+) -> None:
     there = series(await scene.metrics("worker")) | series(await scene.metrics("query"))
-    asked = {name for query in queries() for name in re.findall(r"[a-z]\w*\b(?!\s*\()", LABELS.sub("", query))}
+    asked = {
+        name
+        for query in queries()
+        for name in re.findall(r"[a-z]\w*\b(?!\s*\()", LABELS.sub("", query))
+    }
 
     assert len(asked) > 20
     assert asked - there - {"and"} == set()
@@ -368,7 +448,9 @@ async def test_the_dashboard_shows_each_panel_once_and_beside_the_others() -> No
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
 
     assert len(places) == len(set(places)) == len({panel["id"] for panel in board["panels"]})
-    assert all(panel["title"] and (panel["type"] == "row" or panel["targets"]) for panel in board["panels"])
+    assert all(
+        panel["title"] and (panel["type"] == "row" or panel["targets"]) for panel in board["panels"]
+    )
 
 
 # --- health
@@ -376,17 +458,23 @@ async def test_the_dashboard_shows_each_panel_once_and_beside_the_others() -> No
 
 @pytest.mark.proves("O4")
 async def test_a_worker_at_work_says_so_and_how_far_behind_it_is(scene: Scene) -> None:
-    async with httpx.AsyncClient(base_url=scene.system.ready["worker_url"], trust_env=False) as http:
+    async with httpx.AsyncClient(
+        base_url=scene.system.ready["worker_url"], trust_env=False
+    ) as http:
         health, ready = await http.get("/healthz"), await http.get("/readyz")
 
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
     assert (ready.status_code, ready.json()["missing"]) == (200, [])
-    assert {"lag_events", "lag_seconds", "fetch_age_seconds", "write_age_seconds"} <= set(ready.json())
+    assert {"lag_events", "lag_seconds", "fetch_age_seconds", "write_age_seconds"} <= set(
+        ready.json()
+    )
 
 
 async def readiness(port: int) -> tuple[int, dict[str, Any]]:
     """What a worker answers about itself; status 0 while nobody answers."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10) as http:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10
+    ) as http:
         try:
             answer = await http.get("/readyz")
         except httpx.TransportError:
@@ -395,7 +483,9 @@ async def readiness(port: int) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.proves("O4", "O2")
-async def test_who_stands_by_or_has_lost_the_bus_is_not_ready_and_a_lost_consumer_ends_a_worker(tmp_path: Path) -> None:
+async def test_who_stands_by_or_has_lost_the_bus_is_not_ready_and_a_lost_consumer_ends_a_worker(
+    tmp_path: Path,
+) -> None:
     ports = [free_port(), free_port()]
 
     async def missing(port: int, told: str) -> bool:
@@ -407,9 +497,13 @@ async def test_who_stands_by_or_has_lost_the_bus_is_not_ready_and_a_lost_consume
         async with parts.running("worker") as first:
             parts.environ["TURNFOLD_WORKER_HTTP_PORT"] = str(ports[1])
             async with parts.running("worker", is_awaited=False):
-                await eventually(lambda: missing(ports[1], "another worker writes"), told=parts.words)
+                await eventually(
+                    lambda: missing(ports[1], "another worker writes"), told=parts.words
+                )
             parts.server.kill()
-            await eventually(lambda: missing(ports[0], "the bus is not connected"), told=parts.words)
+            await eventually(
+                lambda: missing(ports[0], "the bus is not connected"), told=parts.words
+            )
             parts.server.start()
 
             async def is_ready() -> bool:
@@ -439,13 +533,19 @@ main(["{service}"])
 
 @pytest.mark.proves("O4")
 @pytest.mark.parametrize("service", ["worker", "query"])
-async def test_a_service_whose_loop_stands_still_ends_itself_and_says_where_it_stood(service: str, tmp_path: Path) -> None:
+async def test_a_service_whose_loop_stands_still_ends_itself_and_says_where_it_stood(
+    service: str, tmp_path: Path
+) -> None:
     async with running_parts(tmp_path) as parts:
         port = free_port()
         environ = {"TURNFOLD_WATCHDOG_SECONDS": "3", "TURNFOLD_LOG_FORMAT": "json"}
-        environ |= {"TURNFOLD_WORKER_HTTP_PORT" if service == "worker" else "TURNFOLD_HTTP_PORT": str(port)}
+        environ |= {
+            "TURNFOLD_WORKER_HTTP_PORT" if service == "worker" else "TURNFOLD_HTTP_PORT": str(port)
+        }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", STUCK.format(service=service)), env=parts.environ | environ, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-P", "-c", STUCK.format(service=service)),
+            env=parts.environ | environ,
+            stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr
 
@@ -503,7 +603,9 @@ asyncio.run(main())
 
 @pytest.mark.proves("O4")
 async def test_a_process_ends_when_what_is_to_go_on_does_not_though_its_loop_moves() -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", STILL, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STILL, stderr=asyncio.subprocess.PIPE
+    )
 
     _, told = await process.communicate()
 
@@ -532,7 +634,9 @@ async def test_a_pull_hears_its_consumer_as_long_as_there_is_room_for_more(tmp_p
 
 @pytest.mark.proves("O4")
 async def test_a_process_that_was_stopped_as_a_whole_goes_on_as_if_nothing_had_been() -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LIVELY, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LIVELY, stdout=asyncio.subprocess.PIPE
+    )
     assert process.stdout
     try:
         await process.stdout.readline()

@@ -24,14 +24,24 @@ PATH = "/v1/agents/support/sessions/user-42"
 @asynccontextmanager
 async def compacted(folder: Path) -> AsyncGenerator[tuple[System, Session]]:
     """A system with one session: thirty turns of which the first are summarised, and then a turn with a call that failed."""
-    async with running_system(folder / "system") as system, connect(system.nats_url, environ={}) as client:
+    async with (
+        running_system(folder / "system") as system,
+        connect(system.nats_url, environ={}) as client,
+    ):
         session = client.session("support", "user-42")
         await session.turn_completed([{"role": "system", "content": "Be brief."}], event_id="s")
         for number in range(30):
-            said = [{"role": "user", "content": f"Note port {9_000 + number}."}, {"role": "assistant", "content": "Noted.\n"}]
+            said = [
+                {"role": "user", "content": f"Note port {9_000 + number}."},
+                {"role": "assistant", "content": "Noted.\n"},
+            ]
             await session.turn_completed(said, event_id=f"e{number}")
         function = {"name": "look.up", "arguments": "{broken"}
-        calling = {"role": "assistant", "content": None, "tool_calls": [{"id": "call:1", "type": "function", "function": function}]}
+        calling = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call:1", "type": "function", "function": function}],
+        }
         await session.turn_completed([{"role": "user", "content": "Look."}, calling], event_id="c")
         await session.tool_result("call:1", "no such place", is_error=True, event_id="r")
         async with asyncio.timeout(30):
@@ -49,7 +59,16 @@ async def http_get(system: System, **query: str) -> tuple[int, Json]:
 
 async def command(system: System, *arguments: str) -> tuple[int, str]:
     """What `turnfold context` prints, or says on standard error."""
-    words = (sys.executable, "-P", "-m", "turnfold.cli", "context", "support", "user-42", *arguments)
+    words = (
+        sys.executable,
+        "-P",
+        "-m",
+        "turnfold.cli",
+        "context",
+        "support",
+        "user-42",
+        *arguments,
+    )
     pipe = asyncio.subprocess.PIPE
     environ = {"TURNFOLD_DATA_DIR": str(system.data_dir)}
     child = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe, env=environ)
@@ -59,12 +78,22 @@ async def command(system: System, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.proves("W1", "L5", "O3")
-async def test_the_anthropic_shape_is_the_same_on_every_way_and_its_summary_stands_where_it_was_asked_for(tmp_path: Path) -> None:
+async def test_the_anthropic_shape_is_the_same_on_every_way_and_its_summary_stands_where_it_was_asked_for(
+    tmp_path: Path,
+) -> None:
     async with compacted(tmp_path) as (system, session):
-        on_bus = {place: (await session.ask("context.get", {"format": "anthropic", "placement": place})) for place in PLACEMENTS}
-        on_http = {place: (await http_get(system, format="anthropic", placement=place))[1] for place in PLACEMENTS}
+        on_bus = {
+            place: (await session.ask("context.get", {"format": "anthropic", "placement": place}))
+            for place in PLACEMENTS
+        }
+        on_http = {
+            place: (await http_get(system, format="anthropic", placement=place))[1]
+            for place in PLACEMENTS
+        }
         window = await session.context(format="anthropic", placement="system")
-        printed = json.loads((await command(system, "--format", "anthropic", "--placement", "system", "--json"))[1])
+        printed = json.loads(
+            (await command(system, "--format", "anthropic", "--placement", "system", "--json"))[1]
+        )
         _, readable = await command(system, "--format", "anthropic")
 
     assert on_http == on_bus
@@ -78,7 +107,12 @@ async def test_the_anthropic_shape_is_the_same_on_every_way_and_its_summary_stan
     calling, answering = window.messages[-2:]
     assert [block["type"] for block in calling["content"]] == ["tool_use"]
     assert answering["content"] == [
-        {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "no such place"}], "is_error": True}
+        {
+            "type": "tool_result",
+            "tool_use_id": "call_1",
+            "content": [{"type": "text", "text": "no such place"}],
+            "is_error": True,
+        }
     ]
     assert window.message_ids[-2:] == ["c#1", "r#0"]
     assert "Be brief." in readable
@@ -108,6 +142,8 @@ async def test_a_window_of_the_past_is_the_same_on_every_way(tmp_path: Path) -> 
     assert window.summary is None
     assert versioned.summary == timed.summary == summary
     assert (early.account.total, early.messages, early.summary) == (0, [], None)
-    assert [(status, body["error"]["code"]) for status, body in refused] == [(400, "bad_request")] * 2
+    assert [(status, body["error"]["code"]) for status, body in refused] == [
+        (400, "bad_request")
+    ] * 2
     assert status == 1
     assert "as_of" in advice

@@ -27,7 +27,9 @@ MEGABYTE = 1024 * 1024
 
 
 @asynccontextmanager
-async def installation(directory: Path, environ: Json | None = None) -> AsyncGenerator[tuple[Parts, Service, Client]]:
+async def installation(
+    directory: Path, environ: Json | None = None
+) -> AsyncGenerator[tuple[Parts, Service, Client]]:
     """A worker and a query service with a session of the agent `patient`; its requests are those that have to be answered."""
     async with (
         running_parts(directory, environ=environ) as parts,
@@ -111,7 +113,9 @@ async def test_512_waiting_requests_of_one_agent_leave_places_to_the_others(tmp_
         bus = await nats.connect(parts.server.url)
 
         async def waited(number: int) -> Json:
-            reply = await bus.request(f"context.get.greedy.s{number}", json.dumps(FAR).encode(), timeout=30)
+            reply = await bus.request(
+                f"context.get.greedy.s{number}", json.dumps(FAR).encode(), timeout=30
+            )
             return dict(json.loads(reply.data))
 
         waiting = [asyncio.create_task(waited(number)) for number in range(512)]
@@ -128,9 +132,15 @@ async def test_512_waiting_requests_of_one_agent_leave_places_to_the_others(tmp_
     assert answered
     assert held > 0
     errors = [answer["error"] for answer in answers if "error" in answer]
-    assert {(error["code"], error["retry_after_ms"]) for error in errors} == {("unavailable", 1_000)}
+    assert {(error["code"], error["retry_after_ms"]) for error in errors} == {
+        ("unavailable", 1_000)
+    }
     assert 0 < len(answers) - len(errors) <= 256
-    assert (refused.status_code, refused.headers["retry-after"], refused.json()["error"]["retry_after_ms"]) == (503, "1", 1_000)
+    assert (
+        refused.status_code,
+        refused.headers["retry-after"],
+        refused.json()["error"]["retry_after_ms"],
+    ) == (503, "1", 1_000)
     assert told.value.retry_after_ms == 1_000
 
 
@@ -148,16 +158,23 @@ async def test_512_unfinished_bodies_of_one_agent_leave_room_to_the_others(tmp_p
 
     assert answered
     assert len(refused) >= 200
-    assert {(head.split()[1], told["error"]["code"], told["error"]["retry_after_ms"]) for head, told in refused} == {
-        (b"503", "unavailable", 1_000)
-    }
+    assert {
+        (head.split()[1], told["error"]["code"], told["error"]["retry_after_ms"])
+        for head, told in refused
+    } == {(b"503", "unavailable", 1_000)}
     assert all(b"retry-after: 1" in head.lower() for head, _ in refused)
     assert after.status_code == 400
 
 
 @pytest.mark.proves("X6")
-async def test_150_unfinished_bodies_of_4_megabytes_take_no_more_memory_than_there_is_for_them(tmp_path: Path) -> None:
-    async with installation(tmp_path, {"TURNFOLD_MAX_EVENT_BYTES": str(4 * MEGABYTE)}) as (parts, query, client):
+async def test_150_unfinished_bodies_of_4_megabytes_take_no_more_memory_than_there_is_for_them(
+    tmp_path: Path,
+) -> None:
+    async with installation(tmp_path, {"TURNFOLD_MAX_EVENT_BYTES": str(4 * MEGABYTE)}) as (
+        parts,
+        query,
+        client,
+    ):
         before = resident_bytes(query.process.pid)
         crowd = Crowd(parts)
         for number in range(150):
@@ -200,7 +217,9 @@ async def test_who_hangs_up_gives_back_the_place_at_once(tmp_path: Path) -> None
 
             async def statuses(number: int) -> Counter[int]:
                 path = "/v1/agents/greedy/sessions/s/context"
-                return Counter([(await browser.get(path, params=patient)).status_code for _ in range(number)])
+                return Counter(
+                    [(await browser.get(path, params=patient)).status_code for _ in range(number)]
+                )
 
             for _ in range(2):
                 await waiting.send(request.encode())
@@ -214,7 +233,9 @@ async def test_who_hangs_up_gives_back_the_place_at_once(tmp_path: Path) -> None
 
 
 async def _told(bus: Bus, subject: str, request: Json) -> Json:
-    return dict(json.loads((await bus.request(subject, json.dumps(request).encode(), timeout=60)).data))
+    return dict(
+        json.loads((await bus.request(subject, json.dumps(request).encode(), timeout=60)).data)
+    )
 
 
 @pytest.mark.proves("X6")
@@ -224,9 +245,16 @@ async def test_heavy_searches_of_one_agent_hold_up_nobody_and_are_ended(tmp_path
     long = text * (200_000 // len(text))
     async with installation(tmp_path, {"TURNFOLD_REQUEST_SECONDS": "3"}) as (parts, _, client):
         for number in range(20):
-            await client.session("greedy", "s").turn_completed([{"role": "user", "content": f"{number} {long}"}])
+            await client.session("greedy", "s").turn_completed(
+                [{"role": "user", "content": f"{number} {long}"}]
+            )
         bus = await nats.connect(parts.server.url)
-        searching = [asyncio.create_task(_told(bus, "history.search.greedy.s", {"q": " ".join(words), "limit": 100})) for _ in range(40)]
+        searching = [
+            asyncio.create_task(
+                _told(bus, "history.search.greedy.s", {"q": " ".join(words), "limit": 100})
+            )
+            for _ in range(40)
+        ]
         answered = await is_answered(parts, client)
         found = await _told(bus, "history.search.patient.s", {"q": "order"})
         ended = [await task for task in searching]

@@ -8,7 +8,9 @@ from tests.system import running_parts, wait_until
 from turnfold.client import connect
 
 
-async def test_services_stop_while_their_database_server_hangs(tmp_path: Path, postgres: Postgres) -> None:
+async def test_services_stop_while_their_database_server_hangs(
+    tmp_path: Path, postgres: Postgres
+) -> None:
     async with (
         running_parts(tmp_path, postgres=postgres) as parts,
         parts.running("worker") as worker,

@@ -56,10 +56,20 @@ class Up:
     """One supervisor process and the ready lines it prints."""
 
     def __init__(self, data_dir: Path, **plan: Any) -> None:
-        commands = {"migrate": [sys.executable, "-c", ""], "worker": service(), "query": service()} | plan.pop("commands", {})
-        arguments = json.dumps({"data_dir": str(data_dir), "nats_port": 0, "http_port": 0, "commands": commands} | plan)
+        commands = {
+            "migrate": [sys.executable, "-c", ""],
+            "worker": service(),
+            "query": service(),
+        } | plan.pop("commands", {})
+        arguments = json.dumps(
+            {"data_dir": str(data_dir), "nats_port": 0, "http_port": 0, "commands": commands} | plan
+        )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", UP, arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+            [sys.executable, "-c", UP, arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
         )
         self._lines: queue.Queue[str] = queue.Queue()
         self.errors: list[str] = []
@@ -136,8 +146,13 @@ def free_port() -> int:
 
 
 @pytest.mark.proves("O2")
-async def test_the_ready_line_tells_where_everything_is_and_stands_in_the_data_directory(tmp_path: Path) -> None:
-    with up(tmp_path / "data", commands={"worker": service(pids="{'worker': os.getpid(), 'model': os.getppid()}")}) as system:
+async def test_the_ready_line_tells_where_everything_is_and_stands_in_the_data_directory(
+    tmp_path: Path,
+) -> None:
+    with up(
+        tmp_path / "data",
+        commands={"worker": service(pids="{'worker': os.getpid(), 'model': os.getppid()}")},
+    ) as system:
         ready = system.ready()
 
         connection = await nats.connect(ready["nats_url"])
@@ -167,7 +182,9 @@ def test_a_stop_signal_ends_every_process_and_takes_the_ready_line_away(tmp_path
 
 
 @pytest.mark.proves("O2")
-def test_a_second_start_on_the_same_directory_is_refused_at_once_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_second_start_on_the_same_directory_is_refused_at_once_and_harms_nobody(
+    tmp_path: Path,
+) -> None:
     with up(tmp_path) as first:
         pids = first.ready()["pids"]
         began = time.monotonic()
@@ -193,14 +210,18 @@ def test_a_killed_part_is_started_again_on_the_same_ports(tmp_path: Path, victim
 
         assert after["pids"][victim] != before["pids"][victim]
         assert {**after, "pids": 0} == {**before, "pids": 0}
-        assert {name for name in after["pids"] if after["pids"][name] == before["pids"][name]} == set(before["pids"]) - {victim}
+        assert {
+            name for name in after["pids"] if after["pids"][name] == before["pids"][name]
+        } == set(before["pids"]) - {victim}
         assert json.loads((tmp_path / "turnfold.json").read_text()) == after
 
 
 @pytest.mark.proves("O2")
 def test_what_a_dead_part_started_ends_with_it(tmp_path: Path) -> None:
     body = "import subprocess; helper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    with up(tmp_path, commands={"worker": service(body, "{'worker': os.getpid(), 'model': helper.pid}")}) as system:
+    with up(
+        tmp_path, commands={"worker": service(body, "{'worker': os.getpid(), 'model': helper.pid}")}
+    ) as system:
         before = system.ready()["pids"]
 
         os.kill(before["worker"], signal.SIGKILL)
@@ -212,9 +233,14 @@ def test_what_a_dead_part_started_ends_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.proves("O2")
 def test_a_replaced_helper_of_a_part_gives_a_new_ready_line(tmp_path: Path) -> None:
-    with up(tmp_path, commands={"worker": service("announce({'model': 1}); time.sleep(1)", "{'model': 2}")}) as system:
+    with up(
+        tmp_path,
+        commands={"worker": service("announce({'model': 1}); time.sleep(1)", "{'model': 2}")},
+    ) as system:
         assert system.ready()["pids"]["model"] in (1, 2)
-        wait_until(lambda: json.loads((tmp_path / "turnfold.json").read_text())["pids"]["model"] == 2)
+        wait_until(
+            lambda: json.loads((tmp_path / "turnfold.json").read_text())["pids"]["model"] == 2
+        )
 
 
 @pytest.mark.proves("L1", "O2")
@@ -249,14 +275,21 @@ def test_a_server_that_outlives_its_supervisor_keeps_the_directory_locked(tmp_pa
     try:
         with up(data) as refused:
             assert refused.ended() == 1
-            assert f"process {orphan} (nats-server) of an earlier start still holds {data}" in "".join(refused.errors)
+            assert (
+                f"process {orphan} (nats-server) of an earlier start still holds {data}"
+                in "".join(refused.errors)
+            )
     finally:
         os.kill(orphan, signal.SIGKILL)
 
 
 @pytest.mark.proves("O3")
-@pytest.mark.parametrize(("option", "name"), [("--nats-port", "nats_port"), ("--http-port", "http_port")])
-def test_a_port_in_use_is_said_at_once_with_the_option_that_changes_it(tmp_path: Path, option: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "name"), [("--nats-port", "nats_port"), ("--http-port", "http_port")]
+)
+def test_a_port_in_use_is_said_at_once_with_the_option_that_changes_it(
+    tmp_path: Path, option: str, name: str
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -266,12 +299,16 @@ def test_a_port_in_use_is_said_at_once_with_the_option_that_changes_it(tmp_path:
             status = system.ended()
 
     assert status == 1
-    assert f"port {port} of 127.0.0.1 is in use; choose another with {option}" in "".join(system.errors)
+    assert f"port {port} of 127.0.0.1 is in use; choose another with {option}" in "".join(
+        system.errors
+    )
 
 
 @pytest.mark.proves("O3")
 @pytest.mark.parametrize("part", ["migrate", "worker"])
-def test_a_part_that_cannot_start_ends_the_system_and_its_words_are_seen(tmp_path: Path, part: str) -> None:
+def test_a_part_that_cannot_start_ends_the_system_and_its_words_are_seen(
+    tmp_path: Path, part: str
+) -> None:
     failing = [sys.executable, "-c", "import sys; sys.exit('the database is not there')"]
     with up(tmp_path, commands={part: failing}) as system:
         status = system.ended()
@@ -290,7 +327,11 @@ def test_a_part_killed_before_it_was_ready_is_started_again(tmp_path: Path) -> N
 
 
 def test_parts_get_the_settings_of_the_system_they_belong_to(tmp_path: Path) -> None:
-    body = "import json, pathlib; pathlib.Path('{}').write_text(json.dumps(dict(os.environ)))".format(tmp_path / "environ")
+    body = (
+        "import json, pathlib; pathlib.Path('{}').write_text(json.dumps(dict(os.environ)))".format(
+            tmp_path / "environ"
+        )
+    )
     with up(tmp_path / "data", http_host="127.0.0.1", commands={"query": service(body)}) as system:
         ready = system.ready()
         seen = json.loads((tmp_path / "environ").read_text())
@@ -317,6 +358,12 @@ def test_a_free_port_is_kept_for_the_part_that_listens_on_it(tmp_path: Path) -> 
 
 
 def test_a_relative_database_path_is_made_absolute_and_others_stay() -> None:
-    assert absolute_database_url("sqlite+aiosqlite:///./a.db?x=1") == f"sqlite+aiosqlite:///{Path.cwd().resolve()}/a.db?x=1"
+    assert (
+        absolute_database_url("sqlite+aiosqlite:///./a.db?x=1")
+        == f"sqlite+aiosqlite:///{Path.cwd().resolve()}/a.db?x=1"
+    )
     assert absolute_database_url("sqlite+aiosqlite:////tmp/a.db") == "sqlite+aiosqlite:////tmp/a.db"
-    assert absolute_database_url("postgresql+asyncpg://me@host/db") == "postgresql+asyncpg://me@host/db"
+    assert (
+        absolute_database_url("postgresql+asyncpg://me@host/db")
+        == "postgresql+asyncpg://me@host/db"
+    )

@@ -25,7 +25,10 @@ PATH = f"/v1/agents/{AGENT}/sessions/{quote(SESSION, safe='')}"
 async def grown(session: Session, first: int, last: int) -> None:
     """So many turns of one question and one answer; the last of them is stored when this returns."""
     for number in range(first, last):
-        said = [{"role": "user", "content": f"Question {number} about order 73{number:02}?"}, {"role": "assistant", "content": "Noted."}]
+        said = [
+            {"role": "user", "content": f"Question {number} about order 73{number:02}?"},
+            {"role": "assistant", "content": "Noted."},
+        ]
         await session.turn_completed(said)
     await session.context(wait_ms=5_000)
 
@@ -77,13 +80,19 @@ async def test_versions_are_written_again_compared_promoted_and_undone(tmp_path:
             await session.regenerate(from_version=2)
 
         # The same over HTTP.
-        status, told = await asyncio.to_thread(over_http, ready["http_url"], "POST", f"{PATH}/summaries/1/promote", {"over": 2})
+        status, told = await asyncio.to_thread(
+            over_http, ready["http_url"], "POST", f"{PATH}/summaries/1/promote", {"over": 2}
+        )
         assert (status, told["version"], told["in_force"]) == (200, 1, True)
-        status, told = await asyncio.to_thread(over_http, ready["http_url"], "POST", f"{PATH}/summaries", {"style": "narrative"})
+        status, told = await asyncio.to_thread(
+            over_http, ready["http_url"], "POST", f"{PATH}/summaries", {"style": "narrative"}
+        )
         assert status == 200
         assert told["compaction_id"] != work["compaction_id"]
         await eventually(lambda: at_least(session, 3))
-        status, told = await asyncio.to_thread(over_http, ready["http_url"], "POST", f"{PATH}/summaries/seven/promote")
+        status, told = await asyncio.to_thread(
+            over_http, ready["http_url"], "POST", f"{PATH}/summaries/seven/promote"
+        )
         assert (status, told["error"]["code"]) == (400, "bad_request")
 
 
@@ -102,12 +111,16 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         assert "--- version 1" in out
         assert "+++ version 2" in out
         assert any(line.startswith("+ ") and "order 73" in line for line in out.splitlines())
-        status, out, err = await command(tmp_path, "summaries", "promote", AGENT, SESSION, "1", "--json")
+        status, out, err = await command(
+            tmp_path, "summaries", "promote", AGENT, SESSION, "1", "--json"
+        )
         assert (status, json.loads(out)["version"]) == (0, 1)
         status, out, err = await command(tmp_path, "summaries", "promote", AGENT, SESSION, "99")
         assert (status, out) == (1, "")
         assert err.count("\n") == 1
-        status, out, err = await command(tmp_path, "summaries", "regenerate", AGENT, SESSION, "--json")
+        status, out, err = await command(
+            tmp_path, "summaries", "regenerate", AGENT, SESSION, "--json"
+        )
         assert (status, json.loads(out)["version"] >= 3) == (0, True)
         status, out, err = await command(tmp_path, "restore", AGENT, SESSION, "--yes")
         assert status == 0
@@ -119,7 +132,11 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         assert after["messages_total"] == before["messages_total"]
         status, out, _ = await command(tmp_path, "audit", "verify", AGENT, SESSION)
         assert (status, "intact" in out) == (0, True)
-        reigned = rows(ready, "SELECT version, from_at, until_at FROM reigns_view WHERE agent_id = ? ORDER BY from_at", AGENT)
+        reigned = rows(
+            ready,
+            "SELECT version, from_at, until_at FROM reigns_view WHERE agent_id = ? ORDER BY from_at",
+            AGENT,
+        )
         assert [row[0] for row in reigned][:3] == [1, 2, 1]
         assert all(ends == begins for (_, _, ends), (_, begins, _) in pairwise(reigned))
         assert reigned[-1][2] is None
@@ -140,21 +157,41 @@ async def at_least(session: Session, number: int) -> list[turnfold.Summary] | No
 
 
 def rows(ready: dict[str, Any], statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    with sqlite3.connect(f"file:{urlsplit(ready['database_url']).path[1:]}?mode=ro", uri=True) as connection:
+    with sqlite3.connect(
+        f"file:{urlsplit(ready['database_url']).path[1:]}?mode=ro", uri=True
+    ) as connection:
         return connection.execute(statement, values).fetchall()
 
 
 @pytest.mark.proves("A4", "O3", "C49")
-async def test_all_sessions_of_an_agent_are_written_again_also_when_the_worker_dies_meanwhile(tmp_path: Path) -> None:
+async def test_all_sessions_of_an_agent_are_written_again_also_when_the_worker_dies_meanwhile(
+    tmp_path: Path,
+) -> None:
     async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
         sessions = [client.session(AGENT, f"s-{number}") for number in range(6)]
         for one in sessions:
-            await one.policy(overrides={"keep_tokens": 0, "min_gain_messages": 1, "max_live_messages": 12, "keep_messages": 4})
+            await one.policy(
+                overrides={
+                    "keep_tokens": 0,
+                    "min_gain_messages": 1,
+                    "max_live_messages": 12,
+                    "keep_messages": 4,
+                }
+            )
             await grown(one, 0, 8)
         for one in sessions:
             await settled(one)
 
-        status, out, err = await command(tmp_path, "summaries", "regenerate", AGENT, "--style", "narrative", "--no-wait", "--json")
+        status, out, err = await command(
+            tmp_path,
+            "summaries",
+            "regenerate",
+            AGENT,
+            "--style",
+            "narrative",
+            "--no-wait",
+            "--json",
+        )
         assert status == 0
         assert err.startswith("system: ")
         begun = json.loads(out)

@@ -92,13 +92,17 @@ async def test_a_database_that_somebody_else_locks_is_waited_for(tmp_path: Path)
     async with day(tmp_path) as today, today.parts.running("query"):
         async with today.publishing():
             await wait_until(lambda: today.stored() > 20)
-            with contextlib.closing(sqlite3.connect(today.parts.database, isolation_level=None, timeout=10)) as other:
+            with contextlib.closing(
+                sqlite3.connect(today.parts.database, isolation_level=None, timeout=10)
+            ) as other:
                 other.execute("BEGIN IMMEDIATE")
                 began, stored = time.monotonic(), today.stored()
                 # Readers see the last snapshot meanwhile, and say that it is not fresh.
                 windows = []
                 while time.monotonic() - began < 3.0:
-                    windows.append(await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=50))
+                    windows.append(
+                        await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=50)
+                    )
                     await asyncio.sleep(0.1)
                 assert today.stored() == stored
                 assert all(window.account.total > 0 for window in windows)
@@ -110,14 +114,18 @@ async def test_a_database_that_somebody_else_locks_is_waited_for(tmp_path: Path)
 
 
 @pytest.mark.proves("L1", "L2", "L3")
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux changes the limits of another process")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux changes the limits of another process"
+)
 async def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
     async with day(tmp_path, TURNFOLD_POLICY__MAX_LIVE_MESSAGES="1000") as today:
         async with today.publishing():
             await wait_until(lambda: today.stored() > 20)
             unlimited = resource.prlimit(today.worker.process.pid, resource.RLIMIT_FSIZE)
             wal = today.parts.database.with_name("turnfold.db-wal")
-            resource.prlimit(today.worker.process.pid, resource.RLIMIT_FSIZE, (wal.stat().st_size, unlimited[1]))
+            resource.prlimit(
+                today.worker.process.pid, resource.RLIMIT_FSIZE, (wal.stat().st_size, unlimited[1])
+            )
             await wait_until(lambda: "batch.returned" in today.parts.words())
             stored = today.stored()
             await asyncio.sleep(2.0)
@@ -146,15 +154,23 @@ async def test_a_second_worker_on_the_same_file_stands_by_and_takes_over(tmp_pat
 
 
 @pytest.mark.proves("I5", "L1")
-async def test_bad_events_become_dead_letters_and_their_neighbours_are_stored(tmp_path: Path) -> None:
+async def test_bad_events_become_dead_letters_and_their_neighbours_are_stored(
+    tmp_path: Path,
+) -> None:
     async with day(tmp_path) as today:
         bus = await nats.connect(today.parts.server.url)
         bad = {
             b"\xff": ("turn.completed", "not_json"),
             b'{"a": ' * 200 + b"1" + b"}" * 200: ("turn.completed", "too_deep"),
-            json.dumps({"event_id": "x", "agent_id": "a", "session_id": "s"}).encode(): ("turn.completed", "wrong_shape"),
+            json.dumps({"event_id": "x", "agent_id": "a", "session_id": "s"}).encode(): (
+                "turn.completed",
+                "wrong_shape",
+            ),
             turn(9_999).payload: ("turn.completed.support.another", "subject_mismatch"),
-            turn_event(KEY, [{"role": "user", "content": "another"}], event_id="e00000").payload: ("turn.completed", "event_id_reused"),
+            turn_event(KEY, [{"role": "user", "content": "another"}], event_id="e00000").payload: (
+                "turn.completed",
+                "event_id_reused",
+            ),
         }
         await today.publish()
         for payload, (subject, reason) in bad.items():
@@ -167,15 +183,25 @@ async def test_bad_events_become_dead_letters_and_their_neighbours_are_stored(tm
 
 
 @pytest.mark.proves("I1", "L5", "E4")
-async def test_a_result_that_comes_after_its_call_was_evicted_breaks_no_window(tmp_path: Path) -> None:
+async def test_a_result_that_comes_after_its_call_was_evicted_breaks_no_window(
+    tmp_path: Path,
+) -> None:
     environ = {"TURNFOLD_POLICY__OPEN_CALL_TIMEOUT_SECONDS": "0"}
     async with day(tmp_path, **environ) as today, today.parts.running("query"):
         call = {"id": "slow", "type": "function", "function": {"name": "search", "arguments": "{}"}}
-        question: list[Json] = [{"role": "user", "content": "Search."}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        question: list[Json] = [
+            {"role": "user", "content": "Search."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
         await today.publish(turn_event(KEY, question, event_id="asked"))
         for _ in range(30):
             await today.publish()
-        await wait_until(lambda: rows(today.parts.database, "SELECT 1 FROM messages_view WHERE message_id = 'asked#1' AND state != 'live'"))
+        await wait_until(
+            lambda: rows(
+                today.parts.database,
+                "SELECT 1 FROM messages_view WHERE message_id = 'asked#1' AND state != 'live'",
+            )
+        )
         await today.publish(result_event(KEY, "slow", "found at last", event_id="late"))
         await today.publish(result_event(KEY, "slow", "found at last", event_id="copy"))
         await today.publish(result_event(KEY, "nobody", "asked for this", event_id="unowned"))
@@ -189,7 +215,12 @@ async def test_a_result_that_comes_after_its_call_was_evicted_breaks_no_window(t
         for _ in range(30):
             await today.publish()
         await today.ends_well()
-        assert rows(today.parts.database, "SELECT state FROM messages_view WHERE message_id = 'late#0'")[0][0] == "covered"
+        assert (
+            rows(
+                today.parts.database, "SELECT state FROM messages_view WHERE message_id = 'late#0'"
+            )[0][0]
+            == "covered"
+        )
 
 
 # --- the model
@@ -197,14 +228,18 @@ async def test_a_result_that_comes_after_its_call_was_evicted_breaks_no_window(t
 
 async def nobody_reads_or_writes(database: Path) -> None:
     """Wait until no transaction is open: a truncating checkpoint is refused while one reads or writes."""
-    with contextlib.closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as connection:
+    with contextlib.closing(
+        sqlite3.connect(database, timeout=0, isolation_level=None)
+    ) as connection:
         async with asyncio.timeout(3):
             while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.02)
 
 
 @pytest.mark.proves("L4", "L9", "E2", "S4", "S7")
-async def test_nobody_waits_for_a_model_that_hangs_and_its_summary_comes_when_it_answers(tmp_path: Path) -> None:
+async def test_nobody_waits_for_a_model_that_hangs_and_its_summary_comes_when_it_answers(
+    tmp_path: Path,
+) -> None:
     async with running_model_server() as model:
         model.fault = "hang"
         environ = {
@@ -222,7 +257,9 @@ async def test_nobody_waits_for_a_model_that_hangs_and_its_summary_comes_when_it
             for _ in range(10):
                 began = time.monotonic()
                 await today.publish()
-                windows.append(await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=5_000))
+                windows.append(
+                    await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=5_000)
+                )
                 slowest = max(slowest, time.monotonic() - began)
             assert all(window.fresh and window.summary is None for window in windows)
             assert [window.account.total for window in windows] == list(range(62, 82, 2))

@@ -7,20 +7,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.acknowledgements import AHEAD, Acknowledgement, Batch, Doubtful, Rejection, Verdict, judge
+from turnfold.acknowledgements import (
+    AHEAD,
+    Acknowledgement,
+    Batch,
+    Doubtful,
+    Rejection,
+    Verdict,
+    judge,
+)
 
 STREAM = "TURNFOLD_EVENTS"
 FLOOR = 100
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["stream", "seq", "error", "code", "x"]), inner, max_size=4)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["stream", "seq", "error", "code", "x"]), inner, max_size=4
+        )
     ),
     max_leaves=6,
 )
 
 
-def verdict(told: Any, *, floor: int | None = FLOOR, is_disturbed: bool = False, batch: Batch | None = None) -> Verdict:
+def verdict(
+    told: Any, *, floor: int | None = FLOOR, is_disturbed: bool = False, batch: Batch | None = None
+) -> Verdict:
     data = told if isinstance(told, bytes) else json.dumps(told).encode()
     return judge(data, stream=STREAM, floor=floor, is_disturbed=is_disturbed, batch=batch)
 
@@ -28,7 +41,9 @@ def verdict(told: Any, *, floor: int | None = FLOOR, is_disturbed: bool = False,
 @pytest.mark.proves("O7")
 def test_the_next_sequence_of_the_stream_is_believed() -> None:
     assert verdict({"stream": STREAM, "seq": 101}) == Acknowledgement(101)
-    assert verdict({"stream": STREAM, "seq": FLOOR + AHEAD + 1, "domain": "hub"}) == Acknowledgement(FLOOR + AHEAD + 1)
+    assert verdict(
+        {"stream": STREAM, "seq": FLOOR + AHEAD + 1, "domain": "hub"}
+    ) == Acknowledgement(FLOOR + AHEAD + 1)
 
 
 @pytest.mark.proves("O7")
@@ -66,21 +81,34 @@ def test_a_batch_is_acknowledged_by_its_name_and_its_size() -> None:
     told = {"stream": STREAM, "seq": 103, "batch": "b1", "count": 3}
 
     assert verdict(told, batch=batch) == Acknowledgement(103, is_batch=True)
-    assert verdict(told | {"seq": 102}, batch=batch) == Doubtful(Acknowledgement(102, is_batch=True))
-    assert [verdict(told | other, batch=batch) for other in ({"batch": "b2"}, {"count": 2}, {"batch": None})] == [None, None, None]
+    assert verdict(told | {"seq": 102}, batch=batch) == Doubtful(
+        Acknowledgement(102, is_batch=True)
+    )
+    assert [
+        verdict(told | other, batch=batch)
+        for other in ({"batch": "b2"}, {"count": 2}, {"batch": None})
+    ] == [None, None, None]
 
 
 @pytest.mark.proves("O7")
 def test_an_error_of_the_stream_is_a_rejection() -> None:
     failure = {"code": 503, "err_code": 10_077, "description": "maximum messages exceeded"}
 
-    assert verdict({"error": failure, "stream": STREAM, "seq": 0}) == Rejection(10_077, "maximum messages exceeded")
-    assert verdict({"error": {"code": 503, "err_code": "x", "description": 7}}) == Rejection(None, None)
+    assert verdict({"error": failure, "stream": STREAM, "seq": 0}) == Rejection(
+        10_077, "maximum messages exceeded"
+    )
+    assert verdict({"error": {"code": 503, "err_code": "x", "description": 7}}) == Rejection(
+        None, None
+    )
 
 
 @pytest.mark.proves("O7")
 @given(told=ANY_JSON | st.binary(max_size=50), floor=st.none() | st.integers(0, 2**62))
-def test_whatever_is_replied_no_sequence_is_believed_that_existed_before(told: Any, floor: int | None) -> None:
+def test_whatever_is_replied_no_sequence_is_believed_that_existed_before(
+    told: Any, floor: int | None
+) -> None:
     found = verdict(told, floor=floor)
 
-    assert not isinstance(found, Acknowledgement) or (floor is not None and floor < found.seq <= floor + AHEAD + 1)
+    assert not isinstance(found, Acknowledgement) or (
+        floor is not None and floor < found.seq <= floor + AHEAD + 1
+    )

@@ -33,7 +33,9 @@ from turnfold.settings import read_settings
         ("openai/a", (), False),
     ],
 )
-def test_a_model_is_allowed_by_its_name_or_by_its_beginning(name: str, patterns: tuple[str, ...], allowed: bool) -> None:
+def test_a_model_is_allowed_by_its_name_or_by_its_beginning(
+    name: str, patterns: tuple[str, ...], allowed: bool
+) -> None:
     assert is_named(name, patterns) is allowed
 
 
@@ -45,14 +47,25 @@ def test_a_model_is_allowed_by_its_name_or_by_its_beginning(name: str, patterns:
         ({"SUMMARY_MODEL": "openai/a"}, ("openai/a",), ("openai/a", "openai/*")),
         ({"SUMMARY_MODEL": "gpt-a"}, ("gpt-a",), ("gpt-a",)),
         ({"SUMMARY_MODEL": "session"}, (), ()),
-        ({"SUMMARY_MODEL": "session", "SUMMARY_MODELS": "openai/*, openai/b"}, ("openai/*", "openai/b"), ("openai/*",)),
-        ({"POLICY__SUMMARY_MODEL": "openai/a", "SUMMARY_MODEL": "session"}, ("openai/a",), ("openai/a", "openai/*")),
+        (
+            {"SUMMARY_MODEL": "session", "SUMMARY_MODELS": "openai/*, openai/b"},
+            ("openai/*", "openai/b"),
+            ("openai/*",),
+        ),
+        (
+            {"POLICY__SUMMARY_MODEL": "openai/a", "SUMMARY_MODEL": "session"},
+            ("openai/a",),
+            ("openai/a", "openai/*"),
+        ),
     ],
 )
 def test_the_key_belongs_to_the_provider_of_the_installations_own_model(
     environ: dict[str, str], models: tuple[str, ...], key_models: tuple[str, ...]
 ) -> None:
-    settings = read_settings({f"TURNFOLD_{name}": value for name, value in environ.items()} | {"TURNFOLD_SUMMARY_API_KEY": "k"})
+    settings = read_settings(
+        {f"TURNFOLD_{name}": value for name, value in environ.items()}
+        | {"TURNFOLD_SUMMARY_API_KEY": "k"}
+    )
 
     assert (settings.allowance.models, settings.key_models) == (models, key_models)
 
@@ -60,7 +73,11 @@ def test_the_key_belongs_to_the_provider_of_the_installations_own_model(
 @pytest.mark.proves("X7", "C71")
 @pytest.mark.parametrize("models", ["openai/*,anthropic/*", "*", "gpt-4.1"])
 def test_a_key_that_belongs_to_no_one_provider_stops_the_start(models: str) -> None:
-    environ = {"TURNFOLD_SUMMARY_MODEL": "session", "TURNFOLD_SUMMARY_MODELS": models, "TURNFOLD_SUMMARY_API_KEY": "k"}
+    environ = {
+        "TURNFOLD_SUMMARY_MODEL": "session",
+        "TURNFOLD_SUMMARY_MODELS": models,
+        "TURNFOLD_SUMMARY_API_KEY": "k",
+    }
 
     with pytest.raises(StartError, match="belong to one provider"):
         read_settings(environ)
@@ -86,10 +103,16 @@ def test_a_default_ceiling_does_not_lower_what_the_operator_sets() -> None:
     settings = read_settings({"TURNFOLD_POLICY__LEDGER_MAX_TOKENS": "50000"})
 
     assert settings.allowance.bounded(settings.policy).ledger_max_tokens == 50_000
-    assert Allowance().bounded(adjusted(Policy(), {"ledger_max_tokens": 2**53})).ledger_max_tokens == CEILINGS["ledger_max_tokens"]
+    assert (
+        Allowance().bounded(adjusted(Policy(), {"ledger_max_tokens": 2**53})).ledger_max_tokens
+        == CEILINGS["ledger_max_tokens"]
+    )
 
 
-@pytest.mark.parametrize(("name", "value"), [("RETAIN_DAYS", "0"), ("SUMMARY_MAX_TOKENS", "-1"), ("SUMMARY_TOKENS_PER_DAY", "many")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RETAIN_DAYS", "0"), ("SUMMARY_MAX_TOKENS", "-1"), ("SUMMARY_TOKENS_PER_DAY", "many")],
+)
 def test_a_ceiling_that_is_none_stops_the_start(name: str, value: str) -> None:
     with pytest.raises(StartError, match=f"TURNFOLD_LIMIT__{name} is not valid"):
         read_settings({f"TURNFOLD_LIMIT__{name}": value})

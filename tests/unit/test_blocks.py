@@ -8,15 +8,34 @@ from turnfold.core.blocks import Grouped, group, newest_request, newest_system
 from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
 
 
-def message(seq: int, role: str, *calls: str, answers: tuple[int, int] | None = None, tokens: int = 10, is_meta: bool = False) -> Message:
+def message(
+    seq: int,
+    role: str,
+    *calls: str,
+    answers: tuple[int, int] | None = None,
+    tokens: int = 10,
+    is_meta: bool = False,
+) -> Message:
     made = tuple(Call(slot, call, "look_up", 5) for slot, call in enumerate(calls))
     answer = Answer(position_of(answers[0], 0), answers[1]) if answers else None
-    return Message(position_of(seq, 0), EventId(f"e{seq}"), 0, Role(role), tokens, calls=made, answers=answer, is_meta=is_meta)
+    return Message(
+        position_of(seq, 0),
+        EventId(f"e{seq}"),
+        0,
+        Role(role),
+        tokens,
+        calls=made,
+        answers=answer,
+        is_meta=is_meta,
+    )
 
 
 def shape(grouped: Grouped) -> list[list[int | None]]:
     """The sequences of each block's messages, None for a place that is open."""
-    return [[block.head.stream_seq, *(one.stream_seq if one else None for one in block.results)] for block in grouped.blocks]
+    return [
+        [block.head.stream_seq, *(one.stream_seq if one else None for one in block.results)]
+        for block in grouped.blocks
+    ]
 
 
 @pytest.mark.proves("L5", "C2")
@@ -57,7 +76,9 @@ def test_results_without_a_call_here_are_loose() -> None:
 
 @pytest.mark.proves("I1")
 def test_a_result_before_its_call_stands_in_its_block() -> None:
-    assert shape(group([message(1, "tool", answers=(2, 0)), message(2, "assistant", "a")])) == [[2, 1]]
+    assert shape(group([message(1, "tool", answers=(2, 0)), message(2, "assistant", "a")])) == [
+        [2, 1]
+    ]
 
 
 @pytest.mark.proves("I6")
@@ -97,7 +118,11 @@ def histories(draw: st.DrawFn) -> list[Message]:
     for seq in range(1, draw(st.integers(0, 14)) + 1):
         role = draw(st.sampled_from(["user", "assistant", "tool", "tool", "system"]))
         calls = draw(st.sampled_from([(), (), ("a",), ("a", "b")]))
-        target = (draw(st.integers(1, 15)), draw(st.integers(0, 2))) if role == "tool" and draw(st.booleans()) else None
+        target = (
+            (draw(st.integers(1, 15)), draw(st.integers(0, 2)))
+            if role == "tool" and draw(st.booleans())
+            else None
+        )
         taken = {one.answers for one in said}
         if target is not None and Answer(position_of(target[0], 0), target[1]) in taken:
             target = None
@@ -110,14 +135,20 @@ def histories(draw: st.DrawFn) -> list[Message]:
 def test_grouping_loses_nothing_and_doubles_nothing(said: list[Message]) -> None:
     grouped = group(said)
 
-    again = [*([grouped.pinned] if grouped.pinned else []), *(one for block in grouped.blocks for one in block.stored), *grouped.loose]
+    again = [
+        *([grouped.pinned] if grouped.pinned else []),
+        *(one for block in grouped.blocks for one in block.stored),
+        *grouped.loose,
+    ]
 
     assert sorted(again, key=lambda one: one.position) == said
 
 
 @pytest.mark.proves("L5", "C1")
 @given(histories())
-def test_in_blocks_every_result_answers_the_call_in_whose_place_it_stands(said: list[Message]) -> None:
+def test_in_blocks_every_result_answers_the_call_in_whose_place_it_stands(
+    said: list[Message],
+) -> None:
     for block in group(said).blocks:
         assert block.head.role not in (Role.TOOL, Role.SYSTEM)
         for call, found in zip(block.head.calls, block.results, strict=True):

@@ -37,7 +37,10 @@ def planted() -> list[Source]:
     """The first messages: facts the user states, and answers to them."""
     found: list[Source] = []
     for number, fact in enumerate(PLANTED):
-        found += [Source(f"p{number}#0", "user", fact), Source(f"p{number}#1", "assistant", "Noted, thank you for telling me.")]
+        found += [
+            Source(f"p{number}#0", "user", fact),
+            Source(f"p{number}#1", "assistant", "Noted, thank you for telling me."),
+        ]
     return found
 
 
@@ -46,11 +49,30 @@ def filler(version: int) -> list[Source]:
     found: list[Source] = []
     for turn in range(8):
         number = version * 100 + turn
-        call = ("bash", json.dumps({"command": f"make part-{number} && ./deploy.sh --to host-{number}.example.org:8{number % 1000:03}"}))
-        printed = "\n".join(f"/usr/lib/x86/{number}/file-{line}.so {line * 37 + number} ms {number * 7919 + line:x}" for line in range(30))
+        call = (
+            "bash",
+            json.dumps(
+                {
+                    "command": f"make part-{number} && ./deploy.sh --to host-{number}.example.org:8{number % 1000:03}"
+                }
+            ),
+        )
+        printed = "\n".join(
+            f"/usr/lib/x86/{number}/file-{line}.so {line * 37 + number} ms {number * 7919 + line:x}"
+            for line in range(30)
+        )
         found += [
-            Source(f"f{number}#0", "user", "Can you carry on with the next part of it, and tell me how people did that in the past?"),
-            Source(f"f{number}#1", "assistant", f"Part {number} of src/part_{number}/main.py is running.", (call,)),
+            Source(
+                f"f{number}#0",
+                "user",
+                "Can you carry on with the next part of it, and tell me how people did that in the past?",
+            ),
+            Source(
+                f"f{number}#1",
+                "assistant",
+                f"Part {number} of src/part_{number}/main.py is running.",
+                (call,),
+            ),
             Source(f"f{number}#2", "tool", printed, tool_name="bash"),
         ]
     return found
@@ -61,14 +83,25 @@ def chain(batches: list[list[Source]]) -> list[Draft]:
     drafts: list[Draft] = []
     for batch in batches:
         before = drafts[-1] if drafts else None
-        previous = Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger) if before else None
-        drafts.append(extract(SummaryJob(sources=tuple(batch), previous=previous, newest_request="Carry on."), count=counter()))
+        previous = (
+            Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger)
+            if before
+            else None
+        )
+        drafts.append(
+            extract(
+                SummaryJob(sources=tuple(batch), previous=previous, newest_request="Carry on."),
+                count=counter(),
+            )
+        )
     return drafts
 
 
 @pytest.fixture(scope="module")
 def drafts() -> list[Draft]:
-    return chain([planted()[:20], planted()[20:], *(filler(number) for number in range(VERSIONS - 2))])
+    return chain(
+        [planted()[:20], planted()[20:], *(filler(number) for number in range(VERSIONS - 2))]
+    )
 
 
 def test_every_version_of_the_chain_was_written(drafts: list[Draft]) -> None:
@@ -101,7 +134,11 @@ def test_nothing_is_told_twice_after_twenty_versions(drafts: list[Draft]) -> Non
 
 @pytest.mark.proves("S6")
 def test_what_was_left_out_is_counted(drafts: list[Draft]) -> None:
-    told = [int(draft.ledger[-1].split()[1]) for draft in drafts if draft.ledger[-1].startswith("left_out ")]
+    told = [
+        int(draft.ledger[-1].split()[1])
+        for draft in drafts
+        if draft.ledger[-1].startswith("left_out ")
+    ]
 
     assert told == sorted(told)
     assert told[-1] > 1_000
@@ -111,22 +148,40 @@ def test_what_was_left_out_is_counted(drafts: list[Draft]) -> None:
 def test_value_that_was_left_out_and_comes_back_outranks_those_that_came_once() -> None:
     printed = "\n".join(f"/usr/lib/x86/some/where/deep/file-{number}.so" for number in range(400))
     back = "/opt/tools/with/a/very/long/name/that/does/not/fit/at/first/because/it/is/dear/run.sh"
-    once = [Source("e1#0", "tool", printed, tool_name="bash"), Source("e2#0", "tool", back, tool_name="bash")]
+    once = [
+        Source("e1#0", "tool", printed, tool_name="bash"),
+        Source("e2#0", "tool", back, tool_name="bash"),
+    ]
 
-    first, second = chain([once, [Source("e3#0", "tool", f"{back}\n{printed.replace('deep', 'else')}", tool_name="bash")]])
+    first, second = chain(
+        [
+            once,
+            [
+                Source(
+                    "e3#0", "tool", f"{back}\n{printed.replace('deep', 'else')}", tool_name="bash"
+                )
+            ],
+        ]
+    )
 
     assert not any(back in entry for entry in first.ledger)
     assert any(back in entry for entry in second.ledger)
 
 
 @pytest.mark.proves("F3")
-def test_line_of_the_text_names_the_message_it_was_taken_from_also_when_it_was_carried(drafts: list[Draft]) -> None:
+def test_line_of_the_text_names_the_message_it_was_taken_from_also_when_it_was_carried(
+    drafts: list[Draft],
+) -> None:
     said = {source.message_id: source.text for source in planted()}
 
     lines = drafts[-1].text.split("\n")
     sources = drafts[-1].sections["sources"]
 
     assert len(sources) == len(lines)
-    named = [(line.removeprefix("- "), ids) for line, ids in zip(lines, sources, strict=True) if ids and ids[0] in said]
+    named = [
+        (line.removeprefix("- "), ids)
+        for line, ids in zip(lines, sources, strict=True)
+        if ids and ids[0] in said
+    ]
     assert len(named) > 3
     assert [line for line, ids in named if line not in said[ids[0]]] == []

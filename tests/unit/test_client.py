@@ -13,7 +13,16 @@ import turnfold.transcripts.reading
 from turnfold.client import Event, Window, result_event, session_key, turn_event
 from turnfold.client.answers import error_told
 from turnfold.contracts.events import read_event
-from turnfold.errors import BadRequest, CannotFit, Conflict, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
+from turnfold.errors import (
+    BadRequest,
+    CannotFit,
+    Conflict,
+    NotAllowed,
+    RequestError,
+    TooLarge,
+    Unavailable,
+    UnknownSession,
+)
 
 KEY = session_key("support", "user.42")
 
@@ -35,16 +44,35 @@ def test_an_event_goes_to_the_subject_of_its_session_with_its_own_header() -> No
 
 @pytest.mark.proves("I2")
 def test_the_service_reads_what_the_client_writes() -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}], "x": "語 \u0000 \u2028"}
-    event = turn_event(KEY, [message], model="gpt-4.1", usage={"total_tokens": 7}, is_meta=True, metadata={"truncated": True})
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1"}],
+        "x": "語 \u0000 \u2028",
+    }
+    event = turn_event(
+        KEY,
+        [message],
+        model="gpt-4.1",
+        usage={"total_tokens": 7},
+        is_meta=True,
+        metadata={"truncated": True},
+    )
 
     read = read_event(event.subject, event.payload)
 
     assert (read.key, read.event_id, read.parsed) == (KEY, event.event_id, (message,))
-    assert (read.model, read.usage, read.is_meta, read.is_truncated) == ("gpt-4.1", {"total_tokens": 7}, True, True)
+    assert (read.model, read.usage, read.is_meta, read.is_truncated) == (
+        "gpt-4.1",
+        {"total_tokens": 7},
+        True,
+        True,
+    )
 
 
-@pytest.mark.parametrize("content", ["text", None, "", [{"type": "text", "text": "x"}], {"rows": [1, 2]}, 4.5, False])
+@pytest.mark.parametrize(
+    "content", ["text", None, "", [{"type": "text", "text": "x"}], {"rows": [1, 2]}, 4.5, False]
+)
 def test_a_tool_may_return_any_json(content: Any) -> None:
     event = result_event(KEY, "call_1", content, name="search", is_error=True)
 
@@ -75,9 +103,14 @@ def test_what_is_no_json_is_refused_before_it_is_sent(number: Any) -> None:
 @pytest.mark.proves("X4")
 @pytest.mark.parametrize(
     ("messages", "told"),
-    [([{"role": "user", "content": "x"}] * 1_001, "at most 1000"), ([{"role": "user", "content": "x" * 4_194_304}], "at most 4194304")],
+    [
+        ([{"role": "user", "content": "x"}] * 1_001, "at most 1000"),
+        ([{"role": "user", "content": "x" * 4_194_304}], "at most 4194304"),
+    ],
 )
-def test_an_event_above_the_limits_is_refused_before_it_is_sent(messages: list[dict[str, Any]], told: str) -> None:
+def test_an_event_above_the_limits_is_refused_before_it_is_sent(
+    messages: list[dict[str, Any]], told: str
+) -> None:
     with pytest.raises(TooLarge, match=told):
         turn_event(KEY, messages)
 
@@ -103,7 +136,9 @@ def test_event_ids_are_unique_and_sort_by_time(monkeypatch: pytest.MonkeyPatch) 
         made += [turnfold.new_event_id() for _ in range(50)]
 
     assert len(set(made)) == len(made)
-    assert [identifier[:10] for identifier in made] == sorted(identifier[:10] for identifier in made)
+    assert [identifier[:10] for identifier in made] == sorted(
+        identifier[:10] for identifier in made
+    )
     assert {len(identifier) for identifier in made} == {26}
 
 
@@ -126,10 +161,24 @@ TOLD: dict[str, Any] = {
 def test_a_window_reads_as_the_contract_tells_it() -> None:
     window = Window.of(TOLD)
 
-    assert (window.messages, window.message_ids, window.fresh, window.etag) == ([{"role": "user", "content": "hi"}], ["e59#0"], True, "abc")
-    assert (window.tokens, window.budget_tokens, window.account.total, window.account.folded) == (5230, 8000, 119, 0)
+    assert (window.messages, window.message_ids, window.fresh, window.etag) == (
+        [{"role": "user", "content": "hi"}],
+        ["e59#0"],
+        True,
+        "abc",
+    )
+    assert (window.tokens, window.budget_tokens, window.account.total, window.account.folded) == (
+        5230,
+        8000,
+        119,
+        0,
+    )
     assert window.summary is not None
-    assert (window.summary.version, window.summary.ledger, window.summary.covers["messages"]) == (3, ("KC-1",), 118)
+    assert (window.summary.version, window.summary.ledger, window.summary.covers["messages"]) == (
+        3,
+        ("KC-1",),
+        118,
+    )
     assert window.raw is TOLD
 
 
@@ -150,7 +199,9 @@ def test_a_window_before_the_first_summary_has_none() -> None:
         ("of_a_later_version", RequestError),
     ],
 )
-def test_an_error_of_the_contract_becomes_the_exception_of_its_code(code: str, kind: type[RequestError]) -> None:
+def test_an_error_of_the_contract_becomes_the_exception_of_its_code(
+    code: str, kind: type[RequestError]
+) -> None:
     error = error_told({"code": code, "message": "why"})
 
     assert type(error) is kind

@@ -20,13 +20,22 @@ SYSTEM = {"role": "system", "content": "You are brief."}
 
 def calling(call_id: str, name: str = "look_up") -> Json:
     function = {"name": name, "arguments": "{}"}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }
 
 
 def long_list(rounds: int = 40) -> list[Json]:
     messages: list[Json] = [SYSTEM]
     for number in range(rounds):
-        messages += [user(f"request {number}"), calling("again"), tool("again", words(300)), {"role": "assistant", "content": words(60)}]
+        messages += [
+            user(f"request {number}"),
+            calling("again"),
+            tool("again", words(300)),
+            {"role": "assistant", "content": words(60)},
+        ]
     return [*messages, user("the newest request")]
 
 
@@ -37,7 +46,13 @@ def compressor() -> LadderCompressor:
 
 @pytest.mark.proves("W8")
 def test_a_list_that_fits_comes_back_as_it_is(compressor: LadderCompressor) -> None:
-    messages = [SYSTEM, user("hello"), calling("c1"), tool("c1", "found") | {"unknown": 1}, {"role": "system", "content": "Later."}]
+    messages = [
+        SYSTEM,
+        user("hello"),
+        calling("c1"),
+        tool("c1", "found") | {"unknown": 1},
+        {"role": "system", "content": "Later."},
+    ]
 
     compressed = compressor.compress(messages, 10_000)
 
@@ -47,7 +62,9 @@ def test_a_list_that_fits_comes_back_as_it_is(compressor: LadderCompressor) -> N
 @pytest.mark.proves("W8", "L5", "L6")
 @pytest.mark.parametrize("budget", [500, 2_000, 8_000])
 @pytest.mark.parametrize("is_emergency", [False, True])
-def test_a_long_list_becomes_one_that_fits_and_may_be_sent(compressor: LadderCompressor, budget: int, is_emergency: bool) -> None:
+def test_a_long_list_becomes_one_that_fits_and_may_be_sent(
+    compressor: LadderCompressor, budget: int, is_emergency: bool
+) -> None:
     messages = long_list()
     before = copy.deepcopy(messages)
 
@@ -57,7 +74,9 @@ def test_a_long_list_becomes_one_that_fits_and_may_be_sent(compressor: LadderCom
     assert compressor.tokens(compressed.messages) <= compressed.tokens <= cap
     assert faults(compressed.messages) == []
     assert (compressed.messages[0], compressed.messages[-1]) == (SYSTEM, messages[-1])
-    assert compressed.omitted == len(messages) - sum(body.get("content") != STAND_IN for body in compressed.messages)
+    assert compressed.omitted == len(messages) - sum(
+        body.get("content") != STAND_IN for body in compressed.messages
+    )
     assert messages == before
 
 
@@ -65,7 +84,9 @@ def test_a_long_list_becomes_one_that_fits_and_may_be_sent(compressor: LadderCom
 def test_a_preset_says_how_a_list_is_shortened() -> None:
     messages = long_list(20)
 
-    shown = LadderCompressor(counter(), preset_named("adaptive")).compress(messages, 1_000_000).messages
+    shown = (
+        LadderCompressor(counter(), preset_named("adaptive")).compress(messages, 1_000_000).messages
+    )
 
     assert len(shown) <= 51
     assert faults(shown) == []
@@ -84,30 +105,63 @@ def test_what_cannot_fit_is_refused_with_what_would(compressor: LadderCompressor
 
 
 @pytest.mark.proves("W8", "L5")
-def test_a_list_that_may_not_be_sent_is_mended_however_much_room_there_is(compressor: LadderCompressor) -> None:
-    messages = [user("look"), calling("c1"), user("and?"), tool("c1", "found"), tool("nobody", "lost"), calling("c2")]
+def test_a_list_that_may_not_be_sent_is_mended_however_much_room_there_is(
+    compressor: LadderCompressor,
+) -> None:
+    messages = [
+        user("look"),
+        calling("c1"),
+        user("and?"),
+        tool("c1", "found"),
+        tool("nobody", "lost"),
+        calling("c2"),
+    ]
 
     mended = compressor.compress(messages, 10_000)
 
     assert faults(mended.messages) == []
-    assert [body.get("content") for body in mended.messages] == ["look", None, "found", "and?", None, STAND_IN]
+    assert [body.get("content") for body in mended.messages] == [
+        "look",
+        None,
+        "found",
+        "and?",
+        None,
+        STAND_IN,
+    ]
     assert mended.omitted == 1
 
 
 @pytest.mark.proves("W8")
-def test_the_system_messages_it_begins_with_stay_and_the_newest_of_the_later_ones(compressor: LadderCompressor) -> None:
+def test_the_system_messages_it_begins_with_stay_and_the_newest_of_the_later_ones(
+    compressor: LadderCompressor,
+) -> None:
     notes = [{"role": "system", "content": f"note {number}"} for number in range(3)]
-    messages = [SYSTEM, {"role": "developer", "content": "Be kind."}, user(words(400)), *notes, user("now")]
+    messages = [
+        SYSTEM,
+        {"role": "developer", "content": "Be kind."},
+        user(words(400)),
+        *notes,
+        user("now"),
+    ]
 
     compressed = compressor.compress(messages, 150)
 
-    assert [body["content"] for body in compressed.messages[:3]] == ["You are brief.", "Be kind.", "note 2"]
+    assert [body["content"] for body in compressed.messages[:3]] == [
+        "You are brief.",
+        "Be kind.",
+        "note 2",
+    ]
     assert compressed.messages[-1] == user("now")
 
 
 @pytest.mark.proves("W8")
 def test_media_and_unknown_roles_are_weighed_or_refused(compressor: LadderCompressor) -> None:
-    image = user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 90_000}}])
+    image = user(
+        [
+            {"type": "text", "text": "see"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 90_000}},
+        ]
+    )
 
     assert compressor.compress([image], 2_000).messages == [image]
     with pytest.raises(BadRequest, match="message 0 has the role 'narrator'"):
@@ -126,9 +180,17 @@ def test_without_a_tokenizer_it_counts_rather_too_much() -> None:
 
 @pytest.mark.proves("W8")
 def test_the_system_text_stands_first_and_what_is_said_now_last() -> None:
-    history = [{"role": "system", "content": "old"}, user("before"), {"role": "assistant", "content": "yes"}]
+    history = [
+        {"role": "system", "content": "old"},
+        user("before"),
+        {"role": "assistant", "content": "yes"},
+    ]
 
-    assert assemble("new", history, "now") == [{"role": "system", "content": "new"}, *history[1:], user("now")]
+    assert assemble("new", history, "now") == [
+        {"role": "system", "content": "new"},
+        *history[1:],
+        user("now"),
+    ]
     assert assemble(None, history, None) == history
 
 

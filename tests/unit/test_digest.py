@@ -40,10 +40,19 @@ def test_failed_result_has_a_line() -> None:
 
 def test_path_of_a_call_is_shown() -> None:
     call = Source(
-        "e0#0", "assistant", "", (("edit", '{"path": "/srv/a.py", "oldText": "x"}'), ("list", "{}"), ("查询", '{"评分": "4.5分以上"}'))
+        "e0#0",
+        "assistant",
+        "",
+        (
+            ("edit", '{"path": "/srv/a.py", "oldText": "x"}'),
+            ("list", "{}"),
+            ("查询", '{"评分": "4.5分以上"}'),
+        ),
     )
 
-    assert digest([call], count=count) == "Assistant: called edit(/srv/a.py), list(), 查询(4.5分以上)"
+    assert (
+        digest([call], count=count) == "Assistant: called edit(/srv/a.py), list(), 查询(4.5分以上)"
+    )
 
 
 @pytest.mark.parametrize("max_tokens", [0, 10, 25, 60, 300])
@@ -80,7 +89,17 @@ def test_lines_are_shortened_by_the_number_of_messages_and_never_below_forty_cha
 @pytest.mark.proves("W3", "O10")
 def test_of_many_calls_four_are_named_and_the_rest_counted() -> None:
     def called(number: int) -> str:
-        return digest([Source("e0#0", "assistant", "On it", tuple((f"t{place}", "{}") for place in range(number)))], count=count)
+        return digest(
+            [
+                Source(
+                    "e0#0",
+                    "assistant",
+                    "On it",
+                    tuple((f"t{place}", "{}") for place in range(number)),
+                )
+            ],
+            count=count,
+        )
 
     assert called(4) == "Assistant: On it; called t0(), t1(), t2(), t3()"
     assert called(6) == "Assistant: On it; called t0(), t1(), t2(), t3() and 2 more"
@@ -88,9 +107,12 @@ def test_of_many_calls_four_are_named_and_the_rest_counted() -> None:
 
 @pytest.mark.proves("W3", "O10")
 @pytest.mark.parametrize(
-    ("max_tokens", "kept"), [(322, 20), (321, 18), (300, 17), (243, 13), (242, 12), (200, 9), (110, 3), (80, 1), (63, 0)]
+    ("max_tokens", "kept"),
+    [(322, 20), (321, 18), (300, 17), (243, 13), (242, 12), (200, 9), (110, 3), (80, 1), (63, 0)],
 )
-def test_a_digest_that_is_too_long_loses_its_oldest_lines_and_counts_them(max_tokens: int, kept: int) -> None:
+def test_a_digest_that_is_too_long_loses_its_oldest_lines_and_counts_them(
+    max_tokens: int, kept: int
+) -> None:
     sources = [Source(f"e{number}#0", "user", f"no. {number:02}") for number in range(20)]
 
     text = digest(sources, max_tokens=max_tokens, count=letters, older=3, silent=1)
@@ -130,4 +152,6 @@ def test_long_messages_cost_no_more_than_short_ones() -> None:
 
     seconds(100)
 
-    assert min(seconds(100_000) for _ in range(5)) < min(seconds(400) for _ in range(5)) * 10 + 0.001
+    assert (
+        min(seconds(100_000) for _ in range(5)) < min(seconds(400) for _ in range(5)) * 10 + 0.001
+    )

@@ -87,7 +87,9 @@ def test_escapes_stay_escaped_so_that_no_store_meets_a_nul_or_half_a_pair() -> N
         ('{"text": "漢字 \\u0000"}', '{"text":"漢字 \\u0000"}', True),
     ],
 )
-def test_any_json_may_be_a_result_and_what_is_no_text_is_shown_as_compact_json(written: str, shown: Any, is_kept: bool) -> None:
+def test_any_json_may_be_a_result_and_what_is_no_text_is_shown_as_compact_json(
+    written: str, shown: Any, is_kept: bool
+) -> None:
     event = read_payload("tool.result", result(written))
 
     assert event.parsed[0]["content"] == shown
@@ -104,14 +106,22 @@ def test_equal_content_has_an_equal_digest_whatever_stands_around_it() -> None:
 
 
 @pytest.mark.proves("L2")
-@pytest.mark.parametrize("other", [result('"43"'), result('"42"', ', "is_error": true'), result('["42"]')])
+@pytest.mark.parametrize(
+    "other", [result('"43"'), result('"42"', ', "is_error": true'), result('["42"]')]
+)
 def test_other_content_or_an_error_has_another_digest(other: bytes) -> None:
     assert read_payload("tool.result", result()).digest != read_payload("tool.result", other).digest
 
 
 json_texts = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -119,8 +129,15 @@ json_texts = st.recursive(
 @st.composite
 def written(draw: st.DrawFn) -> str:
     """A message as JSON text, spaced and escaped as somebody may."""
-    message = {"role": draw(st.sampled_from(["user", "assistant", "tool", "system", "developer"])), "content": draw(json_texts)}
-    message |= draw(st.dictionaries(st.text(max_size=6).filter(lambda name: name != "role"), json_texts, max_size=2))
+    message = {
+        "role": draw(st.sampled_from(["user", "assistant", "tool", "system", "developer"])),
+        "content": draw(json_texts),
+    }
+    message |= draw(
+        st.dictionaries(
+            st.text(max_size=6).filter(lambda name: name != "role"), json_texts, max_size=2
+        )
+    )
     is_ascii = draw(st.booleans())
     text = json.dumps(message, ensure_ascii=is_ascii, indent=draw(st.sampled_from([None, 1])))
     try:
@@ -233,7 +250,10 @@ def test_nesting_is_read_to_its_limit_and_no_deeper() -> None:
 
     assert reason("turn.completed", content("[" * within + "]" * within)) is None
     assert reason("turn.completed", content("[" * (within + 1) + "]" * (within + 1))) == "too_deep"
-    assert reason("turn.completed", content('{"a":' * (within + 1) + "1" + "}" * (within + 1))) == "too_deep"
+    assert (
+        reason("turn.completed", content('{"a":' * (within + 1) + "1" + "}" * (within + 1)))
+        == "too_deep"
+    )
     assert reason("turn.completed", content("[" * 200_000 + "]" * 200_000)) == "too_deep"
     assert reason("turn.completed", content("[" * 200_000)) in ("too_deep", "not_json")
 
@@ -246,12 +266,17 @@ def test_numbers_up_to_the_limit_are_read(number: str) -> None:
 
 @pytest.mark.proves("I2")
 def test_many_messages_side_by_side_are_not_deep() -> None:
-    assert len(read(turn("[" + ",".join(['{"role": "user", "content": [[]]}'] * 1_000) + "]")).bodies) == 1_000
+    assert (
+        len(read(turn("[" + ",".join(['{"role": "user", "content": [[]]}'] * 1_000) + "]")).bodies)
+        == 1_000
+    )
 
 
 @pytest.mark.proves("I2")
 def test_of_members_with_one_name_the_last_counts() -> None:
-    event = read(turn(more=r', "m\u0065ssages": [{"role": "user", "content": "last"}], "event_id": "e2"'))
+    event = read(
+        turn(more=r', "m\u0065ssages": [{"role": "user", "content": "last"}], "event_id": "e2"')
+    )
 
     assert (event.event_id, [one["content"] for one in event.parsed]) == ("e2", "last".split())
     assert event.bodies == ('{"role": "user", "content": "last"}',)
@@ -259,7 +284,13 @@ def test_of_members_with_one_name_the_last_counts() -> None:
 
 @pytest.mark.proves("I5", "L12")
 def test_a_subject_that_names_somebody_else_is_refused() -> None:
-    for subject in ("turn.completed.a.other", "turn.completed.b.s", "turn.completed.a", "turn.completed.a.s.x", "turn.completed."):
+    for subject in (
+        "turn.completed.a.other",
+        "turn.completed.b.s",
+        "turn.completed.a",
+        "turn.completed.a.s.x",
+        "turn.completed.",
+    ):
         with pytest.raises(BadEvent, match="subject_mismatch"):
             read_event(subject, turn())
     with pytest.raises(BadEvent, match="unknown_type"):
@@ -272,7 +303,14 @@ def test_a_subject_that_names_somebody_else_is_refused() -> None:
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60))
 @example("a.b*>% \u2028")
 def test_any_id_finds_its_subject(session_id: str) -> None:
-    payload = json.dumps({"event_id": "e", "agent_id": "user.42", "session_id": session_id, "messages": [{"role": "user"}]}).encode()
+    payload = json.dumps(
+        {
+            "event_id": "e",
+            "agent_id": "user.42",
+            "session_id": session_id,
+            "messages": [{"role": "user"}],
+        }
+    ).encode()
 
     event = read_event(f"turn.completed.user%2E42.{token_of(session_id)}", payload)
 
@@ -282,7 +320,9 @@ def test_any_id_finds_its_subject(session_id: str) -> None:
 @pytest.mark.proves("I5")
 @given(st.data())
 def test_damage_is_refused_exactly_where_json_itself_would_be(data: st.DataObject) -> None:
-    whole = bytearray(turn('[{"role": "user", "content": [1.5, -2, true, null, "a\\u0041\\n"], "x": {}}]'))
+    whole = bytearray(
+        turn('[{"role": "user", "content": [1.5, -2, true, null, "a\\u0041\\n"], "x": {}}]')
+    )
     for _ in range(data.draw(st.integers(1, 2))):
         at = data.draw(st.integers(0, len(whole) - 1))
         whole[at : at + data.draw(st.integers(0, 2))] = data.draw(
@@ -300,7 +340,12 @@ def test_damage_is_refused_exactly_where_json_itself_would_be(data: st.DataObjec
 
 @pytest.mark.proves("X4")
 @pytest.mark.parametrize(
-    ("limits", "why"), [(Limits(bytes=80), "too_large"), (Limits(messages=1), "too_many_messages"), (Limits(depth=2), "too_deep")]
+    ("limits", "why"),
+    [
+        (Limits(bytes=80), "too_large"),
+        (Limits(messages=1), "too_many_messages"),
+        (Limits(depth=2), "too_deep"),
+    ],
 )
 def test_an_installation_may_set_its_own_limits(limits: Limits, why: str) -> None:
     payload = turn('[{"role": "user"}, {"role": "user"}]')

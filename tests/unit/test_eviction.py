@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.blocks import group, newest_request, newest_system
-from turnfold.core.eviction import Due, Evict, Load, Rest, Trigger, decide, evictions, fired, token_trigger
+from turnfold.core.eviction import (
+    Due,
+    Evict,
+    Load,
+    Rest,
+    Trigger,
+    decide,
+    evictions,
+    fired,
+    token_trigger,
+)
 from turnfold.core.presets import DEFAULT_PRESET, PRESETS, Commit, Mode, Policy, Style
 from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
 
@@ -34,10 +44,19 @@ def said(*entries: Any, tokens: int = 100) -> list[Message]:
         role, *ids = entry.split()
         position = position_of(seq, 0)
         message = Message(
-            position, EventId(f"e{seq}"), 0, Role("user" if role == "meta" else role), tokens, is_meta=role == "meta", created_at_ms=seq
+            position,
+            EventId(f"e{seq}"),
+            0,
+            Role("user" if role == "meta" else role),
+            tokens,
+            is_meta=role == "meta",
+            created_at_ms=seq,
         )
         if role == "assistant":
-            message = replace(message, calls=tuple(Call(slot, call_id, "look_up", 5) for slot, call_id in enumerate(ids)))
+            message = replace(
+                message,
+                calls=tuple(Call(slot, call_id, "look_up", 5) for slot, call_id in enumerate(ids)),
+            )
             calling |= {call_id: Answer(position, slot) for slot, call_id in enumerate(ids)}
         if role == "tool" and ids:
             message = replace(message, answers=calling.pop(ids[0], None))
@@ -53,7 +72,13 @@ def steps(number: int) -> list[str]:
     return [entry for step in range(number) for entry in (f"assistant c{step}", f"tool c{step}")]
 
 
-def evicted(live: Sequence[Message], policy: Policy = POLICY, trigger: Trigger = Trigger.MESSAGES, *, now_ms: int = 0) -> list[int]:
+def evicted(
+    live: Sequence[Message],
+    policy: Policy = POLICY,
+    trigger: Trigger = Trigger.MESSAGES,
+    *,
+    now_ms: int = 0,
+) -> list[int]:
     """The sequences that leave."""
     match decide(live, policy, trigger, now_ms=now_ms):
         case Evict(evicted=gone):
@@ -76,9 +101,17 @@ def test_a_trigger_fires_above_its_limit_and_not_at_it() -> None:
 
 @pytest.mark.proves("E1")
 def test_of_two_token_limits_the_smaller_counts_and_zero_is_none() -> None:
-    assert token_trigger(replace(POLICY, trigger_tokens=5_000, trigger_ratio=0.5), model_window=8_000) == 4_000
-    assert token_trigger(replace(POLICY, trigger_tokens=3_000, trigger_ratio=0.5), model_window=8_000) == 3_000
-    assert token_trigger(replace(POLICY, trigger_tokens=0, trigger_ratio=0.0), model_window=8_000) == 0
+    assert (
+        token_trigger(replace(POLICY, trigger_tokens=5_000, trigger_ratio=0.5), model_window=8_000)
+        == 4_000
+    )
+    assert (
+        token_trigger(replace(POLICY, trigger_tokens=3_000, trigger_ratio=0.5), model_window=8_000)
+        == 3_000
+    )
+    assert (
+        token_trigger(replace(POLICY, trigger_tokens=0, trigger_ratio=0.0), model_window=8_000) == 0
+    )
 
 
 @pytest.mark.proves("E1", "T1")
@@ -225,7 +258,20 @@ def test_of_nothing_nothing_leaves() -> None:
 
 entries = st.lists(
     st.sampled_from(
-        ["user", "user", "meta", "assistant", "assistant", "system", "tool", "assistant a", "assistant a b", "tool a", "tool b", "tool c"]
+        [
+            "user",
+            "user",
+            "meta",
+            "assistant",
+            "assistant",
+            "system",
+            "tool",
+            "assistant a",
+            "assistant a b",
+            "tool a",
+            "tool b",
+            "tool c",
+        ]
     ),
     max_size=40,
 )
@@ -238,7 +284,9 @@ triggers = st.sampled_from(Trigger)
 
 @pytest.mark.proves("L1", "L3")
 @given(entries, policies, triggers)
-def test_evicted_and_kept_are_the_input(history: list[str], policy: Policy, trigger: Trigger) -> None:
+def test_evicted_and_kept_are_the_input(
+    history: list[str], policy: Policy, trigger: Trigger
+) -> None:
     live = said(*history)
 
     gone = evicted(live, policy, trigger)
@@ -249,7 +297,9 @@ def test_evicted_and_kept_are_the_input(history: list[str], policy: Policy, trig
 
 @pytest.mark.proves("L5", "C1", "C2")
 @given(entries, policies, triggers)
-def test_no_call_parts_from_its_result(history: list[str], policy: Policy, trigger: Trigger) -> None:
+def test_no_call_parts_from_its_result(
+    history: list[str], policy: Policy, trigger: Trigger
+) -> None:
     live = said(*history)
 
     gone = set(evicted(live, policy, trigger))
@@ -266,14 +316,18 @@ def test_what_must_stay_stays(history: list[str], policy: Policy, trigger: Trigg
     gone = set(evicted(live, policy, trigger))
 
     grouped = group(live)
-    newest = [message for block in reversed(grouped.blocks) for message in block.stored][: max(policy.keep_messages, 1)]
+    newest = [message for block in reversed(grouped.blocks) for message in block.stored][
+        : max(policy.keep_messages, 1)
+    ]
     must = [*newest, newest_system(live), newest_request(live)]
     assert not gone & {message.stream_seq for message in must if message is not None}
 
 
 @pytest.mark.proves("E5")
 @given(entries, policies, triggers)
-def test_deciding_twice_is_deciding_once(history: list[str], policy: Policy, trigger: Trigger) -> None:
+def test_deciding_twice_is_deciding_once(
+    history: list[str], policy: Policy, trigger: Trigger
+) -> None:
     live = said(*history)
     gone = set(evicted(live, policy, trigger))
 
@@ -284,7 +338,9 @@ def test_deciding_twice_is_deciding_once(history: list[str], policy: Policy, tri
 
 @pytest.mark.proves("E5", "C31")
 @given(entries, policies, st.integers(1, 30))
-def test_evictions_never_come_faster_than_messages(history: list[str], policy: Policy, limit: int) -> None:
+def test_evictions_never_come_faster_than_messages(
+    history: list[str], policy: Policy, limit: int
+) -> None:
     policy = replace(policy, max_live_messages=limit, min_gain_messages=5)
     live = said(*history)
 
@@ -296,9 +352,16 @@ def test_evictions_never_come_faster_than_messages(history: list[str], policy: P
 @pytest.mark.proves("L3", "E1")
 @given(entries, policies, st.integers(1, 12), st.integers(0, 3_000), st.integers(0, 4), st.data())
 def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(
-    history: list[str], policy: Policy, limit: int, tokens: int, every_rounds: int, data: st.DataObject
+    history: list[str],
+    policy: Policy,
+    limit: int,
+    tokens: int,
+    every_rounds: int,
+    data: st.DataObject,
 ) -> None:
-    policy = replace(policy, max_live_messages=limit, trigger_tokens=tokens, every_rounds=every_rounds)
+    policy = replace(
+        policy, max_live_messages=limit, trigger_tokens=tokens, every_rounds=every_rounds
+    )
     live = said(*history)
     bounds = sorted(data.draw(st.sets(st.integers(0, len(live)), max_size=4)) | {0, len(live)})
 
@@ -309,9 +372,18 @@ def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(
         for first, last in batches:
             kept += live[first:last]
             begun += sum(message.is_request for message in live[first:last])
-            found = evictions(kept, [message.stream_seq for message in live[first:last]], begun, policy, model_window=100_000)
+            found = evictions(
+                kept,
+                [message.stream_seq for message in live[first:last]],
+                begun,
+                policy,
+                model_window=100_000,
+            )
             begun -= sum(one.load.rounds for one in found)
-            done += [(one.due, [message.stream_seq for message in one.evicted], one.at_ms) for one in found]
+            done += [
+                (one.due, [message.stream_seq for message in one.evicted], one.at_ms)
+                for one in found
+            ]
             gone = {seq for _, seqs, _ in done for seq in seqs}
             kept = [message for message in kept if message.stream_seq not in gone]
         return done
@@ -347,7 +419,9 @@ def test_balanced_is_the_default_and_takes_fifty_messages_or_three_fifths_of_the
 
 
 @pytest.mark.proves("P3", "E3")
-def test_selective_keeps_twelve_rounds_and_five_tool_blocks_and_lets_go_only_with_a_summary() -> None:
+def test_selective_keeps_twelve_rounds_and_five_tool_blocks_and_lets_go_only_with_a_summary() -> (
+    None
+):
     policy = PRESETS["selective"]
     talk = rounds(20)
     work = ["user", *steps(9), "assistant"]
@@ -377,7 +451,9 @@ def test_rolling_lets_the_oldest_go_every_ten_rounds_and_keeps_ten_messages() ->
     live = said(*rounds(30))
 
     assert due(Load(10**6, 10**9, 9), policy, model_window=128_000) is None
-    done = evictions(live, [message.stream_seq for message in live], 30, policy, model_window=128_000)
+    done = evictions(
+        live, [message.stream_seq for message in live], 30, policy, model_window=128_000
+    )
 
     assert [one.due.trigger for one in done] == [Trigger.ROUNDS] * 3
     assert [one.at_ms for one in done] == [19, 39, 59]
@@ -393,9 +469,14 @@ def test_a_trigger_that_wins_too_little_does_not_stand_in_the_way_of_the_next() 
     policy = replace(POLICY, trigger_tokens=500, min_gain_tokens=10_000, max_live_messages=20)
     live = said(*rounds(11))
 
-    (done,) = evictions(live, [message.stream_seq for message in live], 0, policy, model_window=100_000)
+    (done,) = evictions(
+        live, [message.stream_seq for message in live], 0, policy, model_window=100_000
+    )
 
-    assert [found.trigger for found in fired(Load(21, 2_100), policy, model_window=100_000)] == [Trigger.TOKENS, Trigger.MESSAGES]
+    assert [found.trigger for found in fired(Load(21, 2_100), policy, model_window=100_000)] == [
+        Trigger.TOKENS,
+        Trigger.MESSAGES,
+    ]
     assert done.due.trigger is Trigger.MESSAGES
 
 
@@ -404,7 +485,12 @@ def test_where_the_limit_has_no_room_for_what_is_to_be_kept_half_of_the_limit_is
     policy = replace(PRESETS["token-budget"], trigger_tokens=8_000)
     live = said(*rounds(9), tokens=500)
 
-    (done,) = evictions(live, [message.stream_seq for message in live], 0, policy, model_window=128_000)
+    (done,) = evictions(
+        live, [message.stream_seq for message in live], 0, policy, model_window=128_000
+    )
 
-    assert (done.due, sum(message.tokens for message in done.evicted)) == (Due(Trigger.TOKENS, 8_000), 4_000)
+    assert (done.due, sum(message.tokens for message in done.evicted)) == (
+        Due(Trigger.TOKENS, 8_000),
+        4_000,
+    )
     assert not done.is_escalated

@@ -32,10 +32,22 @@ def tool(text: str, number: int = 0, *, is_error: bool = False) -> Source:
 
 
 def drafted(
-    *sources: Source, previous: Draft | None = None, newest_request: str | None = None, ledger_max_tokens: int = 2_000, **more: object
+    *sources: Source,
+    previous: Draft | None = None,
+    newest_request: str | None = None,
+    ledger_max_tokens: int = 2_000,
+    **more: object,
 ) -> Draft:
-    before = None if previous is None else Previous(previous.text, previous.sections, previous.ledger)
-    job = SummaryJob(sources=sources, previous=before, newest_request=newest_request, ledger_max_tokens=ledger_max_tokens, **more)  # type: ignore[arg-type]
+    before = (
+        None if previous is None else Previous(previous.text, previous.sections, previous.ledger)
+    )
+    job = SummaryJob(
+        sources=sources,
+        previous=before,
+        newest_request=newest_request,
+        ledger_max_tokens=ledger_max_tokens,
+        **more,
+    )  # type: ignore[arg-type]
     return extract(job, count=count)
 
 
@@ -81,7 +93,10 @@ def test_japanese_conversation_is_told_in_japanese() -> None:
 
 def test_politeness_leaves_no_line() -> None:
     draft = drafted(
-        user("Fix the login page."), assistant("Sure, happy to help!"), user("Thank you so much!"), assistant("You're welcome.")
+        user("Fix the login page."),
+        assistant("Sure, happy to help!"),
+        user("Thank you so much!"),
+        assistant("You're welcome."),
     )
 
     assert draft.text == "The user asked:\n- Fix the login page."
@@ -91,12 +106,22 @@ def test_politeness_leaves_no_line() -> None:
 def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
     first = drafted(
         user("Fix it."),
-        assistant("", 1, ("read", '{"path": "/srv/a.py"}'), ("edit", '{"path": "/srv/a.py", "oldText": "x", "newText": "y"}')),
+        assistant(
+            "",
+            1,
+            ("read", '{"path": "/srv/a.py"}'),
+            ("edit", '{"path": "/srv/a.py", "oldText": "x", "newText": "y"}'),
+        ),
         assistant("", 2, ("Read", '{"file_path": "/srv/b.py"}')),
     )
-    second = drafted(user("And now?"), assistant("", 3, ("read", '{"path": "/srv/a.py"}')), previous=first)
+    second = drafted(
+        user("And now?"), assistant("", 3, ("read", '{"path": "/srv/a.py"}')), previous=first
+    )
 
-    assert second.sections["file_changes"] == [{"path": "/srv/b.py", "action": "read"}, {"path": "/srv/a.py", "action": "modified"}]
+    assert second.sections["file_changes"] == [
+        {"path": "/srv/b.py", "action": "read"},
+        {"path": "/srv/a.py", "action": "modified"},
+    ]
     assert "modified /srv/a.py" in second.ledger
 
 
@@ -104,9 +129,21 @@ def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
     ("name", "arguments", "expected"),
     [
         ("str_replace_editor", '{"command": "view", "path": "/w/a.c"}', [("/w/a.c", "read")]),
-        ("str_replace_editor", '{"command": "str_replace", "path": "/w/a.c"}', [("/w/a.c", "modified")]),
-        ("mcp__sandbox__sandbox_write", '{"path": "/tmp/x.sh", "content": "rm -rf /"}', [("/tmp/x.sh", "modified")]),
-        ("Bash", '{"command": "cat > /tmp/y.sh <<EOF\\ncat /etc/passwd\\nEOF"}', [("/tmp/y.sh", "modified")]),
+        (
+            "str_replace_editor",
+            '{"command": "str_replace", "path": "/w/a.c"}',
+            [("/w/a.c", "modified")],
+        ),
+        (
+            "mcp__sandbox__sandbox_write",
+            '{"path": "/tmp/x.sh", "content": "rm -rf /"}',
+            [("/tmp/x.sh", "modified")],
+        ),
+        (
+            "Bash",
+            '{"command": "cat > /tmp/y.sh <<EOF\\ncat /etc/passwd\\nEOF"}',
+            [("/tmp/y.sh", "modified")],
+        ),
         ("bash", '{"command": "cd /w && sed -i s/a/b/ src/x.ts"}', [("src/x.ts", "modified")]),
         ("bash", '{"command": "head -5 README.md"}', [("README.md", "read")]),
         ("bash", '{"command": "sed -i s/main-new/main/g x.ts"}', [("x.ts", "modified")]),
@@ -116,7 +153,9 @@ def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
     ],
 )
 @pytest.mark.proves("S6", "C46")
-def test_files_are_read_from_calls(name: str, arguments: str, expected: list[tuple[str, str]]) -> None:
+def test_files_are_read_from_calls(
+    name: str, arguments: str, expected: list[tuple[str, str]]
+) -> None:
     changes = file_changes(None, [assistant("", 1, (name, arguments))])
 
     assert [(change.path, change.action) for change in changes] == expected
@@ -124,7 +163,14 @@ def test_files_are_read_from_calls(name: str, arguments: str, expected: list[tup
 
 def test_commands_that_only_look_around_are_not_told() -> None:
     done = actions(
-        [assistant("", 1, ("bash", '{"command": "cd /w && ls -la | grep \\"a|b\\" && npm test"}'), ("bash", '{"command": "cat x.py"}'))]
+        [
+            assistant(
+                "",
+                1,
+                ("bash", '{"command": "cd /w && ls -la | grep \\"a|b\\" && npm test"}'),
+                ("bash", '{"command": "cat x.py"}'),
+            )
+        ]
     )
 
     assert [action.text for action in done] == ["npm test"]
@@ -143,7 +189,14 @@ def test_an_action_says_whether_it_was_a_command() -> None:
 
 def test_calls_that_changed_the_world_are_told_and_lookups_are_not() -> None:
     done = actions(
-        [assistant("", 1, ("get_user_details", '{"user_id": "mia_li_3668"}'), ("cancel_reservation", '{"reservation_id": "GV1N64"}'))]
+        [
+            assistant(
+                "",
+                1,
+                ("get_user_details", '{"user_id": "mia_li_3668"}'),
+                ("cancel_reservation", '{"reservation_id": "GV1N64"}'),
+            )
+        ]
     )
 
     assert [action.text for action in done] == ["cancel_reservation(reservation_id=GV1N64)"]
@@ -153,7 +206,10 @@ def test_calls_that_changed_the_world_are_told_and_lookups_are_not() -> None:
     ("text", "value"),
     [
         (f"the job {UUID} failed", Value("uuid", UUID)),
-        ("at commit 8851afb5cabae5df91a979048f765601.", Value("hash", "8851afb5cabae5df91a979048f765601")),
+        (
+            "at commit 8851afb5cabae5df91a979048f765601.",
+            Value("hash", "8851afb5cabae5df91a979048f765601"),
+        ),
         ("look at /srv/app/config.toml, please", Value("path", "/srv/app/config.toml")),
         ("and in packages/core/src/main.ts too", Value("path", "packages/core/src/main.ts")),
         ("see https://example.org/a?b=1&c=2.", Value("url", "https://example.org/a?b=1&c=2")),
@@ -179,7 +235,14 @@ def test_exact_value_is_found_as_it_stands(text: str, value: Value) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["utf8 and x2 took 17ms", "\x1b[31mred\x1b[39m and [2mpale[22m", "</status> and <b>", "see e.g. this and/or that", "in 2024"]
+    "text",
+    [
+        "utf8 and x2 took 17ms",
+        "\x1b[31mred\x1b[39m and [2mpale[22m",
+        "</status> and <b>",
+        "see e.g. this and/or that",
+        "in 2024",
+    ],
 )
 def test_ordinary_words_are_no_values(text: str) -> None:
     assert [value for value in values_in(text) if value.kind != "measure"] == []
@@ -188,8 +251,20 @@ def test_ordinary_words_are_no_values(text: str) -> None:
 @pytest.mark.proves("S5", "S6", "C41")
 def test_values_and_newest_request_are_in_the_artifact_verbatim() -> None:
     request = "Now roll it back\nto 1.4.2, and <tell> me why." + " x" * 400
-    values = [UUID, "8851afb5cabae5df91a979048f765601", "/srv/app/config.toml", "https://example.org/a?b=1", "10.0.0.5:5433", "OPS-1234"]
-    draft = drafted(user("Deploy."), tool("\n".join(["noise " * 400, *values, "noise " * 400])), assistant("Done."), newest_request=request)
+    values = [
+        UUID,
+        "8851afb5cabae5df91a979048f765601",
+        "/srv/app/config.toml",
+        "https://example.org/a?b=1",
+        "10.0.0.5:5433",
+        "OPS-1234",
+    ]
+    draft = drafted(
+        user("Deploy."),
+        tool("\n".join(["noise " * 400, *values, "noise " * 400])),
+        assistant("Done."),
+        newest_request=request,
+    )
 
     artifact = "\n".join([draft.text, *draft.ledger])
     assert [value for value in values if value not in artifact] == []
@@ -198,10 +273,16 @@ def test_values_and_newest_request_are_in_the_artifact_verbatim() -> None:
 
 @pytest.mark.proves("S6")
 def test_ledger_stays_within_its_cap_and_counts_what_it_left_out() -> None:
-    draft = drafted(user(" ".join(f"/srv/data/file-{number}.csv" for number in range(300))), ledger_max_tokens=400)
+    draft = drafted(
+        user(" ".join(f"/srv/data/file-{number}.csv" for number in range(300))),
+        ledger_max_tokens=400,
+    )
 
     assert sum(count(entry) for entry in draft.ledger) <= 400 + len(draft.ledger)
-    assert draft.ledger[-1] == f"left_out {300 - len(draft.ledger) + 1} more values, which search finds"
+    assert (
+        draft.ledger[-1]
+        == f"left_out {300 - len(draft.ledger) + 1} more values, which search finds"
+    )
     assert len(draft.sections["provenance"]) == len(draft.ledger)
 
 
@@ -210,7 +291,11 @@ def test_decisions_constraints_commands_and_error_lines_stand_in_the_ledger_to_t
     draft = drafted(
         user("Let's go with exponential backoff. You must never touch the billing tables.", 1),
         assistant("", 2, ("bash", '{"command": "cd /w && npm run check -- --fix && ls"}')),
-        tool("Traceback (most recent call last):\nValueError: port 99999 is out of range", 3, is_error=True),
+        tool(
+            "Traceback (most recent call last):\nValueError: port 99999 is out of range",
+            3,
+            is_error=True,
+        ),
         user("就选这家。预算不能超过500元。", 4),
     )
 
@@ -227,7 +312,10 @@ def test_decisions_constraints_commands_and_error_lines_stand_in_the_ledger_to_t
 @pytest.mark.proves("S6")
 def test_decisions_beyond_the_newest_few_are_left_out_and_counted() -> None:
     draft = drafted(
-        *(user(f"Let's go with the {color} one.", number) for number, color in enumerate("red blue green black white grey".split()))
+        *(
+            user(f"Let's go with the {color} one.", number)
+            for number, color in enumerate("red blue green black white grey".split())
+        )
     )
 
     assert [entry for entry in draft.ledger if entry.startswith("decision ")] == [
@@ -237,8 +325,12 @@ def test_decisions_beyond_the_newest_few_are_left_out_and_counted() -> None:
 
 
 @pytest.mark.proves("S2", "O10")
-@pytest.mark.parametrize("text", ["Thanks, could you book it", "Hi, I need a room", "sure, can you"])
-def test_a_request_that_begins_politely_is_a_request_of_a_user_and_politeness_of_an_assistant(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["Thanks, could you book it", "Hi, I need a room", "sure, can you"]
+)
+def test_a_request_that_begins_politely_is_a_request_of_a_user_and_politeness_of_an_assistant(
+    text: str,
+) -> None:
     assert Sense.REQUEST in senses(text, is_user=True)
     assert senses(text, is_user=False) == {Sense.FILLER}
 
@@ -261,8 +353,15 @@ def test_of_two_errors_the_newer_one_stays(max_tokens: int) -> None:
 @pytest.mark.parametrize("max_tokens", [40, 60, 80])
 def test_the_first_request_of_all_stays_while_newer_ones_come(max_tokens: int) -> None:
     first = "Please build the whole warehouse report for me."
-    before = Previous("x", {"tasks": [first, "Then send it to the office in Oslo, too."], "context": "It went on."}, ())
-    newer = tuple(user(f"Please check the shelf number {number} in hall {number} again.", number) for number in range(6))
+    before = Previous(
+        "x",
+        {"tasks": [first, "Then send it to the office in Oslo, too."], "context": "It went on."},
+        (),
+    )
+    newer = tuple(
+        user(f"Please check the shelf number {number} in hall {number} again.", number)
+        for number in range(6)
+    )
 
     draft = extract(SummaryJob(sources=newer, previous=before, max_tokens=max_tokens), count=count)
 
@@ -271,43 +370,73 @@ def test_the_first_request_of_all_stays_while_newer_ones_come(max_tokens: int) -
 
 @pytest.mark.proves("S6", "O10")
 def test_of_equal_values_the_newest_stand_first_then_those_that_were_carried() -> None:
-    first = drafted(*(user(f"It is /srv/{name}.toml.", number) for number, name in enumerate("abc")))
+    first = drafted(
+        *(user(f"It is /srv/{name}.toml.", number) for number, name in enumerate("abc"))
+    )
 
     second = drafted(
         *(user(f"It is /srv/{name}.toml.", number) for number, name in enumerate("de", start=3)),
         previous=first,
     )
 
-    assert [entry for entry in first.ledger if entry.startswith("path")] == [f"path /srv/{name}.toml" for name in "cba"]
-    assert [entry for entry in second.ledger if entry.startswith("path")] == [f"path /srv/{name}.toml" for name in "edcba"]
+    assert [entry for entry in first.ledger if entry.startswith("path")] == [
+        f"path /srv/{name}.toml" for name in "cba"
+    ]
+    assert [entry for entry in second.ledger if entry.startswith("path")] == [
+        f"path /srv/{name}.toml" for name in "edcba"
+    ]
 
 
 @pytest.mark.proves("S6", "O10")
-def test_of_equal_values_that_tools_printed_the_newest_stand_first_then_those_that_were_carried() -> None:
+def test_of_equal_values_that_tools_printed_the_newest_stand_first_then_those_that_were_carried() -> (
+    None
+):
     first = drafted(*(tool(f"/srv/{name}.toml", number) for number, name in enumerate("abc")))
 
-    second = drafted(*(tool(f"/srv/{name}.toml", number) for number, name in enumerate("de", start=3)), previous=first)
+    second = drafted(
+        *(tool(f"/srv/{name}.toml", number) for number, name in enumerate("de", start=3)),
+        previous=first,
+    )
 
-    assert [entry for entry in first.ledger if entry.startswith("path")] == ["path " + " ".join(f"/srv/{name}.toml" for name in "cba")]
-    assert [entry for entry in second.ledger if entry.startswith("path")] == ["path " + " ".join(f"/srv/{name}.toml" for name in "edcba")]
+    assert [entry for entry in first.ledger if entry.startswith("path")] == [
+        "path " + " ".join(f"/srv/{name}.toml" for name in "cba")
+    ]
+    assert [entry for entry in second.ledger if entry.startswith("path")] == [
+        "path " + " ".join(f"/srv/{name}.toml" for name in "edcba")
+    ]
 
 
 @pytest.mark.proves("S6", "C54", "O10")
 @pytest.mark.parametrize("forgotten", [None, True, "7", 1.5, [7]])
 @pytest.mark.parametrize("marks", [None, 7, "not base64!", "QUJ", ["QUJD"]])
-def test_a_damaged_count_of_what_was_left_out_is_read_from_the_last_entry_of_the_ledger(forgotten: object, marks: object) -> None:
+def test_a_damaged_count_of_what_was_left_out_is_read_from_the_last_entry_of_the_ledger(
+    forgotten: object, marks: object
+) -> None:
     damaged = {"left_out": {"forgotten": forgotten, "marks": marks, "until": 7}}
-    before = Previous("They spoke.", damaged, ("path /srv/a.toml", "left_out 41 more values, which search finds"))
+    before = Previous(
+        "They spoke.", damaged, ("path /srv/a.toml", "left_out 41 more values, which search finds")
+    )
 
     draft = extract(SummaryJob(sources=(user("It is /srv/b.toml."),), previous=before), count=count)
 
-    assert draft.ledger == ("path /srv/b.toml", "path /srv/a.toml", "left_out 41 more values, which search finds")
+    assert draft.ledger == (
+        "path /srv/b.toml",
+        "path /srv/a.toml",
+        "left_out 41 more values, which search finds",
+    )
     assert draft.sections["left_out"] == {"forgotten": 41, "marks": "", "until": "e0#0"}
 
 
 @pytest.mark.proves("S6", "C54", "O10")
 @pytest.mark.parametrize(
-    "entry", ["left_out many", "left_out -3 more values", "left_out 12345678901 more values", "left_out ", "left_outs 7"]
+    "entry",
+    [
+        "left_out many",
+        "left_out -3 more values",
+        "left_out 12345678901 more values",
+        "left_out ",
+        "left_outs 7",
+    ],
 )
 def test_a_count_that_is_no_number_is_none(entry: str) -> None:
     before = Previous("They spoke.", {}, ("path /srv/a.toml", entry))
@@ -330,10 +459,18 @@ def test_a_count_that_is_no_number_is_none(entry: str) -> None:
         ({"1": ["e7#0"]}, []),
     ],
 )
-def test_a_damaged_list_of_sources_says_of_a_line_no_more_than_it_does(sources: object, expected: list[str]) -> None:
-    before = Previous("Constraints\n- You must never touch the billing tables.", {"sources": sources, "constraints": [BILLING]}, ())
+def test_a_damaged_list_of_sources_says_of_a_line_no_more_than_it_does(
+    sources: object, expected: list[str]
+) -> None:
+    before = Previous(
+        "Constraints\n- You must never touch the billing tables.",
+        {"sources": sources, "constraints": [BILLING]},
+        (),
+    )
 
-    draft = extract(SummaryJob(sources=(user("Good morning, and well met."),), previous=before), count=count)
+    draft = extract(
+        SummaryJob(sources=(user("Good morning, and well met."),), previous=before), count=count
+    )
 
     line = draft.text.split("\n").index(f"- {BILLING}")
     assert draft.sections["sources"][line] == expected
@@ -345,9 +482,16 @@ BILLING = "You must never touch the billing tables."
 
 @pytest.mark.proves("S6", "F3")
 def test_value_names_the_first_and_the_newest_message_that_hold_it() -> None:
-    draft = drafted(user("It is in /srv/a.toml.", 1), user("Look at /srv/a.toml.", 2), user("And /srv/a.toml again.", 3))
+    draft = drafted(
+        user("It is in /srv/a.toml.", 1),
+        user("Look at /srv/a.toml.", 2),
+        user("And /srv/a.toml again.", 3),
+    )
 
-    assert draft.sections["provenance"][draft.ledger.index("path /srv/a.toml")][0] == ["e1#0", "e3#0"]
+    assert draft.sections["provenance"][draft.ledger.index("path /srv/a.toml")][0] == [
+        "e1#0",
+        "e3#0",
+    ]
 
 
 @pytest.mark.proves("S6")
@@ -360,7 +504,9 @@ def test_path_inside_another_one_is_not_told_again() -> None:
 @pytest.mark.proves("S6")
 def test_what_the_user_named_outranks_what_a_tool_printed() -> None:
     noise = " ".join(f"/usr/lib/x86/file-{number}.so" for number in range(200))
-    draft = drafted(user("The config is /srv/app/config.toml."), tool(noise, 1), ledger_max_tokens=120)
+    draft = drafted(
+        user("The config is /srv/app/config.toml."), tool(noise, 1), ledger_max_tokens=120
+    )
 
     assert draft.ledger[0] == "path /srv/app/config.toml"
     assert draft.sections["provenance"][0][0] == ["e0#0"]
@@ -373,8 +519,14 @@ def test_ten_compactions_of_equal_volume_do_not_grow_the_summary() -> None:
             source
             for turn in range(number * 12, number * 12 + 12)
             for source in (
-                user(f"Please check host-{turn:03}.example.org:8{turn:03} and tell me whether release 1.{turn:03}.0 is on it.", turn),
-                assistant(f"Release 1.{turn:03}.0 is installed on host-{turn:03}, and the check of {turn + 100} files passed.", turn),
+                user(
+                    f"Please check host-{turn:03}.example.org:8{turn:03} and tell me whether release 1.{turn:03}.0 is on it.",
+                    turn,
+                ),
+                assistant(
+                    f"Release 1.{turn:03}.0 is installed on host-{turn:03}, and the check of {turn + 100} files passed.",
+                    turn,
+                ),
             )
         ]
 
@@ -408,11 +560,15 @@ def test_early_facts_outlive_filler_and_five_compactions() -> None:
     ]
     for number in range(48):
         turns.append(
-            user(f"Can you tell me something about topic {number}, for instance how people thought of it in the past?", 100 + number)
+            user(
+                f"Can you tell me something about topic {number}, for instance how people thought of it in the past?",
+                100 + number,
+            )
         )
         turns.append(
             assistant(
-                f"Topic {number} has a long history. People in many countries wrote about it, and opinions changed over time.", 100 + number
+                f"Topic {number} has a long history. People in many countries wrote about it, and opinions changed over time.",
+                100 + number,
             )
         )
 
@@ -434,7 +590,9 @@ def test_summary_of_a_model_is_carried_on_by_the_extractive_one() -> None:
         "file_changes": ["src/db.py"],
         "context": "The store was rebuilt.",
     }
-    by_model = Draft(text="It was decided:\n- Postgres was chosen.", sections=sections, ledger=(), kind="llm")
+    by_model = Draft(
+        text="It was decided:\n- Postgres was chosen.", sections=sections, ledger=(), kind="llm"
+    )
 
     draft = drafted(user("Please add an index."), previous=by_model)
 
@@ -444,7 +602,12 @@ def test_summary_of_a_model_is_carried_on_by_the_extractive_one() -> None:
 
 
 def test_narrative_summary_is_carried_without_its_sections() -> None:
-    narrative = Draft(text="Mia asked for a refund of order KX-1. It was granted.", sections={}, ledger=(), kind="llm")
+    narrative = Draft(
+        text="Mia asked for a refund of order KX-1. It was granted.",
+        sections={},
+        ledger=(),
+        kind="llm",
+    )
 
     draft = drafted(user("Please book a hotel."), previous=narrative)
 
@@ -475,31 +638,46 @@ def test_nothing_gives_no_text() -> None:
 
 def test_summary_is_smaller_than_what_it_stands_for() -> None:
     sources = [
-        user(f"Please look at file number {number}. I think it should say something else about the weather.", number)
+        user(
+            f"Please look at file number {number}. I think it should say something else about the weather.",
+            number,
+        )
         for number in range(30)
     ]
 
     draft = drafted(*sources)
 
-    assert count(draft.text) + sum(map(count, draft.ledger)) < sum(count(source.text) for source in sources) * 0.7
+    assert (
+        count(draft.text) + sum(map(count, draft.ledger))
+        < sum(count(source.text) for source in sources) * 0.7
+    )
 
 
 @pytest.mark.parametrize("max_tokens", [20, 60, 200])
 @pytest.mark.proves("S4")
 def test_token_cap_holds(max_tokens: int) -> None:
-    sources = [user(f"Please implement part {number} of the plan and never break build {number}.", number) for number in range(40)]
+    sources = [
+        user(f"Please implement part {number} of the plan and never break build {number}.", number)
+        for number in range(40)
+    ]
 
     assert count(drafted(*sources, max_tokens=max_tokens).text) <= max_tokens
 
 
 def test_narrative_style_keeps_to_its_words() -> None:
-    sources = [user(f"Please implement part {number} of the plan and never break build {number}.", number) for number in range(60)]
+    sources = [
+        user(f"Please implement part {number} of the plan and never break build {number}.", number)
+        for number in range(60)
+    ]
 
     assert words(drafted(*sources, style="narrative", max_words=80).text) <= 80
 
 
 def test_same_job_gives_the_same_draft() -> None:
-    sources = [user("Fix /srv/a.py at 10.0.0.1:80."), assistant("Done.", 1, ("edit", '{"path": "/srv/a.py"}'))]
+    sources = [
+        user("Fix /srv/a.py at 10.0.0.1:80."),
+        assistant("Done.", 1, ("edit", '{"path": "/srv/a.py"}')),
+    ]
 
     assert drafted(*sources) == drafted(*sources)
 
@@ -508,7 +686,10 @@ def test_same_job_gives_the_same_draft() -> None:
 def test_secrets_reach_neither_text_nor_ledger() -> None:
     key = "sk-abcdefghijklmnopqrstuvwxyz123456"
     draft = drafted(
-        user(f"Please use the key {key} and password=hunter2hunter2 for postgres://app:s3cr3tpw@db:5432/x."), newest_request=f"use {key}"
+        user(
+            f"Please use the key {key} and password=hunter2hunter2 for postgres://app:s3cr3tpw@db:5432/x."
+        ),
+        newest_request=f"use {key}",
     )
 
     artifact = "\n".join([draft.text, *draft.ledger])
@@ -543,7 +724,10 @@ def test_ordinary_text_is_not_redacted() -> None:
 
 
 def test_cut_texts_say_how_much_is_missing() -> None:
-    assert ends("a" * 10 + "b" * 5 + "c" * 10, 10, 10) == "a" * 10 + "\n[… 5 characters left out …]\n" + "c" * 10
+    assert (
+        ends("a" * 10 + "b" * 5 + "c" * 10, 10, 10)
+        == "a" * 10 + "\n[… 5 characters left out …]\n" + "c" * 10
+    )
     assert clip("one two three four", 15) == "one two three…"
 
 
@@ -577,7 +761,9 @@ def test_time_is_linear_in_the_input() -> None:
         ("就选这家酒店", True, Sense.DECISION),
     ],
 )
-def test_a_sentence_of_the_east_is_understood_by_the_words_of_its_own_language(text: str, is_user: bool, sense: Sense) -> None:
+def test_a_sentence_of_the_east_is_understood_by_the_words_of_its_own_language(
+    text: str, is_user: bool, sense: Sense
+) -> None:
     assert senses(text, is_user=is_user) == {sense}
 
 

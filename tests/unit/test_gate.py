@@ -37,11 +37,15 @@ SUMMARY = "Mia asked for a refund of order KX-1. It was granted on May 3."
     ],
 )
 @pytest.mark.proves("S5", "C36")
-def test_answer_commits_only_when_it_is_whole_and_meant(answer: Answer, reason: Reason | None) -> None:
+def test_answer_commits_only_when_it_is_whole_and_meant(
+    answer: Answer, reason: Reason | None
+) -> None:
     assert check(answer, input_tokens=1_000, output_tokens=20) is reason
 
 
-@pytest.mark.parametrize(("output_tokens", "reason"), [(99, None), (100, Reason.GREW), (101, Reason.GREW)])
+@pytest.mark.parametrize(
+    ("output_tokens", "reason"), [(99, None), (100, Reason.GREW), (101, Reason.GREW)]
+)
 @pytest.mark.proves("S5", "C36")
 def test_summary_must_be_smaller_than_its_input(output_tokens: int, reason: Reason | None) -> None:
     assert check(Answer(SUMMARY), input_tokens=100, output_tokens=output_tokens) is reason
@@ -73,8 +77,19 @@ def test_every_reason_of_the_requirements_has_its_name() -> None:
 
 @pytest.mark.proves("S5", "C41")
 def test_an_artifact_without_one_of_its_facts_or_the_open_request_is_found_out() -> None:
-    ledger = ("request Roll it back.", "path /srv/app.py", "left_out 3 more values, which search finds")
+    ledger = (
+        "request Roll it back.",
+        "path /srv/app.py",
+        "left_out 3 more values, which search finds",
+    )
 
-    assert missing_facts("The port is 8443.", ledger, facts=("/srv/app.py", "8443"), request="Roll it back.") == ()
-    assert missing_facts("The port is 84.", ledger, facts=("/srv/app.py", "8443"), request="Roll back.") == ("8443", "Roll back.")
+    assert (
+        missing_facts(
+            "The port is 8443.", ledger, facts=("/srv/app.py", "8443"), request="Roll it back."
+        )
+        == ()
+    )
+    assert missing_facts(
+        "The port is 84.", ledger, facts=("/srv/app.py", "8443"), request="Roll back."
+    ) == ("8443", "Roll back.")
     assert missing_facts("", (), facts=(), request="") == ()

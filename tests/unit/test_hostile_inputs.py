@@ -43,7 +43,10 @@ def test_the_calls_of_a_message_that_has_no_content_at_all_are_seen() -> None:
 
 @pytest.mark.parametrize("calls", [5, "calls", {"id": "a"}, [None], ["a"], [{"id": ["a"]}], [{}]])
 def test_calls_that_are_none_are_a_fault_and_are_mended(calls: Any) -> None:
-    said = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": "So.", "tool_calls": calls}]
+    said = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "So.", "tool_calls": calls},
+    ]
 
     compressed = LadderCompressor(count=words).compress(said, 4_000)
 
@@ -73,9 +76,13 @@ def test_a_token_that_stands_for_no_id_an_event_may_have_names_nothing(token: st
         key_of_subject("context.get", f"context.get.{token}.s")
 
 
-@pytest.mark.parametrize("number", ["1" + "0" * 400, "9" * 5_000, "NaN", "Infinity", "1e999", str(2**53 + 1), "-1"])
+@pytest.mark.parametrize(
+    "number", ["1" + "0" * 400, "9" * 5_000, "NaN", "Infinity", "1e999", str(2**53 + 1), "-1"]
+)
 @pytest.mark.parametrize("name", ["trigger_ratio", "keep_messages", "chunk_share"])
-def test_a_policy_takes_no_number_that_is_none_or_that_no_database_keeps(name: str, number: str) -> None:
+def test_a_policy_takes_no_number_that_is_none_or_that_no_database_keeps(
+    name: str, number: str
+) -> None:
     try:
         asked = read_request(PolicyRequest, f'{{"overrides":{{"{name}":{number}}}}}'.encode())
     except BadRequest:
@@ -97,7 +104,9 @@ def test_files_that_are_nested_too_deep_are_no_settings(tmp_path: Path) -> None:
 
 
 def test_an_escape_in_an_answer_brings_nothing_into_a_summary_that_no_store_takes() -> None:
-    text, sections = parse_answer('{"decisions": ["use \\u0000B\\ud800"], "context": "They spo\\udfffke."}', "structured")
+    text, sections = parse_answer(
+        '{"decisions": ["use \\u0000B\\ud800"], "context": "They spo\\udfffke."}', "structured"
+    )
 
     assert sections["decisions"] == ["use B"]
     assert sections["context"] == "They spoke."

@@ -31,7 +31,9 @@ def result(call_id: str, text: str) -> Json:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def together(own: list[Json], told: list[Json], *, synthesised: frozenset[int] = frozenset()) -> list[Json]:
+def together(
+    own: list[Json], told: list[Json], *, synthesised: frozenset[int] = frozenset()
+) -> list[Json]:
     return assemble(*joined(own, History(told, 0, synthesised)))
 
 
@@ -39,12 +41,22 @@ def together(own: list[Json], told: list[Json], *, synthesised: frozenset[int] =
 def test_what_was_not_published_yet_follows_what_was() -> None:
     published = [user("one"), said("two")]
 
-    assert together([SYSTEM, *published, user("three")], [NOTE, *published]) == [SYSTEM, NOTE, *published, user("three")]
+    assert together([SYSTEM, *published, user("three")], [NOTE, *published]) == [
+        SYSTEM,
+        NOTE,
+        *published,
+        user("three"),
+    ]
 
 
 @pytest.mark.proves("R1")
 def test_a_list_that_holds_only_what_is_new_follows_all_that_was_told() -> None:
-    assert together([SYSTEM, user("new")], [user("one"), said("two")]) == [SYSTEM, user("one"), said("two"), user("new")]
+    assert together([SYSTEM, user("new")], [user("one"), said("two")]) == [
+        SYSTEM,
+        user("one"),
+        said("two"),
+        user("new"),
+    ]
 
 
 @pytest.mark.proves("R1")
@@ -87,11 +99,22 @@ def test_the_agents_own_system_message_stands_for_the_published_one() -> None:
 def test_the_summary_of_an_earlier_window_makes_room_for_the_newest() -> None:
     newest = NOTE | {"content": NOTE["content"].replace("met", "met again")}
 
-    assert together([SYSTEM, NOTE, user("one"), user("two")], [newest, user("one")]) == [SYSTEM, newest, user("one"), user("two")]
+    assert together([SYSTEM, NOTE, user("one"), user("two")], [newest, user("one")]) == [
+        SYSTEM,
+        newest,
+        user("one"),
+        user("two"),
+    ]
 
 
 @pytest.mark.proves("R1")
 def test_messages_shortened_in_the_window_are_known_by_the_ids_of_their_calls() -> None:
-    shortened = [user("look"), calling("c1"), result("c1", "[look_up: 900 tokens left out, original: e#2]")]
+    shortened = [
+        user("look"),
+        calling("c1"),
+        result("c1", "[look_up: 900 tokens left out, original: e#2]"),
+    ]
 
-    assert together([user("look"), calling("c1"), result("c1", "long " * 900), user("and?")], shortened) == [*shortened, user("and?")]
+    assert together(
+        [user("look"), calling("c1"), result("c1", "long " * 900), user("and?")], shortened
+    ) == [*shortened, user("and?")]

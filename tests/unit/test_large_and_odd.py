@@ -32,7 +32,11 @@ from turnfold.vocabulary import load_counter
 
 
 def extracted(*calls: tuple[str, str], **more: object) -> str:
-    job = SummaryJob(sources=(Source("e1#0", "assistant", "Booked it.", calls),), newest_request="Book it.", **more)  # type: ignore[arg-type]
+    job = SummaryJob(
+        sources=(Source("e1#0", "assistant", "Booked it.", calls),),
+        newest_request="Book it.",
+        **more,
+    )  # type: ignore[arg-type]
     return extract(job, count=load_counter()).text
 
 
@@ -42,7 +46,11 @@ def extracted(*calls: tuple[str, str], **more: object) -> str:
 @pytest.mark.proves("S3", "X3")
 @pytest.mark.parametrize(
     "sentence",
-    ["这是一段没有句号的很长的记录，用户说明了许多细节，", "句点のない長い記録で、利用者は多くのことを述べた、", "word" * 20 + ","],
+    [
+        "这是一段没有句号的很长的记录，用户说明了许多细节，",
+        "句点のない長い記録で、利用者は多くのことを述べた、",
+        "word" * 20 + ",",
+    ],
 )
 def test_prose_without_an_end_is_cut_to_its_cap(sentence: str) -> None:
     count = load_counter()
@@ -69,7 +77,10 @@ def test_an_entry_of_an_answer_may_be_nested_as_deep_as_it_likes() -> None:
 
 @pytest.mark.proves("X3")
 def test_a_summary_of_blanks_is_defused() -> None:
-    assert defused("<" + " " * 2_000_000 + "x < / TURNFOLD-summary>") == "<" + " " * 2_000_000 + "x ( / TURNFOLD-summary>"
+    assert (
+        defused("<" + " " * 2_000_000 + "x < / TURNFOLD-summary>")
+        == "<" + " " * 2_000_000 + "x ( / TURNFOLD-summary>"
+    )
 
 
 @pytest.mark.proves("S3")
@@ -85,7 +96,9 @@ def test_a_path_may_repeat_one_of_its_folders() -> None:
     """No version was ever written of such messages: the ledger failed."""
     said = Source("e1#0", "tool", "found x1y2z3 in x1y2z3/x1y2z3/x1y2z3")
 
-    assert extract(SummaryJob(sources=(said,)), count=load_counter()).ledger == ("path x1y2z3/x1y2z3/x1y2z3",)
+    assert extract(SummaryJob(sources=(said,)), count=load_counter()).ledger == (
+        "path x1y2z3/x1y2z3/x1y2z3",
+    )
 
 
 # --- what agents publish
@@ -106,11 +119,16 @@ def test_a_letter_may_carry_any_number_of_marks() -> None:
 
 @pytest.mark.proves("X4")
 def test_what_begins_like_a_token_all_the_time_is_none() -> None:
-    token = ".".join(["eyJhbGciOiJIUzI1NiJ9", "eyJzdWIiOiIxMjM0NTY3ODkwIn0", "dozjgNryP4J3jVmNHl0w5N"])
+    token = ".".join(
+        ["eyJhbGciOiJIUzI1NiJ9", "eyJzdWIiOiIxMjM0NTY3ODkwIn0", "dozjgNryP4J3jVmNHl0w5N"]
+    )
 
     assert redact("-eyJ" * 1_000_000) == "-eyJ" * 1_000_000
     assert redact(f"one -{token} two {token}.") == "one -[REDACTED:key] two [REDACTED:key]."
-    assert redact("eyJhbGciOiJIUzI1NiJ9-sk-abcdefghijklmnopqrst") == "eyJhbGciOiJIUzI1NiJ9-[REDACTED:key]"
+    assert (
+        redact("eyJhbGciOiJIUzI1NiJ9-sk-abcdefghijklmnopqrst")
+        == "eyJhbGciOiJIUzI1NiJ9-[REDACTED:key]"
+    )
 
 
 @pytest.mark.proves("L5", "X2")
@@ -129,25 +147,38 @@ def test_thousands_of_call_ids_that_agree_in_what_may_be_sent_stay_apart() -> No
 @pytest.mark.proves("W1")
 def test_arguments_that_are_no_object_become_one_within_their_tokens() -> None:
     count = load_counter()
-    session = history([user("go"), assistant(None, "a", arguments=json.dumps([1, 2] * 300_000)), tool("a", "done"), user("and?")])
+    session = history(
+        [
+            user("go"),
+            assistant(None, "a", arguments=json.dumps([1, 2] * 300_000)),
+            tool("a", "done"),
+            user("and?"),
+        ]
+    )
     made = plan(session.stored, Asked(budget_tokens=10_000_000), Policy())
 
     (block,) = json.loads(shaped(made, session.rendered(made)).messages[1])["content"]
 
     assert block["input"]["text"].startswith("[1, 2, 1, 2")
-    assert count(json.dumps(block["input"])) <= next(message.tokens for message in session.stored.messages if message.calls)
+    assert count(json.dumps(block["input"])) <= next(
+        message.tokens for message in session.stored.messages if message.calls
+    )
 
 
 @pytest.mark.proves("W3")
 def test_thousands_of_calls_of_a_mended_message_are_shortened() -> None:
-    made = assistant(None, *[f"c{number}" for number in range(8_000)], arguments=json.dumps({"p": words(60)}))
+    made = assistant(
+        None, *[f"c{number}" for number in range(8_000)], arguments=json.dumps({"p": words(60)})
+    )
     made["tool_calls"].insert(0, {"id": ""})
     session = history([user("go"), made])
     tokens = sum(message.tokens for message in session.stored.messages)
 
     window = plan(session.stored, Asked(budget_tokens=int(tokens * 1.1)), Policy())
 
-    (called,) = [one for one in map(json.loads, session.rendered(window).messages) if one.get("tool_calls")]
+    (called,) = [
+        one for one in map(json.loads, session.rendered(window).messages) if one.get("tool_calls")
+    ]
     assert len(called["tool_calls"]) == 8_000
     assert any("TRUNCATED" in call["function"]["arguments"] for call in called["tool_calls"])
     assert any(isinstance(entry, Shown) and entry.form.is_mended for entry in window.entries)
@@ -162,7 +193,10 @@ def test_a_hundred_thousand_results_wait_for_their_calls() -> None:
     verdicts = pair(calls, results)
 
     answered = [verdicts[result.position].answers for result in results]
-    assert all(one is not None and two is not None and one.position < two.position for one, two in pairwise(answered))
+    assert all(
+        one is not None and two is not None and one.position < two.position
+        for one, two in pairwise(answered)
+    )
 
 
 @pytest.mark.proves("S3")
@@ -215,7 +249,11 @@ def holds_slowly(text: str, word: str, *, ends: bool) -> bool:
 
     for at in range(len(text)):
         if text.startswith(word, at):
-            begins = at == 0 or not is_letter(text[at - 1]) or (at > 1 and text[at - 1] in "ntr" and text[at - 2] == "\\")
+            begins = (
+                at == 0
+                or not is_letter(text[at - 1])
+                or (at > 1 and text[at - 1] in "ntr" and text[at - 2] == "\\")
+            )
             end = at + len(word)
             if begins and not (ends and end < len(text) and is_letter(text[end])):
                 return True
@@ -223,7 +261,11 @@ def holds_slowly(text: str, word: str, *, ends: bool) -> bool:
 
 
 @pytest.mark.proves("F1")
-@given(st.text("ab1_-\\ntr é猫 ", max_size=30), st.text("ab1ntré", min_size=1, max_size=3), st.booleans())
+@given(
+    st.text("ab1_-\\ntr é猫 ", max_size=30),
+    st.text("ab1ntré", min_size=1, max_size=3),
+    st.booleans(),
+)
 def test_a_word_stands_where_the_rule_says(text: str, word: str, ends: bool) -> None:
     assert search.TextWords(text).hold(word, ends=ends) == holds_slowly(text, word, ends=ends)
 
@@ -234,13 +276,23 @@ def test_a_word_stands_where_the_rule_says(text: str, word: str, ends: bool) -> 
 @pytest.mark.proves("W3")
 @pytest.mark.parametrize(
     ("asked", "policy"),
-    [(Asked(budget_tokens=None, max_messages=8), Policy()), (Asked(budget_tokens=300), Policy(view=View.NEWEST))],
+    [
+        (Asked(budget_tokens=None, max_messages=8), Policy()),
+        (Asked(budget_tokens=300), Policy(view=View.NEWEST)),
+    ],
     ids=["few messages", "the newest"],
 )
-def test_a_session_of_which_nothing_ever_left_is_cut_to_its_newest(asked: Asked, policy: Policy) -> None:
+def test_a_session_of_which_nothing_ever_left_is_cut_to_its_newest(
+    asked: Asked, policy: Policy
+) -> None:
     said = [user("go"), *[assistant(f"step {number}") for number in range(100_000)]]
 
     window = plan(history(said).stored, asked, policy)
 
-    assert any(isinstance(entry, Shown) and entry.message.index == 0 and entry.message.event_id == "e100001" for entry in window.entries)
+    assert any(
+        isinstance(entry, Shown)
+        and entry.message.index == 0
+        and entry.message.event_id == "e100001"
+        for entry in window.entries
+    )
     assert len(window.entries) < 100

@@ -29,7 +29,9 @@ def test_entries_have_names_by_their_list() -> None:
 @pytest.mark.parametrize("named", ["q1", "Q1", "Which region?"])
 @pytest.mark.proves("S3")
 def test_what_an_answer_resolves_goes_and_all_else_stays(named: str) -> None:
-    found = after({"decisions": ["The region is eu-west-1."], "context": "It went on.", "resolved": [named]})
+    found = after(
+        {"decisions": ["The region is eu-west-1."], "context": "It went on.", "resolved": [named]}
+    )
 
     assert found == {
         "decisions": ["SQLite was chosen.", "Retries are three.", "The region is eu-west-1."],
@@ -56,7 +58,10 @@ def test_an_entry_that_is_said_again_is_there_once_and_counts_as_new() -> None:
 
 @pytest.mark.proves("S3", "S10")
 def test_the_oldest_go_first_where_there_is_no_room_and_constraints_last() -> None:
-    found = after({"decisions": [f"Decision number {number} was taken." for number in range(40)]}, max_tokens=120)
+    found = after(
+        {"decisions": [f"Decision number {number} was taken." for number in range(40)]},
+        max_tokens=120,
+    )
 
     assert found["constraints"] == ["The billing tables must not be touched."]
     decisions = found["decisions"]
@@ -87,7 +92,10 @@ def test_lists_take_six_tenths_at_most_constraints_first_and_questions_half_of_w
     max_tokens: int, constraints: int, questions: int, decisions: int
 ) -> None:
     # Each entry has ten letters, and costs two tokens more.
-    said = {name: [f"{name[:4]} no. {number}" for number in (1, 2, 3)] for name in ("decisions", "constraints", "open_questions")}
+    said = {
+        name: [f"{name[:4]} no. {number}" for number in (1, 2, 3)]
+        for name in ("decisions", "constraints", "open_questions")
+    }
 
     found = merged({}, said, max_tokens=max_tokens, count=letters)
 
@@ -101,7 +109,9 @@ def test_lists_take_six_tenths_at_most_constraints_first_and_questions_half_of_w
 @pytest.mark.proves("S3", "C54", "O10")
 @pytest.mark.parametrize("damaged", [None, "text", 7, {"a": "b"}, [None, 7, "", "  ", ["x"]]])
 def test_a_damaged_list_of_the_record_before_counts_as_an_empty_one(damaged: object) -> None:
-    found = merged({"decisions": damaged}, {"constraints": ["Stay."]}, max_tokens=1_200, count=count)
+    found = merged(
+        {"decisions": damaged}, {"constraints": ["Stay."]}, max_tokens=1_200, count=count
+    )
 
     assert found == {"constraints": ["Stay."]}
     assert numbered({"decisions": damaged}) == {}
@@ -109,6 +119,8 @@ def test_a_damaged_list_of_the_record_before_counts_as_an_empty_one(damaged: obj
 
 @pytest.mark.proves("S3", "O10")
 def test_entries_that_are_signs_alone_are_told_apart() -> None:
-    found = merged({"decisions": ["?!", "..."]}, {"decisions": ["..."]}, max_tokens=1_200, count=count)
+    found = merged(
+        {"decisions": ["?!", "..."]}, {"decisions": ["..."]}, max_tokens=1_200, count=count
+    )
 
     assert found == {"decisions": ["?!", "..."]}

@@ -55,13 +55,31 @@ def test_a_claude_has_200_000_under_every_name(windows: ModelWindows, model: str
         ("models/gemini-2.5-pro", 1_000_000),
     ],
 )
-def test_prefixes_editions_and_case_do_not_matter(windows: ModelWindows, model: str, tokens: int) -> None:
+def test_prefixes_editions_and_case_do_not_matter(
+    windows: ModelWindows, model: str, tokens: int
+) -> None:
     assert windows(model) >= tokens if model.startswith("models/") else windows(model) == tokens
 
 
 @pytest.mark.proves("T1")
 @pytest.mark.parametrize(
-    "model", ["no-such-model-anywhere", "", " ", "/", "..", "a/b/c", "sample_spec", "x" * 1_000_000, "\ud800", "字", None, 7, [], {}]
+    "model",
+    [
+        "no-such-model-anywhere",
+        "",
+        " ",
+        "/",
+        "..",
+        "a/b/c",
+        "sample_spec",
+        "x" * 1_000_000,
+        "\ud800",
+        "字",
+        None,
+        7,
+        [],
+        {},
+    ],
 )
 def test_a_name_nobody_knows_has_128_000(windows: ModelWindows, model: Any) -> None:
     assert windows(model) == UNKNOWN_WINDOW_TOKENS == 128_000
@@ -83,7 +101,17 @@ def test_without_litellm_every_model_has_128_000() -> None:
 
 @pytest.mark.proves("T1")
 @pytest.mark.parametrize(
-    "content", ["", "[]", "7", '{"a": 1}', "{broken", '{"a": {"max_input_tokens": "many"}}', '{"a": {"max_tokens": -1}}', "[" * 50_000]
+    "content",
+    [
+        "",
+        "[]",
+        "7",
+        '{"a": 1}',
+        "{broken",
+        '{"a": {"max_input_tokens": "many"}}',
+        '{"a": {"max_tokens": -1}}',
+        "[" * 50_000,
+    ],
 )
 def test_a_broken_map_is_no_map(tmp_path: Path, content: str) -> None:
     file = tmp_path / "map.json"
@@ -120,6 +148,8 @@ def test_reading_the_map_neither_imports_litellm_nor_needs_much_memory() -> None
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // (1024 if sys.platform == 'linux' else 1024 * 1024))"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
 
     assert int(done.stdout) < 30

@@ -15,7 +15,9 @@ def test_a_notice_of_the_stream_is_read() -> None:
     """X5."""
     notice = turnfold.notice_of(STREAM, SUBJECT, json.dumps(IDS | {"version": 3}).encode())
 
-    assert notice == turnfold.ReceivedNotice("summary.updated", "support", "user.42", IDS | {"version": 3})
+    assert notice == turnfold.ReceivedNotice(
+        "summary.updated", "support", "user.42", IDS | {"version": 3}
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,9 @@ def test_a_notice_of_the_stream_is_read() -> None:
         (STREAM, SUBJECT, "text"),
     ],
 )
-def test_anything_else_is_no_notice(stream: str | None, subject: str | None, payload: object) -> None:
+def test_anything_else_is_no_notice(
+    stream: str | None, subject: str | None, payload: object
+) -> None:
     """X5, C70: it has to come from the stream, and the ids in it and in its subject have to agree."""
     assert turnfold.notice_of(stream, subject, json.dumps(payload).encode()) is None
 

@@ -68,7 +68,11 @@ def test_calls_of_one_message_are_answered_slot_by_slot() -> None:
 
 @pytest.mark.proves("I2")
 def test_an_id_used_again_in_later_turns_is_answered_each_time() -> None:
-    assert pair([call(1), call(3), call(5)], [result(2), result(4), result(6)]) == {2: to(1), 4: to(3), 6: to(5)}
+    assert pair([call(1), call(3), call(5)], [result(2), result(4), result(6)]) == {
+        2: to(1),
+        4: to(3),
+        6: to(5),
+    }
 
 
 def test_a_call_without_a_result_leaves_no_verdict() -> None:
@@ -80,12 +84,16 @@ seen = st.lists(st.tuples(st.booleans(), st.sampled_from(["42", "43"])), max_siz
 
 def told(entries: list[tuple[bool, str]]) -> tuple[list[CallSeen], list[ResultSeen]]:
     calls = [call(position) for position, (is_call, _) in enumerate(entries) if is_call]
-    return calls, [result(position, said) for position, (is_call, said) in enumerate(entries) if not is_call]
+    return calls, [
+        result(position, said) for position, (is_call, said) in enumerate(entries) if not is_call
+    ]
 
 
 @pytest.mark.proves("L1", "L5")
 @given(seen)
-def test_every_result_has_a_verdict_and_no_call_two_answers(entries: list[tuple[bool, str]]) -> None:
+def test_every_result_has_a_verdict_and_no_call_two_answers(
+    entries: list[tuple[bool, str]],
+) -> None:
     calls, results = told(entries)
 
     verdicts = pair(calls, results)
@@ -99,7 +107,9 @@ def test_every_result_has_a_verdict_and_no_call_two_answers(entries: list[tuple[
 
 @pytest.mark.proves("L3")
 @given(seen, st.randoms(use_true_random=False))
-def test_the_order_of_arrival_changes_nothing(entries: list[tuple[bool, str]], random: Random) -> None:
+def test_the_order_of_arrival_changes_nothing(
+    entries: list[tuple[bool, str]], random: Random
+) -> None:
     calls, results = told(entries)
 
     shuffled = pair(random.sample(calls, len(calls)), random.sample(results, len(results)))
@@ -109,11 +119,17 @@ def test_the_order_of_arrival_changes_nothing(entries: list[tuple[bool, str]], r
 
 @pytest.mark.proves("L11")
 @given(seen, st.integers(0, 12))
-def test_what_comes_later_takes_no_answer_away(entries: list[tuple[bool, str]], length: int) -> None:
+def test_what_comes_later_takes_no_answer_away(
+    entries: list[tuple[bool, str]], length: int
+) -> None:
     before, after = pair(*told(entries[:length])), pair(*told(entries))
 
-    assert all(after[position] == verdict for position, verdict in before.items() if verdict != WAITS)
-    assert all(not after[position].is_copy for position, verdict in before.items() if verdict == WAITS)
+    assert all(
+        after[position] == verdict for position, verdict in before.items() if verdict != WAITS
+    )
+    assert all(
+        not after[position].is_copy for position, verdict in before.items() if verdict == WAITS
+    )
 
 
 @pytest.mark.proves("I1", "L5")

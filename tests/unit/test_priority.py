@@ -21,7 +21,9 @@ def calling(name: Any, arguments: Any = "{}") -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}],
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+        ],
     }
 
 
@@ -60,12 +62,26 @@ def shell(command: Any, name: str = "bash") -> dict[str, Any]:
 )
 def test_what_must_hold_later_is_high(role: str, text: str) -> None:
     assert classify({"role": role, "content": text}) is Priority.HIGH
-    assert classify({"role": role, "content": [{"type": "image_url"}, {"type": "text", "text": f"Hello. {text}"}]}) is Priority.HIGH
+    assert (
+        classify(
+            {
+                "role": role,
+                "content": [{"type": "image_url"}, {"type": "text", "text": f"Hello. {text}"}],
+            }
+        )
+        is Priority.HIGH
+    )
 
 
 @pytest.mark.proves("I4")
 @pytest.mark.parametrize(
-    "text", ["Never push to main.", "Hello.\nAlways run the tests first.", "Do not touch the lock file.", "ok, make sure it builds"[4:]]
+    "text",
+    [
+        "Never push to main.",
+        "Hello.\nAlways run the tests first.",
+        "Do not touch the lock file.",
+        "ok, make sure it builds"[4:],
+    ],
 )
 def test_an_order_binds_when_the_user_gives_it(text: str) -> None:
     assert classify({"role": "user", "content": text}) is Priority.HIGH
@@ -98,27 +114,69 @@ def test_talk_is_normal(text: str) -> None:
 @pytest.mark.proves("I4")
 @pytest.mark.parametrize(
     "name",
-    ["read_file", "Read", "list_directory", "LS", "Grep", "glob", "WebSearch", "search_direct_flight", "Events_1_FindEvents", "fs-view"],
+    [
+        "read_file",
+        "Read",
+        "list_directory",
+        "LS",
+        "Grep",
+        "glob",
+        "WebSearch",
+        "search_direct_flight",
+        "Events_1_FindEvents",
+        "fs-view",
+    ],
 )
 def test_calls_of_looking_tools_and_their_results_are_low(name: str) -> None:
     assert classify(calling(name)) is Priority.LOW
-    assert classify({"role": "tool", "tool_call_id": "c1", "content": "must remember", "name": name}) is Priority.LOW
-    assert classify({"role": "tool", "tool_call_id": "c1", "content": "x"}, tool_name=name) is Priority.LOW
-    assert classify({"role": "tool", "tool_call_id": "c1", "content": "x"}, call=calling(name)["tool_calls"][0]) is Priority.LOW
+    assert (
+        classify({"role": "tool", "tool_call_id": "c1", "content": "must remember", "name": name})
+        is Priority.LOW
+    )
+    assert (
+        classify({"role": "tool", "tool_call_id": "c1", "content": "x"}, tool_name=name)
+        is Priority.LOW
+    )
+    assert (
+        classify(
+            {"role": "tool", "tool_call_id": "c1", "content": "x"},
+            call=calling(name)["tool_calls"][0],
+        )
+        is Priority.LOW
+    )
 
 
 @pytest.mark.proves("I4")
 @pytest.mark.parametrize(
-    "name", ["write_file", "Edit", "create_list", "search_and_replace", "book_hotel", "TodoWrite", "calculate", "readme", "", None, 7]
+    "name",
+    [
+        "write_file",
+        "Edit",
+        "create_list",
+        "search_and_replace",
+        "book_hotel",
+        "TodoWrite",
+        "calculate",
+        "readme",
+        "",
+        None,
+        7,
+    ],
 )
 def test_what_changes_things_is_normal(name: Any) -> None:
     assert classify(calling(name)) is Priority.NORMAL
-    assert classify({"role": "tool", "tool_call_id": "c1", "content": "done", "name": name}) is Priority.NORMAL
+    assert (
+        classify({"role": "tool", "tool_call_id": "c1", "content": "done", "name": name})
+        is Priority.NORMAL
+    )
 
 
 @pytest.mark.proves("I4")
 def test_a_result_of_a_tool_nobody_named_is_normal() -> None:
-    assert classify({"role": "tool", "tool_call_id": "c1", "content": "total 12\n-rw-r--r-- a.py"}) is Priority.NORMAL
+    assert (
+        classify({"role": "tool", "tool_call_id": "c1", "content": "total 12\n-rw-r--r-- a.py"})
+        is Priority.NORMAL
+    )
 
 
 @pytest.mark.proves("I4")
@@ -142,7 +200,10 @@ def test_shell_commands_that_only_look_are_low(command: Any) -> None:
     body = shell(command)
 
     assert classify(body) is Priority.LOW
-    assert classify({"role": "tool", "tool_call_id": "c1", "content": "x"}, call=body["tool_calls"][0]) is Priority.LOW
+    assert (
+        classify({"role": "tool", "tool_call_id": "c1", "content": "x"}, call=body["tool_calls"][0])
+        is Priority.LOW
+    )
 
 
 @pytest.mark.proves("I4")
@@ -185,7 +246,9 @@ def test_one_call_that_changes_things_makes_a_message_normal() -> None:
 
 @pytest.mark.proves("I4")
 def test_a_decision_beside_a_look_is_high() -> None:
-    assert classify({**calling("read_file"), "content": "We decided to keep SQLite."}) is Priority.HIGH
+    assert (
+        classify({**calling("read_file"), "content": "We decided to keep SQLite."}) is Priority.HIGH
+    )
 
 
 @pytest.mark.proves("C22")
@@ -199,9 +262,15 @@ def test_a_decision_beside_a_look_is_high() -> None:
         {"role": "assistant", "tool_calls": 7},
         {"role": "assistant", "tool_calls": [None]},
         {"role": "assistant", "tool_calls": [{"function": 7}]},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "bash", "arguments": "{broken"}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "bash", "arguments": "{broken"}}],
+        },
         {"role": "assistant", "tool_calls": [{"function": {"name": "bash", "arguments": '"ls"'}}]},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "bash", "arguments": "[" * 3_000}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "bash", "arguments": "[" * 3_000}}],
+        },
         {"role": "tool", "content": None, "name": ["read"]},
         {"role": "user", "content": "\ud800\x00"},
     ],
@@ -214,7 +283,9 @@ def test_a_message_of_any_shape_has_a_priority(body: dict[str, Any]) -> None:
 def test_only_the_ends_of_a_long_text_are_read() -> None:
     filler = "nothing to see here. " * 1_000
 
-    assert classify({"role": "user", "content": filler + "Remember this." + filler}) is Priority.NORMAL
+    assert (
+        classify({"role": "user", "content": filler + "Remember this." + filler}) is Priority.NORMAL
+    )
     assert classify({"role": "user", "content": "Remember this." + filler}) is Priority.HIGH
     assert classify({"role": "user", "content": filler + "Remember this."}) is Priority.HIGH
 
@@ -248,8 +319,13 @@ NOISE = st.text("aAsSnN .,:;!-_'(2/\n文\u0130\u212a", max_size=4)
 
 
 @pytest.mark.proves("I4")
-@given(parts=st.lists(st.tuples(NOISE, PIECES, NOISE), max_size=3), after=st.sampled_from(["", "to go", "n't", "s: it", " is not", "!"]))
-def test_looking_words_up_finds_what_looking_for_every_phrase_does(parts: list[tuple[str, str, str]], after: str) -> None:
+@given(
+    parts=st.lists(st.tuples(NOISE, PIECES, NOISE), max_size=3),
+    after=st.sampled_from(["", "to go", "n't", "s: it", " is not", "!"]),
+)
+def test_looking_words_up_finds_what_looking_for_every_phrase_does(
+    parts: list[tuple[str, str, str]], after: str
+) -> None:
     text = "".join(piece for part in parts for piece in part) + after
     for role, phrases in (("user", BINDING), ("assistant", STATED)):
         binds = any(phrase.pattern.search(text.lower()) for phrase in phrases)

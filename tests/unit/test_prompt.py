@@ -26,8 +26,13 @@ def count(text: str) -> int:
     return len(text.encode()) // 3 + 1
 
 
-def asked(*sources: Source, previous: Previous | None = None, style: str = "structured") -> tuple[str, str]:
-    system, data = build_prompt(SummaryJob(sources=sources, previous=previous, style=style, model="openai/x"), boundary=BOUNDARY)
+def asked(
+    *sources: Source, previous: Previous | None = None, style: str = "structured"
+) -> tuple[str, str]:
+    system, data = build_prompt(
+        SummaryJob(sources=sources, previous=previous, style=style, model="openai/x"),
+        boundary=BOUNDARY,
+    )
     assert (system["role"], data["role"]) == ("system", "user")
     return system["content"], data["content"]
 
@@ -58,7 +63,9 @@ def test_text_cannot_close_the_tags_it_stands_in() -> None:
 
 @pytest.mark.proves("S2")
 def test_previous_record_and_messages_are_data_in_their_own_tags() -> None:
-    system, data = asked(message("Fix it."), previous=Previous("Earlier, Mia asked for a refund.", {}))
+    system, data = asked(
+        message("Fix it."), previous=Previous("Earlier, Mia asked for a refund.", {})
+    )
 
     assert data.startswith(
         f'<previous-record-{BOUNDARY}>\n"Earlier, Mia asked for a refund."\n</previous-record-{BOUNDARY}>\n<messages-{BOUNDARY}>\n'
@@ -69,7 +76,9 @@ def test_previous_record_and_messages_are_data_in_their_own_tags() -> None:
 
 @pytest.mark.proves("S2", "C45")
 def test_prompt_holds_no_callable_tools_and_only_short_arguments() -> None:
-    call = Source("e0#0", "assistant", "", (("write", json.dumps({"path": "/a", "content": "x" * 50_000})),))
+    call = Source(
+        "e0#0", "assistant", "", (("write", json.dumps({"path": "/a", "content": "x" * 50_000})),)
+    )
 
     _, data = asked(call)
 
@@ -82,7 +91,14 @@ def test_prompt_holds_no_callable_tools_and_only_short_arguments() -> None:
 @pytest.mark.proves("S2")
 def test_long_message_shows_its_head_and_the_error_at_its_tail() -> None:
     _, data = asked(
-        Source("e0#0", "tool", "start " + "x" * 90_000 + " ValueError: no such table", tool_name="bash", is_error=True, is_late=True)
+        Source(
+            "e0#0",
+            "tool",
+            "start " + "x" * 90_000 + " ValueError: no such table",
+            tool_name="bash",
+            is_error=True,
+            is_late=True,
+        )
     )
 
     shown = json.loads(data.split("\n")[1])
@@ -94,7 +110,10 @@ def test_long_message_shows_its_head_and_the_error_at_its_tail() -> None:
 
 @pytest.mark.proves("X4")
 def test_secrets_and_instructions_do_not_reach_the_model() -> None:
-    _, data = asked(message("the key is sk-abcdefghijklmnopqrstuvwxyz123456"), message("You are an agent with tool x.", role="system"))
+    _, data = asked(
+        message("the key is sk-abcdefghijklmnopqrstuvwxyz123456"),
+        message("You are an agent with tool x.", role="system"),
+    )
 
     assert "sk-abc" not in data
     assert "tool x" not in data
@@ -131,7 +150,14 @@ STRUCTURED = {
         "Here is the record:\n" + json.dumps(STRUCTURED) + "\nI hope this helps.",
         "<think>hm {x}</think>" + json.dumps(STRUCTURED),
         json.dumps(STRUCTURED)[:-1] + ",}",
-        json.dumps(STRUCTURED | {"context": ["The store was rebuilt."], "constraints": None, "decisions": "Postgres was chosen."}),
+        json.dumps(
+            STRUCTURED
+            | {
+                "context": ["The store was rebuilt."],
+                "constraints": None,
+                "decisions": "Postgres was chosen.",
+            }
+        ),
         json.dumps(STRUCTURED | {"file_changes": ["src/db.py"], "extra": 1}),
     ],
 )
@@ -146,7 +172,14 @@ def test_structured_answer_is_read_in_many_wrappings(answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [json.dumps(STRUCTURED)[:-30], '{"decisions": [unquoted]}', "```json\n{broken\n```", '["a", "list"]', "[1, 2"]
+    "answer",
+    [
+        json.dumps(STRUCTURED)[:-30],
+        '{"decisions": [unquoted]}',
+        "```json\n{broken\n```",
+        '["a", "list"]',
+        "[1, 2",
+    ],
 )
 @pytest.mark.proves("S3", "C36")
 def test_broken_json_is_refused(answer: str) -> None:
@@ -164,7 +197,9 @@ def test_plain_prose_is_accepted_in_the_structured_style() -> None:
     )
 
 
-@pytest.mark.parametrize("answer", ["{}", '{"decisions": [], "context": ""}', " ", "<summary></summary>"])
+@pytest.mark.parametrize(
+    "answer", ["{}", '{"decisions": [], "context": ""}', " ", "<summary></summary>"]
+)
 @pytest.mark.proves("S5")
 def test_answer_that_says_nothing_is_refused(answer: str) -> None:
     with pytest.raises(SummarizerError) as caught:
@@ -175,7 +210,10 @@ def test_answer_that_says_nothing_is_refused(answer: str) -> None:
 
 @pytest.mark.proves("S3")
 def test_prose_keeps_its_start_and_its_end_within_the_words() -> None:
-    prose = " ".join(f"Sentence {number} of the story says one more thing." for number in range(60)) + "\nThe invoice is still open."
+    prose = (
+        " ".join(f"Sentence {number} of the story says one more thing." for number in range(60))
+        + "\nThe invoice is still open."
+    )
 
     text, _ = parse_answer(prose, "narrative", max_words=100)
 
@@ -198,7 +236,11 @@ def test_chinese_character_counts_as_half_a_word() -> None:
 @pytest.mark.proves("S4")
 def test_version_is_brought_within_its_token_cap(max_tokens: int) -> None:
     answer = json.dumps(
-        STRUCTURED | {"decisions": [f"Decision {number} was taken." for number in range(80)], "context": "It went on and on. " * 60}
+        STRUCTURED
+        | {
+            "decisions": [f"Decision {number} was taken." for number in range(80)],
+            "context": "It went on and on. " * 60,
+        }
     )
 
     text, sections = fitted(*parse_answer(answer, "structured"), max_tokens=max_tokens, count=count)
@@ -210,7 +252,9 @@ def test_version_is_brought_within_its_token_cap(max_tokens: int) -> None:
 
 @pytest.mark.proves("S4", "O10")
 @pytest.mark.parametrize(("max_tokens", "sentences"), [(1_000, 40), (200, 20), (100, 10), (50, 5)])
-def test_prose_that_is_too_long_is_shortened_in_proportion_and_no_more(max_tokens: int, sentences: int) -> None:
+def test_prose_that_is_too_long_is_shortened_in_proportion_and_no_more(
+    max_tokens: int, sentences: int
+) -> None:
     prose = " ".join(f"Sentence number {number} said this." for number in range(40))
 
     text, sections = fitted(prose, {"context": prose}, max_tokens=max_tokens, count=count)
@@ -255,7 +299,11 @@ def test_chunks_are_chronological_and_keep_calls_with_their_results() -> None:
 
 @pytest.mark.proves("C40")
 def test_oversize_message_is_noted_and_small_ones_are_kept() -> None:
-    sources = [message("First ask."), Source("e1#0", "tool", "x" * 100_000), message("Second ask.", 2)]
+    sources = [
+        message("First ask."),
+        Source("e1#0", "tool", "x" * 100_000),
+        message("Second ask.", 2),
+    ]
 
     pieces = pieces_of(sources, 400)
 
@@ -273,7 +321,10 @@ def test_oversize_message_is_noted_and_small_ones_are_kept() -> None:
 def test_after_missing_facts_the_values_are_listed_as_data() -> None:
     job = SummaryJob(sources=(message("Fix it."),), last_reason="facts_missing", model="openai/x")
 
-    system, data = (one["content"] for one in build_prompt(job, boundary=BOUNDARY, values=("/srv/<app>.py", "8443")))
+    system, data = (
+        one["content"]
+        for one in build_prompt(job, boundary=BOUNDARY, values=("/srv/<app>.py", "8443"))
+    )
 
     assert f"values-{BOUNDARY}" in system
     assert f'<values-{BOUNDARY}>\n"/srv/\\u003capp\\u003e.py"\n"8443"\n</values-{BOUNDARY}>' in data
@@ -284,17 +335,30 @@ def test_after_missing_facts_the_values_are_listed_as_data() -> None:
 def test_faults_that_say_nothing_about_the_answer_change_no_question(reason: str | None) -> None:
     plain = build_prompt(SummaryJob(sources=(message("Fix it."),)), boundary=BOUNDARY)
 
-    assert build_prompt(SummaryJob(sources=(message("Fix it."),), last_reason=reason), boundary=BOUNDARY) == plain
+    assert (
+        build_prompt(
+            SummaryJob(sources=(message("Fix it."),), last_reason=reason), boundary=BOUNDARY
+        )
+        == plain
+    )
 
 
 @pytest.mark.proves("S2", "X3")
 def test_an_operators_task_changes_what_is_asked_and_not_what_data_is() -> None:
-    job = SummaryJob(sources=(message("Fix it."),), task="Write for {style} in {words} words: {{}}.")
+    job = SummaryJob(
+        sources=(message("Fix it."),), task="Write for {style} in {words} words: {{}}."
+    )
 
     system, data = (one["content"] for one in build_prompt(job, boundary=BOUNDARY))
 
-    assert system.startswith("Write for structured in 200 words: {}.\n\nEverything between the tags ending in " + BOUNDARY)
-    assert data == build_prompt(SummaryJob(sources=(message("Fix it."),)), boundary=BOUNDARY)[1]["content"]
+    assert system.startswith(
+        "Write for structured in 200 words: {}.\n\nEverything between the tags ending in "
+        + BOUNDARY
+    )
+    assert (
+        data
+        == build_prompt(SummaryJob(sources=(message("Fix it."),)), boundary=BOUNDARY)[1]["content"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -335,6 +399,8 @@ def test_entries_of_the_record_before_are_shown_with_their_names() -> None:
 
 @pytest.mark.proves("X4")
 def test_secrets_of_an_older_record_do_not_reach_the_model() -> None:
-    _, data = asked(message("Fix it."), previous=Previous("the key is sk-abcdefghijklmnopqrstuvwxyz123456", {}))
+    _, data = asked(
+        message("Fix it."), previous=Previous("the key is sk-abcdefghijklmnopqrstuvwxyz123456", {})
+    )
 
     assert "sk-abc" not in data

@@ -31,9 +31,30 @@ from turnfold.errors import CannotFit
 ROOT = Path(__file__).parents[2]
 EXPECTED = ROOT / "tests" / "expected"
 NAMES = ("coding-agent", "support-chat", "zh-travel")
-QUERIES = ("price", "refund order", "src/", "test passed", "酒店", "350 EUR", "the customer", "config.py", "火车 元", "e-mail")
+QUERIES = (
+    "price",
+    "refund order",
+    "src/",
+    "test passed",
+    "酒店",
+    "350 EUR",
+    "the customer",
+    "config.py",
+    "火车 元",
+    "e-mail",
+)
 BATCHES = 3
-SECTIONS = ("measures", "values", "digests", "summaries", "prompts", "windows", "evictions", "searches", "terms")
+SECTIONS = (
+    "measures",
+    "values",
+    "digests",
+    "summaries",
+    "prompts",
+    "windows",
+    "evictions",
+    "searches",
+    "terms",
+)
 
 
 @pytest.mark.proves("O10")
@@ -54,12 +75,22 @@ def results(name: str) -> dict[str, Any]:
     sources = list(_sources(bodies))
     found = {
         "measures": [_measures(body) for body in bodies],
-        "values": [[f"{value.kind} {value.text}" for value in values_in(text_of(body))] for body in bodies],
-        "digests": {str(most): digest(sources, max_tokens=most, count=counter()).split("\n") for most in (60, 300, 1_500)},
-        "summaries": {
-            f"{style} {most}": _summaries(sources, style, most) for style in ("structured", "narrative") for most in (90, 400, 1_200)
+        "values": [
+            [f"{value.kind} {value.text}" for value in values_in(text_of(body))] for body in bodies
+        ],
+        "digests": {
+            str(most): digest(sources, max_tokens=most, count=counter()).split("\n")
+            for most in (60, 300, 1_500)
         },
-        "prompts": [_mark(message_data(source, number)) for number, source in enumerate(readable(sources), start=1)],
+        "summaries": {
+            f"{style} {most}": _summaries(sources, style, most)
+            for style in ("structured", "narrative")
+            for most in (90, 400, 1_200)
+        },
+        "prompts": [
+            _mark(message_data(source, number))
+            for number, source in enumerate(readable(sources), start=1)
+        ],
         "windows": dict(_windows(bodies)),
         "evictions": dict(_evictions(bodies)),
         "searches": {query: _search(query, bodies) for query in QUERIES},
@@ -71,18 +102,34 @@ def results(name: str) -> dict[str, Any]:
 def _sources(bodies: Sequence[Json]) -> Iterator[Source]:
     names: dict[str, str] = {}
     for number, body in enumerate(bodies):
-        calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in body.get("tool_calls", ())]
+        calls = [
+            (call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in body.get("tool_calls", ())
+        ]
         names |= {call_id: name for call_id, name, _ in calls}
         made = tuple((name, arguments) for _, name, arguments in calls)
         tool_name = names.get(body.get("tool_call_id", ""))
         is_error = body["role"] == "tool" and "rror" in text_of(body)[:200]
-        yield Source(f"e{number}#0", body["role"], text_of(body), made, tool_name=tool_name, is_error=is_error)
+        yield Source(
+            f"e{number}#0",
+            body["role"],
+            text_of(body),
+            made,
+            tool_name=tool_name,
+            is_error=is_error,
+        )
 
 
 def _measures(body: Json) -> list[Any]:
     measured, text = measure(body, counter()), text_of(body)
     sizes = [measured.tokens, measured.content_tokens, measured.characters, measured.lines]
-    return [*sizes, str(classify(body)), round(estimate(text)), ceiling(text[:300]), _mark(measured.cuts)]
+    return [
+        *sizes,
+        str(classify(body)),
+        round(estimate(text)),
+        ceiling(text[:300]),
+        _mark(measured.cuts),
+    ]
 
 
 def _summaries(sources: Sequence[Source], style: str, most: int) -> list[Any]:
@@ -95,28 +142,49 @@ def _summaries(sources: Sequence[Source], style: str, most: int) -> list[Any]:
         batch = sources[start : start + size]
         request = next((source.text for source in reversed(batch) if source.role == "user"), None)
         job = SummaryJob(
-            sources=tuple(batch), previous=previous, newest_request=request, style=style, max_tokens=most, ledger_max_tokens=most // 2
+            sources=tuple(batch),
+            previous=previous,
+            newest_request=request,
+            style=style,
+            max_tokens=most,
+            ledger_max_tokens=most // 2,
         )
         prompt = build_prompt(job, boundary="0f")
         before = extract(job, count=counter())
         origins = {name: before.sections[name] for name in ("provenance", "sources", "left_out")}
-        told.append({"text": before.text.split("\n"), "ledger": list(before.ledger), "origins": _mark(origins), "prompt": _mark(prompt)})
+        told.append(
+            {
+                "text": before.text.split("\n"),
+                "ledger": list(before.ledger),
+                "origins": _mark(origins),
+                "prompt": _mark(prompt),
+            }
+        )
     return told
 
 
 def _windows(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
     pending = len(bodies) // 3
     said = [
-        Said(body, is_pending=number < pending and body["role"] != "system", priority=classify(body)) for number, body in enumerate(bodies)
+        Said(
+            body, is_pending=number < pending and body["role"] != "system", priority=classify(body)
+        )
+        for number, body in enumerate(bodies)
     ]
     for factor in (1.0, 1.2):
         session = history(
-            said, summary="They spoke of this and that.\n" * 9, ledger=["id KX-1", "path /srv/a.toml"], covered=7, factor=factor
+            said,
+            summary="They spoke of this and that.\n" * 9,
+            ledger=["id KX-1", "path /srv/a.toml"],
+            covered=7,
+            factor=factor,
         )
         for preset, policy in PRESETS.items():
             for budget in (700, 2_000, 6_000):
                 for placement in Placement:
-                    asked = Asked(budget_tokens=budget, placement=placement, is_emergency=budget == 2_000)
+                    asked = Asked(
+                        budget_tokens=budget, placement=placement, is_emergency=budget == 2_000
+                    )
                     yield f"{preset} {budget} {placement} {factor}", _window(session, asked, policy)
 
 
@@ -128,8 +196,26 @@ def _window(session: Any, asked: Asked, policy: Any) -> Any:
     rendered = session.rendered(made)
     anthropic = shaped(made, rendered)
     account = made.account
-    counts = [account.shown, account.trimmed, account.folded, account.covered, account.pending_shown, account.pending_digested]
-    return [made.tokens, counts, _mark([list(rendered.messages), rendered.summary_text, list(anthropic.messages), anthropic.system])]
+    counts = [
+        account.shown,
+        account.trimmed,
+        account.folded,
+        account.covered,
+        account.pending_shown,
+        account.pending_digested,
+    ]
+    return [
+        made.tokens,
+        counts,
+        _mark(
+            [
+                list(rendered.messages),
+                rendered.summary_text,
+                list(anthropic.messages),
+                anthropic.system,
+            ]
+        ),
+    ]
 
 
 def _evictions(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
@@ -141,13 +227,18 @@ def _evictions(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
                 due = fired(load_of(live), policy, model_window=window)
                 evicted = [decide(live, policy, trigger, now_ms=0) for trigger in Trigger]
                 sizes = [len(one.evicted) if isinstance(one, Evict) else 0 for one in evicted]
-                yield f"{preset} {window} {length}", [[str(one) for one in due], sizes, len(group(live).blocks)]
+                yield (
+                    f"{preset} {window} {length}",
+                    [[str(one) for one in due], sizes, len(group(live).blocks)],
+                )
 
 
 def _search(query: str, bodies: Sequence[Json]) -> list[Any]:
     question = Question.of(query)
     texts = {place: searchable(body) for place, body in enumerate(bodies)}
-    graded = {place: grade for place, text in texts.items() if (grade := question.grade(text)) is not None}
+    graded = {
+        place: grade for place, text in texts.items() if (grade := question.grade(text)) is not None
+    }
     best = [[one.position, one.score] for one in ranked(question, graded)[:8]]
     return [
         best,
@@ -165,7 +256,10 @@ def _as_text(found: dict[str, Any]) -> str:
     parts: list[str] = []
     for name, entries in found.items():
         if isinstance(entries, dict):
-            lines = [f"  {json.dumps(key, ensure_ascii=False)}: {json.dumps(one, ensure_ascii=False)}" for key, one in entries.items()]
+            lines = [
+                f"  {json.dumps(key, ensure_ascii=False)}: {json.dumps(one, ensure_ascii=False)}"
+                for key, one in entries.items()
+            ]
             parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
         else:
             lines = [f"  {json.dumps(one, ensure_ascii=False)}" for one in entries]

@@ -42,7 +42,11 @@ def step(number: int) -> list[Json]:
     call = {"id": "call", "type": "function", "function": function}
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call", "content": words([20, 900, 150, 3_000][number % 4])},
+        {
+            "role": "tool",
+            "tool_call_id": "call",
+            "content": words([20, 900, 150, 3_000][number % 4]),
+        },
     ]
 
 
@@ -68,7 +72,9 @@ async def test_what_no_model_could_be_sent_is_refused_before_the_call() -> None:
     model = SmallModel(8_000, tells_sizes=True)
 
     with pytest.raises(ContextOverflow):
-        await Recovering(model, budget_tokens=100)(messages=[{"role": "system", "content": words(900)}, {"role": "user", "content": "?"}])
+        await Recovering(model, budget_tokens=100)(
+            messages=[{"role": "system", "content": words(900)}, {"role": "user", "content": "?"}]
+        )
 
     assert model.sent == []
 
@@ -107,4 +113,6 @@ async def test_answers_that_are_models_of_a_library_may_stand_in_the_list() -> N
 
     await Recovering(model)(messages=[{"role": "user", "content": "Hello"}, Answer()])
 
-    assert model.sent == [[{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]]
+    assert model.sent == [
+        [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    ]

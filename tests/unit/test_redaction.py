@@ -10,7 +10,11 @@ from turnfold.core.sources import Previous, Source, SummaryJob
 def test_patterns_are_taken_out_of_all_that_a_summariser_reads() -> None:
     job = SummaryJob(
         sources=(Source("e1#0", "assistant", "Badge A-12.", (("open", '{"badge": "A-12"}'),)),),
-        previous=Previous("Badge A-7 came.", {"decisions": ["A-7 may enter."], "provenance": [["e0#0", 90]]}, ("id A-7",)),
+        previous=Previous(
+            "Badge A-7 came.",
+            {"decisions": ["A-7 may enter."], "provenance": [["e0#0", 90]]},
+            ("id A-7",),
+        ),
         newest_request="Let A-12 in.",
         redactions=(r"A-\d+",),
     )
@@ -22,7 +26,10 @@ def test_patterns_are_taken_out_of_all_that_a_summariser_reads() -> None:
     assert found.newest_request == "Let [REDACTED:pattern] in."
     assert found.previous is not None
     assert found.previous.text == "Badge [REDACTED:pattern] came."
-    assert found.previous.sections == {"decisions": ["[REDACTED:pattern] may enter."], "provenance": [["e0#0", 90]]}
+    assert found.previous.sections == {
+        "decisions": ["[REDACTED:pattern] may enter."],
+        "provenance": [["e0#0", 90]],
+    }
     assert found.previous.ledger == ("id [REDACTED:pattern]",)
 
 
@@ -38,7 +45,10 @@ def test_a_file_of_patterns_has_one_a_line_and_remarks() -> None:
     assert checked_patterns("# badges\nA-\\d+\n\n  B-\\w+  \n") == ("A-\\d+", "B-\\w+")
 
 
-@pytest.mark.parametrize(("text", "told"), [("ok\n(", "line 2 is no regular expression"), ("a*", "line 1 matches the empty text")])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("ok\n(", "line 2 is no regular expression"), ("a*", "line 1 matches the empty text")],
+)
 @pytest.mark.proves("X4", "O5")
 def test_a_line_that_is_no_pattern_is_named(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):

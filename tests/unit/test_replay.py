@@ -20,14 +20,21 @@ USER = {"role": "user", "content": "How many rows?"}
 CALL = {
     "role": "assistant",
     "content": None,
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "count", "arguments": "{}"}}],
+    "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "count", "arguments": "{}"}}
+    ],
 }
 RESULT = {"role": "tool", "tool_call_id": "c1", "name": "count", "content": "42"}
 ANSWER = {"role": "assistant", "content": "42 rows."}
 
 
-def recording(*messages: Json, session_id: str = "s", machine_made: frozenset[int] = frozenset()) -> Recording:
-    return Recording(session_key("a", session_id), Conversation("c", messages, model="gpt-4.1", machine_made=machine_made))
+def recording(
+    *messages: Json, session_id: str = "s", machine_made: frozenset[int] = frozenset()
+) -> Recording:
+    return Recording(
+        session_key("a", session_id),
+        Conversation("c", messages, model="gpt-4.1", machine_made=machine_made),
+    )
 
 
 def payload(event: Event) -> dict[str, Any]:
@@ -47,7 +54,13 @@ def test_a_turn_travels_as_one_event_or_step_by_step() -> None:
     found = recording(USER, CALL, RESULT, ANSWER, USER)
 
     assert kinds(found, Step.TURN) == ["turn.completed", "turn.completed"]
-    assert kinds(found, Step.MESSAGE) == ["turn.completed", "turn.completed", "tool.result", "turn.completed", "turn.completed"]
+    assert kinds(found, Step.MESSAGE) == [
+        "turn.completed",
+        "turn.completed",
+        "tool.result",
+        "turn.completed",
+        "turn.completed",
+    ]
 
 
 @pytest.mark.parametrize("step", list(Step))
@@ -67,7 +80,8 @@ def test_no_message_is_left_out(step: Step) -> None:
     for event, count in events_of(recording(*said), step):
         body = payload(event)
         messages = body.get("messages") or [
-            {"role": "tool"} | {key: body[key] for key in ("tool_call_id", "name", "content") if key in body}
+            {"role": "tool"}
+            | {key: body[key] for key in ("tool_call_id", "name", "content") if key in body}
         ]
         assert len(messages) == count
         told += messages
@@ -80,7 +94,10 @@ def test_no_message_is_left_out(step: Step) -> None:
 def test_the_same_replay_makes_the_same_events(step: Step) -> None:
     first = [event.event_id for event, _ in events_of(recording(USER, ANSWER, USER), step)]
     again = [event.event_id for event, _ in events_of(recording(USER, ANSWER, USER), step)]
-    other = [event.event_id for event, _ in events_of(recording(USER, ANSWER, USER, session_id="t"), step)]
+    other = [
+        event.event_id
+        for event, _ in events_of(recording(USER, ANSWER, USER, session_id="t"), step)
+    ]
 
     assert first == again
     assert not set(first) & set(other)
@@ -89,13 +106,19 @@ def test_the_same_replay_makes_the_same_events(step: Step) -> None:
 
 @pytest.mark.proves("I6")
 def test_what_a_machine_said_is_marked_as_its_own_event() -> None:
-    events = [payload(event) for event, _ in events_of(recording(USER, ANSWER, USER, machine_made=frozenset({2})))]
+    events = [
+        payload(event)
+        for event, _ in events_of(recording(USER, ANSWER, USER, machine_made=frozenset({2})))
+    ]
 
     assert [event.get("is_meta") for event in events] == [None, True]
 
 
 def test_a_long_turn_is_parted_between_messages() -> None:
-    turn = Turn(tuple({"role": "assistant", "content": "x" * size} for size in (10, 10, 500, 10, 10)), is_meta=True)
+    turn = Turn(
+        tuple({"role": "assistant", "content": "x" * size} for size in (10, 10, 500, 10, 10)),
+        is_meta=True,
+    )
 
     by_count = [len(piece.messages) for piece in pieces(turn, max_messages=2)]
     by_size = list(pieces(turn, max_bytes=200))
@@ -119,7 +142,9 @@ def test_a_message_too_large_for_any_event_is_told_with_its_conversation() -> No
 
 def test_conversations_of_one_id_get_sessions_of_their_own(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": "same", "agent": "support", "messages": [USER]}))
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"id": "same", "agent": "support", "messages": [USER]})
+        )
 
     found = recorded([str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")])
 
@@ -127,7 +152,9 @@ def test_conversations_of_one_id_get_sessions_of_their_own(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("agent", "told"), [(None, "replay"), ("mine", "mine")])
-def test_the_agent_is_the_one_asked_for_else_the_conversations_own(tmp_path: Path, agent: str | None, told: str) -> None:
+def test_the_agent_is_the_one_asked_for_else_the_conversations_own(
+    tmp_path: Path, agent: str | None, told: str
+) -> None:
     (tmp_path / "talk.json").write_text(json.dumps([USER]))
 
     (found,) = recorded([str(tmp_path / "talk.json")], agent)
@@ -141,8 +168,21 @@ def test_the_agent_is_the_one_asked_for_else_the_conversations_own(tmp_path: Pat
 def chain(rows: int) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for ordinal in range(1, rows + 1):
-        row: dict[str, Any] = {"agent_id": "a", "session_id": "s", "ordinal": ordinal, "at_ms": 1_000 + ordinal, "compaction_id": 7}
-        row |= {"phase": "evicted", "reason": None, "tokens_before": 10, "tokens_after": None, "details": "{}", "actor": "worker"}
+        row: dict[str, Any] = {
+            "agent_id": "a",
+            "session_id": "s",
+            "ordinal": ordinal,
+            "at_ms": 1_000 + ordinal,
+            "compaction_id": 7,
+        }
+        row |= {
+            "phase": "evicted",
+            "reason": None,
+            "tokens_before": 10,
+            "tokens_after": None,
+            "details": "{}",
+            "actor": "worker",
+        }
         row["prev_hash"] = made[-1]["hash"] if made else ""
         row["hash"] = row_hash(row["prev_hash"], row)
         made.append(row)
@@ -151,15 +191,22 @@ def chain(rows: int) -> list[dict[str, Any]]:
 
 @pytest.mark.proves("A1")
 @pytest.mark.parametrize("told", [None, 2, 3])
-def test_an_untouched_chain_is_intact_also_where_rows_came_after_the_look_at_its_end(told: int | None) -> None:
+def test_an_untouched_chain_is_intact_also_where_rows_came_after_the_look_at_its_end(
+    told: int | None,
+) -> None:
     rows = chain(3)
 
-    assert chain_fault(rows, rows_told=told, hash_told=rows[told - 1]["hash"] if told else None) is None
+    assert (
+        chain_fault(rows, rows_told=told, hash_told=rows[told - 1]["hash"] if told else None)
+        is None
+    )
     assert chain_fault([], rows_told=0, hash_told="") is None
 
 
 @pytest.mark.proves("A1")
-@pytest.mark.parametrize("field", ["phase", "reason", "tokens_before", "details", "at_ms", "compaction_id", "actor"])
+@pytest.mark.parametrize(
+    "field", ["phase", "reason", "tokens_before", "details", "at_ms", "compaction_id", "actor"]
+)
 def test_a_changed_field_shows_at_its_row(field: str) -> None:
     rows = chain(3)
     rows[1][field] = "other"
@@ -185,15 +232,26 @@ def test_a_row_left_out_shows() -> None:
 def test_a_cut_off_tail_shows() -> None:
     rows = chain(3)
 
-    assert chain_fault(rows[:2], rows_told=3, hash_told=rows[2]["hash"]) == "the end is cut off: 3 rows were written, 2 are there"
+    assert (
+        chain_fault(rows[:2], rows_told=3, hash_told=rows[2]["hash"])
+        == "the end is cut off: 3 rows were written, 2 are there"
+    )
 
 
 @pytest.mark.proves("A1")
 def test_a_row_put_between_shows() -> None:
     first, second, third = chain(3)
 
-    assert chain_fault([first, second | {"reason": "forged"}, second | {"ordinal": 3}, third | {"ordinal": 4}]) == "row 2 was changed"
-    assert chain_fault([first, second, second | {"ordinal": 3}, third | {"ordinal": 4}]) == "row 3 is missing"
+    assert (
+        chain_fault(
+            [first, second | {"reason": "forged"}, second | {"ordinal": 3}, third | {"ordinal": 4}]
+        )
+        == "row 2 was changed"
+    )
+    assert (
+        chain_fault([first, second, second | {"ordinal": 3}, third | {"ordinal": 4}])
+        == "row 3 is missing"
+    )
 
 
 @pytest.mark.proves("A1")
@@ -212,4 +270,7 @@ def test_a_chain_written_anew_shows_against_what_the_session_remembers() -> None
     rows[2]["reason"] = "forged"
     rows[2]["hash"] = row_hash(rows[2]["prev_hash"], rows[2])
 
-    assert chain_fault(rows, rows_told=3, hash_told=remembered) == "row 3 is another than the session remembers"
+    assert (
+        chain_fault(rows, rows_told=3, hash_told=remembered)
+        == "row 3 is another than the session remembers"
+    )

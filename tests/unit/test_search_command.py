@@ -17,7 +17,9 @@ from turnfold.cli.search import AROUND, snippet_of
         ("nothing of the kind", "*", []),
     ],
 )
-def test_a_snippet_shows_where_the_query_stands_on_one_line(text: str, q: str, marked: list[str]) -> None:
+def test_a_snippet_shows_where_the_query_stands_on_one_line(
+    text: str, q: str, marked: list[str]
+) -> None:
     snippet, places = snippet_of(text, q)
 
     assert [snippet[start:end] for start, end in places] == marked

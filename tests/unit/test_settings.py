@@ -47,9 +47,14 @@ def test_a_misspelt_name_stops_the_start_with_its_nearest_match(name: str, neare
 @pytest.mark.proves("O5")
 @pytest.mark.parametrize(
     ("line", "nearest"),
-    [("nats_ulr = 'nats://a'", "nats_url"), ("[policy]\nmax_live_message = 3", "max_live_messages")],
+    [
+        ("nats_ulr = 'nats://a'", "nats_url"),
+        ("[policy]\nmax_live_message = 3", "max_live_messages"),
+    ],
 )
-def test_a_misspelt_name_in_the_file_stops_the_start_too(tmp_path: Path, line: str, nearest: str) -> None:
+def test_a_misspelt_name_in_the_file_stops_the_start_too(
+    tmp_path: Path, line: str, nearest: str
+) -> None:
     file = tmp_path / "turnfold.toml"
     file.write_text(line)
 
@@ -58,7 +63,9 @@ def test_a_misspelt_name_in_the_file_stops_the_start_too(tmp_path: Path, line: s
 
 
 @pytest.mark.proves("O5")
-def test_the_command_line_stands_above_the_environment_and_that_above_the_file_and_that_above_the_preset(tmp_path: Path) -> None:
+def test_the_command_line_stands_above_the_environment_and_that_above_the_file_and_that_above_the_preset(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "turnfold.toml"
     file.write_text(
         "preset = 'static-buffer'\nhttp_port = 1\nlog_level = 'error'\nsummary_concurrency = 9\n"
@@ -81,7 +88,13 @@ def test_the_command_line_stands_above_the_environment_and_that_above_the_file_a
 
 @pytest.mark.proves("O5")
 def test_numbers_set_one_by_one_stay_above_the_preset_a_session_chooses() -> None:
-    settings = read_settings({"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "5", "TURNFOLD_MODE": "manual", "TURNFOLD_CONTEXT_WINDOW": "0"})
+    settings = read_settings(
+        {
+            "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "5",
+            "TURNFOLD_MODE": "manual",
+            "TURNFOLD_CONTEXT_WINDOW": "0",
+        }
+    )
 
     other = settings.policy_of("static-buffer")
 
@@ -99,29 +112,44 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
     assert short_overrides(environ)["trigger_tokens"] == "8000"
     if "token-budget" in PRESETS:
         policy = read_settings(environ | {"TURNFOLD_PRESET": "token-budget"}).policy
-        assert (policy.trigger_tokens, policy.user_max_chars, policy.tool_result_max_chars) == (8_000, 4_000, 4_000)
+        assert (policy.trigger_tokens, policy.user_max_chars, policy.tool_result_max_chars) == (
+            8_000,
+            4_000,
+            4_000,
+        )
 
 
 @pytest.mark.proves("O5")
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        ({"TURNFOLD_HTTP_PORT": "eighty"}, "TURNFOLD_HTTP_PORT is not valid: it has to be a whole number of at least 0 and at most 65535"),
+        (
+            {"TURNFOLD_HTTP_PORT": "eighty"},
+            "TURNFOLD_HTTP_PORT is not valid: it has to be a whole number of at least 0 and at most 65535",
+        ),
         ({"TURNFOLD_HTTP_PORT": "70000"}, "at most 65535"),
         ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "0"}, "a number of seconds above 0"),
         ({"TURNFOLD_SUMMARY_LEASE_SECONDS": "-1"}, "a number of seconds above 0"),
         ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "nan"}, "a number of seconds above 0"),
         ({"TURNFOLD_MODE": "sometimes"}, "it is one of off, manual, auto"),
         ({"TURNFOLD_LOG_LEVEL": "loud"}, "it is one of debug, info"),
-        ({"TURNFOLD_PRESET": "balance"}, "no preset is called 'balance'; there are adaptive, balanced"),
+        (
+            {"TURNFOLD_PRESET": "balance"},
+            "no preset is called 'balance'; there are adaptive, balanced",
+        ),
         ({"TURNFOLD_POLICY__KEEP_TOKENS": "many"}, "keep_tokens cannot be 'many'"),
         ({"TURNFOLD_POLICY__SOFT_RATIO": "2"}, "soft_ratio is 2"),
-        ({"TURNFOLD_DATABASE_URL": "postgres://me:secret@host/db"}, r"begins with sqlite\+aiosqlite:// or postgresql\+asyncpg://"),
+        (
+            {"TURNFOLD_DATABASE_URL": "postgres://me:secret@host/db"},
+            r"begins with sqlite\+aiosqlite:// or postgresql\+asyncpg://",
+        ),
         ({"TURNFOLD_NATS_URL": "127.0.0.1:4222"}, "begins with nats://"),
         ({"TURNFOLD_CONFIG": "/no/such/file.toml"}, "/no/such/file.toml, which cannot be read"),
     ],
 )
-def test_a_value_that_means_nothing_stops_the_start_and_is_named(environ: dict[str, str], told: str) -> None:
+def test_a_value_that_means_nothing_stops_the_start_and_is_named(
+    environ: dict[str, str], told: str
+) -> None:
     with pytest.raises(StartError, match=told) as stopped:
         read_settings(environ)
 
@@ -129,7 +157,9 @@ def test_a_value_that_means_nothing_stops_the_start_and_is_named(environ: dict[s
 
 
 def test_an_empty_value_is_no_value() -> None:
-    assert read_settings({"TURNFOLD_SUMMARY_MODEL": "", "TURNFOLD_HTTP_PORT": " "}) == read_settings({})
+    assert read_settings(
+        {"TURNFOLD_SUMMARY_MODEL": "", "TURNFOLD_HTTP_PORT": " "}
+    ) == read_settings({})
 
 
 @pytest.mark.proves("O4", "X1")
@@ -152,16 +182,28 @@ def test_nothing_secret_stands_in_the_repr() -> None:
 
 def test_urls_are_shown_without_user_and_password() -> None:
     assert redacted("nats://me:secret@a:4222,nats://b:4222") == "nats://a:4222,nats://b:4222"
-    assert redacted("postgresql+asyncpg://me:p@ss@host/db?password=secret") == "postgresql+asyncpg://host/db"
-    assert redacted("sqlite+aiosqlite:////data/turnfold.db") == "sqlite+aiosqlite:////data/turnfold.db"
+    assert (
+        redacted("postgresql+asyncpg://me:p@ss@host/db?password=secret")
+        == "postgresql+asyncpg://host/db"
+    )
+    assert (
+        redacted("sqlite+aiosqlite:////data/turnfold.db") == "sqlite+aiosqlite:////data/turnfold.db"
+    )
     assert http_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert http_url("::1", 1) == "http://[::1]:1"
-    assert read_settings({"TURNFOLD_HTTP_CERTIFICATE": "c.pem"}).http_url == "https://127.0.0.1:8080"
+    assert (
+        read_settings({"TURNFOLD_HTTP_CERTIFICATE": "c.pem"}).http_url == "https://127.0.0.1:8080"
+    )
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Path:
-    ready = {"ready": True, "nats_url": "nats://127.0.0.1:1", "http_url": "http://127.0.0.1:2", "database_url": "sqlite+aiosqlite:////d.db"}
+    ready = {
+        "ready": True,
+        "nats_url": "nats://127.0.0.1:1",
+        "http_url": "http://127.0.0.1:2",
+        "database_url": "sqlite+aiosqlite:////d.db",
+    }
     (tmp_path / "turnfold.json").write_text(json.dumps(ready))
     return tmp_path
 
@@ -169,16 +211,29 @@ def running(tmp_path: Path) -> Path:
 @pytest.mark.proves("O3")
 def test_where_no_bus_is_named_the_system_of_the_data_directory_is_meant(running: Path) -> None:
     found = read_settings({"TURNFOLD_DATA_DIR": str(running)})
-    partly = read_settings({"TURNFOLD_DATA_DIR": str(running), "TURNFOLD_DATABASE_URL": "sqlite+aiosqlite:////other.db"})
-    elsewhere = read_settings({"TURNFOLD_DATA_DIR": str(running), "TURNFOLD_NATS_URL": "nats://cluster:4222"})
+    partly = read_settings(
+        {
+            "TURNFOLD_DATA_DIR": str(running),
+            "TURNFOLD_DATABASE_URL": "sqlite+aiosqlite:////other.db",
+        }
+    )
+    elsewhere = read_settings(
+        {"TURNFOLD_DATA_DIR": str(running), "TURNFOLD_NATS_URL": "nats://cluster:4222"}
+    )
 
     assert (found.nats_url, found.http_url, found.database_url) == (
         "nats://127.0.0.1:1",
         "http://127.0.0.1:2",
         "sqlite+aiosqlite:////d.db",
     )
-    assert (partly.nats_url, partly.database_url) == ("nats://127.0.0.1:1", "sqlite+aiosqlite:////other.db")
-    assert (elsewhere.nats_url, elsewhere.database_url) == ("nats://cluster:4222", Settings().database_url)
+    assert (partly.nats_url, partly.database_url) == (
+        "nats://127.0.0.1:1",
+        "sqlite+aiosqlite:////other.db",
+    )
+    assert (elsewhere.nats_url, elsewhere.database_url) == (
+        "nats://cluster:4222",
+        Settings().database_url,
+    )
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"nats_url": 3}'])
@@ -222,7 +277,11 @@ def test_each_unit_of_work_is_one_json_line_that_names_its_role(lines: io.String
         "role": "worker",
         "timestamp": 0,
     }
-    assert (theirs["event"], theirs["logger"], theirs["role"]) == ("slow consumer", "nats", "worker")
+    assert (theirs["event"], theirs["logger"], theirs["role"]) == (
+        "slow consumer",
+        "nats",
+        "worker",
+    )
 
 
 @pytest.mark.proves("O4")
@@ -259,7 +318,10 @@ def test_a_task_and_patterns_are_read_from_their_files(tmp_path: Path) -> None:
     (tmp_path / "patterns.txt").write_text("# badges\nACME-\\d+\n")
 
     settings = read_settings(
-        {"TURNFOLD_SUMMARY_PROMPT": str(tmp_path / "task.txt"), "TURNFOLD_REDACT_PATTERNS": str(tmp_path / "patterns.txt")}
+        {
+            "TURNFOLD_SUMMARY_PROMPT": str(tmp_path / "task.txt"),
+            "TURNFOLD_REDACT_PATTERNS": str(tmp_path / "patterns.txt"),
+        }
     )
 
     assert settings.summary_prompt == "Sum it up in {words} words."
@@ -270,7 +332,11 @@ def test_a_task_and_patterns_are_read_from_their_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("TURNFOLD_SUMMARY_PROMPT", "Sum {it} up.", "there is no placeholder {it}, only {words} and {style}"),
+        (
+            "TURNFOLD_SUMMARY_PROMPT",
+            "Sum {it} up.",
+            "there is no placeholder {it}, only {words} and {style}",
+        ),
         ("TURNFOLD_SUMMARY_PROMPT", "Sum { up.", "does not parse"),
         ("TURNFOLD_SUMMARY_PROMPT", None, "cannot be read (No such file or directory)"),
         ("TURNFOLD_REDACT_PATTERNS", "fine\n(", "line 2 is no regular expression"),
@@ -278,7 +344,9 @@ def test_a_task_and_patterns_are_read_from_their_files(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.proves("O5", "X4")
-def test_a_file_that_cannot_be_used_stops_the_start_with_its_fault(tmp_path: Path, name: str, content: str | None, told: str) -> None:
+def test_a_file_that_cannot_be_used_stops_the_start_with_its_fault(
+    tmp_path: Path, name: str, content: str | None, told: str
+) -> None:
     path = tmp_path / "file.txt"
     if content is not None:
         path.write_text(content)
@@ -298,7 +366,16 @@ def test_what_cannot_be_the_name_of_a_model_is_refused(name: object) -> None:
         adjusted(PRESETS["balanced"], {"summary_model": name})
 
 
-@pytest.mark.parametrize("name", ["session", "gpt-4.1", "anthropic/claude-opus-4-5", "bedrock/us.anthropic.x-v1:0", "ollama/llama3.1:8b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "session",
+        "gpt-4.1",
+        "anthropic/claude-opus-4-5",
+        "bedrock/us.anthropic.x-v1:0",
+        "ollama/llama3.1:8b",
+    ],
+)
 @pytest.mark.proves("S4")
 def test_a_model_nobody_knows_is_a_name_all_the_same(name: str) -> None:
     assert adjusted(PRESETS["balanced"], {"summary_model": name}).summary_model == name

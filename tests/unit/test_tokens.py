@@ -11,10 +11,23 @@ import pytest
 
 from turnfold.core.cuts import STEP_BYTES, is_long
 from turnfold.core.estimates import COMMON
-from turnfold.core.tokens import CALL_TOKENS, MESSAGE_TOKENS, Count, Cuts, ceiling, estimate, lines_of, measure, text_of
+from turnfold.core.tokens import (
+    CALL_TOKENS,
+    MESSAGE_TOKENS,
+    Count,
+    Cuts,
+    ceiling,
+    estimate,
+    lines_of,
+    measure,
+    text_of,
+)
 from turnfold.vocabulary import load_counter
 
-LOG = "".join(f"2026-11-20 12:{n % 60:02}:07 INFO worker-{n % 7} finished job {n} in {n * 7 % 1000} ms\n" for n in range(200))
+LOG = "".join(
+    f"2026-11-20 12:{n % 60:02}:07 INFO worker-{n % 7} finished job {n} in {n * 7 % 1000} ms\n"
+    for n in range(200)
+)
 
 
 SIGNS = string.punctuation.replace("'", "")
@@ -54,24 +67,45 @@ def test_calls_reasoning_and_content_are_parts_of_the_whole(count: Count) -> Non
         (0, "c1", "read_file", "src/app.py"),
         (1, "c2", "list_dir", None),
     ]
-    assert measured.calls[0].tokens == CALL_TOKENS + count("read_file") + count('{"path": "src/app.py"}')
+    assert measured.calls[0].tokens == CALL_TOKENS + count("read_file") + count(
+        '{"path": "src/app.py"}'
+    )
     assert measured.reasoning_tokens == count("The user wants the file.")
     assert measured.tokens == (
-        MESSAGE_TOKENS + measured.content_tokens + measured.reasoning_tokens + sum(one.tokens for one in measured.calls)
+        MESSAGE_TOKENS
+        + measured.content_tokens
+        + measured.reasoning_tokens
+        + sum(one.tokens for one in measured.calls)
     )
 
 
 @pytest.mark.proves("T2")
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "audio", "file", "video"])
 def test_media_cost_the_same_however_many_bytes_they_are(count: Count, kind: str) -> None:
-    small = measure({"role": "user", "content": [{"type": kind, kind: {"url": "data:,x"}}]}, count, image_tokens=300)
-    large = measure({"role": "user", "content": [{"type": kind, kind: {"url": "data:," + "x" * 100_000}}]}, count, image_tokens=300)
+    small = measure(
+        {"role": "user", "content": [{"type": kind, kind: {"url": "data:,x"}}]},
+        count,
+        image_tokens=300,
+    )
+    large = measure(
+        {"role": "user", "content": [{"type": kind, kind: {"url": "data:," + "x" * 100_000}}]},
+        count,
+        image_tokens=300,
+    )
 
     assert small.content_tokens == large.content_tokens == 300
 
 
 def test_the_texts_of_parts_stand_one_below_the_other() -> None:
-    body = {"content": [{"type": "text", "text": "one"}, {"type": "image_url"}, None, "two", {"type": "text"}]}
+    body = {
+        "content": [
+            {"type": "text", "text": "one"},
+            {"type": "image_url"},
+            None,
+            "two",
+            {"type": "text"},
+        ]
+    }
 
     assert text_of(body) == "one\ntwo"
 
@@ -109,8 +143,12 @@ def test_content_of_any_shape_is_counted(count: Count, content: Any) -> None:
 
 @pytest.mark.proves("C22")
 def test_the_size_of_what_is_no_text_counts(count: Count) -> None:
-    small = measure({"role": "user", "content": [{"type": "text", "text": {"rows": ["one"]}}]}, count)
-    large = measure({"role": "user", "content": [{"type": "text", "text": {"rows": ["one"] * 1_000}}]}, count)
+    small = measure(
+        {"role": "user", "content": [{"type": "text", "text": {"rows": ["one"]}}]}, count
+    )
+    large = measure(
+        {"role": "user", "content": [{"type": "text", "text": {"rows": ["one"] * 1_000}}]}, count
+    )
 
     assert large.content_tokens > small.content_tokens + 1_000
 
@@ -146,7 +184,14 @@ def test_what_is_no_call_is_counted_and_called_irregular(count: Count, calls: An
 
 
 def test_an_id_that_repeats_in_one_message_is_no_second_call(count: Count) -> None:
-    measured = measure({"role": "assistant", "content": None, "tool_calls": [call(), call("write"), call(call_id="c2")]}, count)
+    measured = measure(
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call(), call("write"), call(call_id="c2")],
+        },
+        count,
+    )
 
     assert [one.slot for one in measured.calls] == [0, 2]
     assert measured.is_irregular
@@ -177,7 +222,9 @@ def test_no_calls_are_nothing_irregular(count: Count, calls: Any) -> None:
     ],
 )
 def test_the_file_a_call_names_is_found(arguments: Any, path: str | None) -> None:
-    measured = measure({"role": "assistant", "content": "", "tool_calls": [call(arguments=arguments)]}, len)
+    measured = measure(
+        {"role": "assistant", "content": "", "tool_calls": [call(arguments=arguments)]}, len
+    )
 
     assert [one.path for one in measured.calls] == [path]
 
@@ -201,15 +248,26 @@ def test_signatures_and_redacted_thinking_count_as_reasoning(count: Count, block
 
 @pytest.mark.parametrize("blocks", [7, "x", {"thinking": "x"}, [None], [7], [{"thinking": None}]])
 def test_thinking_of_any_shape_is_counted(count: Count, blocks: Any) -> None:
-    assert measure({"role": "assistant", "content": None, "thinking_blocks": blocks}, count).reasoning_tokens >= 0
+    assert (
+        measure(
+            {"role": "assistant", "content": None, "thinking_blocks": blocks}, count
+        ).reasoning_tokens
+        >= 0
+    )
 
 
 @pytest.mark.parametrize("name", [None, 7, "n" * 500, ["x"], {"a": 1}])
 def test_a_name_of_any_shape_is_counted(count: Count, name: Any) -> None:
-    assert measure({"role": "user", "content": "Hello.", "name": name}, count).tokens >= MESSAGE_TOKENS + 2
+    assert (
+        measure({"role": "user", "content": "Hello.", "name": name}, count).tokens
+        >= MESSAGE_TOKENS + 2
+    )
 
 
-@pytest.mark.parametrize(("text", "lines"), [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("\n\n", 2), ("a\r\nb\r\n", 2)])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("\n\n", 2), ("a\r\nb\r\n", 2)],
+)
 def test_lines_are_counted_as_people_count_them(text: str, lines: int) -> None:
     assert lines_of(text) == lines
     assert Cuts.of(text, len).lines == lines
@@ -217,7 +275,10 @@ def test_lines_are_counted_as_people_count_them(text: str, lines: int) -> None:
 
 @pytest.mark.proves("I3")
 def test_a_long_text_has_a_grid_and_costs_what_the_grid_says(count: Count) -> None:
-    short, long = measure({"role": "tool", "content": LOG[:512]}, count), measure({"role": "tool", "content": LOG}, count)
+    short, long = (
+        measure({"role": "tool", "content": LOG[:512]}, count),
+        measure({"role": "tool", "content": LOG}, count),
+    )
 
     assert short.cuts == ""
     assert Cuts.parse(long.cuts) == Cuts.of(LOG, count)
@@ -242,7 +303,9 @@ def test_a_head_and_a_tail_stay_within_their_tokens(count: Count) -> None:
 @pytest.mark.proves("I3", "C17")
 @pytest.mark.parametrize("end", ["", "\n", "last", "\n\n\n"])
 @pytest.mark.parametrize("line", ["x", "", "/usr/lib/x.so;", "y" * 700, "a, b\r"])
-def test_twenty_lines_from_the_start_and_ten_from_the_end_can_be_cut_exactly(line: str, end: str) -> None:
+def test_twenty_lines_from_the_start_and_ten_from_the_end_can_be_cut_exactly(
+    line: str, end: str
+) -> None:
     text = "".join(f"{line}\n" for _ in range(500)) + end
     grid = Cuts.of(text, len)
 
@@ -263,7 +326,9 @@ def test_other_numbers_of_lines_are_never_exceeded(lines: int) -> None:
     assert lines_of(text[grid.tail_lines(lines).offset :]) <= lines
 
 
-@pytest.mark.parametrize(("text", "step"), [("word " * 400, 256), ("漢字の長い文。" * 60, 90), ("🙂" * 300, 64)])
+@pytest.mark.parametrize(
+    ("text", "step"), [("word " * 400, 256), ("漢字の長い文。" * 60, 90), ("🙂" * 300, 64)]
+)
 def test_a_grid_is_as_fine_for_wide_letters_as_for_narrow_ones(text: str, step: int) -> None:
     offsets = Cuts.of(text, len).offsets
 
@@ -272,7 +337,14 @@ def test_a_grid_is_as_fine_for_wide_letters_as_for_narrow_ones(text: str, step: 
 
 
 @pytest.mark.parametrize(
-    ("text", "is_one"), [("x" * 512, False), ("x" * 513, True), ("漢" * 170, False), ("漢" * 171, True), ("é" * 256, False)]
+    ("text", "is_one"),
+    [
+        ("x" * 512, False),
+        ("x" * 513, True),
+        ("漢" * 170, False),
+        ("漢" * 171, True),
+        ("é" * 256, False),
+    ],
 )
 def test_a_text_is_long_by_its_bytes(text: str, *, is_one: bool) -> None:
     assert is_long(text) is is_one
@@ -304,7 +376,15 @@ def test_what_is_no_grid_is_refused() -> None:
 
 
 @pytest.mark.proves("C15")
-@pytest.mark.parametrize("text", ["\ud83d\ude00" * 2_000, "e\u0301" * 2_000, "\U0001f44d\U0001f3fd" * 2_000, "\u2764\ufe0f" * 2_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ud83d\ude00" * 2_000,
+        "e\u0301" * 2_000,
+        "\U0001f44d\U0001f3fd" * 2_000,
+        "\u2764\ufe0f" * 2_000,
+    ],
+)
 def test_what_belongs_together_is_not_parted(text: str) -> None:
     grid = Cuts.of(text, len)
 
@@ -312,7 +392,9 @@ def test_what_belongs_together_is_not_parted(text: str) -> None:
 
 
 @pytest.mark.proves("I3")
-@pytest.mark.parametrize("text", [" ", "\n", "a", "=", "字", "é", "\x00", " a", "ab1", "\ud800", "😀", "\t \n", "'s"])
+@pytest.mark.parametrize(
+    "text", [" ", "\n", "a", "=", "字", "é", "\x00", " a", "ab1", "\ud800", "😀", "\t \n", "'s"]
+)
 def test_a_million_of_anything_are_counted(count: Count, text: str) -> None:
     measured = measure({"role": "tool", "content": text * (1_000_000 // len(text))}, count)
 
@@ -333,10 +415,16 @@ def test_a_megabyte_of_one_character_is_counted_whole(count: Count, run: str) ->
 
 
 def test_the_common_words_are_one_token_each(count: Count) -> None:
-    forms = [form for word in COMMON for form in (word, word.capitalize(), f" {word}", f" {word.capitalize()}")]
+    forms = [
+        form
+        for word in COMMON
+        for form in (word, word.capitalize(), f" {word}", f" {word.capitalize()}")
+    ]
 
     assert {form for form in forms if count(form) != 1} == set()
-    assert {sign + form for form in forms for sign in SIGNS if form[0] != " " and count(sign + form) > 2} == set()
+    assert {
+        sign + form for form in forms for sign in SIGNS if form[0] != " " and count(sign + form) > 2
+    } == set()
 
 
 @pytest.mark.parametrize(
@@ -360,7 +448,16 @@ def samples() -> dict[str, str]:
         "The service stores every message and evicts the old ones at once, so that nobody waits for a model. "
         "We talked about the budget for the trip to Lisbon last week, and she asked whether the hotel could be moved closer to the river. "
     )
-    rows = [{"id": n, "name": f"item {n}", "price": n * 37 % 1000 / 10, "tags": ["new", "sale"], "ok": n % 2 == 0} for n in range(100)]
+    rows = [
+        {
+            "id": n,
+            "name": f"item {n}",
+            "price": n * 37 % 1000 / 10,
+            "tags": ["new", "sale"],
+            "ok": n % 2 == 0,
+        }
+        for n in range(100)
+    ]
     return {
         "english": prose * 10,
         "chinese": "今天我想去北京游玩，请帮我推荐一个评分较高的景点，门票最好不要太贵。附近有没有适合一家人住的酒店？价格在五百元左右。"
@@ -373,7 +470,10 @@ def samples() -> dict[str, str]:
         "json": json.dumps(rows),
         "json, indented": json.dumps(rows, indent=2),
         "base64": "".join(
-            "iVBORw0KGgoAAAANSUhEUgAAB4AAAAQ4CAYAAADo08FDAAAgAElEQVR4nOzdeZwcZZ0/8E91z5VMQgIkBCYEEo4khFMOUVTu"[n % 60 :] for n in range(60)
+            "iVBORw0KGgoAAAANSUhEUgAAB4AAAAQ4CAYAAADo08FDAAAgAElEQVR4nOzdeZwcZZ0/8E91z5VMQgIkBCYEEo4khFMOUVTu"[
+                n % 60 :
+            ]
+            for n in range(60)
         ),
         "markdown table": "| name | tokens | share |\n| --- | ---: | ---: |\n"
         + "".join(f"| `chat-{n}.jsonl` | {n * 1_237:,} | {n / 7:.2f}% |\n" for n in range(100)),

@@ -21,7 +21,10 @@ ANSWER = {"role": "assistant", "content": "On its way."}
 def write(tmp_path: Path) -> Write:
     def written(*lines: Any, name: str = "talk.jsonl") -> Path:
         path = tmp_path / name
-        text = "".join((line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)) + "\n" for line in lines)
+        text = "".join(
+            (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)) + "\n"
+            for line in lines
+        )
         path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
         return path
 
@@ -49,13 +52,24 @@ def test_each_line_is_a_conversation_with_its_id_agent_and_model(write: Write, n
 
     one, two = read(path)
 
-    assert (one.conversation_id, one.agent, one.model, one.messages) == ("one", "support", "gpt-4.1", (USER, ANSWER))
+    assert (one.conversation_id, one.agent, one.model, one.messages) == (
+        "one",
+        "support",
+        "gpt-4.1",
+        (USER, ANSWER),
+    )
     assert (two.conversation_id, two.agent, two.model) == ("two", None, None)
 
 
 @pytest.mark.proves("I2")
 def test_messages_come_out_as_they_stand_in_the_file(write: Write) -> None:
-    odd = {"role": "assistant", "content": None, "x": [1, {"y": "\u0000 \u2028 語"}], "tool_calls": [{"id": "c"}], "reasoning_content": ""}
+    odd = {
+        "role": "assistant",
+        "content": None,
+        "x": [1, {"y": "\u0000 \u2028 語"}],
+        "tool_calls": [{"id": "c"}],
+        "reasoning_content": "",
+    }
     path = write({"id": "odd", "messages": [USER, odd]})
 
     (conversation,) = read(path)
@@ -64,7 +78,9 @@ def test_messages_come_out_as_they_stand_in_the_file(write: Write) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_list_of_messages_is_a_conversation_named_after_its_file(write: Write, indent: int | None) -> None:
+def test_a_list_of_messages_is_a_conversation_named_after_its_file(
+    write: Write, indent: int | None
+) -> None:
     path = write(json.dumps([USER, ANSWER], indent=indent), name="my talk.json")
 
     (conversation,) = read(path)
@@ -91,7 +107,10 @@ def test_lines_that_are_messages_make_one_conversation(write: Write) -> None:
 
     (conversation,) = read(path)
 
-    assert (conversation.conversation_id, roles(conversation)) == ("talk", ["user", "assistant", "user"])
+    assert (conversation.conversation_id, roles(conversation)) == (
+        "talk",
+        ["user", "assistant", "user"],
+    )
 
 
 def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,17 +130,25 @@ def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([{"id": "a", "messages": [USER]}, "{broken"], "line 2: not JSON"),
         (["[{", '"role": "user",', "oops"], "line 3: not JSON"),
-        (['{"messages": [{"role": "user", "content": NaN}]}'], "line 1: not JSON: NaN is no number"),
+        (
+            ['{"messages": [{"role": "user", "content": NaN}]}'],
+            "line 1: not JSON: NaN is no number",
+        ),
         ([{"id": "a", "messages": [USER]}, 7], "line 2: neither a conversation"),
         ([{"messages": [USER, {"role": "robot"}]}], "line 1: message 1 has the role 'robot'"),
         ([{"messages": ["hello"]}], "line 1: message 0 is not an object"),
         ([{"messages": []}], "line 1: the conversation holds no messages"),
         ([{"id": "x" * 257, "messages": [USER]}], "line 1: the id has 257 bytes"),
-        ([{"id": "a", "agent": "a\u0000b", "messages": [USER]}], "line 1: the agent holds a control character"),
+        (
+            [{"id": "a", "agent": "a\u0000b", "messages": [USER]}],
+            "line 1: the agent holds a control character",
+        ),
         ([""], "line 1: the file is empty"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_file_and_line(write: Write, lines: list[Any], told: str) -> None:
+def test_what_cannot_be_read_is_told_with_file_and_line(
+    write: Write, lines: list[Any], told: str
+) -> None:
     path = write(*lines)
 
     with pytest.raises(UnreadableTranscript) as caught:
@@ -211,7 +238,11 @@ LOG = [
 def test_a_claude_code_log_becomes_chat_messages(write: Write) -> None:
     (conversation,) = read(write(*LOG, name="log.jsonl"))
 
-    assert (conversation.conversation_id, conversation.agent, conversation.model) == ("5f0c", "claude-code", "claude-sonnet-4-5")
+    assert (conversation.conversation_id, conversation.agent, conversation.model) == (
+        "5f0c",
+        "claude-code",
+        "claude-sonnet-4-5",
+    )
     assert roles(conversation) == ["user", "user", "assistant", "tool", "tool", "user", "assistant"]
     assert conversation.machine_made == {0}
     assert conversation.messages[2] == {
@@ -220,12 +251,34 @@ def test_a_claude_code_log_becomes_chat_messages(write: Write) -> None:
         "thinking_blocks": [{"type": "thinking", "thinking": "Look first.", "signature": "c2ln"}],
         "reasoning_content": "Look first.",
         "tool_calls": [
-            {"id": "toolu_1", "type": "function", "function": {"name": "Read", "arguments": '{"file_path": "/src/parse.py"}'}},
-            {"id": "toolu_2", "type": "function", "function": {"name": "Bash", "arguments": '{"command": "pytest", "note": "größer"}'}},
+            {
+                "id": "toolu_1",
+                "type": "function",
+                "function": {"name": "Read", "arguments": '{"file_path": "/src/parse.py"}'},
+            },
+            {
+                "id": "toolu_2",
+                "type": "function",
+                "function": {
+                    "name": "Bash",
+                    "arguments": '{"command": "pytest", "note": "größer"}',
+                },
+            },
         ],
     }
-    assert conversation.messages[3] == {"role": "tool", "tool_call_id": "toolu_1", "content": "def parse(): ...", "name": "Read"}
-    assert conversation.messages[4] == {"role": "tool", "tool_call_id": "toolu_2", "content": "1 failed", "name": "Bash", "is_error": True}
+    assert conversation.messages[3] == {
+        "role": "tool",
+        "tool_call_id": "toolu_1",
+        "content": "def parse(): ...",
+        "name": "Read",
+    }
+    assert conversation.messages[4] == {
+        "role": "tool",
+        "tool_call_id": "toolu_2",
+        "content": "1 failed",
+        "name": "Bash",
+        "is_error": True,
+    }
 
 
 @pytest.mark.proves("R4")
@@ -234,7 +287,9 @@ def test_each_sub_agent_of_a_log_is_a_conversation_of_its_own(write: Write) -> N
     path = write(
         record("user", "Start."),
         record("user", "Search the docs.", uuid="r1", parentUuid=None, **branch),
-        record("assistant", [{"type": "text", "text": "Found."}], uuid="r2", parentUuid="r1", **branch),
+        record(
+            "assistant", [{"type": "text", "text": "Found."}], uuid="r2", parentUuid="r1", **branch
+        ),
         record("assistant", [{"type": "text", "text": "Thanks."}]),
         record("user", "Count the tests.", uuid="k1", parentUuid=None, agentId="a7", **branch),
     )
@@ -242,7 +297,11 @@ def test_each_sub_agent_of_a_log_is_a_conversation_of_its_own(write: Write) -> N
     main, docs, count = read(path)
 
     assert (main.conversation_id, roles(main)) == ("5f0c", ["user", "assistant"])
-    assert (docs.conversation_id, docs.agent, roles(docs)) == ("5f0c:r1", "claude-code-subagent", ["user", "assistant"])
+    assert (docs.conversation_id, docs.agent, roles(docs)) == (
+        "5f0c:r1",
+        "claude-code-subagent",
+        ["user", "assistant"],
+    )
     assert (count.conversation_id, roles(count)) == ("5f0c:a7", ["user"])
 
 
@@ -253,10 +312,17 @@ def test_a_record_that_stands_twice_in_a_log_is_told_once(write: Write) -> None:
 
 
 def test_images_of_a_log_become_parts(write: Write) -> None:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "aGk="},
+    }
     path = write(
         record("user", [{"type": "text", "text": "See:"}, image]),
-        record("assistant", [{"type": "tool_use", "id": "t", "name": "Shot", "input": {}}], message={"id": "m"}),
+        record(
+            "assistant",
+            [{"type": "tool_use", "id": "t", "name": "Shot", "input": {}}],
+            message={"id": "m"},
+        ),
         record("user", [{"type": "tool_result", "tool_use_id": "t", "content": [image]}]),
     )
 
@@ -278,7 +344,9 @@ def test_the_examples_are_long_and_can_be_sent_as_they_stand(name: str) -> None:
 
     waiting: list[str] = []
     for message in conversation.messages:
-        assert bool(waiting) == (message["role"] == "tool"), f"a call and its result are parted before {message}"
+        assert bool(waiting) == (message["role"] == "tool"), (
+            f"a call and its result are parted before {message}"
+        )
         if message["role"] == "tool":
             assert message["tool_call_id"] == waiting.pop(0)
         waiting += [call["id"] for call in message.get("tool_calls", ())]

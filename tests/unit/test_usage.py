@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from turnfold.core.eviction import Due, Eviction, Load, Trigger, evictions, fired
 from turnfold.core.presets import PRESETS, Policy
-from turnfold.core.usage import Difference, Gauge, Meter, Reading, learnt_factor, read_report, usage_trigger
+from turnfold.core.usage import (
+    Difference,
+    Gauge,
+    Meter,
+    Reading,
+    learnt_factor,
+    read_report,
+    usage_trigger,
+)
 from turnfold.messages import EventId, Message, Role, position_of
 
 WINDOW = 10_000
@@ -30,7 +38,9 @@ def differences(*ratios: float, counted_tokens: int = 1_000) -> list[Difference]
     """Differences of one session, the newest first, one a second."""
     seqs = range(len(ratios), 0, -1)
     return [
-        Difference(1, seq, 1_000 * (seq - 1), 1_000 * seq, round(ratio * counted_tokens), counted_tokens)
+        Difference(
+            1, seq, 1_000 * (seq - 1), 1_000 * seq, round(ratio * counted_tokens), counted_tokens
+        )
         for seq, ratio in zip(seqs, ratios, strict=True)
     ]
 
@@ -44,7 +54,15 @@ def differences(*ratios: float, counted_tokens: int = 1_000) -> list[Difference]
     [
         ({"prompt_tokens": 1_200, "completion_tokens": 80, "total_tokens": 1_280}, (1_200, 80)),
         ({"prompt_tokens": 7}, (7, 0)),
-        ({"input_tokens": 3, "cache_read_input_tokens": 900, "cache_creation_input_tokens": 90, "output_tokens": 5}, (993, 5)),
+        (
+            {
+                "input_tokens": 3,
+                "cache_read_input_tokens": 900,
+                "cache_creation_input_tokens": 90,
+                "output_tokens": 5,
+            },
+            (993, 5),
+        ),
         ({"prompt_tokens": 50, "input_tokens": 3, "completion_tokens": -1}, (50, 0)),
         ({"prompt_tokens": 0}, None),
         ({"prompt_tokens": -7}, None),
@@ -57,7 +75,9 @@ def differences(*ratios: float, counted_tokens: int = 1_000) -> list[Difference]
         (None, None),
     ],
 )
-def test_a_report_is_read_in_the_words_of_any_provider_and_nonsense_is_none(usage: Any, told: Any) -> None:
+def test_a_report_is_read_in_the_words_of_any_provider_and_nonsense_is_none(
+    usage: Any, told: Any
+) -> None:
     assert read_report(usage) == told
 
 
@@ -87,7 +107,10 @@ def test_where_little_is_known_nothing_is_corrected() -> None:
 @pytest.mark.proves("T4")
 def test_a_window_that_shrank_and_one_without_text_teach_nothing() -> None:
     assert learnt_factor(differences(1.2, -3.0, 1.2, 0.0, 1.2), {}) == 1.2
-    assert learnt_factor(differences(1.2, 1.2, 1.2) + differences(5.0, 5.0, 5.0, counted_tokens=0), {}) == 1.2
+    assert (
+        learnt_factor(differences(1.2, 1.2, 1.2) + differences(5.0, 5.0, 5.0, counted_tokens=0), {})
+        == 1.2
+    )
 
 
 @pytest.mark.proves("T4")
@@ -110,7 +133,9 @@ def test_reported_usage_above_the_window_less_its_reserve_fires_and_at_it_does_n
 
 
 @pytest.mark.proves("I7", "E1", "T1")
-def test_the_reserve_is_at_most_half_the_window_and_zero_of_either_switches_the_trigger_off() -> None:
+def test_the_reserve_is_at_most_half_the_window_and_zero_of_either_switches_the_trigger_off() -> (
+    None
+):
     assert usage_trigger(16_384, model_window=128_000) == 111_616
     assert usage_trigger(16_384, model_window=20_000) == 10_000
     assert usage_trigger(0, model_window=20_000) == 0
@@ -124,8 +149,12 @@ def test_a_token_budget_is_used_up_by_what_is_counted_as_by_what_is_reported() -
 
     assert due(Load(9, 111_616, 0, 1.0, 111_616), policy, model_window=128_000) is None
     assert due(Load(9, 111_617), policy, model_window=128_000) == Due(Trigger.TOKENS, 111_616)
-    assert due(Load(9, 9, 0, 1.0, 111_617), policy, model_window=128_000) == Due(Trigger.USAGE, 111_616)
-    assert due(Load(9, 8_001), replace(policy, trigger_tokens=8_000), model_window=128_000) == Due(Trigger.TOKENS, 8_000)
+    assert due(Load(9, 9, 0, 1.0, 111_617), policy, model_window=128_000) == Due(
+        Trigger.USAGE, 111_616
+    )
+    assert due(Load(9, 8_001), replace(policy, trigger_tokens=8_000), model_window=128_000) == Due(
+        Trigger.TOKENS, 8_000
+    )
 
 
 @pytest.mark.proves("I7", "P1", "P6")
@@ -150,12 +179,24 @@ def said(number: int, tokens: int = 200, first_seq: int = 1) -> list[Message]:
     """So many events of one message each, in turns a question and an answer."""
     roles = (Role.USER, Role.ASSISTANT)
     return [
-        Message(position_of(seq, 0), EventId(f"e{seq}"), 0, roles[seq % 2 == 0], tokens, created_at_ms=seq)
+        Message(
+            position_of(seq, 0),
+            EventId(f"e{seq}"),
+            0,
+            roles[seq % 2 == 0],
+            tokens,
+            created_at_ms=seq,
+        )
         for seq in range(first_seq, first_seq + number)
     ]
 
 
-def replayed(live: Sequence[Message], readings: dict[int, int], gauge: Gauge | None = None, policy: Policy = POLICY) -> list[Eviction]:
+def replayed(
+    live: Sequence[Message],
+    readings: dict[int, int],
+    gauge: Gauge | None = None,
+    policy: Policy = POLICY,
+) -> list[Eviction]:
     """What leaves when these reports come with the events of these sequences; the compaction of each eviction is done at once."""
     gauge, kept, done = gauge or Gauge(), [], []
     for message in live:
@@ -193,7 +234,19 @@ def test_a_report_from_before_the_last_compaction_sets_off_nothing() -> None:
     stale = Gauge(seq=39, at_ms=39, tokens=FULL, settled_ms=39)
 
     assert evictions(live, [40], 0, POLICY, model_window=WINDOW, meter=Meter(stale)) == ()
-    assert len(evictions(live, [40], 0, POLICY, model_window=WINDOW, meter=Meter(stale._replace(settled_ms=38)))) == 1
+    assert (
+        len(
+            evictions(
+                live,
+                [40],
+                0,
+                POLICY,
+                model_window=WINDOW,
+                meter=Meter(stale._replace(settled_ms=38)),
+            )
+        )
+        == 1
+    )
 
 
 @pytest.mark.proves("C29", "I7")
@@ -217,7 +270,9 @@ def test_a_window_still_full_after_its_compaction_escalates_once_and_then_rests(
 
 @pytest.mark.proves("C31", "I7")
 def test_a_report_within_the_limit_ends_the_rest() -> None:
-    readings = dict.fromkeys(range(20, 80), FULL) | {80: 1_000} | dict.fromkeys(range(81, 200), FULL)
+    readings = (
+        dict.fromkeys(range(20, 80), FULL) | {80: 1_000} | dict.fromkeys(range(81, 200), FULL)
+    )
 
     done = replayed(said(200), readings)
 
@@ -225,14 +280,20 @@ def test_a_report_within_the_limit_ends_the_rest() -> None:
 
 
 @pytest.mark.proves("C31", "E5")
-def test_more_tokens_than_the_limit_after_an_eviction_escalate_it_at_once_and_are_told_when_that_is_not_enough() -> None:
+def test_more_tokens_than_the_limit_after_an_eviction_escalate_it_at_once_and_are_told_when_that_is_not_enough() -> (
+    None
+):
     policy = replace(POLICY, reserve_tokens=0, trigger_tokens=1_000, keep_tokens=0, keep_rounds=4)
 
     enough = evictions(said(20), range(20, 21), 0, policy, model_window=WINDOW)
     too_long = evictions(said(20, tokens=400), range(20, 21), 0, policy, model_window=WINDOW)
 
-    assert [(one.is_escalated, one.is_over, one.live - len(one.evicted)) for one in enough] == [(True, False, 4)]
-    assert [(one.is_escalated, one.is_over, one.live - len(one.evicted)) for one in too_long] == [(True, True, 4)]
+    assert [(one.is_escalated, one.is_over, one.live - len(one.evicted)) for one in enough] == [
+        (True, False, 4)
+    ]
+    assert [(one.is_escalated, one.is_over, one.live - len(one.evicted)) for one in too_long] == [
+        (True, True, 4)
+    ]
 
 
 sizes = st.lists(st.integers(1, 3_000), min_size=1, max_size=80)
@@ -247,9 +308,20 @@ policies = st.builds(
 
 @pytest.mark.proves("E5", "C31")
 @given(sizes, policies, st.data())
-def test_no_compaction_loop_is_possible(tokens: list[int], policy: Policy, data: st.DataObject) -> None:
-    live = [replace(message, tokens=size) for message, size in zip(said(len(tokens)), tokens, strict=True)]
-    readings = data.draw(st.dictionaries(st.integers(1, len(live)), st.sampled_from([FULL, FULL, FULL, 10**6, 7_999]), max_size=len(live)))
+def test_no_compaction_loop_is_possible(
+    tokens: list[int], policy: Policy, data: st.DataObject
+) -> None:
+    live = [
+        replace(message, tokens=size)
+        for message, size in zip(said(len(tokens)), tokens, strict=True)
+    ]
+    readings = data.draw(
+        st.dictionaries(
+            st.integers(1, len(live)),
+            st.sampled_from([FULL, FULL, FULL, 10**6, 7_999]),
+            max_size=len(live),
+        )
+    )
 
     done = replayed(live, readings, policy=policy)
 
@@ -267,18 +339,34 @@ def test_no_compaction_loop_is_possible(tokens: list[int], policy: Policy, data:
 def test_a_batch_with_reports_evicts_what_its_events_would_have_evicted_one_by_one(
     tokens: list[int], policy: Policy, data: st.DataObject
 ) -> None:
-    live = [replace(message, tokens=size) for message, size in zip(said(len(tokens)), tokens, strict=True)]
-    told = data.draw(st.dictionaries(st.integers(1, len(live)), st.sampled_from([FULL, 7_999]), max_size=len(live)))
+    live = [
+        replace(message, tokens=size)
+        for message, size in zip(said(len(tokens)), tokens, strict=True)
+    ]
+    told = data.draw(
+        st.dictionaries(
+            st.integers(1, len(live)), st.sampled_from([FULL, 7_999]), max_size=len(live)
+        )
+    )
     readings = {seq: Reading(seq, seq, tokens) for seq, tokens in told.items()}
     limit = usage_trigger(policy.reserve_tokens, model_window=WINDOW)
 
-    together = evictions(live, [one.stream_seq for one in live], 0, policy, model_window=WINDOW, meter=Meter(Gauge(), readings))
+    together = evictions(
+        live,
+        [one.stream_seq for one in live],
+        0,
+        policy,
+        model_window=WINDOW,
+        meter=Meter(Gauge(), readings),
+    )
 
     gauge, kept = Gauge(), list[Message]()
     alone: list[Eviction] = []
     for message in live:
         kept.append(message)
-        meter = Meter(gauge, {seq: one for seq, one in readings.items() if seq == message.stream_seq})
+        meter = Meter(
+            gauge, {seq: one for seq, one in readings.items() if seq == message.stream_seq}
+        )
         found = evictions(kept, [message.stream_seq], 0, policy, model_window=WINDOW, meter=meter)
         gauge = found[-1].gauge if found else meter.after(0, gauge, limit)
         alone += found

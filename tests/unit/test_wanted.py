@@ -27,11 +27,15 @@ async def a_session_with_a_version() -> Stores:
     ],
 )
 @pytest.mark.proves("A4")
-async def test_a_prompt_that_does_not_parse_and_a_name_that_is_none_are_refused_at_once(asked: dict[str, Any], told: str) -> None:
+async def test_a_prompt_that_does_not_parse_and_a_name_that_is_none_are_refused_at_once(
+    asked: dict[str, Any], told: str
+) -> None:
     stores = await a_session_with_a_version()
 
     with pytest.raises(BadRequest) as caught:
-        await regenerate(KEY, RegenerateRequest(**asked), store=stores.versions, rules=stores.rules, now_ms=NOON)
+        await regenerate(
+            KEY, RegenerateRequest(**asked), store=stores.versions, rules=stores.rules, now_ms=NOON
+        )
 
     assert str(caught.value).startswith(told)
     assert await stores.claim(NOON + 10_000) == []

@@ -14,7 +14,16 @@ def found_by(text: str) -> frozenset[str]:
 
 @pytest.mark.proves("F1")
 def test_eastern_text_is_taken_apart_by_two_characters_so_that_each_begins_a_term() -> None:
-    assert found_by("琥珀色, 蜃気楼 서울") == {"x琥珀", "x珀色", "x色", "x蜃気", "x気楼", "x楼", "x서울", "x울"}
+    assert found_by("琥珀色, 蜃気楼 서울") == {
+        "x琥珀",
+        "x珀色",
+        "x色",
+        "x蜃気",
+        "x気楼",
+        "x楼",
+        "x서울",
+        "x울",
+    }
 
 
 PAIRS = {
@@ -39,7 +48,9 @@ PAIRS = {
 
 @pytest.mark.proves("F1", "O10")
 @pytest.mark.parametrize(("text", "pairs"), PAIRS.items())
-def test_a_figure_is_found_with_its_neighbor_one_blank_away_or_none_where_letters_are_eastern(text: str, pairs: list[str]) -> None:
+def test_a_figure_is_found_with_its_neighbor_one_blank_away_or_none_where_letters_are_eastern(
+    text: str, pairs: list[str]
+) -> None:
     neighbors = exact_terms(text) - {mark(value) for value in ("17.5", "17.5 kg")}
 
     assert neighbors == {mark(pair) for pair in pairs}
@@ -55,7 +66,15 @@ def test_case_and_width_of_characters_make_no_difference() -> None:
 def test_a_path_is_found_whole_and_from_each_folder_on() -> None:
     held = found_by("see /srv/zephyr/conf.d/app.toml.")
 
-    assert {mark(one) for one in ("srv/zephyr/conf.d/app.toml", "zephyr/conf.d/app.toml", "conf.d/app.toml", "app.toml")} <= held
+    assert {
+        mark(one)
+        for one in (
+            "srv/zephyr/conf.d/app.toml",
+            "zephyr/conf.d/app.toml",
+            "conf.d/app.toml",
+            "app.toml",
+        )
+    } <= held
     assert {"xsrv", "xzephyr", "xconf", "xapp", "xtoml"} <= held
 
 
@@ -71,16 +90,31 @@ def test_a_row_of_letters_without_end_costs_no_more_than_its_length() -> None:
 
 @pytest.mark.proves("F1")
 def test_a_message_is_searched_in_what_it_says_and_in_what_it_calls() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "Run", "arguments": '{"command": "grep -n \\"琥\\" a\\nb", "n": 7}'}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "Run", "arguments": '{"command": "grep -n \\"琥\\" a\\nb", "n": 7}'},
+    }
 
-    text = searchable({"role": "assistant", "content": [{"type": "text", "text": "Well"}], "tool_calls": [call], "reasoning_content": "hm"})
+    text = searchable(
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "Well"}],
+            "tool_calls": [call],
+            "reasoning_content": "hm",
+        }
+    )
 
     assert text.split("\n") == ["well", "run", "command", 'grep -n "琥" a', "b", "n", "7"]
 
 
 @pytest.mark.proves("F1", "O10")
 def test_a_call_in_the_old_form_is_searched_like_any_other() -> None:
-    body = {"role": "assistant", "content": None, "function_call": {"name": "Run", "arguments": '{"command": "ls"}'}}
+    body = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "Run", "arguments": '{"command": "ls"}'},
+    }
 
     assert searchable(body).split("\n") == ["", "run", "command", "ls"]
 

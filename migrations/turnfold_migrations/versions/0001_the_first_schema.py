@@ -97,7 +97,9 @@ def upgrade() -> None:
         sa.Column("prev_hash", sa.Text(), nullable=False),
         sa.Column("hash", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("audit_id", name=op.f("pk_audit")),
-        sa.UniqueConstraint("agent_id", "session_id", "ordinal", name=op.f("uq_audit_agent_id_session_id_ordinal")),
+        sa.UniqueConstraint(
+            "agent_id", "session_id", "ordinal", name=op.f("uq_audit_agent_id_session_id_ordinal")
+        ),
         sqlite_autoincrement=True,
     )
     op.create_table(
@@ -152,7 +154,9 @@ def upgrade() -> None:
         sa.Column("audit_rows", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("audit_hash", sa.Text(), server_default=sa.text("('')"), nullable=False),
         sa.Column("last_event_at_ms", BIG, nullable=True),
-        sa.CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name=op.f("ck_sessions_live")),
+        sa.CheckConstraint(
+            "live_messages >= 0 AND live_tokens >= 0", name=op.f("ck_sessions_live")
+        ),
         sa.PrimaryKeyConstraint("sid", name=op.f("pk_sessions")),
         sa.UniqueConstraint("agent_id", "session_id", name=op.f("uq_sessions_agent_id_session_id")),
         sqlite_autoincrement=True,
@@ -187,10 +191,15 @@ def upgrade() -> None:
         sa.Column("next_attempt_at_ms", BIG, nullable=False),
         sa.Column("requested_at_ms", BIG, nullable=False),
         sa.Column("finished_at_ms", BIG, nullable=True),
-        sa.CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name=op.f("ck_compactions_lease")),
-        sa.CheckConstraint("NOT is_covered OR status = 'committed'", name=op.f("ck_compactions_covered")),
         sa.CheckConstraint(
-            "status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')", name=op.f("ck_compactions_status")
+            "(status = 'running') = (lease_until_ms IS NOT NULL)", name=op.f("ck_compactions_lease")
+        ),
+        sa.CheckConstraint(
+            "NOT is_covered OR status = 'committed'", name=op.f("ck_compactions_covered")
+        ),
+        sa.CheckConstraint(
+            "status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')",
+            name=op.f("ck_compactions_status"),
         ),
         sa.ForeignKeyConstraint(["sid"], ["sessions.sid"], name=op.f("fk_compactions_sid")),
         sa.PrimaryKeyConstraint("compaction_id", name=op.f("pk_compactions")),
@@ -252,9 +261,17 @@ def upgrade() -> None:
         sa.Column("cuts", sa.Text(), nullable=True),
         sa.Column("original", sa.Text(), nullable=True),
         sa.Column("body", sa.Text(), nullable=False),
-        sa.CheckConstraint("role IN ('system', 'developer', 'user', 'assistant', 'tool')", name=op.f("ck_messages_role")),
-        sa.CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name=op.f("ck_messages_answer")),
-        sa.CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name=op.f("ck_messages_copy_answers_nothing")),
+        sa.CheckConstraint(
+            "role IN ('system', 'developer', 'user', 'assistant', 'tool')",
+            name=op.f("ck_messages_role"),
+        ),
+        sa.CheckConstraint(
+            "(answers_position IS NULL) = (answers_slot IS NULL)", name=op.f("ck_messages_answer")
+        ),
+        sa.CheckConstraint(
+            "NOT (is_copy AND answers_position IS NOT NULL)",
+            name=op.f("ck_messages_copy_answers_nothing"),
+        ),
         sa.ForeignKeyConstraint(["sid"], ["sessions.sid"], name=op.f("fk_messages_sid")),
         sa.PrimaryKeyConstraint("sid", "position", name=op.f("pk_messages")),
         sqlite_with_rowid=False,
@@ -299,7 +316,10 @@ def upgrade() -> None:
         sa.Column("messages_covered", BIG, nullable=False),
         sa.Column("created_at_ms", BIG, nullable=False),
         sa.CheckConstraint("kind IN ('llm', 'extractive')", name=op.f("ck_summaries_kind")),
-        sa.CheckConstraint("version > 0 AND (base_version IS NULL OR base_version < version)", name=op.f("ck_summaries_version")),
+        sa.CheckConstraint(
+            "version > 0 AND (base_version IS NULL OR base_version < version)",
+            name=op.f("ck_summaries_version"),
+        ),
         sa.ForeignKeyConstraint(["sid"], ["sessions.sid"], name=op.f("fk_summaries_sid")),
         sa.PrimaryKeyConstraint("sid", "version", name=op.f("pk_summaries")),
         sqlite_with_rowid=False,

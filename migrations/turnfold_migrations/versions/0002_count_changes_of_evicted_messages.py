@@ -13,7 +13,9 @@ BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     """Begin to count."""
-    op.add_column("sessions", sa.Column("evicted_changes", BIG, nullable=False, server_default=sa.text("0")))
+    op.add_column(
+        "sessions", sa.Column("evicted_changes", BIG, nullable=False, server_default=sa.text("0"))
+    )
 
 
 def downgrade() -> None:

@@ -22,8 +22,12 @@ def upgrade() -> None:
         sqlite_where=sa.text("idle_at_ms IS NOT NULL"),
         postgresql_where=sa.text("idle_at_ms IS NOT NULL"),
     )
-    op.add_column("compactions", sa.Column("budget_tokens", BIG, nullable=False, server_default=sa.text("0")))
-    op.add_column("summaries", sa.Column("depth", sa.Integer(), nullable=False, server_default=sa.text("1")))
+    op.add_column(
+        "compactions", sa.Column("budget_tokens", BIG, nullable=False, server_default=sa.text("0"))
+    )
+    op.add_column(
+        "summaries", sa.Column("depth", sa.Integer(), nullable=False, server_default=sa.text("1"))
+    )
 
 
 def downgrade() -> None:

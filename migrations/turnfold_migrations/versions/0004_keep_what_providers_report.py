@@ -9,13 +9,20 @@ branch_labels = None
 depends_on = None
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-COUNTS = (("reported_seq", BIG), ("reported_at_ms", BIG), ("reported_tokens", BIG), ("usage_evictions", sa.Integer()))
+COUNTS = (
+    ("reported_seq", BIG),
+    ("reported_at_ms", BIG),
+    ("reported_tokens", BIG),
+    ("usage_evictions", sa.Integer()),
+)
 
 
 def upgrade() -> None:
     """Begin to keep reports."""
     for name, kind in COUNTS:
-        op.add_column("sessions", sa.Column(name, kind, nullable=False, server_default=sa.text("0")))
+        op.add_column(
+            "sessions", sa.Column(name, kind, nullable=False, server_default=sa.text("0"))
+        )
     op.create_table(
         "usage_reports",
         sa.Column("sid", BIG, nullable=False),

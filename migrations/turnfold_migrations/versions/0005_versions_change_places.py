@@ -11,7 +11,11 @@ branch_labels = None
 depends_on = None
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-COSTS: dict[str, sa.types.TypeEngine[Any]] = {"prompt_tokens": BIG, "completion_tokens": BIG, "cost": sa.Float()}
+COSTS: dict[str, sa.types.TypeEngine[Any]] = {
+    "prompt_tokens": BIG,
+    "completion_tokens": BIG,
+    "cost": sa.Float(),
+}
 COMPACTIONS = """
         SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id, c.trigger, c.status, c.messages_evicted,
                c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at,
@@ -48,8 +52,14 @@ NEW_VIEWS = {
 
 def upgrade() -> None:
     """Write down what versions speak for, and when they came into force; so far each did when it was written."""
-    for name, kind in (("failures", sa.Integer()), ("cooldown_until_ms", BIG), ("held_to_tokens", BIG)):
-        op.add_column("sessions", sa.Column(name, kind, nullable=False, server_default=sa.text("0")))
+    for name, kind in (
+        ("failures", sa.Integer()),
+        ("cooldown_until_ms", BIG),
+        ("held_to_tokens", BIG),
+    ):
+        op.add_column(
+            "sessions", sa.Column(name, kind, nullable=False, server_default=sa.text("0"))
+        )
     op.add_column("sessions", sa.Column("cooldown_reason", sa.Text()))
     op.add_column("compactions", sa.Column("evicted_at_ms", BIG))
     op.add_column("compactions", sa.Column("restored_at_ms", BIG))
@@ -82,7 +92,9 @@ def upgrade() -> None:
         sa.Column("first_position", BIG, autoincrement=False, nullable=False),
         sa.Column("last_position", BIG, nullable=False),
         sa.ForeignKeyConstraint(["sid"], ["sessions.sid"], name=op.f("fk_restorations_sid")),
-        sa.PrimaryKeyConstraint("sid", "compaction_id", "first_position", name=op.f("pk_restorations")),
+        sa.PrimaryKeyConstraint(
+            "sid", "compaction_id", "first_position", name=op.f("pk_restorations")
+        ),
         sqlite_with_rowid=False,
     )
     # What left with its summary and not before had no digest.
@@ -94,7 +106,9 @@ def upgrade() -> None:
         "INSERT INTO coverage (sid, version, compaction_id) SELECT sid, version, compaction_id FROM compactions WHERE version IS NOT NULL"
     )
     # A version has at least one audit row of its own, so its number is below that of any row to come.
-    op.execute("INSERT INTO reigns (sid, ordinal, at_ms, version) SELECT sid, version, created_at_ms, version FROM summaries")
+    op.execute(
+        "INSERT INTO reigns (sid, ordinal, at_ms, version) SELECT sid, version, created_at_ms, version FROM summaries"
+    )
     _replace("compactions_view", COMPACTIONS)
     for name, select in NEW_VIEWS.items():
         op.execute(f"CREATE VIEW {name} AS {select}")

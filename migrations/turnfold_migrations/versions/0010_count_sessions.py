@@ -20,7 +20,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("agent_id", name=op.f("pk_session_counts")),
         sqlite_with_rowid=False,
     )
-    op.execute("INSERT INTO session_counts (agent_id, sessions) SELECT agent_id, count(*) FROM sessions GROUP BY agent_id")
+    op.execute(
+        "INSERT INTO session_counts (agent_id, sessions) SELECT agent_id, count(*) FROM sessions GROUP BY agent_id"
+    )
 
 
 def downgrade() -> None:

@@ -50,11 +50,17 @@ DOWN = {
 
 def upgrade() -> None:
     """Begin with those that there are. From the triggers on nobody makes or erases one unseen, so they come first."""
-    op.add_column("session_counts", sa.Column("total", BIG, nullable=False, server_default=sa.text("0")))
+    op.add_column(
+        "session_counts", sa.Column("total", BIG, nullable=False, server_default=sa.text("0"))
+    )
     for statement in UP[op.get_bind().dialect.name]:
         op.execute(statement)
-    op.execute("INSERT INTO session_counts (agent_id) SELECT DISTINCT agent_id FROM sessions WHERE true ON CONFLICT DO NOTHING")
-    op.execute("UPDATE session_counts SET total = (SELECT count(*) FROM sessions s WHERE s.agent_id = session_counts.agent_id)")
+    op.execute(
+        "INSERT INTO session_counts (agent_id) SELECT DISTINCT agent_id FROM sessions WHERE true ON CONFLICT DO NOTHING"
+    )
+    op.execute(
+        "UPDATE session_counts SET total = (SELECT count(*) FROM sessions s WHERE s.agent_id = session_counts.agent_id)"
+    )
 
 
 def downgrade() -> None:

@@ -67,6 +67,8 @@ def downgrade() -> None:
     for table in TABLES:
         op.execute(f"DROP TRIGGER {table}_stay_in_sessions ON {table}")
         op.execute(f"DROP TRIGGER {table}_need_sessions ON {table}")
-        op.execute(f"ALTER TABLE {table} ADD CONSTRAINT fk_{table}_sid FOREIGN KEY (sid) REFERENCES sessions (sid)")
+        op.execute(
+            f"ALTER TABLE {table} ADD CONSTRAINT fk_{table}_sid FOREIGN KEY (sid) REFERENCES sessions (sid)"
+        )
     for function in ("sessions_have_no_rows", "rows_stay_in_sessions", "rows_need_sessions"):
         op.execute(f"DROP FUNCTION {function}()")

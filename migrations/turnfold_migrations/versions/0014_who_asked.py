@@ -97,11 +97,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_installation_secrets")),
     )
     op.get_bind().execute(
-        sa.text("INSERT INTO installation_secrets (name, value) VALUES ('actor', :value)"), {"value": secrets.token_hex(32)}
+        sa.text("INSERT INTO installation_secrets (name, value) VALUES ('actor', :value)"),
+        {"value": secrets.token_hex(32)},
     )
     if dialect == "postgresql":
         op.execute(MESSAGE_TEXT)
-    _replace("messages_view", MESSAGES.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect]))
+    _replace(
+        "messages_view", MESSAGES.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect])
+    )
     _replace("audit_view", AUDIT)
 
 

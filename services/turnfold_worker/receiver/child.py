@@ -58,11 +58,18 @@ def main(settings: Settings) -> int:
 
 
 async def _run(settings: Settings) -> None:
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(0)), limit=wire.READ_BYTES)
+    reader, writer = await asyncio.open_connection(
+        sock=socket.socket(fileno=os.dup(0)), limit=wire.READ_BYTES
+    )
     count = load_counter()
 
     def weigh(deliveries: Sequence[Delivery]) -> Batch:
-        return weigh_all(deliveries, count=count, limits=settings.event_limits, image_tokens=settings.policy.image_tokens)
+        return weigh_all(
+            deliveries,
+            count=count,
+            limits=settings.event_limits,
+            image_tokens=settings.policy.image_tokens,
+        )
 
     # As in the worker: what was imported stays, and batches make many short-lived values and no cycles.
     gc.freeze()
@@ -73,7 +80,13 @@ async def _run(settings: Settings) -> None:
 class Child:
     """The parcels under way, and the two ends they go between."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, weigh: Weigh, settings: Settings) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        weigh: Weigh,
+        settings: Settings,
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._weigh = weigh
@@ -89,10 +102,15 @@ class Child:
 
     async def run(self) -> None:
         """Receive for the worker until it is gone, or silent for too long; what it has not answered for then may come elsewhere."""
-        parts = [asyncio.create_task(self._listen(), name="worker"), asyncio.create_task(self._beat(), name="beat")]
+        parts = [
+            asyncio.create_task(self._listen(), name="worker"),
+            asyncio.create_task(self._beat(), name="beat"),
+        ]
         try:
             await asyncio.wait([*parts, self._receiving], return_when=asyncio.FIRST_COMPLETED)
-            if self._receiving.done() and (self._receiving.cancelled() or self._receiving.exception() is None):
+            if self._receiving.done() and (
+                self._receiving.cancelled() or self._receiving.exception() is None
+            ):
                 await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for task in (*parts, self._receiving):
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
@@ -177,14 +195,18 @@ class Child:
                 case wire.Stored(number):
                     await self._finished(number, self._answered().acknowledge)
                 case wire.Returned(number, delay_seconds):
-                    await self._finished(number, partial(self._answered().give_back, delay_seconds=delay_seconds))
+                    await self._finished(
+                        number, partial(self._answered().give_back, delay_seconds=delay_seconds)
+                    )
                 case wire.Stop():
                     await self._take_no_more()
                     await self._say(wire.Stopped())
                 case _:
                     pass
 
-    async def _finished(self, number: int, tell: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
+    async def _finished(
+        self, number: int, tell: Callable[[Sequence[Msg]], Awaitable[None]]
+    ) -> None:
         """Tell the stream what became of a parcel; what it does not learn is delivered again."""
         try:
             await tell(self._sent.pop(number))
@@ -210,7 +232,11 @@ class Child:
         missed = 0
         while missed < wire.SILENT_BEATS:
             pull = self._pull
-            await self._say(wire.Beat() if pull is None else wire.Beat(pull.held, pull.words, pull.silent_seconds))
+            await self._say(
+                wire.Beat()
+                if pull is None
+                else wire.Beat(pull.held, pull.words, pull.silent_seconds)
+            )
             await asyncio.sleep(wire.BEAT_SECONDS)
             missed = 0 if self._is_heard else missed + 1
             self._is_heard = False
@@ -239,4 +265,10 @@ def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
     tokens = message.reply.split(".")
     shift = 0 if len(tokens) == ACK_TOKENS else 2
     trace = trace_in(message.headers) if has_trace else None
-    return Delivery(message.subject, message.data, int(tokens[5 + shift]), int(tokens[7 + shift]) // 1_000_000, trace)
+    return Delivery(
+        message.subject,
+        message.data,
+        int(tokens[5 + shift]),
+        int(tokens[7 + shift]) // 1_000_000,
+        trace,
+    )

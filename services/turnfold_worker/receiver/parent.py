@@ -49,7 +49,9 @@ class _Process:
 
     async def open(self) -> asyncio.StreamReader:
         """Begin to listen to it."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=wire.READ_BYTES)
+        self._reader, self._writer = await asyncio.open_connection(
+            sock=self._socket, limit=wire.READ_BYTES
+        )
         return self._reader
 
     def say(self, word: wire.Word) -> None:
@@ -190,7 +192,9 @@ class Receiver:
                 failures = 0
                 log.warning("receiver.died", retry_seconds=RETRY_SECONDS)
             except OSError as error:
-                log.warning("receiver.not_started", error=type(error).__name__, retry_seconds=RETRY_SECONDS)
+                log.warning(
+                    "receiver.not_started", error=type(error).__name__, retry_seconds=RETRY_SECONDS
+                )
             except Exception:
                 self.on_failure("Receiver")
                 log.exception("receiver.failed", failures=failures + 1)

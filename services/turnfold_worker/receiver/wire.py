@@ -85,7 +85,16 @@ class _Packed(NamedTuple):
 def _packed(parcel: Parcel) -> _Packed:
     number, (arrivals, dead, payloads), held = parcel
     plain = [
-        (seq, at_ms, subject, tuple(key), *rest, [tuple(message) for message in messages], report, trace)
+        (
+            seq,
+            at_ms,
+            subject,
+            tuple(key),
+            *rest,
+            [tuple(message) for message in messages],
+            report,
+            trace,
+        )
         for seq, at_ms, subject, key, *rest, messages, report, trace in arrivals
     ]
     return _Packed(number, plain, dead, payloads, held)
@@ -94,7 +103,18 @@ def _packed(parcel: Parcel) -> _Packed:
 def _unpacked(packed: _Packed) -> Parcel:
     number, plain, dead, payloads, held = packed
     arrivals = [
-        Arrival._make((seq, at_ms, subject, SessionKey._make(key), *rest, tuple(map(Weighed._make, messages)), report, trace))
+        Arrival._make(
+            (
+                seq,
+                at_ms,
+                subject,
+                SessionKey._make(key),
+                *rest,
+                tuple(map(Weighed._make, messages)),
+                report,
+                trace,
+            )
+        )
         for seq, at_ms, subject, key, *rest, messages, report, trace in plain
     ]
     return Parcel(number, Batch(arrivals, dead, payloads), held)
@@ -102,7 +122,9 @@ def _unpacked(packed: _Packed) -> Parcel:
 
 def framed(word: Word) -> bytes:
     """A word as it travels: its length, and the word."""
-    pickled = pickle.dumps(_packed(word) if isinstance(word, Parcel) else word, pickle.HIGHEST_PROTOCOL)
+    pickled = pickle.dumps(
+        _packed(word) if isinstance(word, Parcel) else word, pickle.HIGHEST_PROTOCOL
+    )
     return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
 
 

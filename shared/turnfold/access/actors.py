@@ -22,7 +22,12 @@ def key_actor(request_info: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     user = info.get("user") if isinstance(info, dict) else None
-    if not isinstance(user, str) or not user.isascii() or not user.isprintable() or not 0 < len(user) <= ACTOR_CHARACTERS:
+    if (
+        not isinstance(user, str)
+        or not user.isascii()
+        or not user.isprintable()
+        or not 0 < len(user) <= ACTOR_CHARACTERS
+    ):
         return None
     return f"key:{user}"
 
@@ -32,7 +37,9 @@ def signed_actor(secret: str, actor: str, *, subject: str, body: bytes, now_ms: 
     return f"{now_ms}.{_signature(secret, actor, subject, body, now_ms)}.{actor.encode().hex()}"
 
 
-def verified_actor(secret: str, header: str, *, subject: str, body: bytes, now_ms: int) -> str | None:
+def verified_actor(
+    secret: str, header: str, *, subject: str, body: bytes, now_ms: int
+) -> str | None:
     """The actor that a header names; None where it was not signed with the secret for this request, or long ago."""
     try:
         at, signature, encoded = header.split(".")

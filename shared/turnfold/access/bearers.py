@@ -117,14 +117,22 @@ def new_token(path: Path, agents: Iterable[str], *, name: str | None = None) -> 
     """A token for these agents, which is told here and nowhere else: the file gets its hash."""
     token = f"{PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}"
     with changing(path.parent):
-        _write(path, {**(read_tokens(path) if path.exists() else {}), _digest(token).hex(): Token(sorted(agents), name)})
+        _write(
+            path,
+            {
+                **(read_tokens(path) if path.exists() else {}),
+                _digest(token).hex(): Token(sorted(agents), name),
+            },
+        )
     return token
 
 
 def revoke_token(path: Path, digest: str) -> None:
     """Have the token of this hash let nobody in."""
     with changing(path.parent):
-        _write(path, {known: token for known, token in read_tokens(path).items() if known != digest})
+        _write(
+            path, {known: token for known, token in read_tokens(path).items() if known != digest}
+        )
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
@@ -137,9 +145,13 @@ def read_tokens(path: Path) -> dict[str, Token]:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {bytes.fromhex(digest).hex(): _token(entry) for digest, entry in found.items()}
     except OSError as error:
-        raise StartError(f"the tokens in {path} cannot be read ({error.strerror}); correct TURNFOLD_HTTP_TOKENS") from error
+        raise StartError(
+            f"the tokens in {path} cannot be read ({error.strerror}); correct TURNFOLD_HTTP_TOKENS"
+        ) from error
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise StartError(f"{path} does not hold the hashes of tokens, each with a list of agents; see docs/security.md") from error
+        raise StartError(
+            f"{path} does not hold the hashes of tokens, each with a list of agents; see docs/security.md"
+        ) from error
 
 
 def check_listening(host: str, *, has_tokens: bool, is_checked_elsewhere: bool) -> None:
@@ -164,7 +176,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _write(path: Path, tokens: Mapping[str, Token]) -> None:
-    entries = {digest: token.agents if token.name is None else token._asdict() for digest, token in tokens.items()}
+    entries = {
+        digest: token.agents if token.name is None else token._asdict()
+        for digest, token in tokens.items()
+    }
     write_private(path, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -192,7 +207,10 @@ def _texts(values: object) -> list[str]:
 
 def _grants(path: Path) -> list[tuple[bytes, Grant]]:
     tokens = read_tokens(path).items()
-    return [(bytes.fromhex(digest), Grant(frozenset(token.agents), token.actor_name(digest))) for digest, token in tokens]
+    return [
+        (bytes.fromhex(digest), Grant(frozenset(token.agents), token.actor_name(digest)))
+        for digest, token in tokens
+    ]
 
 
 def _digest(token: str) -> bytes:

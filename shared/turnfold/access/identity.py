@@ -39,7 +39,11 @@ class Identity:
 
     def as_environ(self) -> dict[str, str]:
         """The variables that say the same."""
-        return {f"{PREFIX}{name.upper()}": str(value) for name in NAMES if (value := getattr(self, name))}
+        return {
+            f"{PREFIX}{name.upper()}": str(value)
+            for name in NAMES
+            if (value := getattr(self, name))
+        }
 
     def options(self) -> dict[str, Any]:
         """The arguments of `nats.connect` that stand for it.
@@ -52,12 +56,19 @@ class Identity:
         """
         options = self._encryption()
         if self.creds is not None:
-            options |= {"user_credentials": self.creds, "inbox_prefix": f"{INBOX}.{public_key(_seed_in(self.creds, 'CREDS'))}"}
+            options |= {
+                "user_credentials": self.creds,
+                "inbox_prefix": f"{INBOX}.{public_key(_seed_in(self.creds, 'CREDS'))}",
+            }
         elif self.nkey is not None:
             seed = self.nkey if _SEED.fullmatch(self.nkey) else _seed_in(self.nkey, "NKEY")
             options |= {"nkeys_seed_str": seed, "inbox_prefix": f"{INBOX}.{public_key(seed)}"}
         elif self.user is not None:
-            options |= {"user": self.user, "password": self.password or "", "inbox_prefix": f"{INBOX}.{token_of(self.user)}"}
+            options |= {
+                "user": self.user,
+                "password": self.password or "",
+                "inbox_prefix": f"{INBOX}.{token_of(self.user)}",
+            }
         return options
 
     def _encryption(self) -> dict[str, Any]:
@@ -68,8 +79,14 @@ class Identity:
                 if self.certificate is not None:
                     options["tls"].load_cert_chain(self.certificate, self.certificate_key)
             except (OSError, ssl.SSLError) as error:
-                named = ", ".join(one for one in (self.ca, self.certificate, self.certificate_key) if one is not None)
-                raise ValueError(f"{named} cannot be used ({error.strerror or type(error).__name__})") from error
+                named = ", ".join(
+                    one
+                    for one in (self.ca, self.certificate, self.certificate_key)
+                    if one is not None
+                )
+                raise ValueError(
+                    f"{named} cannot be used ({error.strerror or type(error).__name__})"
+                ) from error
         if self.tls_first in ("1", "true", "yes"):
             options["tls_handshake_first"] = True
         return options
@@ -90,7 +107,9 @@ def _seed_in(path: str, variable: str) -> str:
         found = _SEED.search(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         # What was meant to be a seed may stand in the place of the path.
-        raise ValueError(f"{PREFIX}{variable} names no file that can be read ({type(error).__name__})") from error
+        raise ValueError(
+            f"{PREFIX}{variable} names no file that can be read ({type(error).__name__})"
+        ) from error
     if found is None:
         raise ValueError(f"the file that {PREFIX}{variable} names holds no seed of an nkey (SU…)")
     return found[0]

@@ -21,7 +21,12 @@ def new_key(directory: Path, role: Role, agent_id: str | None = None) -> tuple[K
     import nkeys  # noqa: PLC0415  # libsodium is loaded where there is a key, and nowhere else
 
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
-    key = Key(public_key(seed), role, agent_id, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
+    key = Key(
+        public_key(seed),
+        role,
+        agent_id,
+        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+    )
     owner = role if agent_id is None else f"{role}-{token_of(agent_id)[:NAME_CHARACTERS]}"
     path = directory / f"{owner}-{key.key[1:9]}.nk"
     with changing(directory):
@@ -49,7 +54,9 @@ def write_accounts(directory: Path, path: Path) -> None:
         try:
             path.write_text(configuration(read_keys(directory)), encoding="utf-8")
         except OSError as error:
-            raise StartError(f"{path} cannot be written ({error.strerror}); name another file with --nats") from error
+            raise StartError(
+                f"{path} cannot be written ({error.strerror}); name another file with --nats"
+            ) from error
 
 
 def read_keys(directory: Path) -> list[Key]:
@@ -64,9 +71,13 @@ def read_keys(directory: Path) -> list[Key]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise StartError(f"{path} cannot be read ({error.strerror}); name another directory with --dir") from error
+        raise StartError(
+            f"{path} cannot be read ({error.strerror}); name another directory with --dir"
+        ) from error
     except (ValueError, TypeError) as error:
-        raise StartError(f"{path} does not hold keys; mend it, or name another directory with --dir") from error
+        raise StartError(
+            f"{path} does not hold keys; mend it, or name another directory with --dir"
+        ) from error
 
 
 def _key(*, key: str, role: Role, agent_id: str | None, created_at: str) -> Key:
@@ -76,4 +87,7 @@ def _key(*, key: str, role: Role, agent_id: str | None, created_at: str) -> Key:
 
 
 def _write_keys(directory: Path, keys: Sequence[Key]) -> None:
-    write_private(directory / KEYS_FILE, json.dumps([key._asdict() for key in keys], indent=1, ensure_ascii=False) + "\n")
+    write_private(
+        directory / KEYS_FILE,
+        json.dumps([key._asdict() for key in keys], indent=1, ensure_ascii=False) + "\n",
+    )

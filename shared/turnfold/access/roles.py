@@ -42,7 +42,10 @@ USER_INFO = "$SYS.REQ.USER.INFO"
 _API = "$JS.API"
 _CROSSING = "_R_.>"
 """The subjects by which the server brings an answer back to the account that asked."""
-_INFO = (f"{_API}.STREAM.INFO.{EVENTS_STREAM}", f"{_API}.CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
+_INFO = (
+    f"{_API}.STREAM.INFO.{EVENTS_STREAM}",
+    f"{_API}.CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}",
+)
 _NOTICE = f"{_API}.DIRECT.GET.{NOTICES_STREAM}"
 
 
@@ -84,7 +87,11 @@ class Export(NamedTuple):
         if key.agent_id is None:
             return self.subject
         token = token_of(key.agent_id)
-        return self.subject.replace(">", f"{token}.*") if self.kind == "stream" else self.subject.replace("*", token, 1)
+        return (
+            self.subject.replace(">", f"{token}.*")
+            if self.kind == "stream"
+            else self.subject.replace("*", token, 1)
+        )
 
 
 _ALL: tuple[Role, ...] = ("agent", "auditor", "operator")
@@ -119,7 +126,10 @@ def permissions_of(key: Key, *, query_keys: Sequence[str] = ()) -> Permissions:
     """
     inbox = f"{INBOX}.{key.key}.>"
     if key.role == "worker":
-        return Permissions((*_WORKER.publish, *(f"{INBOX}.{asker}.>" for asker in query_keys)), (*_WORKER.subscribe, inbox))
+        return Permissions(
+            (*_WORKER.publish, *(f"{INBOX}.{asker}.>" for asker in query_keys)),
+            (*_WORKER.subscribe, inbox),
+        )
     if key.role in _SERVICES:
         publish, subscribe = _SERVICES[key.role]
         return Permissions(publish, (*subscribe, inbox))
@@ -128,7 +138,11 @@ def permissions_of(key: Key, *, query_keys: Sequence[str] = ()) -> Permissions:
     group = key.key if key.agent_id is None else token_of(key.agent_id)
     return Permissions(
         publish=tuple(subject for kind, subject in imported if kind == "service"),
-        subscribe=(*notices, *(f"{notice} {queue}" for notice in notices for queue in (group, f"{group}.>")), inbox),
+        subscribe=(
+            *notices,
+            *(f"{notice} {queue}" for notice in notices for queue in (group, f"{group}.>")),
+            inbox,
+        ),
     )
 
 
@@ -138,14 +152,27 @@ def configuration(keys: Sequence[Key]) -> str:
     for key in keys:
         accounts.setdefault(account_of(key), []).append(key)
     query_keys = [key.key for key in keys if key.role == "query"]
-    users = {name: [_user(key, permissions_of(key, query_keys=query_keys)) for key in members] for name, members in accounts.items()}
+    users = {
+        name: [_user(key, permissions_of(key, query_keys=query_keys)) for key in members]
+        for name, members in accounts.items()
+    }
     clients = {name: members[0] for name, members in accounts.items() if name != SERVICES_ACCOUNT}
     return "\n".join(
         [
             "# Written by `turnfold keys`: write it again instead of changing it, then `nats-server --signal reload`.",
             "accounts {",
-            *_account(SERVICES_ACCOUNT, {"users": users[SERVICES_ACCOUNT], "exports": _exports(clients)}, "jetstream: enabled"),
-            *(line for name, key in clients.items() for line in _account(name, {"users": users[name], "imports": _imports(key)}, _LIMITS)),
+            *_account(
+                SERVICES_ACCOUNT,
+                {"users": users[SERVICES_ACCOUNT], "exports": _exports(clients)},
+                "jetstream: enabled",
+            ),
+            *(
+                line
+                for name, key in clients.items()
+                for line in _account(
+                    name, {"users": users[name], "imports": _imports(key)}, _LIMITS
+                )
+            ),
             f"  {SYSTEM_ACCOUNT} {{}}",
             "}",
             f"system_account: {SYSTEM_ACCOUNT}",
@@ -160,9 +187,17 @@ def _exports_to(key: Key) -> list[Export]:
 
 def _exports(clients: Mapping[str, Key]) -> list[str]:
     """Each export names its importers: one that named nobody would be open to every account."""
-    importers = {role: [name for name, key in clients.items() if key.role == role] for role in ROLES}
-    named = [(export, [name for role in export.roles for name in importers[role]]) for export in EXPORTS]
-    return [f'{{ {export.kind}: "{export.subject}", accounts: {json.dumps(names)} }}' for export, names in named if names]
+    importers = {
+        role: [name for name, key in clients.items() if key.role == role] for role in ROLES
+    }
+    named = [
+        (export, [name for role in export.roles for name in importers[role]]) for export in EXPORTS
+    ]
+    return [
+        f'{{ {export.kind}: "{export.subject}", accounts: {json.dumps(names)} }}'
+        for export, names in named
+        if names
+    ]
 
 
 def _imports(key: Key) -> list[str]:
@@ -176,7 +211,11 @@ def _account(name: str, lists: Mapping[str, Iterable[str]], *more: str) -> list[
     return [
         f'  "{name}" {{',
         *(f"    {line}" for line in more),
-        *(line for title, entries in lists.items() for line in (f"    {title}: [", *(f"      {one}" for one in entries), "    ]")),
+        *(
+            line
+            for title, entries in lists.items()
+            for line in (f"    {title}: [", *(f"      {one}" for one in entries), "    ]")
+        ),
         "  }",
     ]
 
@@ -189,7 +228,11 @@ def _user(key: Key, permissions: Permissions) -> str:
 
 
 _READS = tuple(f"{name}.*.*" for name in READS)
-_WRITES = (*(f"{name}.*.*" for name in WRITES), *(f"{name}.*" for name in AGENT_WRITES), *INSTALLATION_REQUESTS)
+_WRITES = (
+    *(f"{name}.*.*" for name in WRITES),
+    *(f"{name}.*" for name in AGENT_WRITES),
+    *INSTALLATION_REQUESTS,
+)
 _EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
 # It reads the stream and acknowledges (in both forms of the subject), deletes erased and old events from it, publishes dead
 # letters again, and sends notices.
@@ -216,7 +259,13 @@ _SERVICES: Mapping[Role, Permissions] = {
     # It publishes the events that arrive over HTTP, looks up those that it published before, and passes requests that write on to a worker.
     "query": Permissions(
         publish=(*_INFO, f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}", *_EVENTS, *_WRITES, _CROSSING),
-        subscribe=(*(f"{subject} {QUERY_QUEUE}" for subject in (*_READS, "session.policy.*.*", "agent.policy.*")), INGESTED),
+        subscribe=(
+            *(
+                f"{subject} {QUERY_QUEUE}"
+                for subject in (*_READS, "session.policy.*.*", "agent.policy.*")
+            ),
+            INGESTED,
+        ),
     ),
     "provisioner": Permissions(publish=(f"{_API}.>",), subscribe=()),
 }

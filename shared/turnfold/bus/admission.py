@@ -38,9 +38,14 @@ class Places:
         each = self._each
         for asker in askers:
             if each.get(asker, 0) >= self._most_each:
-                raise Unavailable(f"{self._most_each} {self._what} of one agent at once are the limit", retry_after_ms=RETRY_AFTER_MS)
+                raise Unavailable(
+                    f"{self._most_each} {self._what} of one agent at once are the limit",
+                    retry_after_ms=RETRY_AFTER_MS,
+                )
         if self._taken >= self._most:
-            raise Unavailable(f"{self._most} {self._what} at once are the limit", retry_after_ms=RETRY_AFTER_MS)
+            raise Unavailable(
+                f"{self._most} {self._what} at once are the limit", retry_after_ms=RETRY_AFTER_MS
+            )
         self._taken += 1
         for asker in askers:
             each[asker] = each.get(asker, 0) + 1
@@ -68,7 +73,9 @@ class Shares:
 
 def shares_of(settings: Settings) -> Shares:
     """The shares that the settings ask for."""
-    return Shares(settings.max_requests, settings.max_waiting, settings.max_searches, settings.agent_share)
+    return Shares(
+        settings.max_requests, settings.max_waiting, settings.max_searches, settings.agent_share
+    )
 
 
 class Admission:
@@ -87,7 +94,9 @@ class Admission:
             Unavailable: too many requests of this asker queue already.
         """
         if self.rounds.behind(asker) >= self.waiting.most_each:
-            raise Unavailable("too many requests of one agent at once", retry_after_ms=RETRY_AFTER_MS)
+            raise Unavailable(
+                "too many requests of one agent at once", retry_after_ms=RETRY_AFTER_MS
+            )
         await self.rounds.turn(asker)
 
     @contextmanager

@@ -36,4 +36,9 @@ def is_led(headers: Mapping[str, str] | None) -> bool:
         info = json.loads(text)
     except ValueError:
         return True
-    return not isinstance(info, dict) or "svc" in info or info.get("acc") == SERVICES_ACCOUNT or info.get("kind") == "Account"
+    return (
+        not isinstance(info, dict)
+        or "svc" in info
+        or info.get("acc") == SERVICES_ACCOUNT
+        or info.get("kind") == "Account"
+    )

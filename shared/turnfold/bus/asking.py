@@ -19,6 +19,10 @@ def asking() -> Generator[None]:
     try:
         yield
     except (nats.errors.Error, JetStreamError, TimeoutError) as error:
-        raise Unavailable(f"the stream does not answer ({type(error).__name__}); try again later") from error
+        raise Unavailable(
+            f"the stream does not answer ({type(error).__name__}); try again later"
+        ) from error
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise Unavailable(f"a reply of the stream cannot be read ({type(error).__name__}); try again later") from error
+        raise Unavailable(
+            f"a reply of the stream cannot be read ({type(error).__name__}); try again later"
+        ) from error

@@ -90,7 +90,9 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Ha
 
     options["error_cb"] = on_error
     connecting = asyncio.ensure_future(client.connect(**options))
-    await asyncio.wait([connecting, attempt.refused], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        [connecting, attempt.refused], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+    )
     if connecting.done() and connecting.exception() is None:
         return client
     await end(connecting)
@@ -100,7 +102,9 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Ha
         raise error
     where = redacted(settings.nats_url)
     if attempt.refused.done():
-        raise StartError(f"the bus at {where} refused these credentials; correct TURNFOLD_NATS_NKEY, _CREDS or _USER and _PASSWORD")
+        raise StartError(
+            f"the bus at {where} refused these credentials; correct TURNFOLD_NATS_NKEY, _CREDS or _USER and _PASSWORD"
+        )
     raise StartError(
         f"no NATS server took a connection at {where} within {seconds:g} s{attempt.last}; "
         "start one with `turnfold up`, or correct TURNFOLD_NATS_URL"
@@ -118,7 +122,11 @@ class _Attempt:
     def failed(self, error: Exception) -> None:
         self.last = f" ({error})" if str(error) else ""
         text = str(error).lower()
-        if not self._client.is_connected and not self.refused.done() and ("authorization" in text or "authentication" in text):
+        if (
+            not self._client.is_connected
+            and not self.refused.done()
+            and ("authorization" in text or "authentication" in text)
+        ):
             self.refused.set_result(None)
 
 

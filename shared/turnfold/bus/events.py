@@ -23,7 +23,9 @@ NO_MESSAGE = 10_037
 class BusEvents:
     """See `turnfold.ports.EventStream`."""
 
-    def __init__(self, client: HangingUp, *, on_foreign: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, client: HangingUp, *, on_foreign: Callable[[], object] = lambda: None
+    ) -> None:
         self._client = client
         self._publisher = Publisher(client, EVENTS_STREAM, on_foreign=on_foreign)
         # The broker looks for copies in the whole stream: nobody may guess what we use.
@@ -37,8 +39,13 @@ class BusEvents:
             Unavailable: no acknowledgement came; it may be stored or not, and may be published again under the same id.
         """
         try:
-            headers = {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": f"{message_id}.{self._secret}"}
-            told = await self._publisher.publish(subject, payload, headers=headers, seconds=PUBLISH_SECONDS)
+            headers = {
+                "Nats-Expected-Stream": EVENTS_STREAM,
+                "Nats-Msg-Id": f"{message_id}.{self._secret}",
+            }
+            told = await self._publisher.publish(
+                subject, payload, headers=headers, seconds=PUBLISH_SECONDS
+            )
         except nats.errors.Error as error:
             raise refused(None, type(error).__name__) from error
         if isinstance(told, Rejection):
@@ -49,11 +56,15 @@ class BusEvents:
         """What was published at a sequence; None where the stream holds it no more."""
         with asking():
             reply = await self._client.request(
-                f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", json.dumps({"seq": seq}).encode(), timeout=READ_SECONDS
+                f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}",
+                json.dumps({"seq": seq}).encode(),
+                timeout=READ_SECONDS,
             )
             told = json.loads(reply.data)
             if failure := told.get("error"):
                 if failure.get("err_code") == NO_MESSAGE:
                     return None
-                raise Unavailable(f"the stream does not say what it holds: {failure.get('description')}")
+                raise Unavailable(
+                    f"the stream does not say what it holds: {failure.get('description')}"
+                )
             return base64.b64decode(told["message"].get("data", ""))

@@ -52,7 +52,9 @@ async def _seen(client: Client) -> BusHealth:
     floor = int(consumer["ack_floor"].get("stream_seq", 0))
     oldest_ms = None
     if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
-        held = await _asked(client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=floor + 1, next_by_subj=">")
+        held = await _asked(
+            client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=floor + 1, next_by_subj=">"
+        )
         oldest_ms = _ms(held["message"]["time"]) if held else None
     config, state = stream["config"], stream["state"]
     return BusHealth(
@@ -66,7 +68,9 @@ async def syncs_always(monitoring_url: str) -> bool | None:
 
     def read() -> bool | None:
         try:
-            with urlopen(f"{monitoring_url.rstrip('/')}/jsz?config=1", timeout=MONITORING_SECONDS) as answer:  # noqa: S310 - the operator's own URL
+            with urlopen(
+                f"{monitoring_url.rstrip('/')}/jsz?config=1", timeout=MONITORING_SECONDS
+            ) as answer:  # noqa: S310 - the operator's own URL
                 return bool(json.load(answer)["config"].get("sync_always", False))
         except (OSError, HTTPException, ValueError, LookupError):
             return None
@@ -75,7 +79,9 @@ async def syncs_always(monitoring_url: str) -> bool | None:
 
 
 async def _asked(client: Client, name: str, **request: object) -> Any:
-    told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=5)).data)
+    told = json.loads(
+        (await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=5)).data
+    )
     if failure := told.get("error"):
         if failure.get("err_code") == NO_MESSAGE:
             return None

@@ -74,7 +74,9 @@ class Pull:
 
     async def start(self) -> None:
         """Begin to receive."""
-        self._subscription = await self._client.subscribe(self._inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        self._subscription = await self._client.subscribe(
+            self._inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
         self._heard = self._served_at = asyncio.get_running_loop().time()
         self._keeper = asyncio.create_task(self._keep(), name="pull")
         await self._ask()
@@ -164,7 +166,10 @@ class Pull:
     def _has_room(self) -> bool:
         """Whether at least a quarter of the room is neither taken nor promised."""
         room = self._ahead - self._asked - len(self._held)
-        return room >= self._ahead // 4 and AHEAD_BYTES - self._asked_bytes - self._held_bytes >= AHEAD_BYTES // 4
+        return (
+            room >= self._ahead // 4
+            and AHEAD_BYTES - self._asked_bytes - self._held_bytes >= AHEAD_BYTES // 4
+        )
 
     def _asked_for(self, messages: int, size: int) -> None:
         """How much of what was asked for may still come; a request that was met in full says nothing of what it left over."""
@@ -206,7 +211,10 @@ class Pull:
         if any(word in told for word in GONE):
             self._suspicion = f"the bus says: {told}"
             return
-        left, left_bytes = _number(headers.get("Nats-Pending-Messages")), _number(headers.get("Nats-Pending-Bytes"))
+        left, left_bytes = (
+            _number(headers.get("Nats-Pending-Messages")),
+            _number(headers.get("Nats-Pending-Bytes")),
+        )
         self._asked_for(
             self._asked - (self._asked if left is None else left),
             self._asked_bytes - (self._asked_bytes if left_bytes is None else left_bytes),
@@ -273,14 +281,28 @@ class Pull:
     async def _is_gone(self, *, or_silent: bool = False) -> bool:
         """Whether the stream itself says that there is no such consumer, or that nobody can be asked."""
         try:
-            info = await self._client.jetstream(timeout=INFO_SECONDS).consumer_info(self._stream, self._consumer)
+            info = await self._client.jetstream(timeout=INFO_SECONDS).consumer_info(
+                self._stream, self._consumer
+            )
         except NotFoundError:
             return True
-        except (nats.errors.Error, JetStreamError, TimeoutError, LookupError, TypeError, ValueError, AttributeError):
+        except (
+            nats.errors.Error,
+            JetStreamError,
+            TimeoutError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):
             return or_silent
         return info.config.deliver_subject is not None
 
 
 def _number(told: str | None) -> int | None:
     """A number of a header; None where it is none."""
-    return int(told) if told is not None and told.isascii() and told.isdigit() and len(told) < MOST_DIGITS else None
+    return (
+        int(told)
+        if told is not None and told.isascii() and told.isdigit() and len(told) < MOST_DIGITS
+        else None
+    )

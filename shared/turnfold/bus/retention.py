@@ -41,28 +41,49 @@ async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, in
     keep_from = await _first_since(client, before, first=first, beyond=done_to + 1)
     if keep_from <= first:
         return 0, keep_from
-    return int((await _asked(client, f"STREAM.PURGE.{EVENTS_STREAM}", {"seq": keep_from}))["purged"]), keep_from
+    return int(
+        (await _asked(client, f"STREAM.PURGE.{EVENTS_STREAM}", {"seq": keep_from}))["purged"]
+    ), keep_from
 
 
 async def _first_since(client: Client, before: datetime, *, first: int, beyond: int) -> int:
     """The first sequence of an event that is not older, and `beyond` where all below it are: found by halving."""
     while first < beyond:
         middle = (first + beyond) // 2
-        held = await _asked(client, f"STREAM.MSG.GET.{EVENTS_STREAM}", {"seq": middle, "next_by_subj": ">"}, is_there=False)
-        if held is None or int(held["message"]["seq"]) >= beyond or _time(held["message"]["time"]) >= before:
+        held = await _asked(
+            client,
+            f"STREAM.MSG.GET.{EVENTS_STREAM}",
+            {"seq": middle, "next_by_subj": ">"},
+            is_there=False,
+        )
+        if (
+            held is None
+            or int(held["message"]["seq"]) >= beyond
+            or _time(held["message"]["time"]) >= before
+        ):
             beyond = middle
         else:
             first = int(held["message"]["seq"]) + 1
     return beyond
 
 
-async def _asked(client: Client, name: str, request: dict[str, Any], *, is_there: bool = True) -> Any:
+async def _asked(
+    client: Client, name: str, request: dict[str, Any], *, is_there: bool = True
+) -> Any:
     """What JetStream answers; None where a message is not there."""
-    told = json.loads((await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS)).data)
+    told = json.loads(
+        (
+            await client.request(
+                f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS
+            )
+        ).data
+    )
     if failure := told.get("error"):
         if failure.get("err_code") == NO_MESSAGE and not is_there:
             return None
-        raise Unavailable(f"the stream refuses {name.partition('.TURNFOLD')[0]}: {failure.get('description')}")
+        raise Unavailable(
+            f"the stream refuses {name.partition('.TURNFOLD')[0]}: {failure.get('description')}"
+        )
     return told
 
 

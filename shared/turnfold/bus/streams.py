@@ -12,11 +12,26 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamInfo,
+)
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from turnfold.bus.asking import asking
-from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, EVENTS_SUBJECTS, NOTICES_STREAM, NOTICES_SUBJECTS
+from turnfold.contracts.subjects import (
+    EVENTS_CONSUMER,
+    EVENTS_STREAM,
+    EVENTS_SUBJECTS,
+    NOTICES_STREAM,
+    NOTICES_SUBJECTS,
+)
 from turnfold.errors import StartError, Unavailable
 
 log = structlog.get_logger()
@@ -70,10 +85,19 @@ INGEST = ConsumerConfig(
 _STREAM_FIELDS = (
     "subjects", "retention", "storage", "discard", "duplicate_window", "max_age", "deny_delete", "allow_direct", "allow_atomic",
 )  # fmt: skip
-_CONSUMER_FIELDS = ("durable_name", "deliver_policy", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending")
+_CONSUMER_FIELDS = (
+    "durable_name",
+    "deliver_policy",
+    "ack_policy",
+    "ack_wait",
+    "max_deliver",
+    "max_ack_pending",
+)
 
 
-async def provision(client: Client, *, first_seq: int, replicas: int = 1, max_bytes: int | None = None) -> str:
+async def provision(
+    client: Client, *, first_seq: int, replicas: int = 1, max_bytes: int | None = None
+) -> str:
     """Make the streams and the consumer, or bring them up to date; when the stream of events was created (RFC 3339).
 
     A stream that does not exist yet begins at `first_seq`: one above the greatest sequence ever stored. With `max_bytes`
@@ -86,7 +110,9 @@ async def provision(client: Client, *, first_seq: int, replicas: int = 1, max_by
     check_server(client)
     jetstream = client.jetstream()
     try:
-        events = await _ensure_stream(jetstream, _events_on(client), first_seq=first_seq, replicas=replicas)
+        events = await _ensure_stream(
+            jetstream, _events_on(client), first_seq=first_seq, replicas=replicas
+        )
         if max_bytes is not None and events.config.max_bytes != max_bytes:
             events = await jetstream.update_stream(events.config.evolve(max_bytes=max_bytes))
             log.info("stream.bounded", stream=EVENTS_STREAM, max_bytes=max_bytes)
@@ -94,13 +120,17 @@ async def provision(client: Client, *, first_seq: int, replicas: int = 1, max_by
         await _ensure_consumer(jetstream)
         differing = await differences(client)
     except (nats.errors.NoRespondersError, ServiceUnavailableError) as error:
-        raise StartError("this NATS server keeps no streams; start it with JetStream (`nats-server -js`)") from error
+        raise StartError(
+            "this NATS server keeps no streams; start it with JetStream (`nats-server -js`)"
+        ) from error
     except nats.errors.TimeoutError as error:
         raise StartError(
             "the bus does not answer about its streams; these credentials may need the permissions of a provisioner"
         ) from error
     except APIError as error:
-        raise StartError(f"the bus refused a stream: {error.description}; remove what stands in the way and migrate again") from error
+        raise StartError(
+            f"the bus refused a stream: {error.description}; remove what stands in the way and migrate again"
+        ) from error
     if differing:
         raise StartError(f"the bus kept other settings than asked for: {'; '.join(differing)}")
     return _created(events)
@@ -120,9 +150,18 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
             info = await jetstream.stream_info(EVENTS_STREAM)
             await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
             return _created(info)
-        except (APIError, nats.errors.Error, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (
+            APIError,
+            nats.errors.Error,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
             if asyncio.get_running_loop().time() > deadline:
-                raise StartError(f"the streams are not there after {seconds:g} s; run `turnfold migrate` first") from error
+                raise StartError(
+                    f"the streams are not there after {seconds:g} s; run `turnfold migrate` first"
+                ) from error
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -148,7 +187,9 @@ async def acknowledged_to(client: Client) -> int:
         Unavailable: the stream does not answer.
     """
     with asking():
-        floor = (await client.jetstream(timeout=5.0).consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)).ack_floor
+        floor = (
+            await client.jetstream(timeout=5.0).consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+        ).ack_floor
         return int(floor.stream_seq) if floor else 0
 
 
@@ -171,11 +212,17 @@ async def read_events(client: Client, *, first_seq: int, last_seq: int, most: in
     """
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
-    wanted = {"seq": first_seq, "batch": min(most, last_seq - first_seq + 1), "max_bytes": READ_BYTES}
+    wanted = {
+        "seq": first_seq,
+        "batch": min(most, last_seq - first_seq + 1),
+        "max_bytes": READ_BYTES,
+    }
     found: list[Kept] = []
     try:
         with asking():
-            await client.publish(f"$JS.API.DIRECT.GET.{EVENTS_STREAM}", json.dumps(wanted).encode(), reply=inbox)
+            await client.publish(
+                f"$JS.API.DIRECT.GET.{EVENTS_STREAM}", json.dumps(wanted).encode(), reply=inbox
+            )
             while True:
                 message = await subscription.next_msg(timeout=READ_SECONDS)
                 headers = message.headers or {}
@@ -214,7 +261,9 @@ async def lag(client: Client, *, now_ms: int) -> Lag:
             return await _lag(jetstream, now_ms)
     except Unavailable as error:
         if isinstance(error.__cause__, NotFoundError):
-            raise Unavailable("the stream of events or its consumer is gone; run `turnfold migrate`") from None
+            raise Unavailable(
+                "the stream of events or its consumer is gone; run `turnfold migrate`"
+            ) from None
         raise
 
 
@@ -252,7 +301,9 @@ async def differences(client: Client) -> list[str]:
     except NotFoundError:
         found.append(f"the consumer {EVENTS_CONSUMER} does not exist")
     else:
-        found += _differing(f"the consumer {EVENTS_CONSUMER}", INGEST, consumer.config, _CONSUMER_FIELDS)
+        found += _differing(
+            f"the consumer {EVENTS_CONSUMER}", INGEST, consumer.config, _CONSUMER_FIELDS
+        )
     return found
 
 
@@ -280,7 +331,9 @@ def server_warnings(client: Client) -> list[str]:
             f"NATS {_dotted(version)} can lose acknowledged messages in a cluster; {_dotted(ADVISED_SERVER)} or newer is advised"
         )
     if client.max_payload < EVENT_BYTES:
-        warnings.append(f"the server takes {client.max_payload} bytes a message and events may have {EVENT_BYTES}; set max_payload: 8MB")
+        warnings.append(
+            f"the server takes {client.max_payload} bytes a message and events may have {EVENT_BYTES}; set max_payload: 8MB"
+        )
     return warnings
 
 
@@ -298,12 +351,16 @@ def _dotted(version: tuple[int, int, int]) -> str:
     return ".".join(map(str, version))
 
 
-async def _ensure_stream(jetstream: JetStreamContext, wanted: StreamConfig, *, first_seq: int, replicas: int) -> StreamInfo:
+async def _ensure_stream(
+    jetstream: JetStreamContext, wanted: StreamConfig, *, first_seq: int, replicas: int
+) -> StreamInfo:
     try:
         info = await jetstream.stream_info(str(wanted.name))
     except NotFoundError:
         try:
-            created = await jetstream.add_stream(wanted.evolve(first_seq=max(1, first_seq), num_replicas=replicas))
+            created = await jetstream.add_stream(
+                wanted.evolve(first_seq=max(1, first_seq), num_replicas=replicas)
+            )
         except APIError as error:
             if error.err_code != NAME_IN_USE:
                 raise
@@ -325,15 +382,23 @@ async def _ensure_consumer(jetstream: JetStreamContext) -> None:
     except NotFoundError:
         await jetstream.add_consumer(EVENTS_STREAM, INGEST)
         return
-    if differing := _differing(f"the consumer {EVENTS_CONSUMER}", INGEST, info.config, _CONSUMER_FIELDS):
+    if differing := _differing(
+        f"the consumer {EVENTS_CONSUMER}", INGEST, info.config, _CONSUMER_FIELDS
+    ):
         changes = {name: getattr(INGEST, name) for name in _CONSUMER_FIELDS}
-        await jetstream.add_consumer(EVENTS_STREAM, info.config.evolve(name=EVENTS_CONSUMER, **changes))
+        await jetstream.add_consumer(
+            EVENTS_STREAM, info.config.evolve(name=EVENTS_CONSUMER, **changes)
+        )
         log.info("consumer.updated", consumer=EVENTS_CONSUMER, differing=differing)
 
 
 def _differing(name: str, wanted: Any, actual: Any, compared: tuple[str, ...]) -> list[str]:
     expected, found = _plain(wanted), _plain(actual)
-    return [f"{name} has {field} {found[field]!r}, not {expected[field]!r}" for field in compared if expected[field] != found[field]]
+    return [
+        f"{name} has {field} {found[field]!r}, not {expected[field]!r}"
+        for field in compared
+        if expected[field] != found[field]
+    ]
 
 
 def _plain(config: Any) -> Mapping[str, Any]:

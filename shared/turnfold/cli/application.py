@@ -24,7 +24,11 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     # What runs the system starts without loading the other commands.
     is_running = command == "up" or command in SERVICES
-    for name in ["run"] if is_running else sorted(found.name for found in pkgutil.iter_modules(turnfold.cli.__path__)):
+    for name in (
+        ["run"]
+        if is_running
+        else sorted(found.name for found in pkgutil.iter_modules(turnfold.cli.__path__))
+    ):
         if not name.startswith("_"):
             register = getattr(importlib.import_module(f"turnfold.cli.{name}"), "register", None)
             if register is not None:
@@ -41,6 +45,11 @@ def _version(is_asked: bool) -> None:
 
 
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and end."
+        ),
+    ] = False,
 ) -> None:
     """Background compaction for LLM agents."""

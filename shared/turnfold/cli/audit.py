@@ -14,10 +14,21 @@ from turnfold.client import Client
 from turnfold.core.audit import row_hash
 from turnfold.errors import UnknownSession
 
-COLUMNS = ("at", "phase", "actor", "compaction_id", "reason", "tokens_before", "tokens_after", "details")
+COLUMNS = (
+    "at",
+    "phase",
+    "actor",
+    "compaction_id",
+    "reason",
+    "tokens_before",
+    "tokens_after",
+    "details",
+)
 VERDICT_COLUMNS = ("agent_id", "session_id", "rows", "verdict")
 INTACT = "intact"
-OLDER_SERVER = "not to be checked: the query server is older than this program, and leaves out who asked"
+OLDER_SERVER = (
+    "not to be checked: the query server is older than this program, and leaves out who asked"
+)
 
 Row = dict[str, Any]
 
@@ -39,7 +50,10 @@ def register(app: typer.Typer) -> None:
 
 def audit(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[verify] [AGENT SESSION]", help="One session; without it, the newest 1,000.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[verify] [AGENT SESSION]", help="One session; without it, the newest 1,000."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="The newest so many rows; 0 shows all.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -55,20 +69,40 @@ def audit(
         raise typer.BadParameter("give an agent and a session, or neither")
     if is_verify:
         verdicts = asyncio.run(_verdicts(session))
-        show_rows("audit", VERDICT_COLUMNS, (asdict(one) for one in verdicts), as_json=as_json, empty="No sessions to verify.")
+        show_rows(
+            "audit",
+            VERDICT_COLUMNS,
+            (asdict(one) for one in verdicts),
+            as_json=as_json,
+            empty="No sessions to verify.",
+        )
         broken = [one for one in verdicts if one.verdict != INTACT]
         if any(one.verdict == OLDER_SERVER for one in broken):
-            typer.echo("turnfold: the query server is older than this program: upgrade it, then verify again", err=True)
+            typer.echo(
+                "turnfold: the query server is older than this program: upgrade it, then verify again",
+                err=True,
+            )
             raise typer.Exit(1)
         if broken:
             names = ", ".join(f"{one.agent_id} {one.session_id}" for one in broken[:3])
-            typer.echo(f"turnfold: the audit of {names} was changed: compare it with a backup and with the notices", err=True)
+            typer.echo(
+                f"turnfold: the audit of {names} was changed: compare it with a backup and with the notices",
+                err=True,
+            )
             raise typer.Exit(1)
     else:
         rows = asyncio.run(_rows(session))
-        rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
+        rows.sort(
+            key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"])
+        )
         columns = COLUMNS if session else ("agent_id", "session_id", *COLUMNS)
-        show_rows("audit", columns, rows[-limit:] if limit else rows, as_json=as_json, empty="Nothing happened yet.")
+        show_rows(
+            "audit",
+            columns,
+            rows[-limit:] if limit else rows,
+            as_json=as_json,
+            empty="Nothing happened yet.",
+        )
 
 
 async def _rows(session: Sequence[str]) -> list[Row]:
@@ -107,7 +141,11 @@ async def _end(client: Client, key: tuple[str, str]) -> Row:
 
 
 def chain_fault(
-    rows: Sequence[Row], *, rows_told: int | None = None, hash_told: str | None = None, rows_at_most: int | None = None
+    rows: Sequence[Row],
+    *,
+    rows_told: int | None = None,
+    hash_told: str | None = None,
+    rows_at_most: int | None = None,
 ) -> str | None:
     """Where the chain of a session breaks, or None; `rows_told` and `hash_told` are what its session row says of the end.
 
@@ -118,7 +156,11 @@ def chain_fault(
         if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
             return f"row {ordinal} is missing"
         if row_hash(hashes[-1], _sealed(row)) != row["hash"]:
-            return f"row {ordinal} was changed" if any("actor" in one for one in rows) else OLDER_SERVER
+            return (
+                f"row {ordinal} was changed"
+                if any("actor" in one for one in rows)
+                else OLDER_SERVER
+            )
         hashes.append(row["hash"])
     if rows_told is not None and rows_told > len(rows):
         return f"the end is cut off: {rows_told} rows were written, {len(rows)} are there"

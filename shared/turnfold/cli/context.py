@@ -18,7 +18,13 @@ from turnfold.client import Summary, Window
 from turnfold.core.wrapping import Placement
 
 CLIP = 600
-ROLE_COLOURS = {"system": "magenta", "developer": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
+ROLE_COLOURS = {
+    "system": "magenta",
+    "developer": "magenta",
+    "user": "green",
+    "assistant": "cyan",
+    "tool": "yellow",
+}
 
 
 class Shape(StrEnum):
@@ -36,15 +42,32 @@ def register(app: typer.Typer) -> None:
 def context(
     agent: Annotated[str, typer.Argument(help="The agent's id.")],
     session: Annotated[str, typer.Argument(help="The session's id.")],
-    max_tokens: Annotated[int | None, typer.Option(min=0, help="The whole window, summary included.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=0, help="The whole window, summary included.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Fit the window to this model.")] = None,
-    as_of: Annotated[str | None, typer.Option(help="As it was then: a message id, an RFC 3339 time or a summary version.")] = None,
-    shape: Annotated[Shape, typer.Option("--format", help="The shape of the messages.")] = Shape.OPENAI,
-    placement: Annotated[Placement, typer.Option(help="Where the summary stands.")] = Placement.SEPARATE,
-    as_json: Annotated[bool, typer.Option("--json", help="The answer itself, on one line.")] = False,
+    as_of: Annotated[
+        str | None,
+        typer.Option(help="As it was then: a message id, an RFC 3339 time or a summary version."),
+    ] = None,
+    shape: Annotated[
+        Shape, typer.Option("--format", help="The shape of the messages.")
+    ] = Shape.OPENAI,
+    placement: Annotated[
+        Placement, typer.Option(help="Where the summary stands.")
+    ] = Placement.SEPARATE,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The answer itself, on one line.")
+    ] = False,
 ) -> None:
     """Show what the model would see next: the summary, then the messages after it."""
-    wanted = {"max_tokens": max_tokens, "model": model, "as_of": as_of, "format": str(shape), "placement": str(placement)}
+    wanted = {
+        "max_tokens": max_tokens,
+        "model": model,
+        "as_of": as_of,
+        "format": str(shape),
+        "placement": str(placement),
+    }
     window = asyncio.run(_window(agent, session, **wanted))
     if as_json:
         show_json(window.raw)
@@ -57,7 +80,9 @@ async def _window(agent: str, session: str, **wanted: Any) -> Window:
         return await client.session(agent, session).context(**wanted)
 
 
-def show_window(out: Console, window: Window, *, with_summary: bool = True, last: int | None = None) -> None:
+def show_window(
+    out: Console, window: Window, *, with_summary: bool = True, last: int | None = None
+) -> None:
     """The summary in a panel, each message (or the `last` so many) with its role, and where the rest is."""
     if window.summary is not None and with_summary:
         out.print(summary_panel(window.summary))
@@ -76,11 +101,24 @@ def summary_panel(summary: Summary, *, lines: int = 40, entries: int = 12) -> Pa
     text = [clipped(_printable(line), CLIP) for line in summary.text.strip().splitlines()]
     parts: list[RenderableType] = [Text("\n".join(text[:lines]) + _more(text, lines, "lines"))]
     if summary.ledger:
-        values = "\n".join(f"· {clipped(_printable(entry), 160)}" for entry in summary.ledger[:entries])
-        parts.append(Text(f"\nexact values\n{values}{_more(summary.ledger, entries, 'values')}", style="dim"))
+        values = "\n".join(
+            f"· {clipped(_printable(entry), 160)}" for entry in summary.ledger[:entries]
+        )
+        parts.append(
+            Text(f"\nexact values\n{values}{_more(summary.ledger, entries, 'values')}", style="dim")
+        )
     covered = summary.covers.get("messages")
-    about = [summary.kind, f"{summary.tokens:,} tokens", f"covers {covered:,} messages" if covered else ""]
-    return Panel(Group(*parts), title=f"summary, version {summary.version}", subtitle=" · ".join(filter(None, about)), border_style="blue")
+    about = [
+        summary.kind,
+        f"{summary.tokens:,} tokens",
+        f"covers {covered:,} messages" if covered else "",
+    ]
+    return Panel(
+        Group(*parts),
+        title=f"summary, version {summary.version}",
+        subtitle=" · ".join(filter(None, about)),
+        border_style="blue",
+    )
 
 
 def _more(found: Sequence[str], shown: int, what: str) -> str:
@@ -107,11 +145,19 @@ def account_line(window: Window) -> str:
 
 def _rendered(message: dict[str, Any], message_id: Any) -> Table:
     role = str(message.get("role"))
-    told = message_id if isinstance(message_id, str) else ", ".join(map(str, message_id)) if message_id else "made for the window"
+    told = (
+        message_id
+        if isinstance(message_id, str)
+        else ", ".join(map(str, message_id))
+        if message_id
+        else "made for the window"
+    )
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=9, no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(role, style=f"bold {ROLE_COLOURS.get(role, 'white')}"), Text(told, style="dim"))
+    grid.add_row(
+        Text(role, style=f"bold {ROLE_COLOURS.get(role, 'white')}"), Text(told, style="dim")
+    )
     for text, style in _parts(message):
         if shown := clipped(_printable(text.strip()), CLIP):
             grid.add_row("", Text(shown, style=style))
@@ -153,4 +199,7 @@ def _part(part: Any) -> str:
 
 def _printable(text: str) -> str:
     """Without what would steer the terminal."""
-    return "".join(character if character in "\n\t" or character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return "".join(
+        character if character in "\n\t" or character.isprintable() else "\N{REPLACEMENT CHARACTER}"
+        for character in text
+    )

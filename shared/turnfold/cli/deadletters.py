@@ -36,14 +36,19 @@ def list_(as_json: AsJson = False) -> None:
     show_rows("dead letters", LISTED, rows, as_json=as_json, empty="No dead letters.")
 
 
-def show(dead_letter_id: Annotated[int, typer.Argument(min=1, help="Its number in the list.")], as_json: AsJson = False) -> None:
+def show(
+    dead_letter_id: Annotated[int, typer.Argument(min=1, help="Its number in the list.")],
+    as_json: AsJson = False,
+) -> None:
     """Show one of them with its bytes, as far as they were kept; what could move a terminal's cursor is escaped."""
     told = asyncio.run(http_get(f"/v1/deadletters/{dead_letter_id}"))
     if as_json:
         show_json(told)
         return
     text = told.pop("payload", None)
-    kept = text if text is not None else base64.b64decode(told.pop("payload_base64")).decode("latin-1")
+    kept = (
+        text if text is not None else base64.b64decode(told.pop("payload_base64")).decode("latin-1")
+    )
     for name, value in told.items():
         typer.echo(f"{name}: {printable(str(value))}")
     typer.echo("")
@@ -51,8 +56,13 @@ def show(dead_letter_id: Annotated[int, typer.Argument(min=1, help="Its number i
 
 
 def replay(
-    ids: Annotated[list[int] | None, typer.Argument(min=1, metavar="[ID]...", help="Their numbers in the list.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Those with this reason that were not replayed yet.")] = None,
+    ids: Annotated[
+        list[int] | None,
+        typer.Argument(min=1, metavar="[ID]...", help="Their numbers in the list."),
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Those with this reason that were not replayed yet.")
+    ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="All that were not replayed yet.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,18 +82,30 @@ async def _replayed(system: System, ids: Sequence[int], reason: str | None) -> l
     return [row async for page in _pages(system, ids, reason) for row in page]
 
 
-async def _pages(system: System, ids: Sequence[int], reason: str | None) -> AsyncGenerator[list[dict[str, Any]]]:
+async def _pages(
+    system: System, ids: Sequence[int], reason: str | None
+) -> AsyncGenerator[list[dict[str, Any]]]:
     async with changing(system) as client:
         for start in range(0, len(ids), AT_ONCE):
             asked: dict[str, Any] = {"dead_letter_ids": list(ids[start : start + AT_ONCE])}
-            yield (await client.ask("deadletters.replay", asked, patience_seconds=PATIENCE_SECONDS))["dead_letters"]
+            yield (
+                await client.ask("deadletters.replay", asked, patience_seconds=PATIENCE_SECONDS)
+            )["dead_letters"]
         is_done, asked = bool(ids), {"reason": reason} if reason is not None else {"all": True}
         while not is_done:
             told = await client.ask("deadletters.replay", asked, patience_seconds=PATIENCE_SECONDS)
             yield told["dead_letters"]
-            is_done, asked = told["is_done"], asked | {"after": told["after"], "until": told["until"]}
+            is_done, asked = (
+                told["is_done"],
+                asked | {"after": told["after"], "until": told["until"]},
+            )
 
 
 def printable(text: str) -> str:
     """The text with everything escaped that is no character to be seen, line ends and tabs apart."""
-    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape", "backslashreplace").decode() for one in text)
+    return "".join(
+        one
+        if one.isprintable() or one in "\n\t"
+        else one.encode("unicode_escape", "backslashreplace").decode()
+        for one in text
+    )

@@ -44,8 +44,15 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Conversations; without any, those in ./examples.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Keep everything there; without it all is gone at the end.")] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE...]", help="Conversations; without any, those in ./examples."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Keep everything there; without it all is gone at the end.")
+    ] = None,
 ) -> None:
     """Start the whole system, replay conversations through it, show what became of them, and stop it."""
     chosen = files or sorted(str(path) for path in EXAMPLES.glob("*.jsonl"))
@@ -54,13 +61,19 @@ def demo(
     recordings = recorded(chosen)
     with contextlib.ExitStack() as stack:
         if data_dir is None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnfold-demo-", ignore_cleanup_errors=True)))
+            directory = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="turnfold-demo-", ignore_cleanup_errors=True)
+                )
+            )
         else:
             directory = data_dir
             directory.mkdir(parents=True, exist_ok=True)
         asyncio.run(_demo(recordings, directory))
     if data_dir is not None:
-        typer.echo(f"Everything is kept in {data_dir}: `turnfold up --data-dir {data_dir}` starts it again.")
+        typer.echo(
+            f"Everything is kept in {data_dir}: `turnfold up --data-dir {data_dir}` starts it again."
+        )
 
 
 async def _demo(recordings: Sequence[Recording], data_dir: Path) -> None:
@@ -79,12 +92,23 @@ async def _show(out: Console, settings: Settings, recordings: Sequence[Recording
             told = await replayed(client, recordings, bar, speed=EVENTS_A_SECOND)
         windows = [await client.session(*recording.key).context() for recording in recordings]
         out.print()
-        out.print(table_of("what became of each conversation", OVERVIEW, map(_overview, told, windows)))
+        out.print(
+            table_of("what became of each conversation", OVERVIEW, map(_overview, told, windows))
+        )
         for recording, one, window in zip(recordings, told, windows, strict=True):
             await _show_session(out, client, recording, one, window)
 
 
-OVERVIEW = ("session", "messages", "in_the_window", "tokens_before", "tokens_after", "saved", "evictions", "summary_versions")
+OVERVIEW = (
+    "session",
+    "messages",
+    "in_the_window",
+    "tokens_before",
+    "tokens_after",
+    "saved",
+    "evictions",
+    "summary_versions",
+)
 
 
 def _overview(told: Replayed, window: Window) -> dict[str, Any]:
@@ -101,7 +125,9 @@ def _overview(told: Replayed, window: Window) -> dict[str, Any]:
     }
 
 
-async def _show_session(out: Console, client: Client, recording: Recording, told: Replayed, window: Window) -> None:
+async def _show_session(
+    out: Console, client: Client, recording: Recording, told: Replayed, window: Window
+) -> None:
     session = client.session(*recording.key)
     out.print()
     out.print(Rule(f"{told.agent_id} / {told.session_id}", align="left", style="bold"))
@@ -109,7 +135,12 @@ async def _show_session(out: Console, client: Client, recording: Recording, told
         out.print(summary_panel(window.summary, lines=SUMMARY_LINES, entries=LEDGER_ENTRIES))
     left_out = max(len(window.messages) - LAST_MESSAGES, 0)
     out.print(
-        Text(f"the window a model gets, without its first {left_out} messages:" if left_out else "the window a model gets:", style="bold")
+        Text(
+            f"the window a model gets, without its first {left_out} messages:"
+            if left_out
+            else "the window a model gets:",
+            style="bold",
+        )
     )
     show_window(out, window, with_summary=False, last=LAST_MESSAGES)
     versions = await session.summaries()
@@ -170,7 +201,9 @@ async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
         except TimeoutError:
             line = b""
         if not line:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or ["it said nothing"]
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or [
+                "it said nothing"
+            ]
             raise StartError(f"the system did not start: {lines[-1]}")
         reading = asyncio.create_task(_drained(child.stdout))
         yield json.loads(line)

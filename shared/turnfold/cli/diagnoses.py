@@ -41,7 +41,12 @@ def of_disk_writes(is_always: bool | None, monitoring_url: str) -> Finding:
     if is_always:
         return Finding("disk writes", "ok", "an acknowledged event is on the disk")
     advice = "set `jetstream { sync_interval: always }` in the configuration of the server"
-    return Finding("disk writes", "warning", "events are acknowledged before they are on the disk: a power cut loses some", advice)
+    return Finding(
+        "disk writes",
+        "warning",
+        "events are acknowledged before they are on the disk: a power cut loses some",
+        advice,
+    )
 
 
 def of_clock(name: str, clock_ms: int, *, own_ms: int) -> Finding:
@@ -50,7 +55,12 @@ def of_clock(name: str, clock_ms: int, *, own_ms: int) -> Finding:
     if abs(skew_ms) <= SKEW_MS:
         return Finding(f"clock of the {name}", "ok", "agrees with this machine's")
     found = f"{abs(skew_ms) / 1000:,.1f} s {'ahead of' if skew_ms > 0 else 'behind'} this machine's"
-    return Finding(f"clock of the {name}", "warning", found, "have every machine keep its clock by NTP: leases of jobs depend on it")
+    return Finding(
+        f"clock of the {name}",
+        "warning",
+        found,
+        "have every machine keep its clock by NTP: leases of jobs depend on it",
+    )
 
 
 def of_lag(bus: "BusHealth", *, has_writer: bool | None) -> Finding:
@@ -58,27 +68,49 @@ def of_lag(bus: "BusHealth", *, has_writer: bool | None) -> Finding:
     lag = f"{bus.waiting:,} events wait, {bus.in_hand:,} are in hand"
     if not bus.asking and has_writer:
         advice = "a worker holds the database and does not ask: see its log, and start it again"
-        return Finding("worker", "failed", f"one holds the writer's lock, and nobody asks for events; {lag}", advice)
+        return Finding(
+            "worker",
+            "failed",
+            f"one holds the writer's lock, and nobody asks for events; {lag}",
+            advice,
+        )
     if not bus.asking:
-        return Finding("worker", "failed", f"nobody asks for events; {lag}", "start `turnfold worker`, or see its log")
+        return Finding(
+            "worker",
+            "failed",
+            f"nobody asks for events; {lag}",
+            "start `turnfold worker`, or see its log",
+        )
     behind_ms = 0 if bus.oldest_ms is None else bus.clock_ms - bus.oldest_ms
     if behind_ms > LAG_MS:
         advice = "see the log of the worker; on PostgreSQL start more of them"
-        return Finding("worker", "warning", f"the oldest event waits for {behind_ms / 1000:,.0f} s; {lag}", advice)
+        return Finding(
+            "worker",
+            "warning",
+            f"the oldest event waits for {behind_ms / 1000:,.0f} s; {lag}",
+            advice,
+        )
     return Finding("worker", "ok", f"asks for events; {lag}")
 
 
 def of_room(bus: "BusHealth") -> Finding:
     """Whether the stream of events has room."""
     bounds = ((bus.bytes, bus.max_bytes, "bytes"), (bus.messages, bus.max_messages, "events"))
-    shares = [(used / most, f"{used:,} of {most:,} {what}") for used, most, what in bounds if most > 0]
+    shares = [
+        (used / most, f"{used:,} of {most:,} {what}") for used, most, what in bounds if most > 0
+    ]
     if not shares:
         return Finding("stream", "ok", f"{bus.messages:,} events, {bus.bytes:,} bytes, no limit")
     share, found = max(shares)
     advice = "raise TURNFOLD_STREAM_MAX_BYTES and run `turnfold migrate`, or lower TURNFOLD_STREAM_RETENTION_HOURS"
     if share >= FULL:
         return Finding("stream", "failed", f"full: {found}; nothing can be published", advice)
-    return Finding("stream", "warning" if share >= NEARLY_FULL else "ok", found, advice if share >= NEARLY_FULL else "")
+    return Finding(
+        "stream",
+        "warning" if share >= NEARLY_FULL else "ok",
+        found,
+        advice if share >= NEARLY_FULL else "",
+    )
 
 
 def of_work(health: "Health", *, now_ms: int, is_outbox_moving: bool) -> Iterator[Finding]:
@@ -89,15 +121,20 @@ def of_work(health: "Health", *, now_ms: int, is_outbox_moving: bool) -> Iterato
             f"{health.overdue:,} are due and nobody takes them, the oldest for {(now_ms - health.oldest_due_ms) / 60_000:,.0f} min"
         )
     if health.abandoned:
-        faults.append(f"{health.abandoned:,} were begun by somebody who is gone, and nobody goes on")
-    if faults:
-        advice = (
-            "see the log of the worker; if it runs and is not busy, start it again, else start more or raise TURNFOLD_SUMMARY_CONCURRENCY"
+        faults.append(
+            f"{health.abandoned:,} were begun by somebody who is gone, and nobody goes on"
         )
+    if faults:
+        advice = "see the log of the worker; if it runs and is not busy, start it again, else start more or raise TURNFOLD_SUMMARY_CONCURRENCY"
         yield Finding("jobs", "failed", "; ".join(faults), advice)
     elif health.retried:
         advice = "a worker dies whenever it works on them: see its log, and `turnfold audit` of the sessions in compactions_view"
-        yield Finding("jobs", "warning", f"{health.retried:,} were begun more than {MOST_ATTEMPTS} times", advice)
+        yield Finding(
+            "jobs",
+            "warning",
+            f"{health.retried:,} were begun more than {MOST_ATTEMPTS} times",
+            advice,
+        )
     else:
         yield Finding("jobs", "ok", "none is stuck")
     if health.outbox and not is_outbox_moving:
@@ -106,8 +143,12 @@ def of_work(health: "Health", *, now_ms: int, is_outbox_moving: bool) -> Iterato
     else:
         yield Finding("notices", "ok", f"{health.outbox:,} wait")
     if health.dead_letters:
-        advice = "`turnfold deadletters list` says why; after a fix: `turnfold deadletters replay --all`"
-        yield Finding("dead letters", "warning", f"{health.dead_letters:,} events could not be stored", advice)
+        advice = (
+            "`turnfold deadletters list` says why; after a fix: `turnfold deadletters replay --all`"
+        )
+        yield Finding(
+            "dead letters", "warning", f"{health.dead_letters:,} events could not be stored", advice
+        )
     else:
         yield Finding("dead letters", "ok", "none that was not replayed")
 
@@ -126,6 +167,12 @@ def of_disk(path: str, *, free: int, total: int) -> Finding:
 def of_exposure(host: str, *, checks_tokens: bool) -> Finding:
     """Whether HTTP is open to others without asking who they are."""
     if checks_tokens or is_loopback(host):
-        return Finding("exposure", "ok", f"HTTP listens on {host}{' and checks tokens' if checks_tokens else ''}")
+        return Finding(
+            "exposure",
+            "ok",
+            f"HTTP listens on {host}{' and checks tokens' if checks_tokens else ''}",
+        )
     advice = "set TURNFOLD_HTTP_TOKENS, or see that what stands in front of it checks who asks"
-    return Finding("exposure", "warning", f"HTTP listens on {host} and answers whoever reaches it", advice)
+    return Finding(
+        "exposure", "warning", f"HTTP listens on {host} and answers whoever reaches it", advice
+    )

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 from turnfold.client import Summary
 from turnfold.core.sentences import sentences
 
-LISTS = ("tasks", "constraints", "decisions", "facts", "actions", "commands", "errors", "open_questions")
+LISTS = (
+    "tasks",
+    "constraints",
+    "decisions",
+    "facts",
+    "actions",
+    "commands",
+    "errors",
+    "open_questions",
+)
 
 
 class Mark(StrEnum):
@@ -56,12 +65,18 @@ def _entries(value: Any) -> list[str]:
 
 
 def _files(value: Any) -> list[str]:
-    changes = [one for one in value if isinstance(one, Mapping)] if isinstance(value, list | tuple) else []
+    changes = (
+        [one for one in value if isinstance(one, Mapping)]
+        if isinstance(value, list | tuple)
+        else []
+    )
     return [f"{one.get('path')} ({one.get('action')})" for one in changes]
 
 
 def _compared(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[Mark, str]]:
-    for what, first, last, begin, end in SequenceMatcher(a=list(old), b=list(new), autojunk=False).get_opcodes():
+    for what, first, last, begin, end in SequenceMatcher(
+        a=list(old), b=list(new), autojunk=False
+    ).get_opcodes():
         if what == "equal":
             yield from ((Mark.SAME, text) for text in old[first:last])
         else:

@@ -56,10 +56,17 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     asks_model: Annotated[
-        bool, typer.Option("--model", help="Have the model write a summary of two sentences, as a worker would.")
+        bool,
+        typer.Option(
+            "--model", help="Have the model write a summary of two sentences, as a worker would."
+        ),
     ] = False,
     monitoring: Annotated[
-        str | None, typer.Option(metavar="URL", help="The monitoring port of the bus; port 8222 of its host unless said otherwise.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The monitoring port of the bus; port 8222 of its host unless said otherwise.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
 ) -> None:
@@ -73,14 +80,22 @@ def doctor(
     findings = asyncio.run(examine(settings, asks_model=asks_model, monitoring_url=monitoring))
     findings.insert(0, Finding("system", "ok", system.name))
     show_rows(
-        "turnfold doctor", ("check", "outcome", "found", "advice"), [asdict(one) for one in findings], as_json=as_json, empty="Nothing."
+        "turnfold doctor",
+        ("check", "outcome", "found", "advice"),
+        [asdict(one) for one in findings],
+        as_json=as_json,
+        empty="Nothing.",
     )
     faults = [one for one in findings if one.outcome == "failed"]
     if faults:
-        raise TurnfoldError(f"{len(faults)} of {len(findings)} checks failed; first: {faults[0].advice}")
+        raise TurnfoldError(
+            f"{len(faults)} of {len(findings)} checks failed; first: {faults[0].advice}"
+        )
 
 
-async def examine(settings: Settings, *, asks_model: bool = False, monitoring_url: str | None = None) -> list[Finding]:
+async def examine(
+    settings: Settings, *, asks_model: bool = False, monitoring_url: str | None = None
+) -> list[Finding]:
     """Every check once, the independent ones at the same time."""
     groups = await asyncio.gather(
         _bus(settings, monitoring_url or _monitoring_of(settings)),
@@ -89,7 +104,11 @@ async def examine(settings: Settings, *, asks_model: bool = False, monitoring_ur
         _model_asked(settings) if asks_model and settings.summary_model else _model(settings),
     )
     found = [finding for group in groups for finding in group]
-    return [*found, *_disk(settings), of_exposure(settings.http_host, checks_tokens=settings.http_tokens is not None)]
+    return [
+        *found,
+        *_disk(settings),
+        of_exposure(settings.http_host, checks_tokens=settings.http_tokens is not None),
+    ]
 
 
 async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
@@ -101,15 +120,31 @@ async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
             check_server(client)
             warnings = server_warnings(client)
             version = f"NATS {client.connected_server_version} at {redacted(settings.nats_url)}"
-            findings.append(Finding("bus", "warning" if warnings else "ok", version, "; ".join(warnings)))
+            findings.append(
+                Finding("bus", "warning" if warnings else "ok", version, "; ".join(warnings))
+            )
             findings.append(await _disk_writes(settings, monitoring_url))
             try:
                 differing = await differences(client)
             except Exception as error:  # noqa: BLE001 - whatever is wrong there is the finding
-                findings.append(Finding("streams", "failed", f"no answer ({type(error).__name__})", "start the server with JetStream"))
+                findings.append(
+                    Finding(
+                        "streams",
+                        "failed",
+                        f"no answer ({type(error).__name__})",
+                        "start the server with JetStream",
+                    )
+                )
                 return findings
             advice = "run `turnfold migrate`" if differing else ""
-            findings.append(Finding("streams", "failed" if differing else "ok", "; ".join(differing) or "as they should be", advice))
+            findings.append(
+                Finding(
+                    "streams",
+                    "failed" if differing else "ok",
+                    "; ".join(differing) or "as they should be",
+                    advice,
+                )
+            )
             if not differing:
                 findings += await _stream(settings, client)
     except TurnfoldError as error:
@@ -138,7 +173,9 @@ async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
 
     # The server that `turnfold up` starts is set up so.
     is_embedded = settings.data_dir is not None and "nats_url" not in settings.named
-    return of_disk_writes(True if is_embedded else await syncs_always(monitoring_url), monitoring_url)
+    return of_disk_writes(
+        True if is_embedded else await syncs_always(monitoring_url), monitoring_url
+    )
 
 
 async def _stream(settings: Settings, client: "Client") -> list[Finding]:
@@ -151,7 +188,11 @@ async def _stream(settings: Settings, client: "Client") -> list[Finding]:
     while not (health := await look(client)).asking and loop.time() < deadline:  # noqa: ASYNC110  # the server tells nobody
         await asyncio.sleep(0.05)
     has_writer = is_writer_there(settings.database_url) if file_of(settings.database_url) else None
-    return [of_lag(health, has_writer=has_writer), of_room(health), of_clock("bus", health.clock_ms, own_ms=_now_ms())]
+    return [
+        of_lag(health, has_writer=has_writer),
+        of_room(health),
+        of_clock("bus", health.clock_ms, own_ms=_now_ms()),
+    ]
 
 
 async def _database(settings: Settings) -> list[Finding]:
@@ -170,14 +211,33 @@ async def _database(settings: Settings) -> list[Finding]:
         finally:
             await database.close()
     except TurnfoldError as error:
-        findings.append(Finding("database", "failed", f"{where}: {error}", "correct TURNFOLD_DATABASE_URL, or run `turnfold migrate`"))
+        findings.append(
+            Finding(
+                "database",
+                "failed",
+                f"{where}: {error}",
+                "correct TURNFOLD_DATABASE_URL, or run `turnfold migrate`",
+            )
+        )
     else:
         newest = head()
         is_current = revision == newest
         found = f"{where}, schema {revision or 'none'}" + ("" if is_current else f", not {newest}")
-        findings.insert(0, Finding("database", "ok" if is_current else "failed", found, "" if is_current else "run `turnfold migrate`"))
+        findings.insert(
+            0,
+            Finding(
+                "database",
+                "ok" if is_current else "failed",
+                found,
+                "" if is_current else "run `turnfold migrate`",
+            ),
+        )
     if settings.database_url.startswith("sqlite"):
-        note = "" if sqlite3.sqlite_version_info >= SAFE_SQLITE else "; let no other program write to the file"
+        note = (
+            ""
+            if sqlite3.sqlite_version_info >= SAFE_SQLITE
+            else "; let no other program write to the file"
+        )
         findings.append(Finding("sqlite", "ok", f"{sqlite3.sqlite_version}{note}"))
     return findings
 
@@ -186,11 +246,17 @@ async def _work(database: "Database") -> list[Finding]:
     from turnfold.store.health import SqlHealth
 
     async def look() -> "Health":
-        return await SqlHealth(database).look(now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MOST_ATTEMPTS)
+        return await SqlHealth(database).look(
+            now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MOST_ATTEMPTS
+        )
 
     first = health = await look()
     deadline = asyncio.get_running_loop().time() + OUTBOX_SECONDS
-    while health.outbox and health.outbox_first == first.outbox_first and asyncio.get_running_loop().time() < deadline:
+    while (
+        health.outbox
+        and health.outbox_first == first.outbox_first
+        and asyncio.get_running_loop().time() < deadline
+    ):
         await asyncio.sleep(0.1)
         health = await look()
     is_moving = health.outbox_first != first.outbox_first
@@ -205,7 +271,14 @@ async def _query(settings: Settings) -> list[Finding]:
     try:
         status = await asyncio.to_thread(_readiness, settings.http_url)
     except (OSError, http.client.HTTPException) as error:
-        return [Finding("query", "failed", f"nothing answers at {settings.http_url} ({type(error).__name__})", advice)]
+        return [
+            Finding(
+                "query",
+                "failed",
+                f"nothing answers at {settings.http_url} ({type(error).__name__})",
+                advice,
+            )
+        ]
     if status != http.client.OK:
         return [Finding("query", "failed", f"{settings.http_url}/readyz answers {status}", advice)]
     return [Finding("query", "ok", f"ready at {settings.http_url}")]
@@ -225,23 +298,49 @@ async def _model(settings: Settings) -> list[Finding]:
     if settings.summary_model is None:
         return [Finding("model", "ok", "none configured: summaries are extractive")]
     if settings.lacks_session_models:
-        advice = "set TURNFOLD_SUMMARY_MODELS to the models that sessions may name, such as openai/*"
-        return [Finding("model", "warning", "session, and no model is allowed: summaries are extractive", advice)]
+        advice = (
+            "set TURNFOLD_SUMMARY_MODELS to the models that sessions may name, such as openai/*"
+        )
+        return [
+            Finding(
+                "model",
+                "warning",
+                "session, and no model is allowed: summaries are extractive",
+                advice,
+            )
+        ]
     pid = _model_pid(settings)
     if pid is not None and not is_alive(pid):
-        return [Finding("model", "failed", f"its process {pid} is gone", "see the log of the worker")]
+        return [
+            Finding("model", "failed", f"its process {pid} is gone", "see the log of the worker")
+        ]
     if settings.summary_api_base is None:
         return [Finding("model", "ok", f"{settings.summary_model}; --model asks it")]
     where = redacted(settings.summary_api_base)
     target = urlsplit(settings.summary_api_base)
     try:
         async with asyncio.timeout(MODEL_SECONDS):
-            _, writer = await asyncio.open_connection(target.hostname, target.port or (443 if target.scheme == "https" else 80))
+            _, writer = await asyncio.open_connection(
+                target.hostname, target.port or (443 if target.scheme == "https" else 80)
+            )
         writer.close()
     except (OSError, TimeoutError) as error:
         advice = "correct TURNFOLD_SUMMARY_API_BASE, or start what should listen there; summaries are extractive meanwhile"
-        return [Finding("model", "failed", f"{settings.summary_model}: nothing listens at {where} ({type(error).__name__})", advice)]
-    return [Finding("model", "ok", f"{settings.summary_model}: something listens at {where}; --model asks it")]
+        return [
+            Finding(
+                "model",
+                "failed",
+                f"{settings.summary_model}: nothing listens at {where} ({type(error).__name__})",
+                advice,
+            )
+        ]
+    return [
+        Finding(
+            "model",
+            "ok",
+            f"{settings.summary_model}: something listens at {where}; --model asks it",
+        )
+    ]
 
 
 async def _model_asked(settings: Settings) -> list[Finding]:
@@ -252,7 +351,10 @@ async def _model_asked(settings: Settings) -> list[Finding]:
     from turnfold.summarizer import Summarizer
 
     asked = SummaryJob(
-        sources=(Source("doctor#0", "user", "Is the summariser there?"), Source("doctor#1", "assistant", "It is being asked just now.")),
+        sources=(
+            Source("doctor#0", "user", "Is the summariser there?"),
+            Source("doctor#1", "assistant", "It is being asked just now."),
+        ),
         model=settings.summary_model,
         api_base=settings.summary_api_base,
         api_key=settings.summary_api_key,
@@ -265,8 +367,18 @@ async def _model_asked(settings: Settings) -> list[Finding]:
     except SummarizerError as error:
         if error.reason in (Reason.TIMEOUT, Reason.PROVIDER_ERROR, Reason.RATE_LIMITED):
             advice = "correct TURNFOLD_SUMMARY_MODEL, _API_BASE or _API_KEY, or wait until the provider is back; summaries are extractive meanwhile"
-            return [Finding("model", "failed", f"{settings.summary_model} gives nothing: {error}", advice)]
-        return [Finding("model", "ok", f"{settings.summary_model} answers; of two sentences it makes no summary ({error.reason})")]
+            return [
+                Finding(
+                    "model", "failed", f"{settings.summary_model} gives nothing: {error}", advice
+                )
+            ]
+        return [
+            Finding(
+                "model",
+                "ok",
+                f"{settings.summary_model} answers; of two sentences it makes no summary ({error.reason})",
+            )
+        ]
     finally:
         await summarizer.close()
     return [Finding("model", "ok", f"{draft.model or settings.summary_model} writes")]
@@ -277,7 +389,11 @@ def _disk(settings: Settings) -> list[Finding]:
     from turnfold.store.health import file_of
 
     file = file_of(settings.database_url)
-    kept = [folder for folder in (file.parent if file else None, settings.data_dir) if folder is not None and folder.is_dir()]
+    kept = [
+        folder
+        for folder in (file.parent if file else None, settings.data_dir)
+        if folder is not None and folder.is_dir()
+    ]
     disks = {folder.stat().st_dev: folder for folder in reversed(kept)}
     usages = [(folder, shutil.disk_usage(folder)) for folder in disks.values()]
     return [of_disk(str(folder), free=usage.free, total=usage.total) for folder, usage in usages]
@@ -292,7 +408,9 @@ def _model_pid(settings: Settings) -> int | None:
     if settings.data_dir is None:
         return None
     try:
-        pid = json.loads((settings.data_dir / READY_FILE).read_text(encoding="utf-8"))["pids"]["model"]
+        pid = json.loads((settings.data_dir / READY_FILE).read_text(encoding="utf-8"))["pids"][
+            "model"
+        ]
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return pid if isinstance(pid, int) else None

@@ -17,24 +17,36 @@ def register(app: typer.Typer) -> None:
 
 def erase(
     agent: Annotated[str, typer.Argument(help="The agent's id.")],
-    session: Annotated[str | None, typer.Argument(help="The session's id; without it, all sessions of the agent.")] = None,
+    session: Annotated[
+        str | None, typer.Argument(help="The session's id; without it, all sessions of the agent.")
+    ] = None,
     is_confirmed: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Erase a session, or an agent with all its sessions and its policy. Nothing brings it back."""
-    what = f"the session {session} of {agent}" if session is not None else f"the agent {agent} with all its sessions"
+    what = (
+        f"the session {session} of {agent}"
+        if session is not None
+        else f"the agent {agent} with all its sessions"
+    )
     system = system_to_change()
     if not is_confirmed:
         if not sys.stdin.isatty():
-            raise typer.BadParameter(f"this would erase {what} for good from the system {system.name}; say so with --yes")
+            raise typer.BadParameter(
+                f"this would erase {what} for good from the system {system.name}; say so with --yes"
+            )
         typer.confirm(f"Erase {what} for good from the system {system.name}?", abort=True, err=True)
     told = asyncio.run(_erased(system, agent, session))
     if as_json:
         show_json(told)
         return
-    typer.echo(f"Erased {what}: {told['sessions']:,} sessions, {told['messages']:,} messages. System: {system.name}")
+    typer.echo(
+        f"Erased {what}: {told['sessions']:,} sessions, {told['messages']:,} messages. System: {system.name}"
+    )
 
 
 async def _erased(system: System, agent: str, session: str | None) -> dict[str, Any]:
     async with changing(system) as client:
-        return await (client.erase_agent(agent) if session is None else client.session(agent, session).erase())
+        return await (
+            client.erase_agent(agent) if session is None else client.session(agent, session).erase()
+        )

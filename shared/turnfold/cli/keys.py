@@ -16,12 +16,20 @@ TOKENS_FILE = "tokens.json"
 COLUMNS = ("kind", "name", "role", "agents", "actor", "created_at")
 LEAST_OF_A_NAME = 6
 
-Directory = Annotated[Path, typer.Option("--dir", help="Where keys, tokens and what is known of them are kept.")]
+Directory = Annotated[
+    Path, typer.Option("--dir", help="Where keys, tokens and what is known of them are kept.")
+]
 NatsFile = Annotated[
     Path | None,
-    typer.Option("--nats", metavar="FILE", help="Write the accounts of all keys into this file, which the NATS server includes."),
+    typer.Option(
+        "--nats",
+        metavar="FILE",
+        help="Write the accounts of all keys into this file, which the NATS server includes.",
+    ),
 ]
-RELOAD = "Have the NATS server read {} again, for a new agent twice: docs/security.md#set-up-the-bus."
+RELOAD = (
+    "Have the NATS server read {} again, for a new agent twice: docs/security.md#set-up-the-bus."
+)
 
 
 class RoleName(StrEnum):
@@ -57,7 +65,9 @@ def new(
     from turnfold.contracts.subjects import id_fault
 
     if (role is RoleName.AGENT) == (agent is None):
-        raise typer.BadParameter("an agent is named, and nobody else: turnfold keys new agent AGENT, turnfold keys new worker")
+        raise typer.BadParameter(
+            "an agent is named, and nobody else: turnfold keys new agent AGENT, turnfold keys new worker"
+        )
     if agent is not None and (fault := id_fault(agent)):
         raise typer.BadParameter(f"the agent's id {fault}")
     key, path = new_key(directory, role.value, agent)
@@ -66,14 +76,27 @@ def new(
     if as_json:
         show_json({**key._asdict(), "file": str(path)})
         return
-    typer.echo(f"{path} holds the key: name it in TURNFOLD_NATS_NKEY where {agent if agent is not None else f'the {role.value}'} runs.")
-    typer.echo(RELOAD.format(nats_file) if nats_file else "It holds from the next `turnfold keys nats` that the server reads.")
+    typer.echo(
+        f"{path} holds the key: name it in TURNFOLD_NATS_NKEY where {agent if agent is not None else f'the {role.value}'} runs."
+    )
+    typer.echo(
+        RELOAD.format(nats_file)
+        if nats_file
+        else "It holds from the next `turnfold keys nats` that the server reads."
+    )
 
 
 def token(
-    agents: Annotated[list[str] | None, typer.Argument(help="The ids of the agents it reaches.")] = None,
-    is_operators: Annotated[bool, typer.Option("--operator", help="It reaches every agent, the figures and the manual.")] = False,
-    name: Annotated[str | None, typer.Option(help="What the audit calls it; else the first 12 characters of its hash.")] = None,
+    agents: Annotated[
+        list[str] | None, typer.Argument(help="The ids of the agents it reaches.")
+    ] = None,
+    is_operators: Annotated[
+        bool, typer.Option("--operator", help="It reaches every agent, the figures and the manual.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the audit calls it; else the first 12 characters of its hash."),
+    ] = None,
     directory: Directory = KEYS_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -100,14 +123,26 @@ def token(
 
 
 def list_all(
-    directory: Directory = KEYS_DIR, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
+    directory: Directory = KEYS_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List the keys and the tokens that hold."""
-    show_rows("keys", COLUMNS, _known(directory), as_json=as_json, empty="No keys yet: turnfold keys new ROLE, turnfold keys token AGENT.")
+    show_rows(
+        "keys",
+        COLUMNS,
+        _known(directory),
+        as_json=as_json,
+        empty="No keys yet: turnfold keys new ROLE, turnfold keys token AGENT.",
+    )
 
 
 def revoke(
-    name: Annotated[str, typer.Argument(help="A key or the hash of a token as `keys list` names it, or how it begins.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A key or the hash of a token as `keys list` names it, or how it begins."
+        ),
+    ],
     directory: Directory = KEYS_DIR,
     nats_file: NatsFile = None,
 ) -> None:
@@ -117,7 +152,9 @@ def revoke(
 
     found = [row for row in _known(directory) if row["name"].startswith(name)]
     if len(found) != 1 or len(name) < LEAST_OF_A_NAME:
-        raise TurnfoldError(f"{len(found)} keys and tokens begin so; name one by its first {LEAST_OF_A_NAME} characters or more")
+        raise TurnfoldError(
+            f"{len(found)} keys and tokens begin so; name one by its first {LEAST_OF_A_NAME} characters or more"
+        )
     (row,) = found
     if row["kind"] == "token":
         revoke_token(_tokens_file(directory), row["name"])
@@ -142,7 +179,14 @@ def _known(directory: Path) -> list[dict[str, Any]]:
     from turnfold.access.keys import read_keys
 
     rows = [
-        {"kind": "key", "name": key.key, "role": key.role, "agents": key.agent_id, "actor": f"key:{key.key}", "created_at": key.created_at}
+        {
+            "kind": "key",
+            "name": key.key,
+            "role": key.role,
+            "agents": key.agent_id,
+            "actor": f"key:{key.key}",
+            "created_at": key.created_at,
+        }
         for key in read_keys(directory)
     ]
     path = _tokens_file(directory)

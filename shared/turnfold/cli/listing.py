@@ -19,7 +19,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 SESSION_COLUMNS = ("agent_id", "session_id", "messages_total", "messages_live", "messages_pending", "messages_covered",
                    "tokens_total", "tokens_live", "factor", "summary_version", "last_event_at")  # fmt: skip
-SUMMARY_COLUMNS = ("version", "in_force", "kind", "style", "model", "tokens", "covered", "created_at")
+SUMMARY_COLUMNS = (
+    "version",
+    "in_force",
+    "kind",
+    "style",
+    "model",
+    "tokens",
+    "covered",
+    "created_at",
+)
 
 PAGE = 1_000
 
@@ -39,15 +48,25 @@ def sessions(
 ) -> None:
     """List the sessions with their counters, the one with the newest event first."""
     rows = asyncio.run(newest_sessions(agent_id=agent, limit=limit))
-    show_rows("sessions", SESSION_COLUMNS, rows, as_json=as_json, empty="No sessions yet: publish a turn, or `turnfold replay FILE`.")
+    show_rows(
+        "sessions",
+        SESSION_COLUMNS,
+        rows,
+        as_json=as_json,
+        empty="No sessions yet: publish a turn, or `turnfold replay FILE`.",
+    )
 
 
-async def newest_sessions(*, agent_id: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
+async def newest_sessions(
+    *, agent_id: str | None = None, limit: int = PAGE
+) -> list[dict[str, Any]]:
     """The rows of the sessions whose events are the newest, page by page."""
     rows: list[dict[str, Any]] = []
     asked: dict[str, Any] = {} if agent_id is None else {"agent_id": agent_id}
     while len(rows) < limit:
-        told = await http_get(f"/v1/sessions?{urlencode(asked | {'limit': min(PAGE, limit - len(rows))})}")
+        told = await http_get(
+            f"/v1/sessions?{urlencode(asked | {'limit': min(PAGE, limit - len(rows))})}"
+        )
         rows += told["sessions"]
         if told["next_after"] is None:
             break
@@ -58,14 +77,29 @@ async def newest_sessions(*, agent_id: str | None = None, limit: int = PAGE) -> 
 def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:
     """List the versions of the summary."""
     rows = asyncio.run(_asked(agent, session, "summary.list"))["summaries"]
-    shown = rows if as_json else [row | {"covered": Summary.of(row).covers.get("messages", row.get("messages_covered"))} for row in rows]
-    show_rows("summaries", SUMMARY_COLUMNS, shown, as_json=as_json, empty="No summary yet: nothing was evicted.")
+    shown = (
+        rows
+        if as_json
+        else [
+            row | {"covered": Summary.of(row).covers.get("messages", row.get("messages_covered"))}
+            for row in rows
+        ]
+    )
+    show_rows(
+        "summaries",
+        SUMMARY_COLUMNS,
+        shown,
+        as_json=as_json,
+        empty="No summary yet: nothing was evicted.",
+    )
 
 
 def summaries_show(
     agent: Agent,
     session: SessionName,
-    version: Annotated[int | None, typer.Argument(min=1, help="The version; without it, the one in force.")] = None,
+    version: Annotated[
+        int | None, typer.Argument(min=1, help="The version; without it, the one in force.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one version of the summary in full."""
@@ -84,7 +118,9 @@ async def _asked(agent: str, session: str, name: str, **fields: Any) -> dict[str
 async def _version(agent: str, session: str, version: int | None) -> dict[str, Any]:
     async with reached() as client:
         asked = client.session(agent, session)
-        return await asked.ask("summary.get", {"version": version if version is not None else await _in_force(asked)})
+        return await asked.ask(
+            "summary.get", {"version": version if version is not None else await _in_force(asked)}
+        )
 
 
 async def _in_force(session: Session) -> int:

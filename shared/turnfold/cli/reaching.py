@@ -96,7 +96,9 @@ async def http_get(path: str) -> dict[str, Any]:
     """
     chosen = system_here().settings
     if "nats_url" in chosen.named and {"http_host", "http_port"}.isdisjoint(chosen.named):
-        raise StartError("TURNFOLD_NATS_URL names a system, and this command reads over HTTP; set TURNFOLD_HTTP_HOST and _PORT as well")
+        raise StartError(
+            "TURNFOLD_NATS_URL names a system, and this command reads over HTTP; set TURNFOLD_HTTP_HOST and _PORT as well"
+        )
     return await asyncio.to_thread(_http_get, chosen.http_url, path, chosen.http_token)
 
 
@@ -105,11 +107,15 @@ def _http_get(url: str, path: str, token: str | None) -> dict[str, Any]:
     kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
     connection = kind(target.hostname or "127.0.0.1", target.port, timeout=HTTP_SECONDS)
     try:
-        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token is not None else {})
+        headers = {"Accept": "application/json"} | (
+            {"Authorization": f"Bearer {token}"} if token is not None else {}
+        )
         connection.request("GET", target.path.rstrip("/") + path, headers=headers)
         told = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Unavailable(f"no query service answers at {url}: start the system with `turnfold up`, or set TURNFOLD_DATA_DIR") from error
+        raise Unavailable(
+            f"no query service answers at {url}: start the system with `turnfold up`, or set TURNFOLD_DATA_DIR"
+        ) from error
     finally:
         connection.close()
     if isinstance(told, dict) and isinstance(failure := told.get("error"), Mapping):

@@ -67,16 +67,38 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ev
         message = part.messages[0]
         try:
             if step is Step.MESSAGE and _is_plain_result(message):
-                result: dict[str, Any] = {"name": message.get("name"), "is_error": bool(message.get("is_error"))}
-                event = result_event(recording.key, message["tool_call_id"], message["content"], event_id=event_id, **result)
+                result: dict[str, Any] = {
+                    "name": message.get("name"),
+                    "is_error": bool(message.get("is_error")),
+                }
+                event = result_event(
+                    recording.key,
+                    message["tool_call_id"],
+                    message["content"],
+                    event_id=event_id,
+                    **result,
+                )
             else:
-                event = turn_event(recording.key, part.messages, event_id=event_id, model=conversation.model, is_meta=part.is_meta)
+                event = turn_event(
+                    recording.key,
+                    part.messages,
+                    event_id=event_id,
+                    model=conversation.model,
+                    is_meta=part.is_meta,
+                )
         except TooLarge as error:
-            raise TooLarge(f"{conversation.conversation_id}: one message is larger than an event may be ({error})") from error
+            raise TooLarge(
+                f"{conversation.conversation_id}: one message is larger than an event may be ({error})"
+            ) from error
         yield event, len(part.messages)
 
 
-def pieces(turn: Turn, *, max_messages: int = LIMITS.messages, max_bytes: int = LIMITS.bytes - ENVELOPE_BYTES) -> Iterator[Turn]:
+def pieces(
+    turn: Turn,
+    *,
+    max_messages: int = LIMITS.messages,
+    max_bytes: int = LIMITS.bytes - ENVELOPE_BYTES,
+) -> Iterator[Turn]:
     """A turn in as few events as its size allows, parted between messages; a message above the limit stands alone."""
     piece: list[Json] = []
     size = 0
@@ -101,5 +123,7 @@ def _parts(conversation: Conversation, step: Step) -> Iterator[Turn]:
 def _is_plain_result(message: Json) -> bool:
     """Whether a `tool.result` carries all that stands in this message."""
     known = {"role", "tool_call_id", "content", "name", "is_error"}
-    named = isinstance(message.get("tool_call_id"), str) and isinstance(message.get("name"), str | None)
+    named = isinstance(message.get("tool_call_id"), str) and isinstance(
+        message.get("name"), str | None
+    )
     return message["role"] == "tool" and named and "content" in message and set(message) <= known

@@ -9,7 +9,15 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from turnfold.cli.reaching import System, changing, system_to_change
 from turnfold.cli.recordings import Recording, Step, events_of, recorded
@@ -24,7 +32,17 @@ AT_ONCE = 100
 """Events of a session in one batch, where nobody asked for a speed."""
 WHOLE_WINDOW_TOKENS = 10_000_000
 STALLED_SECONDS = 60.0
-COLUMNS = ("agent_id", "session_id", "events", "messages", "evictions", "evicted", "summary_versions", "tokens_total", "tokens_live")
+COLUMNS = (
+    "agent_id",
+    "session_id",
+    "events",
+    "messages",
+    "evictions",
+    "evicted",
+    "summary_versions",
+    "tokens_total",
+    "tokens_live",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +70,29 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Conversation files, gzipped or not; - is standard input.")],
-    agent: Annotated[str | None, typer.Option(help="The agent id of all; without it each conversation's own, or 'replay'.")] = None,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="Conversation files, gzipped or not; - is standard input."
+        ),
+    ],
+    agent: Annotated[
+        str | None,
+        typer.Option(help="The agent id of all; without it each conversation's own, or 'replay'."),
+    ] = None,
     step: Annotated[Step, typer.Option(help="What one event carries.")] = Step.TURN,
-    speed: Annotated[float | None, typer.Option(min=0.001, help="Events a second in each session; without it as fast as it goes.")] = None,
-    wait_seconds: Annotated[float, typer.Option(min=0, help="How long to wait for summaries once all is stored.")] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a session, on a line of its own.")] = False,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Events a second in each session; without it as fast as it goes."
+        ),
+    ] = None,
+    wait_seconds: Annotated[
+        float, typer.Option(min=0, help="How long to wait for summaries once all is stored.")
+    ] = 10.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a session, on a line of its own.")
+    ] = False,
 ) -> None:
     """Publish recorded conversations and say what became of each.
 
@@ -65,16 +100,29 @@ def replay(
     published before is not stored again, so a replay can be repeated.
     """
     told = asyncio.run(_replay(system_to_change(), files, agent, step, speed, wait_seconds))
-    show_rows("replayed", COLUMNS, (asdict(one) for one in told), as_json=as_json, empty="No conversations in these files.")
+    show_rows(
+        "replayed",
+        COLUMNS,
+        (asdict(one) for one in told),
+        as_json=as_json,
+        empty="No conversations in these files.",
+    )
 
 
 async def _replay(
-    system: System, files: Sequence[str], agent: str | None, step: Step, speed: float | None, wait_seconds: float
+    system: System,
+    files: Sequence[str],
+    agent: str | None,
+    step: Step,
+    speed: float | None,
+    wait_seconds: float,
 ) -> list[Replayed]:
     recordings = recorded(files, agent)
     async with changing(system) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
-            return await replayed(client, recordings, bar, step=step, speed=speed, wait_seconds=wait_seconds)
+            return await replayed(
+                client, recordings, bar, step=step, speed=speed, wait_seconds=wait_seconds
+            )
 
 
 async def replayed(
@@ -93,15 +141,30 @@ async def replayed(
         Unavailable: the bus or the services stopped answering, or nothing was stored for a minute.
     """
     counts = await _published(client, recordings, bar, step, speed)
-    await _for_each(recordings, lambda one: _ingested(client.session(*one.key), len(one.conversation.messages)), bar, "storing")
+    await _for_each(
+        recordings,
+        lambda one: _ingested(client.session(*one.key), len(one.conversation.messages)),
+        bar,
+        "storing",
+    )
     deadline = time.monotonic() + wait_seconds
-    await _for_each(recordings, lambda one: _summarised(client.session(*one.key), deadline), bar, "summarising")
-    return await _for_each(recordings, lambda one: _outcome(client, one, counts), bar, "looking back")
+    await _for_each(
+        recordings, lambda one: _summarised(client.session(*one.key), deadline), bar, "summarising"
+    )
+    return await _for_each(
+        recordings, lambda one: _outcome(client, one, counts), bar, "looking back"
+    )
 
 
 def progress(console: Console, *, disabled: bool = False) -> Progress:
     """A bar for each stage, gone when all is done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=console, disable=disabled, transient=True)
 
 
@@ -110,7 +173,9 @@ async def _published(
 ) -> dict[tuple[str, str], int]:
     """Publish all, sessions side by side; how many events each session has."""
     counts: dict[tuple[str, str], int] = {one.key: 0 for one in recordings}
-    task = bar.add_task("publishing", total=sum(len(one.conversation.messages) for one in recordings))
+    task = bar.add_task(
+        "publishing", total=sum(len(one.conversation.messages) for one in recordings)
+    )
 
     def counted(recording: Recording, task: TaskID) -> Iterator[Event]:
         """Asked for the next event, the one before is published."""
@@ -124,7 +189,12 @@ async def _published(
             await asyncio.sleep(1 / speed)
 
     at_once = AT_ONCE if speed is None else 1
-    await client.publish_sessions((counted(one, task) for one in recordings), in_flight=IN_FLIGHT, at_once=at_once, published=paced)
+    await client.publish_sessions(
+        (counted(one, task) for one in recordings),
+        in_flight=IN_FLIGHT,
+        at_once=at_once,
+        published=paced,
+    )
     return counts
 
 
@@ -144,7 +214,9 @@ async def _ingested(session: Session, messages: int) -> None:
         if stored != seen:
             seen, seen_at = stored, time.monotonic()
         elif time.monotonic() - seen_at > STALLED_SECONDS:
-            raise Unavailable(f"nothing was stored for {STALLED_SECONDS:g} seconds: see that a worker runs (`turnfold doctor`)")
+            raise Unavailable(
+                f"nothing was stored for {STALLED_SECONDS:g} seconds: see that a worker runs (`turnfold doctor`)"
+            )
 
 
 async def _summarised(session: Session, deadline: float) -> None:
@@ -154,7 +226,9 @@ async def _summarised(session: Session, deadline: float) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _outcome(client: Client, recording: Recording, counts: dict[tuple[str, str], int]) -> Replayed:
+async def _outcome(
+    client: Client, recording: Recording, counts: dict[tuple[str, str], int]
+) -> Replayed:
     session = client.session(*recording.key)
     status = await session.status()
     evictions = [row async for row in session.audit_trail() if row.get("phase") == "evicted"]
@@ -173,7 +247,10 @@ async def _outcome(client: Client, recording: Recording, counts: dict[tuple[str,
 
 
 async def _for_each(
-    recordings: Sequence[Recording], work: Callable[[Recording], Awaitable[Told]], bar: Progress, description: str
+    recordings: Sequence[Recording],
+    work: Callable[[Recording], Awaitable[Told]],
+    bar: Progress,
+    description: str,
 ) -> list[Told]:
     """What the work says of each recording, in order; so many at a time, and the first error ends all."""
     slots = asyncio.Semaphore(IN_FLIGHT)

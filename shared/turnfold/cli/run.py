@@ -27,9 +27,16 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept (TURNFOLD_DATA_DIR, else .turnfold).")] = None,
-    nats_port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the bus; 0 picks a free one.")] = NATS_PORT,
-    http_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Port of HTTP; 0 picks a free one.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where everything is kept (TURNFOLD_DATA_DIR, else .turnfold)."),
+    ] = None,
+    nats_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port of the bus; 0 picks a free one.")
+    ] = NATS_PORT,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port of HTTP; 0 picks a free one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run the whole system: bus, database, worker and query. Stop it with Ctrl-C."""
@@ -37,9 +44,17 @@ def up(
     from turnfold.embedded.supervisor import Plan, run
 
     # The bus is the one that starts here, whatever ran on this directory before.
-    given = {"data_dir": data_dir, "http_port": http_port, "nats_url": f"nats://127.0.0.1:{nats_port}"}
+    given = {
+        "data_dir": data_dir,
+        "http_port": http_port,
+        "nats_url": f"nats://127.0.0.1:{nats_port}",
+    }
     settings = read_settings(os.environ, given)
-    check_listening(settings.http_host, has_tokens=settings.http_tokens is not None, is_checked_elsewhere=settings.http_checked_elsewhere)
+    check_listening(
+        settings.http_host,
+        has_tokens=settings.http_tokens is not None,
+        is_checked_elsewhere=settings.http_checked_elsewhere,
+    )
     plan = Plan(
         data_dir=settings.data_dir or DATA_DIR,
         nats_port=nats_port,
@@ -109,6 +124,9 @@ def _print_panel(ready: Mapping[str, Any]) -> None:
     rows.add_row("figures", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
     rows.add_row("database", redacted(ready["database_url"]))
     rows.add_row("processes", ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items()))
-    rows.add_row("try", "turnfold replay FILE, then turnfold sessions (with TURNFOLD_DATA_DIR set to this data directory)")
+    rows.add_row(
+        "try",
+        "turnfold replay FILE, then turnfold sessions (with TURNFOLD_DATA_DIR set to this data directory)",
+    )
     rows.add_row("stop", "Ctrl-C")
     Console().print(Panel(rows, title="turnfold is ready", expand=False))

@@ -44,7 +44,10 @@ def register(app: typer.Typer) -> None:
 def search(
     agent: Annotated[str, typer.Argument(help="The agent's id.")],
     session: Annotated[str, typer.Argument(help="The session's id.")],
-    query: Annotated[list[str], typer.Argument(help="Words, a path, an id, a number; several words are one query.")],
+    query: Annotated[
+        list[str],
+        typer.Argument(help="Words, a path, an id, a number; several words are one query."),
+    ],
     limit: Annotated[int, typer.Option(min=1, max=MOST_HITS, help="The best so many.")] = 20,
     state: Annotated[State | None, typer.Option(help="Only messages in this state.")] = None,
     role: Annotated[Speaker | None, typer.Option(help="Only messages of this role.")] = None,
@@ -70,12 +73,20 @@ def search(
 async def _hits(agent: str, session: str, q: str, **wanted: Any) -> list[Hit]:
     fields = {"q": q} | {name: value for name, value in wanted.items() if value is not None}
     async with reached() as client:
-        hits: list[Hit] = (await client.session(agent, session).ask("history.search", fields))["hits"]
+        hits: list[Hit] = (await client.session(agent, session).ask("history.search", fields))[
+            "hits"
+        ]
         return hits
 
 
 def _facts(hit: Hit) -> tuple[int, str, str, str, float]:
-    return hit["position"], hit["message_id"], hit["state"], str(hit["message"].get("role")), hit["score"]
+    return (
+        hit["position"],
+        hit["message_id"],
+        hit["state"],
+        str(hit["message"].get("role")),
+        hit["score"],
+    )
 
 
 def _table(hits: Sequence[Hit], q: str) -> Table:
@@ -91,7 +102,10 @@ def _table(hits: Sequence[Hit], q: str) -> Table:
         for start, end in places:
             shown.stylize(HIT_STYLE, start, end)
         table.add_row(
-            str(position), Text(state, style=STATE_COLOURS.get(state, "")), Text(role, style=ROLE_COLOURS.get(role, "white")), shown
+            str(position),
+            Text(state, style=STATE_COLOURS.get(state, "")),
+            Text(role, style=ROLE_COLOURS.get(role, "white")),
+            shown,
         )
     return table
 
@@ -100,7 +114,10 @@ def snippet_of(text: str, q: str) -> tuple[str, list[tuple[int, int]]]:
     """What of a text to show on one line, and where in that the query, or else its words, stand."""
     line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     whole = re.compile(re.escape(" ".join(q.split())), re.IGNORECASE)
-    words = re.compile("|".join(re.escape(word) for word in sorted(q.split(), key=len, reverse=True)) or "(?!)", re.IGNORECASE)
+    words = re.compile(
+        "|".join(re.escape(word) for word in sorted(q.split(), key=len, reverse=True)) or "(?!)",
+        re.IGNORECASE,
+    )
     seen = whole if whole.search(line) else words
     first = seen.search(line)
     start = max(0, first.start() - BEFORE) if first else 0

@@ -56,7 +56,12 @@ def _travel_light(settings: Settings) -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # how Python says that a module is not to be had
 
 
-SERVICES: Mapping[str, Callable[[], int]] = {"worker": worker, "receiver": receiver, "query": query, "migrate": migrate}
+SERVICES: Mapping[str, Callable[[], int]] = {
+    "worker": worker,
+    "receiver": receiver,
+    "query": query,
+    "migrate": migrate,
+}
 
 
 def _settings(role: str) -> Settings:
@@ -88,6 +93,10 @@ def _check_named(settings: Settings, role: str) -> None:
         return
     if settings.data_dir is not None:
         if running_system(settings.data_dir) is None:
-            raise StartError(f"no system runs in {settings.data_dir}; set TURNFOLD_NATS_URL, or start all of it with `turnfold up`")
+            raise StartError(
+                f"no system runs in {settings.data_dir}; set TURNFOLD_NATS_URL, or start all of it with `turnfold up`"
+            )
     elif role == "migrate" and "database_url" not in settings.named:
-        raise StartError("no system is named; set TURNFOLD_NATS_URL and TURNFOLD_DATABASE_URL to what `turnfold migrate` is to set up")
+        raise StartError(
+            "no system is named; set TURNFOLD_NATS_URL and TURNFOLD_DATABASE_URL to what `turnfold migrate` is to set up"
+        )

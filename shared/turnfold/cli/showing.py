@@ -16,15 +16,28 @@ MIN_WIDTH = 14
 
 def console() -> Console:
     """Standard output as people read it; in a pipe without colours and with a fixed width."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False)
+    return Console(
+        width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False
+    )
 
 
 def show_json(value: Any) -> None:
     """One value on one line."""
-    typer.echo(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")).encode("utf-8", "backslashreplace").decode())
+    typer.echo(
+        json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+        .encode("utf-8", "backslashreplace")
+        .decode()
+    )
 
 
-def show_rows(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, as_json: bool, empty: str) -> None:
+def show_rows(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    as_json: bool,
+    empty: str,
+) -> None:
     """Rows of these columns; as JSON each row stands whole on a line of its own, whatever the columns."""
     if as_json:
         for row in rows:
@@ -47,10 +60,15 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any
     found = list(rows)
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        is_number = bool(found) and all(isinstance(row.get(column), int | float | None) for row in found)
+        is_number = bool(found) and all(
+            isinstance(row.get(column), int | float | None) for row in found
+        )
         widest = max((len(cell(row.get(column))) for row in found), default=0)
         table.add_column(
-            column.replace("_", " "), justify="right" if is_number else "left", overflow="fold", min_width=min(widest, MIN_WIDTH)
+            column.replace("_", " "),
+            justify="right" if is_number else "left",
+            overflow="fold",
+            min_width=min(widest, MIN_WIDTH),
         )
     for row in found:
         table.add_row(*(escape(_counted(column, row.get(column))) for column in columns))
@@ -58,7 +76,11 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any
 
 
 def _counted(column: str, value: Any) -> str:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and not column.endswith(("_id", "_seq"))
+    is_count = (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and not column.endswith(("_id", "_seq"))
+    )
     return f"{value:,}" if is_count else cell(value)
 
 

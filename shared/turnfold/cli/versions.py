@@ -28,9 +28,23 @@ from turnfold.errors import BadRequest, Conflict, Unavailable
 Version = Annotated[int, typer.Argument(min=1, help="The number of a version.")]
 COLOURS = {Mark.GONE: "red", Mark.NEW: "green", Mark.SAME: "dim"}
 LINE = 400
-CAMPAIGN_COLUMNS = ("campaign_id", "agent_id", "sessions", "opened", "written", "failed", "open", "requested_at", "finished_at")
+CAMPAIGN_COLUMNS = (
+    "campaign_id",
+    "agent_id",
+    "sessions",
+    "opened",
+    "written",
+    "failed",
+    "open",
+    "requested_at",
+    "finished_at",
+)
 POLL_SECONDS = 0.2
-ENDED_BADLY = {"rejected": "the gate refused what was written", "rollback": "the model failed", "stale": "another version took its place"}
+ENDED_BADLY = {
+    "rejected": "the gate refused what was written",
+    "rollback": "the model failed",
+    "stale": "another version took its place",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +63,9 @@ def diff(
     agent: Agent,
     session: SessionName,
     before: Version,
-    after: Annotated[int | None, typer.Argument(min=1, help="The other version; without it, the one in force.")] = None,
+    after: Annotated[
+        int | None, typer.Argument(min=1, help="The other version; without it, the one in force.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show what both have, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -58,12 +74,20 @@ def diff(
     lines = differences(old, new)
     if as_json:
         for line in lines:
-            show_json({"part": line.part, "change": {Mark.GONE: "gone", Mark.NEW: "new", Mark.SAME: "same"}[line.mark], "text": line.text})
+            show_json(
+                {
+                    "part": line.part,
+                    "change": {Mark.GONE: "gone", Mark.NEW: "new", Mark.SAME: "same"}[line.mark],
+                    "text": line.text,
+                }
+            )
         return
     _show(console(), old, new, lines, everything=everything)
 
 
-async def _both(agent: str, session: str, before: int, after: int | None) -> tuple[Summary, Summary]:
+async def _both(
+    agent: str, session: str, before: int, after: int | None
+) -> tuple[Summary, Summary]:
     async with reached() as client:
         asked = client.session(agent, session)
         if after is None:
@@ -73,7 +97,9 @@ async def _both(agent: str, session: str, before: int, after: int | None) -> tup
         return await asked.summary(before), await asked.summary(after)
 
 
-def _show(out: Console, old: Summary, new: Summary, lines: Sequence[Line], *, everything: bool) -> None:
+def _show(
+    out: Console, old: Summary, new: Summary, lines: Sequence[Line], *, everything: bool
+) -> None:
     for summary, mark in ((old, Mark.GONE), (new, Mark.NEW)):
         out.print(Text(f"{mark * 3} {_about(summary)}", style=f"bold {COLOURS[mark]}"))
     shown = 0
@@ -83,9 +109,14 @@ def _show(out: Console, old: Summary, new: Summary, lines: Sequence[Line], *, ev
         same = sum(line.mark is Mark.SAME for line in found)
         if changed:
             shown += 1
-            out.print(Text(f"\n{part}", style="bold") + Text("" if everything or not same else f"  ({same} in both)", style="dim"))
+            out.print(
+                Text(f"\n{part}", style="bold")
+                + Text("" if everything or not same else f"  ({same} in both)", style="dim")
+            )
         for line in changed:
-            out.print(Text(f"{line.mark} {clipped(_one_line(line.text), LINE)}", style=COLOURS[line.mark]))
+            out.print(
+                Text(f"{line.mark} {clipped(_one_line(line.text), LINE)}", style=COLOURS[line.mark])
+            )
     if not shown:
         out.print("\nThey say the same.")
 
@@ -106,11 +137,21 @@ def promote(
     agent: Agent,
     session: SessionName,
     version: Version,
-    over: Annotated[int | None, typer.Option(min=1, help="Only if this version is in force.")] = None,
+    over: Annotated[
+        int | None, typer.Option(min=1, help="Only if this version is in force.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a version in force; the others stay, and any of them can be promoted again."""
-    told = asyncio.run(_asked(system_to_change(), agent, session, "summary.promote", {"version": version, "over": over}))
+    told = asyncio.run(
+        _asked(
+            system_to_change(),
+            agent,
+            session,
+            "summary.promote",
+            {"version": version, "over": over},
+        )
+    )
     if as_json:
         show_json(told)
     else:
@@ -118,29 +159,64 @@ def promote(
 
 
 def regenerate(  # noqa: PLR0917  # a parameter for each option
-    agent: Annotated[str | None, typer.Argument(help="The agent's id; without it, say --all.")] = None,
-    session: Annotated[str | None, typer.Argument(help="The session's id; without it, all of the agent.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every session of every agent.")] = False,
+    agent: Annotated[
+        str | None, typer.Argument(help="The agent's id; without it, say --all.")
+    ] = None,
+    session: Annotated[
+        str | None, typer.Argument(help="The session's id; without it, all of the agent.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every session of every agent.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Another model than the policy's.")] = None,
     style: Annotated[str | None, typer.Option(help="narrative or structured.")] = None,
-    prompt: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file that tells the task in other words.")] = None,
-    from_version: Annotated[int | None, typer.Option(min=1, help="Write on this version, and read what came after it.")] = None,
-    at_once: Annotated[int, typer.Option(min=1, max=100, help="Sessions in work at the same time, where there are many.")] = 2,
-    wait: Annotated[bool, typer.Option(help="Wait until it is written; it goes on without you as well.")] = True,
+    prompt: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A file that tells the task in other words."
+        ),
+    ] = None,
+    from_version: Annotated[
+        int | None, typer.Option(min=1, help="Write on this version, and read what came after it.")
+    ] = None,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            min=1, max=100, help="Sessions in work at the same time, where there are many."
+        ),
+    ] = 2,
+    wait: Annotated[
+        bool, typer.Option(help="Wait until it is written; it goes on without you as well.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Have summaries written again from the originals, in the background; the versions in force stay until you promote others."""
     if everything == bool(agent):
         raise typer.BadParameter("give an agent, an agent and a session, or --all")
-    wanted: dict[str, Any] = {"model": model, "style": style, "prompt": prompt.read_text() if prompt else None}
+    wanted: dict[str, Any] = {
+        "model": model,
+        "style": style,
+        "prompt": prompt.read_text() if prompt else None,
+    }
     if (agent is None or session is None) and from_version is not None:
         raise typer.BadParameter("--from-version names a version of one session: give the session")
     system = system_to_change()
     if agent is None or session is None:
-        told = asyncio.run(_campaign(system, agent, wanted | {"at_once": at_once}, wait=wait, is_quiet=as_json))
+        told = asyncio.run(
+            _campaign(system, agent, wanted | {"at_once": at_once}, wait=wait, is_quiet=as_json)
+        )
         show_rows("campaign", CAMPAIGN_COLUMNS, [told], as_json=as_json, empty="")
         return
-    told = asyncio.run(_regenerated(system, agent, session, wanted | {"from_version": from_version}, wait=wait, is_quiet=as_json))
+    told = asyncio.run(
+        _regenerated(
+            system,
+            agent,
+            session,
+            wanted | {"from_version": from_version},
+            wait=wait,
+            is_quiet=as_json,
+        )
+    )
     if as_json:
         show_json(told)
     elif "version" in told:
@@ -149,14 +225,22 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         typer.echo(f"compare:       turnfold summaries diff {names}")
         typer.echo(f"put in force:  turnfold summaries promote {names}")
     else:
-        typer.echo(f"It is being written (compaction {told['compaction_id']}); see `turnfold summaries list`.")
+        typer.echo(
+            f"It is being written (compaction {told['compaction_id']}); see `turnfold summaries list`."
+        )
 
 
-async def _campaign(system: System, agent: str | None, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:
+async def _campaign(
+    system: System, agent: str | None, wanted: dict[str, Any], *, wait: bool, is_quiet: bool
+) -> dict[str, Any]:
     """Many sessions, and how far that is: whoever asks for the same again looks on."""
-    subject = f"agent.regenerate.{token_of(agent)}" if agent is not None else "installation.regenerate"
+    subject = (
+        f"agent.regenerate.{token_of(agent)}" if agent is not None else "installation.regenerate"
+    )
     async with changing(system) as client:
-        told = await client.ask(subject, {name: value for name, value in wanted.items() if value is not None})
+        told = await client.ask(
+            subject, {name: value for name, value in wanted.items() if value is not None}
+        )
         err = Console(stderr=True)
         with progress(err, disabled=is_quiet or not err.is_terminal) as bar:
             task = bar.add_task("sessions written again", total=told["sessions"])
@@ -169,7 +253,9 @@ async def _campaign(system: System, agent: str | None, wanted: dict[str, Any], *
     return told
 
 
-async def _regenerated(system: System, agent: str, session: str, wanted: dict[str, Any], *, wait: bool, is_quiet: bool) -> dict[str, Any]:
+async def _regenerated(
+    system: System, agent: str, session: str, wanted: dict[str, Any], *, wait: bool, is_quiet: bool
+) -> dict[str, Any]:
     async with changing(system) as client:
         asked = client.session(agent, session)
         told = await asked.ask("summary.regenerate", wanted)
@@ -196,10 +282,16 @@ async def _written(session: Session, compaction_id: str) -> int:
             continue
         if row["phase"] == "summary_done":
             rows = (await session.ask("summary.list"))["summaries"]
-            return next(int(one["version"]) for one in reversed(rows) if one["compaction_id"] == compaction_id)
+            return next(
+                int(one["version"])
+                for one in reversed(rows)
+                if one["compaction_id"] == compaction_id
+            )
         if row["phase"] in ENDED_BADLY:
             why = f" ({row['reason']})" if row["reason"] else ""
-            raise Conflict(f"nothing was written: {ENDED_BADLY[row['phase']]}{why}; the version in force stays")
+            raise Conflict(
+                f"nothing was written: {ENDED_BADLY[row['phase']]}{why}; the version in force stays"
+            )
     raise AssertionError("an audit has no end")
 
 
@@ -222,22 +314,40 @@ async def _followed(session: Session) -> AsyncIterator[dict[str, Any]]:
 def restore(
     agent: Agent,
     session: SessionName,
-    compaction_id: Annotated[str | None, typer.Argument(help="The compaction; without it, the newest that can be undone.")] = None,
+    compaction_id: Annotated[
+        str | None,
+        typer.Argument(help="The compaction; without it, the newest that can be undone."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Undo a compaction: its messages are live again, and the version before it is in force."""
     system = system_to_change()
     chosen = compaction_id or asyncio.run(_newest(system, agent, session))
-    question = f"Bring back what compaction {chosen} took out of the window, in the system {system.name}?"
+    question = (
+        f"Bring back what compaction {chosen} took out of the window, in the system {system.name}?"
+    )
     if not yes and sys.stdin.isatty() and not typer.confirm(question):
         raise typer.Exit(1)
-    told = asyncio.run(_asked(system, agent, session, "compaction.restore", {"compaction_id": chosen}))
+    told = asyncio.run(
+        _asked(system, agent, session, "compaction.restore", {"compaction_id": chosen})
+    )
     if as_json:
         show_json(told)
         return
-    now = f"version {told['version']} is in force" if told["version"] is not None else "no summary is in force"
-    console().print(Panel(f"Its messages are live again; {now}.", title=f"compaction {chosen}", border_style="blue", expand=False))
+    now = (
+        f"version {told['version']} is in force"
+        if told["version"] is not None
+        else "no summary is in force"
+    )
+    console().print(
+        Panel(
+            f"Its messages are live again; {now}.",
+            title=f"compaction {chosen}",
+            border_style="blue",
+            expand=False,
+        )
+    )
 
 
 async def _newest(system: System, agent: str, session: str) -> str:
@@ -251,6 +361,8 @@ async def _newest(system: System, agent: str, session: str) -> str:
     raise BadRequest("nothing was evicted from this session, so there is nothing to restore")
 
 
-async def _asked(system: System, agent: str, session: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+async def _asked(
+    system: System, agent: str, session: str, name: str, fields: dict[str, Any]
+) -> dict[str, Any]:
     async with changing(system) as client:
         return await client.session(agent, session).ask(name, fields)

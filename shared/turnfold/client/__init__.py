@@ -3,7 +3,14 @@
 from turnfold.client.answers import Account, HistoryPage, StoredMessage, Summary, Window
 from turnfold.client.buffer import Buffering
 from turnfold.client.client import Client, connect
-from turnfold.client.events import Event, Receipt, new_event_id, result_event, session_key, turn_event
+from turnfold.client.events import (
+    Event,
+    Receipt,
+    new_event_id,
+    result_event,
+    session_key,
+    turn_event,
+)
 from turnfold.client.session import Session
 
 __all__ = [

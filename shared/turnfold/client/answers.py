@@ -4,12 +4,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from turnfold.errors import BadRequest, CannotFit, Conflict, NotAllowed, RequestError, TooLarge, Unavailable, UnknownSession
+from turnfold.errors import (
+    BadRequest,
+    CannotFit,
+    Conflict,
+    NotAllowed,
+    RequestError,
+    TooLarge,
+    Unavailable,
+    UnknownSession,
+)
 
 Fields = Mapping[str, Any]
 Read = TypeVar("Read")
 
-_ERRORS: dict[str, type[RequestError]] = {kind.code: kind for kind in (BadRequest, NotAllowed, UnknownSession, TooLarge, Conflict)}
+_ERRORS: dict[str, type[RequestError]] = {
+    kind.code: kind for kind in (BadRequest, NotAllowed, UnknownSession, TooLarge, Conflict)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,9 @@ class StoredMessage:
     @classmethod
     def of(cls, told: Fields) -> Self:
         """The message in an entry of `history.get` or `history.search`."""
-        return cls(told["message_id"], told["position"], told["state"], told["message"], told.get("score"))
+        return cls(
+            told["message_id"], told["position"], told["state"], told["message"], told.get("score")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +148,9 @@ class HistoryPage:
     @classmethod
     def of(cls, told: Fields) -> Self:
         """The page in an answer of `history.get`."""
-        return cls(tuple(StoredMessage.of(entry) for entry in told["messages"]), told.get("next_position"))
+        return cls(
+            tuple(StoredMessage.of(entry) for entry in told["messages"]), told.get("next_position")
+        )
 
 
 def read(of: Callable[[Fields], Read], told: Fields) -> Read:
@@ -147,15 +162,23 @@ def read(of: Callable[[Fields], Read], told: Fields) -> Read:
     try:
         return of(told)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise Unavailable("the reply to this request is none of Turnfold's: somebody else on the bus replies to it") from error
+        raise Unavailable(
+            "the reply to this request is none of Turnfold's: somebody else on the bus replies to it"
+        ) from error
 
 
 def error_told(told: Mapping[str, Any]) -> RequestError:
     """The error an answer speaks of, as an exception."""
     message = str(told.get("message") or told.get("code"))
     if told.get("code") == CannotFit.code:
-        return CannotFit(message, needed_tokens=told.get("needed_tokens"), needed_messages=told.get("needed_messages"))
+        return CannotFit(
+            message,
+            needed_tokens=told.get("needed_tokens"),
+            needed_messages=told.get("needed_messages"),
+        )
     if told.get("code") == Unavailable.code:
         retry_after_ms = told.get("retry_after_ms")
-        return Unavailable(message, retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None)
+        return Unavailable(
+            message, retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None
+        )
     return _ERRORS.get(str(told.get("code")), RequestError)(message)

@@ -36,7 +36,9 @@ class _Waiting:
 class Buffer:
     """Publishes each session's events one after the other, each until it is acknowledged, and sessions side by side."""
 
-    def __init__(self, publish: Callable[[Event], Awaitable[Receipt]], buffering: Buffering) -> None:
+    def __init__(
+        self, publish: Callable[[Event], Awaitable[Receipt]], buffering: Buffering
+    ) -> None:
         self._publish = publish
         self._buffering = buffering
         self._lanes: dict[SessionKey, deque[_Waiting]] = {}
@@ -62,7 +64,9 @@ class Buffer:
         """
         room = self._buffering
         if self._events >= room.max_events or self._bytes + len(event.payload) > room.max_bytes:
-            raise Unavailable(f"{self._events} events wait for the bus, and there is no room for event {event.event_id}: publish it later")
+            raise Unavailable(
+                f"{self._events} events wait for the bus, and there is no room for event {event.event_id}: publish it later"
+            )
         waiting = _Waiting(event, asyncio.get_running_loop().create_future())
         self._lanes.setdefault(event.key, deque()).append(waiting)
         self._events += 1
@@ -94,7 +98,10 @@ class Buffer:
                     await asyncio.sleep(0.2)
                     continue
                 except TurnfoldError as error:
-                    log.error("event.refused", extra={"event_id": waiting.event.event_id, "error": type(error).__name__})  # noqa: TRY400  # its text names the subject
+                    log.error(
+                        "event.refused",
+                        extra={"event_id": waiting.event.event_id, "error": type(error).__name__},
+                    )  # noqa: TRY400  # its text names the subject
                     waiting.receipt.set_exception(error)
                     waiting.receipt.exception()  # whoever left it to the buffer does not come back for it
                 else:

@@ -63,7 +63,12 @@ async def connect(
 
     chosen = url or environ.get("TURNFOLD_NATS_URL") or DEFAULT_URL
     connection = await Connection.open(
-        chosen, environ, timeout_seconds=timeout_seconds, attempts=attempts, inbox_prefix=inbox_prefix, may_be_away=buffering is not None
+        chosen,
+        environ,
+        timeout_seconds=timeout_seconds,
+        attempts=attempts,
+        inbox_prefix=inbox_prefix,
+        may_be_away=buffering is not None,
     )
     client = Client(connection, buffering=buffering)
     try:
@@ -109,7 +114,9 @@ class Client:
         the events of its session that came before it, and with the same event id. A full buffer refuses the event with
         `Unavailable`.
         """
-        return await (self._publish_now(event) if self._buffer is None else self._buffer.publish(event))
+        return await (
+            self._publish_now(event) if self._buffer is None else self._buffer.publish(event)
+        )
 
     async def close(self) -> None:
         """Give what is buffered a last while to go out; `connect` does this at its end."""
@@ -145,7 +152,9 @@ class Client:
         if len(given) > BATCH_EVENTS:
             raise TooLarge(f"{len(given)} events; publish at most {BATCH_EVENTS} at once")
         if self._buffer is not None and any(self._buffer.holds(event.key) for event in given):
-            raise Unavailable("earlier events of one of these sessions wait for the bus: publish the batch later")
+            raise Unavailable(
+                "earlier events of one of these sessions wait for the bus: publish the batch later"
+            )
         once: dict[tuple[str, str], Event] = {}
         for event in given:
             once.setdefault(_identity(event), event)
@@ -176,7 +185,11 @@ class Client:
             nonlocal counted
             try:
                 for batch in batches(events, most=at_once):
-                    receipts = await self.publish_batch(batch) if at_once > 1 else [await self.publish(batch[0])]
+                    receipts = (
+                        await self.publish_batch(batch)
+                        if at_once > 1
+                        else [await self.publish(batch[0])]
+                    )
                     counted += len(receipts)
                     if published is not None:
                         for event, receipt in zip(batch, receipts, strict=True):
@@ -193,16 +206,26 @@ class Client:
             raise failures.exceptions[0] from failures
         return counted
 
-    async def ask(self, subject: str, request: Json, *, patience_seconds: float = 0.0) -> dict[str, Any]:
+    async def ask(
+        self, subject: str, request: Json, *, patience_seconds: float = 0.0
+    ) -> dict[str, Any]:
         """Ask any request of the contract by its whole subject; fields that are None are left out."""
         given = {name: value for name, value in request.items() if value is not None}
         return await self._connection.ask(subject, given, patience_seconds=patience_seconds)
 
     async def agent_policy(
-        self, agent_id: str, *, mode: str | None = None, preset: str | None = None, overrides: Mapping[str, Any] | None = None
+        self,
+        agent_id: str,
+        *,
+        mode: str | None = None,
+        preset: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Set how all sessions of an agent are compacted where they set nothing else."""
-        return await self.ask(f"agent.policy.{token_of(agent_id)}", {"mode": mode, "preset": preset, "overrides": overrides})
+        return await self.ask(
+            f"agent.policy.{token_of(agent_id)}",
+            {"mode": mode, "preset": preset, "overrides": overrides},
+        )
 
     async def erase_agent(self, agent_id: str) -> dict[str, Any]:
         """Erase every session of an agent; there is no way back."""

@@ -100,8 +100,12 @@ class Connection:
                 return connection
             await _given_up(opening, bus)
             if is_refused:
-                raise NotAllowed(f"{shown} refuses these credentials: set TURNFOLD_NATS_CREDS, _NKEY, or _USER and _PASSWORD") from error
-            raise Unavailable(f"no server answers at {shown}: start one with `turnfold up`, or set TURNFOLD_NATS_URL") from error
+                raise NotAllowed(
+                    f"{shown} refuses these credentials: set TURNFOLD_NATS_CREDS, _NKEY, or _USER and _PASSWORD"
+                ) from error
+            raise Unavailable(
+                f"no server answers at {shown}: start one with `turnfold up`, or set TURNFOLD_NATS_URL"
+            ) from error
         except asyncio.CancelledError:
             await _given_up(opening, bus)
             raise
@@ -118,7 +122,9 @@ class Connection:
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._bus.close()
 
-    async def ask(self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0) -> dict[str, Any]:
+    async def ask(
+        self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0
+    ) -> dict[str, Any]:
         """The answer to a request; `patience_seconds` is what the answerer was allowed to take on top.
 
         Raises:
@@ -127,11 +133,20 @@ class Connection:
         try:
             with span(request_name(subject), kind="client") as asking:
                 seconds = self._timeout_seconds + patience_seconds
-                answer = await self._answer(subject, encoded(request), timeout_seconds=seconds, headers=dict(asking.headers) or None)
+                answer = await self._answer(
+                    subject,
+                    encoded(request),
+                    timeout_seconds=seconds,
+                    headers=dict(asking.headers) or None,
+                )
         except nats.errors.NoRespondersError as error:
-            raise Unavailable("nobody answers this request now: see that the worker and the query service run") from error
+            raise Unavailable(
+                "nobody answers this request now: see that the worker and the query service run"
+            ) from error
         except nats.errors.TimeoutError as error:
-            raise Unavailable(f"no answer within {self._timeout_seconds + patience_seconds:g} seconds: try again") from error
+            raise Unavailable(
+                f"no answer within {self._timeout_seconds + patience_seconds:g} seconds: try again"
+            ) from error
         except nats.errors.MaxPayloadError as error:
             raise TooLarge("the request is larger than the bus carries") from error
         except nats.errors.Error as error:
@@ -153,7 +168,9 @@ class Connection:
             headers = self._headers(event) | dict(publishing.headers)
 
             async def send() -> Acknowledgement | Rejection:
-                return await self._publisher.publish(event.subject, event.payload, headers=headers, seconds=self._timeout_seconds)
+                return await self._publisher.publish(
+                    event.subject, event.payload, headers=headers, seconds=self._timeout_seconds
+                )
 
             taken = await self._acknowledged({event.subject}, send, f"event {event.event_id}")
             publishing.note(stream_seq=taken.seq)
@@ -178,41 +195,62 @@ class Connection:
             async def send() -> Acknowledgement | Rejection:
                 return await self._batch(events, tracing)
 
-            taken = await self._acknowledged(subjects, send, f"the batch of event {events[0].event_id}", takes_no_batch=True)
+            taken = await self._acknowledged(
+                subjects, send, f"the batch of event {events[0].event_id}", takes_no_batch=True
+            )
             if taken is not None and taken.is_batch:
                 publishing.note(stream_seq=taken.seq)
-                return [Receipt(event.event_id, seq) for seq, event in enumerate(events, taken.seq - len(events) + 1)]
+                return [
+                    Receipt(event.event_id, seq)
+                    for seq, event in enumerate(events, taken.seq - len(events) + 1)
+                ]
         # A server that knows no batches has taken the first event as what it is.
-        receipts = [] if taken is None else [Receipt(events[0].event_id, taken.seq, taken.is_duplicate)]
+        receipts = (
+            [] if taken is None else [Receipt(events[0].event_id, taken.seq, taken.is_duplicate)]
+        )
         return receipts + [await self.publish(event) for event in events[len(receipts) :]]
 
-    async def _batch(self, events: Sequence[Event], tracing: dict[str, str]) -> Acknowledgement | Rejection:
+    async def _batch(
+        self, events: Sequence[Event], tracing: dict[str, str]
+    ) -> Acknowledgement | Rejection:
         """What the stream says to the last event, or already to the first where it opens no batch for it."""
         batch_id = secrets.token_hex(16)
 
         def headers_of(number: int) -> dict[str, str]:
-            return self._headers(events[number - 1]) | tracing | {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
+            return (
+                self._headers(events[number - 1])
+                | tracing
+                | {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
+            )
 
         first, *middle, last = (events[0], *events[1:-1], events[-1])
         if len(events) > 1:
-            told = await self._publisher.open_batch(first.subject, first.payload, headers=headers_of(1), seconds=self._timeout_seconds)
+            told = await self._publisher.open_batch(
+                first.subject, first.payload, headers=headers_of(1), seconds=self._timeout_seconds
+            )
             if told is not None:
                 return told
             for number, event in enumerate(middle, 2):
                 await self._bus.publish(event.subject, event.payload, headers=headers_of(number))
         headers = headers_of(len(events)) | {"Nats-Batch-Commit": "1"}
         batch = Batch(batch_id, len(events))
-        return await self._publisher.publish(last.subject, last.payload, headers=headers, seconds=self._timeout_seconds, batch=batch)
+        return await self._publisher.publish(
+            last.subject, last.payload, headers=headers, seconds=self._timeout_seconds, batch=batch
+        )
 
     def _headers(self, event: Event) -> dict[str, str]:
         broker_id = message_header(event.key.agent_id, event.event_id, self._secret)
         return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": broker_id}
 
     @overload
-    async def _acknowledged(self, subjects: Collection[str], send: Send, what: str) -> Acknowledgement: ...
+    async def _acknowledged(
+        self, subjects: Collection[str], send: Send, what: str
+    ) -> Acknowledgement: ...
 
     @overload
-    async def _acknowledged(self, subjects: Collection[str], send: Send, what: str, *, takes_no_batch: bool) -> Acknowledgement | None: ...
+    async def _acknowledged(
+        self, subjects: Collection[str], send: Send, what: str, *, takes_no_batch: bool
+    ) -> Acknowledgement | None: ...
 
     async def _acknowledged(
         self, subjects: Collection[str], send: Send, what: str, *, takes_no_batch: bool = False
@@ -223,7 +261,9 @@ class Connection:
             if attempt:
                 await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
             try:
-                told = await self._unless_denied(subjects, send, timeout_seconds=self._timeout_seconds)
+                told = await self._unless_denied(
+                    subjects, send, timeout_seconds=self._timeout_seconds
+                )
             except nats.errors.MaxPayloadError as error:
                 raise TooLarge(f"{what} is more than the server carries") from error
             except nats.errors.ConnectionClosedError as error:
@@ -238,7 +278,9 @@ class Connection:
             cause = refused(told.code, told.description)
             if isinstance(cause, StreamFull):
                 raise cause
-        raise Unavailable(f"{what} was not acknowledged ({cause}): publish it again with the same event_id") from cause
+        raise Unavailable(
+            f"{what} was not acknowledged ({cause}): publish it again with the same event_id"
+        ) from cause
 
     async def _read(self, subject: str, body: bytes) -> bytes:
         """Return the answer of the JetStream API."""
@@ -248,19 +290,34 @@ class Connection:
 
         return await self._unless_denied({subject}, ask, timeout_seconds=READ_SECONDS)
 
-    async def _answer(self, subject: str, payload: bytes, *, timeout_seconds: float, headers: dict[str, str] | None) -> dict[str, Any]:
+    async def _answer(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_seconds: float,
+        headers: dict[str, str] | None,
+    ) -> dict[str, Any]:
         """The answer to one request."""
         name = request_name(subject)
 
         async def ask() -> dict[str, Any]:
             return await self._bus.reply(
-                subject, payload, seconds=timeout_seconds, headers=headers, read=lambda reply: read_answer(name, reply.data)
+                subject,
+                payload,
+                seconds=timeout_seconds,
+                headers=headers,
+                read=lambda reply: read_answer(name, reply.data),
             )
 
         return await self._unless_denied({subject}, ask, timeout_seconds=timeout_seconds)
 
     async def _unless_denied(
-        self, subjects: Collection[str], ask: Callable[[], Coroutine[Any, Any, Told]], *, timeout_seconds: float
+        self,
+        subjects: Collection[str],
+        ask: Callable[[], Coroutine[Any, Any, Told]],
+        *,
+        timeout_seconds: float,
     ) -> Told:
         """What comes of publishing there. The server tells a forbidden subject beside the connection, so that is listened for too."""
         if self._opening is not None:

@@ -95,8 +95,20 @@ def turn_event(
         raise BadRequest("a turn holds at least one message")
     if len(messages) > LIMITS.messages:
         raise TooLarge(f"{len(messages)} messages; publish at most {LIMITS.messages} in one event")
-    fields = {"messages": list(messages), "model": model, "usage": usage, "is_meta": is_meta or None, "metadata": metadata}
-    return _event(TURN_COMPLETED, key, event_id, occurred_at, {name: value for name, value in fields.items() if value is not None})
+    fields = {
+        "messages": list(messages),
+        "model": model,
+        "usage": usage,
+        "is_meta": is_meta or None,
+        "metadata": metadata,
+    }
+    return _event(
+        TURN_COMPLETED,
+        key,
+        event_id,
+        occurred_at,
+        {name: value for name, value in fields.items() if value is not None},
+    )
 
 
 def result_event(
@@ -118,18 +130,37 @@ def result_event(
     """
     fields = {"name": name, "is_error": is_error or None, "metadata": metadata}
     given = {name: value for name, value in fields.items() if value is not None}
-    return _event(TOOL_RESULT, key, event_id, occurred_at, {"tool_call_id": tool_call_id, "content": content, **given})
+    return _event(
+        TOOL_RESULT,
+        key,
+        event_id,
+        occurred_at,
+        {"tool_call_id": tool_call_id, "content": content, **given},
+    )
 
 
-def _event(kind: str, key: SessionKey, event_id: str | None, occurred_at: datetime | None, fields: Mapping[str, Any]) -> Event:
+def _event(
+    kind: str,
+    key: SessionKey,
+    event_id: str | None,
+    occurred_at: datetime | None,
+    fields: Mapping[str, Any],
+) -> Event:
     event_id = event_id if event_id is not None else new_event_id()
     if fault := id_fault(event_id):
         raise BadRequest(f"event_id {fault}")
     at = (occurred_at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
-    identity = {"event_id": event_id, "agent_id": key.agent_id, "session_id": key.session_id, "occurred_at": at}
+    identity = {
+        "event_id": event_id,
+        "agent_id": key.agent_id,
+        "session_id": key.session_id,
+        "occurred_at": at,
+    }
     payload = encoded(identity | dict(fields))
     if len(payload) > LIMITS.bytes:
-        raise TooLarge(f"{len(payload)} bytes; an event holds at most {LIMITS.bytes}: publish fewer messages at once")
+        raise TooLarge(
+            f"{len(payload)} bytes; an event holds at most {LIMITS.bytes}: publish fewer messages at once"
+        )
     return Event(kind, key, event_id, payload)
 
 
@@ -141,7 +172,9 @@ def encoded(value: Any) -> bytes:
     """
     try:
         try:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            return json.dumps(
+                value, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+            ).encode()
         except UnicodeEncodeError:
             return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -50,7 +50,9 @@ def _newer(own: Sequence[dict[str, Any]], told: Sequence[Json]) -> list[dict[str
     return list(own)
 
 
-def _ends_longest_run(ours: Sequence[str], theirs: Sequence[str], end: int, candidates: Sequence[int]) -> int:
+def _ends_longest_run(
+    ours: Sequence[str], theirs: Sequence[str], end: int, candidates: Sequence[int]
+) -> int:
     """The earliest of the places at which the longest run ends."""
     best, longest = candidates[0], 0
     for place in candidates:
@@ -69,5 +71,8 @@ def _key(body: Json) -> str:
         return json.dumps(["tool", body.get("tool_call_id")], default=repr)
     calls = body.get("tool_calls")
     if isinstance(calls, list) and calls:
-        return json.dumps([role, [call.get("id") if isinstance(call, dict) else None for call in calls]], default=repr)
+        return json.dumps(
+            [role, [call.get("id") if isinstance(call, dict) else None for call in calls]],
+            default=repr,
+        )
     return json.dumps([role, body.get("content") or ""], default=repr, sort_keys=True)

@@ -53,9 +53,13 @@ class SessionProvider:
     async def history(self, room: Room) -> History:
         """The window of the session, with everything in it that was published through its client before."""
         mode: Literal["emergency"] | None = "emergency" if room.is_emergency else None
-        window = await self._session.context(max_tokens=room.budget_tokens, model=room.model, mode=mode, placement="user")
+        window = await self._session.context(
+            max_tokens=room.budget_tokens, model=room.model, mode=mode, placement="user"
+        )
         places = enumerate(zip(window.messages, window.message_ids, strict=True))
-        synthesised = frozenset(place for place, (body, known) in places if known is None and body.get("role") == "tool")
+        synthesised = frozenset(
+            place for place, (body, known) in places if known is None and body.get("role") == "tool"
+        )
         return History(window.messages, window.tokens, synthesised)
 
 

@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from turnfold.client.counting import load
 from turnfold.client.joining import joined
-from turnfold.client.provider import History, Provider, Room, SessionProvider, is_note, without_notes
+from turnfold.client.provider import (
+    History,
+    Provider,
+    Room,
+    SessionProvider,
+    is_note,
+    without_notes,
+)
 from turnfold.client.session import Session
 from turnfold.core.assembler import Assembler, assemble, leading_systems
 from turnfold.core.compressor import Compressed, Compressor, LadderCompressor
@@ -80,7 +87,9 @@ class Recovering:
         away_seconds: float = 10.0,
     ) -> None:
         self._call = call
-        self._provider: Provider | None = SessionProvider(provider) if isinstance(provider, Session) else provider
+        self._provider: Provider | None = (
+            SessionProvider(provider) if isinstance(provider, Session) else provider
+        )
         self._context_window = context_window
         self._budget_tokens = budget_tokens
         self._given = compressor
@@ -99,7 +108,9 @@ class Recovering:
         compressor = self._given or LadderCompressor(await load())
         own = [_as_json(message) for message in messages]
         asked = await self._asked(rest, compressor)
-        window = await self._window(own, Room(budget_tokens=asked.budget_tokens, model=asked.model), compressor)
+        window = await self._window(
+            own, Room(budget_tokens=asked.budget_tokens, model=asked.model), compressor
+        )
         answer = await self._attempt(window.messages, rest, asked.model)
         if not isinstance(answer, _TooLong):
             return answer
@@ -113,7 +124,9 @@ class Recovering:
 
     # Calling
 
-    async def _attempt(self, messages: Sequence[dict[str, Any]], rest: Mapping[str, Any], model: str | None) -> Any:
+    async def _attempt(
+        self, messages: Sequence[dict[str, Any]], rest: Mapping[str, Any], model: str | None
+    ) -> Any:
         """The answer, or how the call told that the messages are too long; any other error rises."""
         try:
             answer = await self._call(messages=list(messages), **rest)
@@ -125,7 +138,9 @@ class Recovering:
         overflow = overflow_reported(answer, await self._reads(model))
         return answer if overflow is None else _TooLong(overflow, None)
 
-    async def _again(self, messages: Sequence[dict[str, Any]], rest: Mapping[str, Any], model: str | None) -> Any:
+    async def _again(
+        self, messages: Sequence[dict[str, Any]], rest: Mapping[str, Any], model: str | None
+    ) -> Any:
         try:
             again = await self._attempt(messages, rest, model)
         except Exception as error:
@@ -136,11 +151,23 @@ class Recovering:
         return again
 
     async def _shorter(
-        self, own: Sequence[dict[str, Any]], asked: _Asked, budget_tokens: int, compressor: Compressor, first: "_TooLong"
+        self,
+        own: Sequence[dict[str, Any]],
+        asked: _Asked,
+        budget_tokens: int,
+        compressor: Compressor,
+        first: "_TooLong",
     ) -> Compressed:
-        log.warning("overflow.recovering", extra={"provider": first.overflow.provider, "budget_tokens": budget_tokens})
+        log.warning(
+            "overflow.recovering",
+            extra={"provider": first.overflow.provider, "budget_tokens": budget_tokens},
+        )
         try:
-            return await self._window(own, Room(budget_tokens=budget_tokens, model=asked.model, is_emergency=True), compressor)
+            return await self._window(
+                own,
+                Room(budget_tokens=budget_tokens, model=asked.model, is_emergency=True),
+                compressor,
+            )
         except ContextOverflow as error:
             raise first.error(after=first) from error
 
@@ -151,12 +178,23 @@ class Recovering:
         outputs = (rest.get("max_completion_tokens"), rest.get("max_tokens"))
         output = next((tokens for tokens in outputs if isinstance(tokens, int)), None)
         tools = rest.get("tools") or rest.get("functions")
-        tools_tokens = compressor.tokens([{"role": "system", "content": json.dumps(tools, default=repr)}]) if tools else 0
+        tools_tokens = (
+            compressor.tokens([{"role": "system", "content": json.dumps(tools, default=repr)}])
+            if tools
+            else 0
+        )
         asked = _Asked(model, self._budget_tokens or 0, tools_tokens, output)
         if self._budget_tokens is None:
-            window = self._context_window if self._context_window is not None else await asyncio.to_thread(_windows(), model)
+            window = (
+                self._context_window
+                if self._context_window is not None
+                else await asyncio.to_thread(_windows(), model)
+            )
             asked = replace(asked, budget_tokens=_left_of(window, asked))
-        return replace(asked, budget_tokens=min(asked.budget_tokens, self._learned.get(model, asked.budget_tokens)))
+        return replace(
+            asked,
+            budget_tokens=min(asked.budget_tokens, self._learned.get(model, asked.budget_tokens)),
+        )
 
     async def _reads(self, model: str | None) -> int | None:
         """How much the model reads, where that is known and not guessed."""
@@ -172,21 +210,27 @@ class Recovering:
             self._learned[asked.model] = max(budget * EMERGENCY_FIFTHS // 5, 1)
             return budget
         factor = counted / overflow.tokens if overflow.tokens else 1.0
-        budget = int(_left_of(overflow.limit_tokens, asked) * min(1.0, max(LEAST_CORRECTION, factor)))
+        budget = int(
+            _left_of(overflow.limit_tokens, asked) * min(1.0, max(LEAST_CORRECTION, factor))
+        )
         budget = min(asked.budget_tokens, budget)
         self._learned[asked.model] = max(budget, 1)
         return min(budget, sent_tokens)
 
     # Windows
 
-    async def _window(self, own: Sequence[dict[str, Any]], room: Room, compressor: Compressor) -> Compressed:
+    async def _window(
+        self, own: Sequence[dict[str, Any]], room: Room, compressor: Compressor
+    ) -> Compressed:
         """The messages to send, within the room.
 
         Raises:
             ContextOverflow: nothing sendable is as small as that.
         """
         systems = leading_systems(own)
-        history = await self._told(replace(room, budget_tokens=max(1, room.budget_tokens - compressor.tokens(systems))))
+        history = await self._told(
+            replace(room, budget_tokens=max(1, room.budget_tokens - compressor.tokens(systems)))
+        )
         try:
             # Long lists take long to weigh, and the loop has others to serve.
             if history is None:
@@ -213,16 +257,22 @@ class Recovering:
             log.warning("context.unavailable", extra={"error": type(error).__name__})
             return None
 
-    def _together(self, own: Sequence[dict[str, Any]], history: History, room: Room, compressor: Compressor) -> Compressed:
+    def _together(
+        self, own: Sequence[dict[str, Any]], history: History, room: Room, compressor: Compressor
+    ) -> Compressed:
         """What was told and what the agent has beyond it, trimmed where both do not fit."""
         systems, told, newer = joined(own, history)
         whole = self._assemble(systems, told, newer)
         total = history.tokens + compressor.tokens([*systems, *newer])
         if total <= _cap(room) and whole and not faults(whole):
             return Compressed(whole, total)
-        return _fitted([body for body in told if is_note(body)], without_notes(whole), room, compressor)
+        return _fitted(
+            [body for body in told if is_note(body)], without_notes(whole), room, compressor
+        )
 
-    def _alone(self, own: Sequence[dict[str, Any]], room: Room, compressor: Compressor) -> Compressed:
+    def _alone(
+        self, own: Sequence[dict[str, Any]], room: Room, compressor: Compressor
+    ) -> Compressed:
         """The agent's own list, trimmed where that is needed; the newest summary we were told speaks for what is left out."""
         total = compressor.tokens(own)
         if total <= _cap(room) and own and not faults(own):
@@ -231,7 +281,12 @@ class Recovering:
         return _fitted(notes, without_notes(own), room, compressor)
 
 
-def _fitted(notes: Sequence[dict[str, Any]], rest: Sequence[dict[str, Any]], room: Room, compressor: Compressor) -> Compressed:
+def _fitted(
+    notes: Sequence[dict[str, Any]],
+    rest: Sequence[dict[str, Any]],
+    room: Room,
+    compressor: Compressor,
+) -> Compressed:
     """The rest in what the notes leave of the room, with the notes in their place; without them where both do not fit."""
     if notes:
         notes_tokens = compressor.tokens(notes)
@@ -289,6 +344,8 @@ def _as_json(message: Any) -> dict[str, Any]:
         return dict[str, Any](message)
     dump = getattr(message, "model_dump", None)
     if dump is None:
-        raise BadRequest(f"a message is a dictionary or a model with model_dump, not {type(message).__name__}")
+        raise BadRequest(
+            f"a message is a dictionary or a model with model_dump, not {type(message).__name__}"
+        )
     body: Json = dump(exclude_none=True)
     return dict(body)

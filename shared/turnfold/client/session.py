@@ -61,7 +61,13 @@ class Session:
         `usage` is what the provider reported, `is_meta` says that the user messages were made by a machine. The event
         id is made here; give one of your own to publish the same event again after an error.
         """
-        given: dict[str, Any] = {"model": model, "usage": usage, "is_meta": is_meta, "metadata": metadata, "event_id": event_id}
+        given: dict[str, Any] = {
+            "model": model,
+            "usage": usage,
+            "is_meta": is_meta,
+            "metadata": metadata,
+            "event_id": event_id,
+        }
         return await self._client.publish(turn_event(self.key, messages, **given))
 
     async def tool_result(
@@ -75,7 +81,12 @@ class Session:
         event_id: str | None = None,
     ) -> Receipt:
         """Publish what a tool returned as soon as it did; the call itself may be published later."""
-        given: dict[str, Any] = {"name": name, "is_error": is_error, "metadata": metadata, "event_id": event_id}
+        given: dict[str, Any] = {
+            "name": name,
+            "is_error": is_error,
+            "metadata": metadata,
+            "event_id": event_id,
+        }
         return await self._client.publish(result_event(self.key, tool_call_id, content, **given))
 
     # --- ask
@@ -139,12 +150,20 @@ class Session:
     # --- look back
 
     async def history(
-        self, *, after_position: int | None = None, limit: int | None = None, message_ids: Sequence[str] | None = None
+        self,
+        *,
+        after_position: int | None = None,
+        limit: int | None = None,
+        message_ids: Sequence[str] | None = None,
     ) -> HistoryPage:
         """A page of the originals, or the ones with these ids, whatever their state."""
         wanted = list(message_ids) if message_ids is not None else None
         return read(
-            HistoryPage.of, await self.ask("history.get", {"after_position": after_position, "limit": limit, "message_ids": wanted})
+            HistoryPage.of,
+            await self.ask(
+                "history.get",
+                {"after_position": after_position, "limit": limit, "message_ids": wanted},
+            ),
         )
 
     async def originals(self) -> AsyncIterator[StoredMessage]:
@@ -167,7 +186,10 @@ class Session:
 
     async def search(self, q: str, *, limit: int | None = None) -> list[StoredMessage]:
         """The messages that speak of this, best first, evicted ones included."""
-        return [read(StoredMessage.of, hit) for hit in (await self.ask("history.search", {"q": q, "limit": limit}))["hits"]]
+        return [
+            read(StoredMessage.of, hit)
+            for hit in (await self.ask("history.search", {"q": q, "limit": limit}))["hits"]
+        ]
 
     async def summaries(self) -> list[Summary]:
         """All versions of the summary."""
@@ -177,13 +199,19 @@ class Session:
         """One version of the summary."""
         return read(Summary.of, await self.ask("summary.get", {"version": version}))
 
-    async def expand(self, version: int, *, entry: int | None = None, line: int | None = None) -> dict[str, Any]:
+    async def expand(
+        self, version: int, *, entry: int | None = None, line: int | None = None
+    ) -> dict[str, Any]:
         """The messages that an entry of a version's ledger, or a line of its text, came from; both count from 0."""
         return await self.ask("summary.expand", {"version": version, "entry": entry, "line": line})
 
-    async def audit(self, *, after: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    async def audit(
+        self, *, after: int | None = None, limit: int | None = None
+    ) -> list[dict[str, Any]]:
         """Audit rows in the order in which they were written, from behind the row `after`."""
-        rows: list[dict[str, Any]] = (await self.ask("audit.list", {"after": after, "limit": limit}))["audit"]
+        rows: list[dict[str, Any]] = (
+            await self.ask("audit.list", {"after": after, "limit": limit})
+        )["audit"]
         return rows
 
     async def audit_trail(self) -> AsyncIterator[dict[str, Any]]:
@@ -209,24 +237,38 @@ class Session:
         """
         return await self.ask("compaction.restore", {"compaction_id": compaction_id})
 
-    async def regenerate(self, *, model: str | None = None, style: str | None = None, from_version: int | None = None) -> dict[str, Any]:
+    async def regenerate(
+        self, *, model: str | None = None, style: str | None = None, from_version: int | None = None
+    ) -> dict[str, Any]:
         """Have the summary written anew in the background; the old version stays in force until the new is promoted."""
-        return await self.ask("summary.regenerate", {"model": model, "style": style, "from_version": from_version})
+        return await self.ask(
+            "summary.regenerate", {"model": model, "style": style, "from_version": from_version}
+        )
 
     async def promote(self, version: int) -> Summary:
         """Put a version in force."""
         return read(Summary.of, await self.ask("summary.promote", {"version": version}))
 
     async def policy(
-        self, *, mode: str | None = None, preset: str | None = None, overrides: Mapping[str, Any] | None = None
+        self,
+        *,
+        mode: str | None = None,
+        preset: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Set how this session is compacted: `mode` off, manual or auto; a preset by name; numbers that differ from it."""
-        return await self.ask("session.policy", {"mode": mode, "preset": preset, "overrides": overrides})
+        return await self.ask(
+            "session.policy", {"mode": mode, "preset": preset, "overrides": overrides}
+        )
 
     async def erase(self) -> dict[str, Any]:
         """Erase the session with all that was derived from it; there is no way back."""
         return await self.ask("session.erase")
 
-    async def ask(self, name: str, fields: Json | None = None, *, patience_seconds: float = 0.0) -> dict[str, Any]:
+    async def ask(
+        self, name: str, fields: Json | None = None, *, patience_seconds: float = 0.0
+    ) -> dict[str, Any]:
         """Ask any request of the contract about this session, such as `session.get`; the answer as it came."""
-        return await self._client.ask(session_subject(name, self.key), fields or {}, patience_seconds=patience_seconds)
+        return await self._client.ask(
+            session_subject(name, self.key), fields or {}, patience_seconds=patience_seconds
+        )

@@ -41,7 +41,11 @@ def read_answer(name: str, data: bytes) -> dict[str, Any] | None:
     if name == "context.get" and told.get("not_modified") is True:
         return told
     fields = FIELDS.get(name, {})
-    return told if all(field in told and isinstance(told[field], kind) for field, kind in fields.items()) else None
+    return (
+        told
+        if all(field in told and isinstance(told[field], kind) for field, kind in fields.items())
+        else None
+    )
 
 
 def request_name(subject: str) -> str:

@@ -12,7 +12,14 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, NoReturn
 
-from turnfold.contracts.subjects import EVENT_TYPES, ID_MAX_BYTES, TOOL_RESULT, TURN_COMPLETED, id_fault, token_of
+from turnfold.contracts.subjects import (
+    EVENT_TYPES,
+    ID_MAX_BYTES,
+    TOOL_RESULT,
+    TURN_COMPLETED,
+    id_fault,
+    token_of,
+)
 from turnfold.errors import BadEvent
 from turnfold.messages import ROLES, AgentId, EventId, SessionId, SessionKey
 
@@ -65,8 +72,13 @@ def read_event(subject: str, payload: bytes, limits: Limits = LIMITS) -> Event:
     """
     kind = _kind_of(subject)
     event = read_payload(kind, payload, limits)
-    if subject != kind and subject != f"{kind}.{_token(event.key.agent_id)}.{_token(event.key.session_id)}":
-        raise BadEvent("subject_mismatch", "the subject names another agent or session than the event")
+    if (
+        subject != kind
+        and subject != f"{kind}.{_token(event.key.agent_id)}.{_token(event.key.session_id)}"
+    ):
+        raise BadEvent(
+            "subject_mismatch", "the subject names another agent or session than the event"
+        )
     return event
 
 
@@ -95,7 +107,9 @@ _token = lru_cache(maxsize=8_192)(token_of)
 # --- the two shapes
 
 
-def _turn_completed(fields: dict[str, Any], raw: dict[str, str], elements: list[str], most: int) -> Event:
+def _turn_completed(
+    fields: dict[str, Any], raw: dict[str, str], elements: list[str], most: int
+) -> Event:
     key, event_id = _identity(fields)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -103,8 +117,14 @@ def _turn_completed(fields: dict[str, Any], raw: dict[str, str], elements: list[
     if len(messages) > most:
         raise BadEvent("too_many_messages", f"{len(messages)}; {most} are the most")
     for message in messages:
-        if not isinstance(message, dict) or not isinstance(role := message.get("role"), str) or role not in ROLES:
-            raise BadEvent("wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}")
+        if (
+            not isinstance(message, dict)
+            or not isinstance(role := message.get("role"), str)
+            or role not in ROLES
+        ):
+            raise BadEvent(
+                "wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}"
+            )
     metadata = _optional(fields, "metadata", dict)
     return Event(
         key=key,
@@ -153,7 +173,9 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
 def _is_message_content(content: Any) -> bool:
     """Whether a chat message may carry this as it is: a text, nothing, or parts."""
     if isinstance(content, list):
-        return bool(content) and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
+        return bool(content) and all(
+            isinstance(part, dict) and isinstance(part.get("type"), str) for part in content
+        )
     return content is None or isinstance(content, str)
 
 
@@ -164,7 +186,12 @@ def _identity(fields: dict[str, Any]) -> tuple[SessionKey, EventId]:
 
 def _id(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
-    if isinstance(value, str) and value.isascii() and value.isprintable() and 1 <= len(value) <= ID_MAX_BYTES:
+    if (
+        isinstance(value, str)
+        and value.isascii()
+        and value.isprintable()
+        and 1 <= len(value) <= ID_MAX_BYTES
+    ):
         return value
     fault = id_fault(value)
     if fault:
@@ -178,8 +205,14 @@ def claimed_key(payload: bytes) -> SessionKey | None:
         fields = json.loads(payload)
     except (ValueError, RecursionError):
         fields = {name: _written(payload, name) for name in SessionKey._fields}
-    found = [fields.get(name) for name in SessionKey._fields] if isinstance(fields, dict) else [None]
-    return None if any(id_fault(one) for one in found) else SessionKey(AgentId(str(found[0])), SessionId(str(found[1])))
+    found = (
+        [fields.get(name) for name in SessionKey._fields] if isinstance(fields, dict) else [None]
+    )
+    return (
+        None
+        if any(id_fault(one) for one in found)
+        else SessionKey(AgentId(str(found[0])), SessionId(str(found[1])))
+    )
 
 
 def _written(payload: bytes, name: str) -> str | None:
@@ -202,7 +235,11 @@ _IDENTITY = ("event_id", "agent_id", "session_id", "type")
 
 
 def _envelope(raw: dict[str, str], without: tuple[str, ...]) -> str | None:
-    rest = [f"{json.dumps(name)}: {text}" for name, text in raw.items() if name not in _IDENTITY and name not in without]
+    rest = [
+        f"{json.dumps(name)}: {text}"
+        for name, text in raw.items()
+        if name not in _IDENTITY and name not in without
+    ]
     return "{" + ", ".join(rest) + "}" if rest else None
 
 
@@ -231,7 +268,9 @@ _decoder: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, pa
 _scan = _decoder.scan_once
 _opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
 _name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
-_plain = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*("([^"\\\x00-\x1f]*)")[ \t\n\r]*([,}])[ \t\n\r]*').match
+_plain = re.compile(
+    r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*("([^"\\\x00-\x1f]*)")[ \t\n\r]*([,}])[ \t\n\r]*'
+).match
 _colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
 _more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
 

@@ -33,6 +33,9 @@ def notice_of(stream: str | None, subject: str | None, payload: bytes) -> Receiv
         fields = json.loads(payload)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or (fields.get("agent_id"), fields.get("session_id")) != (agent_id, session_id):
+    if not isinstance(fields, dict) or (fields.get("agent_id"), fields.get("session_id")) != (
+        agent_id,
+        session_id,
+    ):
         return None
     return ReceivedNotice(name, agent_id, session_id, fields)

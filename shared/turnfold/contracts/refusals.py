@@ -18,4 +18,6 @@ def refused(code: int | None, description: str | None) -> Unavailable:
             f"the stream of events is full ({description}), and the event was not stored: publish it again when there is room; "
             "`turnfold doctor` says how to make some"
         )
-    return Unavailable(f"the stream did not take the event ({description or code}); publish it again")
+    return Unavailable(
+        f"the stream did not take the event ({description or code}); publish it again"
+    )

@@ -28,14 +28,21 @@ class Command(Request):
 
     model_config = ConfigDict(extra="forbid")
 
-    agent_id: Annotated[str | None, Field(description="May be left out; must equal the agent of the subject.")] = None
-    session_id: Annotated[str | None, Field(description="May be left out; must equal the session of the subject.")] = None
+    agent_id: Annotated[
+        str | None, Field(description="May be left out; must equal the agent of the subject.")
+    ] = None
+    session_id: Annotated[
+        str | None, Field(description="May be left out; must equal the session of the subject.")
+    ] = None
 
 
 class ContextRequest(Request):
     """What should the model see next?"""
 
-    max_tokens: Annotated[Tokens | None, Field(description="The whole window, summary included; without it the model decides.")] = None
+    max_tokens: Annotated[
+        Tokens | None,
+        Field(description="The whole window, summary included; without it the model decides."),
+    ] = None
     model: Annotated[str | None, Field(max_length=300)] = None
     system_tokens: Tokens = 0
     tools_tokens: Tokens = 0
@@ -44,9 +51,16 @@ class ContextRequest(Request):
     mode: Literal["normal", "emergency"] = "normal"
     format: Literal["openai", "anthropic"] = "openai"
     placement: Literal["separate", "system", "message", "user"] = "separate"
-    after: Annotated[int | None, Field(ge=0, le=2**63 - 1, description="A publish acknowledgement's seq.")] = None
+    after: Annotated[
+        int | None, Field(ge=0, le=2**63 - 1, description="A publish acknowledgement's seq.")
+    ] = None
     wait_ms: Annotated[int, Field(ge=0)] = 250
-    query: Annotated[str | None, Field(description="What the user asks now; recall does not exist yet, so it changes nothing.")] = None
+    query: Annotated[
+        str | None,
+        Field(
+            description="What the user asks now; recall does not exist yet, so it changes nothing."
+        ),
+    ] = None
     etag: str | None = None
     as_of: Annotated[Moment | None, Field(description=AS_OF)] = None
 
@@ -88,7 +102,12 @@ class PromoteRequest(Command):
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
     over: Annotated[
-        int | None, Field(ge=1, le=2**31 - 1, description="Only in the place of this version; `conflict` where another is in force.")
+        int | None,
+        Field(
+            ge=1,
+            le=2**31 - 1,
+            description="Only in the place of this version; `conflict` where another is in force.",
+        ),
     ] = None
 
 
@@ -98,9 +117,17 @@ class RegenerateRequest(Command):
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
     style: Literal["narrative", "structured"] | None = None
     prompt: Annotated[
-        str | None, Field(min_length=1, max_length=20_000, description="The task in other words; the data stay as they are.")
+        str | None,
+        Field(
+            min_length=1,
+            max_length=20_000,
+            description="The task in other words; the data stay as they are.",
+        ),
     ] = None
-    from_version: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Write on this version, and read what came after.")] = None
+    from_version: Annotated[
+        int | None,
+        Field(ge=1, le=2**31 - 1, description="Write on this version, and read what came after."),
+    ] = None
 
 
 class CampaignRequest(Command):
@@ -109,7 +136,9 @@ class CampaignRequest(Command):
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
     style: Literal["narrative", "structured"] | None = None
     prompt: Annotated[str | None, Field(min_length=1, max_length=20_000)] = None
-    at_once: Annotated[int, Field(ge=1, le=100, description="Sessions in work at the same time.")] = 2
+    at_once: Annotated[
+        int, Field(ge=1, le=100, description="Sessions in work at the same time.")
+    ] = 2
 
 
 class ProgressRequest(Command):
@@ -135,12 +164,19 @@ class ExpandRequest(Request):
 class ReplayRequest(Command):
     """Publish dead letters again: those that are named, those of a reason, or all; the last two without those that were before."""
 
-    dead_letter_ids: Annotated[list[Annotated[int, Field(ge=1, le=2**63 - 1)]] | None, Field(min_length=1, max_length=50)] = None
+    dead_letter_ids: Annotated[
+        list[Annotated[int, Field(ge=1, le=2**63 - 1)]] | None, Field(min_length=1, max_length=50)
+    ] = None
     reason: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     all: bool = False
     after: Annotated[int, Field(ge=0, le=2**63 - 1, description="Go on behind this one.")] = 0
     until: Annotated[
-        int | None, Field(ge=0, le=2**63 - 1, description="None beyond this one: those that a replay makes are not meant.")
+        int | None,
+        Field(
+            ge=0,
+            le=2**63 - 1,
+            description="None beyond this one: those that a replay makes are not meant.",
+        ),
     ] = None
 
 
@@ -213,7 +249,9 @@ def read_request(shape: type[Shape], body: bytes) -> Shape:
         raise BadRequest(_first_fault(error)) from None
 
 
-def read_command(shape: type[CommandShape], key: SessionKey | AgentId | None, body: bytes) -> CommandShape:
+def read_command(
+    shape: type[CommandShape], key: SessionKey | AgentId | None, body: bytes
+) -> CommandShape:
     """Read a request that writes; `key` is what its subject names, None where it names nothing.
 
     Raises:

@@ -98,7 +98,11 @@ def message_header(agent_id: str, event_id: str, secret: str) -> str:
 def key_of_event_subject(subject: str) -> SessionKey | None:
     """The session that the subject of an event names; None where it names none."""
     for kind in EVENT_TYPES:
-        ids = [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")] if subject.startswith(f"{kind}.") else []
+        ids = (
+            [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
+            if subject.startswith(f"{kind}.")
+            else []
+        )
         match ids:
             case [str(agent_id), str(session_id)]:
                 return SessionKey(AgentId(agent_id), SessionId(session_id))
@@ -115,6 +119,14 @@ def key_of_subject(name: str, subject: str) -> SessionKey | AgentId:
     """
     tokens = subject.removeprefix(f"{name}.").split(".")
     ids = [id_of(token) for token in tokens]
-    if not subject.startswith(f"{name}.") or any(one is None for one in ids) or len(ids) > len(SessionKey._fields):
+    if (
+        not subject.startswith(f"{name}.")
+        or any(one is None for one in ids)
+        or len(ids) > len(SessionKey._fields)
+    ):
         raise BadRequest(f"{name} takes the agent and the session as encoded tokens")
-    return AgentId(str(ids[0])) if len(ids) == 1 else SessionKey(AgentId(str(ids[0])), SessionId(str(ids[1])))
+    return (
+        AgentId(str(ids[0]))
+        if len(ids) == 1
+        else SessionKey(AgentId(str(ids[0])), SessionId(str(ids[1])))
+    )

@@ -24,7 +24,21 @@ _BULK_KEYS = frozenset(
     "content contents new_string old_string newText oldText new_str old_str file_text new_text old_text text body code patch diff input script "
     "edits replacement search replace thought new_source".split()
 )
-_WRITES = ("edit", "write", "create", "patch", "replace", "insert", "append", "delete", "remove", "rename", "move", "save", "update")
+_WRITES = (
+    "edit",
+    "write",
+    "create",
+    "patch",
+    "replace",
+    "insert",
+    "append",
+    "delete",
+    "remove",
+    "rename",
+    "move",
+    "save",
+    "update",
+)
 _READS = ("read", "view", "open", "cat", "show", "get_file", "load")
 _SHELLS = frozenset(
     "bash shell terminal execute_bash run_command run_shell exec execute sandbox_run run_in_terminal local_shell cmd powershell".split()
@@ -41,7 +55,9 @@ _KEYWORDS = frozenset("for while until do done if then else elif fi case esac in
 _QUIET_GIT = frozenset("status log diff show branch stash".split())
 _PATCHED = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.MULTILINE)
 _REDIRECT = re.compile(r"(?<![0-9&>=-])>{1,2}\s*([A-Za-z0-9_./~-]+)")
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}")
+_PLAIN_PATH = re.compile(
+    r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
+)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)(?:\n.*?(?:\n[ \t]*\1\b|\Z))?", re.DOTALL)
 _UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
 _QUOTE_OPENED = re.compile(r'"(?:[^"\\]|\\.)*+')
@@ -85,12 +101,17 @@ def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, .
             for path, action in touched(name, arguments):
                 before = found.pop(path, None)
                 is_modified = "modified" in (action, before.action if before is not None else "")
-                found[path] = FileChange(path, "modified" if is_modified else "read", source.message_id)
+                found[path] = FileChange(
+                    path, "modified" if is_modified else "read", source.message_id
+                )
     changes = list(found.values())
     for action in ("read", "modified"):
         surplus = len(changes) - MAX_FILES
         if surplus > 0:
-            dropped = {change.path for change in [change for change in changes if change.action == action][:surplus]}
+            dropped = {
+                change.path
+                for change in [change for change in changes if change.action == action][:surplus]
+            }
             changes = [change for change in changes if change.path not in dropped]
     return tuple(changes)
 
@@ -106,10 +127,16 @@ def touched(name: str, arguments: str) -> Iterator[tuple[str, str]]:
         if isinstance(given.get(key), str) and "*** " in given[key]:
             for path in _PATCHED.findall(given[key]):
                 yield path.strip(), "modified"
-    path = next((given[key] for key in _PATH_KEYS if isinstance(given.get(key), str) and given[key]), None)
+    path = next(
+        (given[key] for key in _PATH_KEYS if isinstance(given.get(key), str) and given[key]), None
+    )
     if path is None or len(path) > 400 or "\n" in path:
         return
-    lowered = str(given.get("command") or kind).lower() if kind.startswith("str_replace") or "editor" in kind else kind.lower()
+    lowered = (
+        str(given.get("command") or kind).lower()
+        if kind.startswith("str_replace") or "editor" in kind
+        else kind.lower()
+    )
     words = set(_CAMEL.sub("_", lowered).lower().replace("-", "_").split("_")) | {lowered}
     if any(word.startswith(_WRITES) for word in words):
         yield path, "modified"
@@ -130,13 +157,19 @@ def actions(sources: Iterable[Source], *, max_characters: int = 120) -> tuple[Ac
             given = _parsed(arguments)
             kind = name.rsplit("__", 1)[-1]
             if is_shell(kind, given):
-                text = _telling_command(str(given.get("command") or given.get("cmd") or ""), max_characters)
+                text = _telling_command(
+                    str(given.get("command") or given.get("cmd") or ""), max_characters
+                )
                 is_command = True
-            elif _LOOKS.search(_CAMEL.sub("_", kind)) or any(True for _ in touched(name, arguments)):
+            elif _LOOKS.search(_CAMEL.sub("_", kind)) or any(
+                True for _ in touched(name, arguments)
+            ):
                 continue
             else:
                 shown = ", ".join(
-                    f"{key}={_short(value)}" for key, value in given.items() if key not in _BULK_KEYS and value not in ("", None, [])
+                    f"{key}={_short(value)}"
+                    for key, value in given.items()
+                    if key not in _BULK_KEYS and value not in ("", None, [])
                 )
                 text = clip(f"{kind}({shown})", max_characters)
                 is_command = False
@@ -150,7 +183,9 @@ def commands_of(name: str, arguments: str, *, max_characters: int = 120) -> Iter
     """The steps of a shell call that do more than look around, to the letter; the first characters of a long one."""
     if not is_shell(name.rsplit("__", 1)[-1], given := _parsed(arguments)):
         return
-    for step in _parted(str(given.get("command") or given.get("cmd") or "")[:2_000].partition("<<")[0]):
+    for step in _parted(
+        str(given.get("command") or given.get("cmd") or "")[:2_000].partition("<<")[0]
+    ):
         words = step.split()
         if len(words) > 1 and _is_telling(words):
             yield step.strip()[:max_characters].rstrip()
@@ -164,7 +199,9 @@ def argument_texts(arguments: str) -> Iterator[tuple[str, str]]:
         key, value = stack.pop()
         seen += 1
         if isinstance(value, Mapping):
-            stack.extend((str(name), inner) for name, inner in value.items() if name not in _BULK_KEYS)
+            stack.extend(
+                (str(name), inner) for name, inner in value.items() if name not in _BULK_KEYS
+            )
         elif isinstance(value, list):
             stack.extend((key, inner) for inner in value[:50])
         elif isinstance(value, str) and value:
@@ -175,7 +212,10 @@ def _carried(stored: Any) -> Iterator[FileChange]:
     for item in stored if isinstance(stored, Sequence) and not isinstance(stored, str) else ():
         if isinstance(item, Mapping) and isinstance(item.get("path"), str) and item["path"]:
             action = str(item.get("action") or "").lower()
-            yield FileChange(item["path"], "read" if action.startswith(("read", "view", "inspect", "look")) else "modified")
+            yield FileChange(
+                item["path"],
+                "read" if action.startswith(("read", "view", "inspect", "look")) else "modified",
+            )
         elif isinstance(item, str) and item:
             yield FileChange(item, "modified")
 
@@ -202,7 +242,9 @@ def _short(value: Any, depth: int = 0) -> str:
         return (
             "["
             + "; ".join(
-                " ".join(_short(inner, depth + 1) for inner in item.values()) if isinstance(item, Mapping) else _short(item, depth + 1)
+                " ".join(_short(inner, depth + 1) for inner in item.values())
+                if isinstance(item, Mapping)
+                else _short(item, depth + 1)
                 for item in value
             )
             + "]"
@@ -265,7 +307,11 @@ def _telling_command(command: str, max_characters: int) -> str:
 def _is_telling(words: Sequence[str]) -> bool:
     """Whether a step does more than look around."""
     program = words[0].rsplit("/", 1)[-1]
-    if program in _QUIET or program in _KEYWORDS or (program == "git" and len(words) > 1 and words[1] in _QUIET_GIT):
+    if (
+        program in _QUIET
+        or program in _KEYWORDS
+        or (program == "git" and len(words) > 1 and words[1] in _QUIET_GIT)
+    ):
         return False
     return program[:1].isalnum()
 
@@ -277,8 +323,14 @@ def _touched_by_shell(command: str) -> Iterator[tuple[str, str]]:
     for words in _steps(command):
         program = words[0].rsplit("/", 1)[-1]
         paths = [word.strip("'\"") for word in words[1:] if not word.startswith("-")]
-        paths = [path for path in paths if len(path) < 300 and _PLAIN_PATH.fullmatch(path) and not path.startswith("s/")]
-        if program in ("rm", "mv", "cp", "touch", "tee") or (program == "sed" and any(word.startswith("-i") for word in words)):
+        paths = [
+            path
+            for path in paths
+            if len(path) < 300 and _PLAIN_PATH.fullmatch(path) and not path.startswith("s/")
+        ]
+        if program in ("rm", "mv", "cp", "touch", "tee") or (
+            program == "sed" and any(word.startswith("-i") for word in words)
+        ):
             for path in paths[-1:] if program == "cp" else paths:
                 yield path, "modified"
         elif program == "git" and len(words) > 1 and words[1] in ("mv", "rm"):

@@ -76,7 +76,9 @@ class Allowance:
             ValueError: it is not allowed; the text names the setting.
         """
         if name != SESSION_MODEL and not self.allows_model(name):
-            raise ValueError("this installation does not allow that summary model; the operator allows models in TURNFOLD_SUMMARY_MODELS")
+            raise ValueError(
+                "this installation does not allow that summary model; the operator allows models in TURNFOLD_SUMMARY_MODELS"
+            )
 
     def check_overrides(self, overrides: Mapping[str, Any]) -> None:
         """Refuse policy numbers above their ceiling, and a summary model that may not be named. Null takes an override back.
@@ -89,18 +91,27 @@ class Allowance:
             if name in wished:
                 value = getattr(adjusted(Policy(), {name: wished[name]}), name)
                 if _bounded(name, value, ceiling) != value:
-                    raise ValueError(f"{name} is at most {ceiling} in this installation; the operator sets TURNFOLD_LIMIT__{name.upper()}")
+                    raise ValueError(
+                        f"{name} is at most {ceiling} in this installation; the operator sets TURNFOLD_LIMIT__{name.upper()}"
+                    )
         if isinstance(model := wished.get("summary_model"), str):
             self.check_model(model)
 
     def bounded(self, policy: Policy) -> Policy:
         """The policy with every number at its ceiling or below."""
-        values = {name: _bounded(name, getattr(policy, name), ceiling) for name, ceiling in self._ceilings().items()}
+        values = {
+            name: _bounded(name, getattr(policy, name), ceiling)
+            for name, ceiling in self._ceilings().items()
+        }
         changed = {name: value for name, value in values.items() if value != getattr(policy, name)}
         return replace(policy, **changed) if changed else policy
 
     def _ceilings(self) -> dict[str, int]:
-        return {name: value for name, value in {**CEILINGS, **dict(self.ceilings)}.items() if value is not None}
+        return {
+            name: value
+            for name, value in {**CEILINGS, **dict(self.ceilings)}.items()
+            if value is not None
+        }
 
 
 DEFAULT_ALLOWANCE: Final = Allowance()

@@ -33,7 +33,9 @@ PDF: Final = "application/pdf"
 SOURCES: Final = frozenset({"base64", "url", "file"})
 
 _UNFIT: Final = re.compile(r"[^a-zA-Z0-9_-]")
-_DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[^;,]*)*;base64,", re.ASCII | re.IGNORECASE)
+_DATA_URL: Final = re.compile(
+    r"data:([\w.+-]+/[\w.+-]+)(?:;[^;,]*)*;base64,", re.ASCII | re.IGNORECASE
+)
 _SIGNED: Final = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
 
 Ids = MessageId | None | tuple[MessageId | None, ...]
@@ -59,7 +61,9 @@ def shaped(plan: Plan, rendered: Rendered) -> Shaped:
     system: list[str] = []
     entries = plan.entries
     before = len(rendered.messages) - len(entries)
-    for text, message_id in zip(rendered.messages[:before], rendered.message_ids[:before], strict=True):
+    for text, message_id in zip(
+        rendered.messages[:before], rendered.message_ids[:before], strict=True
+    ):
         body = json.loads(text)
         if Role(body["role"]).is_system:
             system.append(text_of(body))
@@ -67,19 +71,31 @@ def shaped(plan: Plan, rendered: Rendered) -> Shaped:
             turns.add("user", _content(body.get("content"), "user"), message_id)
     names: dict[str, str] = {}
     used: dict[str, int] = {}
-    for entry, text, message_id in zip(entries, rendered.messages[before:], rendered.message_ids[before:], strict=True):
+    for entry, text, message_id in zip(
+        entries, rendered.messages[before:], rendered.message_ids[before:], strict=True
+    ):
         match entry:
             case StandIn(call=call):
                 turns.add("user", [_result(names[call.call_id], [_text(STAND_IN)])], message_id)
             case Shown(message=message, call=Call(call_id=call_id)):
                 body = json.loads(text)
                 is_error = message.is_error or body.get("is_error") is True
-                turns.add("user", [_result(names[call_id], _content(body.get("content"), "tool"), is_error=is_error)], message_id)
+                turns.add(
+                    "user",
+                    [
+                        _result(
+                            names[call_id], _content(body.get("content"), "tool"), is_error=is_error
+                        )
+                    ],
+                    message_id,
+                )
             case Shown(message=message) if message.role is Role.USER:
                 turns.add("user", _content(json.loads(text).get("content"), "user"), message_id)
             case Shown(message=message):
                 names = {call.call_id: _unused(call.call_id, used) for call in message.calls}
-                turns.add("assistant", _assistant(json.loads(text), message.calls, names), message_id)
+                turns.add(
+                    "assistant", _assistant(json.loads(text), message.calls, names), message_id
+                )
     told = "\n\n".join(text for text in system if text.strip())
     messages, ids = turns.finished(is_needed=bool(rendered.messages))
     return Shaped(told or None, messages, ids)
@@ -108,7 +124,11 @@ class _Turns:
 
     def finished(self, *, is_needed: bool) -> tuple[tuple[str, ...], tuple[Ids, ...]]:
         """The messages and their ids; with `is_needed` there is one at least."""
-        if self._turns and self._turns[-1][0] == "assistant" and any(role == "user" for role, _ in self._silent):
+        if (
+            self._turns
+            and self._turns[-1][0] == "assistant"
+            and any(role == "user" for role, _ in self._silent)
+        ):
             self._turns.append(("user", [_text(SILENT)], self._unspoken()))
         elif self._turns:
             self._turns[-1][2].extend(self._unspoken())
@@ -116,7 +136,9 @@ class _Turns:
             self._turns.append(("user", [_text(OPENING)], self._unspoken() or [None]))
         if self._turns and self._turns[0][0] != "user":
             self._turns.insert(0, ("user", [_text(OPENING)], [None]))
-        messages = tuple(f'{{"role":"{role}","content":[{",".join(blocks)}]}}' for role, blocks, _ in self._turns)
+        messages = tuple(
+            f'{{"role":"{role}","content":[{",".join(blocks)}]}}' for role, blocks, _ in self._turns
+        )
         return messages, tuple(ids[0] if len(ids) == 1 else tuple(ids) for _, _, ids in self._turns)
 
     def _unspoken(self) -> list[MessageId | None]:
@@ -125,7 +147,9 @@ class _Turns:
         return ids
 
 
-def _assistant(body: Mapping[str, Any], calls: Sequence[Call], names: Mapping[str, str]) -> list[str]:
+def _assistant(
+    body: Mapping[str, Any], calls: Sequence[Call], names: Mapping[str, str]
+) -> list[str]:
     blocks = [*_thinking(body.get("thinking_blocks")), *_content(body.get("content"), "assistant")]
     # The shape before `tool_calls` has no id that a result could name.
     old_call = body.get("function_call") or ""
@@ -134,7 +158,9 @@ def _assistant(body: Mapping[str, Any], calls: Sequence[Call], names: Mapping[st
     for call, found in zip(calls, body.get("tool_calls") or (), strict=True):
         name = _UNFIT.sub("_", call.name)[:NAME_CHARACTERS]
         arguments = _object(found["function"].get("arguments"), call.tokens - ceiling(call.name))
-        blocks.append(f'{{"type":"tool_use","id":"{names[call.call_id]}","name":"{name}","input":{arguments}}}')
+        blocks.append(
+            f'{{"type":"tool_use","id":"{names[call.call_id]}","name":"{name}","input":{arguments}}}'
+        )
     return blocks
 
 
@@ -148,7 +174,10 @@ def _thinking(found: object) -> Iterator[str]:
 def _is_signed(part: object) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     return (
-        isinstance(part, Mapping) and isinstance(kind, str) and kind in _SIGNED and all(isinstance(part.get(k), str) for k in _SIGNED[kind])
+        isinstance(part, Mapping)
+        and isinstance(kind, str)
+        and kind in _SIGNED
+        and all(isinstance(part.get(k), str) for k in _SIGNED[kind])
     )
 
 
@@ -187,7 +216,15 @@ def _object(arguments: object, max_tokens: int) -> str:
         found = None
     if isinstance(found, dict) and _is_shallow(found, text):
         return text if _is_encodable(text) else json_text(found)
-    return longest(lambda characters: json_text({"text": text[:characters]}), len(text), max_tokens, ceiling) or "{}"
+    return (
+        longest(
+            lambda characters: json_text({"text": text[:characters]}),
+            len(text),
+            max_tokens,
+            ceiling,
+        )
+        or "{}"
+    )
 
 
 def _strict(text: str) -> object:
@@ -210,7 +247,12 @@ def _is_shallow(value: object, text: str) -> bool:
         return True
     level: list[Any] = [value]
     for _ in range(DEEPEST_ARGUMENTS):
-        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one) if isinstance(child, dict | list)]
+        level = [
+            child
+            for one in level
+            for child in (one.values() if isinstance(one, dict) else one)
+            if isinstance(child, dict | list)
+        ]
     return not level
 
 
@@ -256,7 +298,15 @@ def _block(part: object, role: str) -> Mapping[str, Any] | str:
     if kind in TEXT_PARTS and isinstance(text, str):
         return text
     if kind in MEDIA_PARTS:
-        found = None if role == "assistant" else _image(part) if kind in IMAGE_PARTS else _document(part) if kind in FILE_PARTS else None
+        found = (
+            None
+            if role == "assistant"
+            else _image(part)
+            if kind in IMAGE_PARTS
+            else _document(part)
+            if kind in FILE_PARTS
+            else None
+        )
         return found or f"[{kind} left out]"
     return part if role == "assistant" and _is_signed(part) else json_text(part)
 
@@ -284,4 +334,7 @@ def _media(kind: str, place: object, types: frozenset[str]) -> Mapping[str, Any]
     held = _DATA_URL.match(place)
     if held is None or held[1].lower() not in types or held.end() == len(place):
         return None
-    return {"type": kind, "source": {"type": "base64", "media_type": held[1].lower(), "data": place[held.end() :]}}
+    return {
+        "type": kind,
+        "source": {"type": "base64", "media_type": held[1].lower(), "data": place[held.end() :]},
+    }

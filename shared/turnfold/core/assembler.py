@@ -34,7 +34,10 @@ def assemble(system: Said, history: Sequence[Json], user: Said) -> list[dict[str
 
 def leading_systems(messages: Sequence[Json]) -> list[dict[str, Any]]:
     """The system messages a list begins with."""
-    count = next((index for index, body in enumerate(messages) if body.get("role") not in SYSTEM_ROLES), len(messages))
+    count = next(
+        (index for index, body in enumerate(messages) if body.get("role") not in SYSTEM_ROLES),
+        len(messages),
+    )
     return [dict(body) for body in messages[:count]]
 
 

@@ -33,7 +33,11 @@ class Block(NamedTuple):
         """The calls nobody has answered yet."""
         if not self.results:
             return ()
-        return tuple(call for call, result in zip(self.head.calls, self.results, strict=True) if result is None)
+        return tuple(
+            call
+            for call, result in zip(self.head.calls, self.results, strict=True)
+            if result is None
+        )
 
     @property
     def tokens(self) -> int:
@@ -81,7 +85,9 @@ def group(messages: Sequence[Message]) -> Grouped:
     loose.sort(key=_position)
     blocks = tuple(
         [
-            Block(head, tuple([answered.get((head.position, call.slot)) for call in head.calls])) if head.calls else Block(head)
+            Block(head, tuple([answered.get((head.position, call.slot)) for call in head.calls]))
+            if head.calls
+            else Block(head)
             for head in heads
         ]
     )

@@ -13,7 +13,9 @@ STEP: Final = 1.25
 def characters_of(rendered: Rendered, *, with_summary: bool) -> int:
     """The characters of a window: its texts, reasoning, names and arguments, and the summary where it stands beside. Media are none."""
     beside = [rendered.summary_text, *rendered.ledger] if with_summary else []
-    return sum(map(len, beside)) + sum([_characters(json.loads(message)) for message in rendered.messages])
+    return sum(map(len, beside)) + sum(
+        [_characters(json.loads(message)) for message in rendered.messages]
+    )
 
 
 def next_spread(spread: float, characters: int, max_characters: int) -> float:
@@ -27,10 +29,23 @@ def next_spread(spread: float, characters: int, max_characters: int) -> float:
 
 def _characters(body: dict[str, Any]) -> int:
     content = body.get("content")
-    others = content if isinstance(content, list) else [] if content is None or isinstance(content, str) else [content]
-    told = [body.get(key) for key in (*REASONING_KEYS, "tool_calls", "function_call", "refusal", "name")]
+    others = (
+        content
+        if isinstance(content, list)
+        else []
+        if content is None or isinstance(content, str)
+        else [content]
+    )
+    told = [
+        body.get(key) for key in (*REASONING_KEYS, "tool_calls", "function_call", "refusal", "name")
+    ]
     odd = [
-        part for part in others if not (isinstance(part, dict) and (part.get("type") in MEDIA_PARTS or isinstance(part.get("text"), str)))
+        part
+        for part in others
+        if not (
+            isinstance(part, dict)
+            and (part.get("type") in MEDIA_PARTS or isinstance(part.get("text"), str))
+        )
     ]
     return len(text_of(body)) + sum([_length(value) for value in [*told, *odd]])
 

@@ -8,7 +8,13 @@ LEAST_CHARACTERS = 40
 OVERSIZE = "[oversize message]"
 
 
-def chunks(sources: Sequence[Source], sizes: Sequence[int], *, max_tokens: int, size: Callable[[Source], int]) -> list[tuple[Source, ...]]:
+def chunks(
+    sources: Sequence[Source],
+    sizes: Sequence[int],
+    *,
+    max_tokens: int,
+    size: Callable[[Source], int],
+) -> list[tuple[Source, ...]]:
     """Messages in chronological pieces of at most so many tokens; `sizes` are theirs, `size` tells that of a cut one.
 
     A call stays with the results that follow it unless these alone are more than a piece holds. Each message is in exactly
@@ -52,7 +58,11 @@ def _blocks(sources: Sequence[Source]) -> list[list[int]]:
     found: list[list[int]] = []
     for index, source in enumerate(sources):
         before = sources[found[-1][-1]] if found else None
-        if source.role == "tool" and before is not None and (sources[found[-1][0]].calls or before.role == "tool"):
+        if (
+            source.role == "tool"
+            and before is not None
+            and (sources[found[-1][0]].calls or before.role == "tool")
+        ):
             found[-1].append(index)
         else:
             found.append([index])

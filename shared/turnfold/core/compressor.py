@@ -48,7 +48,9 @@ class Compressor(Protocol):
         """What these count together."""
         ...
 
-    def compress(self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
+    def compress(
+        self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False
+    ) -> Compressed:
         """Messages that may be sent and count at most `budget_tokens`; in an emergency three fifths of it.
 
         Raises:
@@ -74,7 +76,9 @@ class LadderCompressor:
         measured = measured_list(messages, [text_of(body) for body in messages], self.count)
         return sum([one.tokens for one in measured])
 
-    def compress(self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False) -> Compressed:
+    def compress(
+        self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False
+    ) -> Compressed:
         """A list that fits and may be sent comes back as it is.
 
         Raises:
@@ -86,35 +90,66 @@ class LadderCompressor:
         measured = measured_list(bodies, texts, self.count)
         total = sum([one.tokens for one in measured])
         cap = budget_tokens * EMERGENCY_FIFTHS // 5 if is_emergency else budget_tokens
-        if bodies and total <= cap and _others(bodies) <= (self.policy.max_messages or UNLIMITED) and not faults(bodies):
+        if (
+            bodies
+            and total <= cap
+            and _others(bodies) <= (self.policy.max_messages or UNLIMITED)
+            and not faults(bodies)
+        ):
             return Compressed(bodies, total)
-        weighed = weighed_list(bodies, measured, [LongText(text, self.count) if is_long(text) else "" for text in texts])
+        weighed = weighed_list(
+            bodies,
+            measured,
+            [LongText(text, self.count) if is_long(text) else "" for text in texts],
+        )
         rest = tuple([message for message in weighed if not message.role.is_system])
         kept = _kept_systems(weighed)
         system_tokens = sum([message.tokens for message in kept])
         left = max(cap - system_tokens, 0)
-        asked = Asked(budget_tokens=-(-left * 5 // EMERGENCY_FIFTHS) if is_emergency else left, is_emergency=is_emergency)
+        asked = Asked(
+            budget_tokens=-(-left * 5 // EMERGENCY_FIFTHS) if is_emergency else left,
+            is_emergency=is_emergency,
+        )
         try:
             window = grown(Stored(messages=rest, total=len(rest)), asked, self.policy)
         except CannotFit as error:
             if error.needed_tokens is None:
                 raise
-            needed = error.needed_tokens + (-(-system_tokens * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens)
-            raise CannotFit(f"the smallest list of these messages needs a budget of {needed} tokens", needed_tokens=needed) from error
+            needed = error.needed_tokens + (
+                -(-system_tokens * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens
+            )
+            raise CannotFit(
+                f"the smallest list of these messages needs a budget of {needed} tokens",
+                needed_tokens=needed,
+            ) from error
         if system_tokens > cap:
-            needed = -(-(system_tokens + window.total) * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens + window.total
-            raise CannotFit(f"the system messages alone count {system_tokens} tokens", needed_tokens=needed)
+            needed = (
+                -(-(system_tokens + window.total) * 5 // EMERGENCY_FIFTHS)
+                if is_emergency
+                else system_tokens + window.total
+            )
+            raise CannotFit(
+                f"the system messages alone count {system_tokens} tokens", needed_tokens=needed
+            )
         places = [place for unit in window.units if unit.is_shown for place in unit.places]
-        shown = [bodies[message.position] for message in kept] + [self._as_sent(place, bodies) for place in places]
+        shown = [bodies[message.position] for message in kept] + [
+            self._as_sent(place, bodies) for place in places
+        ]
         omitted = len(bodies) - len(shown) + sum([isinstance(place, StandIn) for place in places])
-        return Compressed(shown, system_tokens + window.total, is_whole=shown == bodies, omitted=omitted)
+        return Compressed(
+            shown, system_tokens + window.total, is_whole=shown == bodies, omitted=omitted
+        )
 
     def _as_sent(self, place: Piece | StandIn, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What stands in the list in this place: the very message that was given, where it is shown whole."""
         if isinstance(place, StandIn):
             return entry_body(place, {})
         body, form = bodies[place.message.position], place.form
-        return body if form is WHOLE else entry_body(Shown(place.message, form, place.call), _copied(body), self.count)
+        return (
+            body
+            if form is WHOLE
+            else entry_body(Shown(place.message, form, place.call), _copied(body), self.count)
+        )
 
 
 def _copied(body: dict[str, Any]) -> dict[str, Any]:
@@ -131,14 +166,21 @@ def _copied(body: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def measured_list(bodies: Sequence[Json], texts: Sequence[str], count: Callable[[str], int]) -> list[Measured]:
+def measured_list(
+    bodies: Sequence[Json], texts: Sequence[str], count: Callable[[str], int]
+) -> list[Measured]:
     """What each message of a list holds; `texts` are theirs (`text_of`)."""
     # All texts first, and nothing between two of them: what a tokenizer looks up stays near the processor.
     tokens = [count(text) if text else 0 for text in texts]
-    return [measure_with(body, text, text_tokens, count) for body, text, text_tokens in zip(bodies, texts, tokens, strict=True)]
+    return [
+        measure_with(body, text, text_tokens, count)
+        for body, text, text_tokens in zip(bodies, texts, tokens, strict=True)
+    ]
 
 
-def weighed_list(bodies: Sequence[Json], measured: Sequence[Measured], cuts: Sequence[LongText | str]) -> list[Message]:
+def weighed_list(
+    bodies: Sequence[Json], measured: Sequence[Measured], cuts: Sequence[LongText | str]
+) -> list[Message]:
     """The messages of a list as numbers and relations; the position of each is its index. `cuts` price their long texts.
 
     Raises:
@@ -152,7 +194,9 @@ def weighed_list(bodies: Sequence[Json], measured: Sequence[Measured], cuts: Seq
         name = body.get("role")
         role = ROLES.get(name) if isinstance(name, str) else None
         if role is None:
-            raise BadRequest(f"message {index} has the role {name!r}; a chat message has one of {', '.join(sorted(ROLES))}")
+            raise BadRequest(
+                f"message {index} has the role {name!r}; a chat message has one of {', '.join(sorted(ROLES))}"
+            )
         own_calls = one.calls if role is Role.ASSISTANT else ()
         for call in one.calls:
             called[call.call_id] = body["tool_calls"][call.slot]
@@ -181,7 +225,10 @@ def weighed_list(bodies: Sequence[Json], measured: Sequence[Measured], cuts: Seq
         )
     for call_id, indices in results.items():
         # What they say matters only where there are several.
-        seen = [ResultSeen(index, _said(bodies[index]) if len(indices) > 1 else b"") for index in indices]
+        seen = [
+            ResultSeen(index, _said(bodies[index]) if len(indices) > 1 else b"")
+            for index in indices
+        ]
         for position, verdict in pair(calls[call_id], seen).items():
             found[position].answers, found[position].is_copy = verdict.answers, verdict.is_copy
     return found
@@ -194,11 +241,15 @@ def _others(bodies: Sequence[Json]) -> int:
 
 def _kept_systems(weighed: Sequence[Message]) -> list[Message]:
     """The system messages a list begins with, and the newest of the others."""
-    begun = next((index for index, message in enumerate(weighed) if not message.role.is_system), len(weighed))
+    begun = next(
+        (index for index, message in enumerate(weighed) if not message.role.is_system), len(weighed)
+    )
     later = [message for message in weighed[begun:] if message.role.is_system]
     return [*weighed[:begun], *later[-1:]]
 
 
 def _said(body: Mapping[str, Any]) -> bytes:
     """Equal for results that say the same."""
-    return json.dumps(body.get("content"), sort_keys=True, default=repr).encode("utf-8", "surrogatepass")
+    return json.dumps(body.get("content"), sort_keys=True, default=repr).encode(
+        "utf-8", "surrogatepass"
+    )

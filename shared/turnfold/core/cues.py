@@ -36,8 +36,12 @@ REQUEST_WORDS: Final = frozenset(
         "schedule|transfer",
     )
 )
-IMPERATIVES: Final = frozenset(_cues("work|go|do|open|close|stop|keep|put|take|get|bring|call|send|note|use|let"))
-TELLING: Final = _cues("i |i'm |i've |i'd |i'll |i am |it |it's |the |this |that |these |my |we |our |your |hmm|yes|no,|not ")
+IMPERATIVES: Final = frozenset(
+    _cues("work|go|do|open|close|stop|keep|put|take|get|bring|call|send|note|use|let")
+)
+TELLING: Final = _cues(
+    "i |i'm |i've |i'd |i'll |i am |it |it's |the |this |that |these |my |we |our |your |hmm|yes|no,|not "
+)
 REQUEST_PHRASES: Final = _cues(
     "can you|could you|would you|i want|i need|i'd like|i would like|help me|let's |we need|we should|how do i|how can i",
 )

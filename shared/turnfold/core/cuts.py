@@ -23,7 +23,9 @@ class Cut(NamedTuple):
 
 def is_long(text: str) -> bool:
     """Whether a text is worth a grid: above 512 bytes."""
-    return len(text) > LONG_BYTES or (4 * len(text) > LONG_BYTES and not text.isascii() and _bytes_of(text) > LONG_BYTES)
+    return len(text) > LONG_BYTES or (
+        4 * len(text) > LONG_BYTES and not text.isascii() and _bytes_of(text) > LONG_BYTES
+    )
 
 
 def _bytes_of(text: str) -> int:
@@ -137,11 +139,19 @@ class Cuts:
 
     def tokens_between(self, start: int, end: int) -> int:
         """What the text between two offsets costs at most; exactly, as prices go, where both are points."""
-        return self.tokens[self._point_after(end)] - self.tokens[self._point_before(start)] if start < end else 0
+        return (
+            self.tokens[self._point_after(end)] - self.tokens[self._point_before(start)]
+            if start < end
+            else 0
+        )
 
     def line_ends_between(self, start: int, end: int) -> int:
         """How many line ends stand between two points."""
-        return self.line_ends[self._point_after(end)] - self.line_ends[self._point_before(start)] if start < end else 0
+        return (
+            self.line_ends[self._point_after(end)] - self.line_ends[self._point_before(start)]
+            if start < end
+            else 0
+        )
 
     def _point_before(self, offset: int) -> int:
         return max(0, bisect_right(self.offsets, offset) - 1)
@@ -186,7 +196,10 @@ def _line_stops(text: str) -> list[int]:
         head.append(end)
     tail: list[int] = []
     line_end = len(text)
-    while len(tail) < TAIL_LINES + text.endswith("\n") and (line_end := text.rfind("\n", 0, line_end)) >= 0:
+    while (
+        len(tail) < TAIL_LINES + text.endswith("\n")
+        and (line_end := text.rfind("\n", 0, line_end)) >= 0
+    ):
         tail.append(line_end + 1)
     inner = (stop for stop in (*head, *tail) if AT_LINE_START.match(text, stop))
     return sorted({*head[-1:], *tail[:1], *tail[-1:], *inner, len(text)})

@@ -8,19 +8,31 @@ from turnfold.core.sources import Source, clip, printable
 
 _ROLES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
 _SHOWN_ARGUMENT = re.compile(
-    r'"(?:file_?path|path|file_?name|command|cmd|query|url|pattern|[a-z_]*id|[a-z_]*name)"\s*:\s*"((?:[^"\\]|\\.){1,80})', re.IGNORECASE
+    r'"(?:file_?path|path|file_?name|command|cmd|query|url|pattern|[a-z_]*id|[a-z_]*name)"\s*:\s*"((?:[^"\\]|\\.){1,80})',
+    re.IGNORECASE,
 )
 _FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60})"')
 _MARK_TOKENS = 16
 
 
-def digest(sources: Sequence[Source], *, max_tokens: int = 300, count: Callable[[str], int], older: int = 0, silent: int = 0) -> str:
+def digest(
+    sources: Sequence[Source],
+    *,
+    max_tokens: int = 300,
+    count: Callable[[str], int],
+    older: int = 0,
+    silent: int = 0,
+) -> str:
     """One line a message: what was said, clipped, and which tools were called on what.
 
     At most `max_tokens`. Results that went well have no line of their own. What has no line is counted exactly, in a first
     line that says so: older messages, and results. `older` and `silent` are messages of either kind that were not handed in.
     """
-    told = [source for source in sources if source.role in ("user", "assistant") or (source.role == "tool" and source.is_error)]
+    told = [
+        source
+        for source in sources
+        if source.role in ("user", "assistant") or (source.role == "tool" and source.is_error)
+    ]
     width = min(160, max(40, max_tokens * 3 // max(len(told), 1)))
     lines = [defused(line) for line in (_line(source, width) for source in told) if line]
     silent += len(sources) - len(lines)
@@ -60,6 +72,9 @@ def _newest_within(lines: list[str], characters: int) -> list[str]:
 
 
 def _mark(older: int, silent: int) -> list[str]:
-    parts = [f"{older} earlier message{'s' * (older != 1)}" if older else "", f"{silent} without words of their own" if silent else ""]
+    parts = [
+        f"{older} earlier message{'s' * (older != 1)}" if older else "",
+        f"{silent} without words of their own" if silent else "",
+    ]
     told = " and ".join(part for part in parts if part)
     return [f"({told} left out)"] if told else []

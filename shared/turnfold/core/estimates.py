@@ -97,7 +97,9 @@ PREFIXES: Final = {"'": 0.05, ".": 0.1, "_": 0.12, "\\": 0.15, "(": 0.2, "-": 0.
 
 def estimate(text: str) -> int:
     """How many tokens a text has, about: within 15% on prose, Chinese, Japanese, Korean, code, JSON, base64 and tables."""
-    return round(sum(_cost(piece) * times for piece, times in Counter(PIECES.findall(text)).items()))
+    return round(
+        sum(_cost(piece) * times for piece, times in Counter(PIECES.findall(text)).items())
+    )
 
 
 def _cost(piece: str) -> float:
@@ -135,7 +137,10 @@ def _dense(run: str) -> float:
     """A long run without spaces: bytes in base64 or hex, or else words glued together."""
     words = WORDS.findall(run)
     if 10 * len(words) < 3 * len(run):
-        return sum(_word(word, spaced=False) if word.isalpha() else len(word) / 3 for word in words) + run.count("/") / 4
+        return (
+            sum(_word(word, spaced=False) if word.isalpha() else len(word) / 3 for word in words)
+            + run.count("/") / 4
+        )
     return 0.585 * len(run) if run.islower() or run.isupper() else 0.685 * len(run)
 
 

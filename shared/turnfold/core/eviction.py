@@ -63,7 +63,11 @@ class Load(NamedTuple):
 def load_of(live: Iterable[Message]) -> Load:
     """What these live messages weigh, each request a round."""
     counted = [message for message in live if not message.role.is_system]
-    return Load(len(counted), sum([message.tokens for message in counted]), sum([message.is_request for message in counted]))
+    return Load(
+        len(counted),
+        sum([message.tokens for message in counted]),
+        sum([message.is_request for message in counted]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,9 @@ class Eviction:
     def is_over(self) -> bool:
         """Whether what stayed is still over the limit, as far as counting can tell."""
         left = self.load.tokens - self.tokens
-        return self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
+        return (
+            self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
+        )
 
     def seen_at(self, live: Sequence[Message], load: Load, at_ms: int) -> "Eviction":
         """The same eviction with everything counted at this moment, of these live messages."""
@@ -192,7 +198,9 @@ class Eviction:
 
 def _blocks(messages: Iterable[Message]) -> int:
     """How many blocks these are: a call with its results is one, and so is any other message but a system one."""
-    return sum([message.role is not Role.TOOL and not message.role.is_system for message in messages])
+    return sum(
+        [message.role is not Role.TOOL and not message.role.is_system for message in messages]
+    )
 
 
 def _calls(messages: Iterable[Message]) -> int:
@@ -231,7 +239,10 @@ def evictions(
     `live` holds the live messages by position, those of the new events (known by their stream sequences) included;
     `rounds` counts those that began since the last eviction, likewise.
     """
-    gauge, usage_limit = meter.gauge, usage_trigger(policy.reserve_tokens, model_window=model_window)
+    gauge, usage_limit = (
+        meter.gauge,
+        usage_trigger(policy.reserve_tokens, model_window=model_window),
+    )
     limits = Limits.of(policy, model_window=model_window)
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
     present: list[Message] = []
@@ -247,7 +258,9 @@ def evictions(
             messages += 1
             tokens += message.tokens
     done: list[Eviction] = []
-    total = hold.total_tokens - sum([message.tokens for arrived in arriving.values() for message in arrived])
+    total = hold.total_tokens - sum(
+        [message.tokens for arrived in arriving.values() for message in arrived]
+    )
     for seq, arrived in arriving.items():
         if seq in meter.readings:
             gauge = gauge.told(meter.readings[seq], usage_limit)
@@ -267,7 +280,9 @@ def evictions(
         load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
         for found in limits.fired(load):
             at_ms = max([message.created_at_ms for message in arrived], default=0)
-            eviction = _relieved(Eviction(found, (), len(present), load, at_ms, gauge, seq), present, policy)
+            eviction = _relieved(
+                Eviction(found, (), len(present), load, at_ms, gauge, seq), present, policy
+            )
             if not eviction.evicted:
                 continue
             factor = meter.learn(present[-1].stream_seq, at_ms) if meter.learn else gauge.factor
@@ -308,8 +323,14 @@ def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Ev
         is_escalated = bool(eviction.evicted) and eviction.is_over
     if not is_escalated:
         return eviction
-    tight = decide(live, replace(policy, keep_tokens=0, keep_rounds=0), found.trigger, now_ms=eviction.at_ms)
-    return replace(eviction, evicted=tight.evicted, is_escalated=True) if isinstance(tight, Evict) else eviction
+    tight = decide(
+        live, replace(policy, keep_tokens=0, keep_rounds=0), found.trigger, now_ms=eviction.at_ms
+    )
+    return (
+        replace(eviction, evicted=tight.evicted, is_escalated=True)
+        if isinstance(tight, Evict)
+        else eviction
+    )
 
 
 def kept_within(policy: Policy, found: Due) -> Policy:
@@ -323,7 +344,9 @@ def kept_within(policy: Policy, found: Due) -> Policy:
 _position = attrgetter("position")
 
 
-def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int) -> Evict | Rest:
+def decide(
+    live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int
+) -> Evict | Rest:
     """Say which of the live messages leave when this trigger has fired.
 
     The newest stay as far as the policy keeps them, extended to a safe boundary; so do the pinned system message, the
@@ -338,7 +361,10 @@ def decide(live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms:
     request = newest_request(live)
     border = blocks[first_kept].position if first_kept < len(blocks) else None
     leaving = [
-        message for block in old if block.head is not request and not _may_be_answered(block, policy, now_ms) for message in block.stored
+        message
+        for block in old
+        if block.head is not request and not _may_be_answered(block, policy, now_ms)
+        for message in block.stored
     ]
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
@@ -384,7 +410,11 @@ def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:
 
 def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
     age_ms = now_ms - block.head.created_at_ms
-    return bool(block.results) and bool(block.open_calls) and age_ms < policy.open_call_timeout_seconds * 1000
+    return (
+        bool(block.results)
+        and bool(block.open_calls)
+        and age_ms < policy.open_call_timeout_seconds * 1000
+    )
 
 
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:

@@ -8,18 +8,45 @@ from typing import Any, NamedTuple
 from turnfold.core.actions import FileChange, actions, file_changes
 from turnfold.core.ledger import Ledger, build_ledger
 from turnfold.core.redaction import redact
-from turnfold.core.sentences import Sense, is_lasting, language, line_of, says_name, senses, sentences
+from turnfold.core.sentences import (
+    Sense,
+    is_lasting,
+    language,
+    line_of,
+    says_name,
+    senses,
+    sentences,
+)
 from turnfold.core.sources import Draft, Previous, Source, SummaryJob, clip, printable, words
 from turnfold.core.values import Value
 
-LISTS = ("tasks", "constraints", "decisions", "facts", "actions", "commands", "errors", "open_questions")
+LISTS = (
+    "tasks",
+    "constraints",
+    "decisions",
+    "facts",
+    "actions",
+    "commands",
+    "errors",
+    "open_questions",
+)
 _MAX_LINES: Mapping[str, int] = {
     "tasks": 10, "constraints": 10, "decisions": 8, "facts": 20, "context": 14, "actions": 10, "commands": 6, "errors": 4, "open_questions": 5,
 }  # fmt: skip
 _BASE: Mapping[str, int] = {
     "tasks": 72, "constraints": 86, "decisions": 82, "facts": 40, "context": 38, "actions": 68, "commands": 44, "errors": 56, "open_questions": 76,
 }  # fmt: skip
-_ORDER = ("tasks", "constraints", "decisions", "facts", "context", "actions", "commands", "errors", "open_questions")
+_ORDER = (
+    "tasks",
+    "constraints",
+    "decisions",
+    "facts",
+    "context",
+    "actions",
+    "commands",
+    "errors",
+    "open_questions",
+)
 _HEADINGS: Mapping[str, Mapping[str, str]] = {
     "en": {
         "tasks": "The user asked:", "constraints": "Constraints and preferences stated:", "decisions": "It was decided:", "facts": "The user said:",
@@ -42,8 +69,18 @@ _ERROR_LINE = re.compile(
     r"^[ \t>]{0,8}(?:E\s{1,8})?((?:(?:[A-Za-z_][\w.]{0,80})?(?:Error|Exception|Failure)|error|ERROR|fatal|Fatal|FAILED|panic|npm ERR!|错误|エラー)[:：\[ ][^\n]{3,300})",
     re.MULTILINE,
 )
-_SHELL_ERRORS = ("command not found", "No such file or directory", "Permission denied", "Connection refused", "timed out")
-_LEDGER_KINDS: Mapping[str, str] = {"decisions": "decision", "constraints": "constraint", "errors": "error"}
+_SHELL_ERRORS = (
+    "command not found",
+    "No such file or directory",
+    "Permission denied",
+    "Connection refused",
+    "timed out",
+)
+_LEDGER_KINDS: Mapping[str, str] = {
+    "decisions": "decision",
+    "constraints": "constraint",
+    "errors": "error",
+}
 _TO_THE_LETTER_CHARACTERS = 140
 _FIRST_REQUEST = 26
 _LASTING = frozenset({"facts", "constraints"})
@@ -88,7 +125,9 @@ def extract(job: SummaryJob, *, count: Callable[[str], int]) -> Draft:
     return with_evidence(Draft(text=text, sections=sections, ledger=(), kind="extractive"), found)
 
 
-def _sources_of(text: str, lines: Iterable["_Line"], sources: Sequence[Source], previous: Previous | None) -> list[list[str]]:
+def _sources_of(
+    text: str, lines: Iterable["_Line"], sources: Sequence[Source], previous: Previous | None
+) -> list[list[str]]:
     """For each line of the text the messages it was taken from; none for headings, and for what nobody wrote down."""
     origins: dict[str, list[str]] = {}
     if previous is not None:
@@ -106,29 +145,53 @@ def _sources_of(text: str, lines: Iterable["_Line"], sources: Sequence[Source], 
 def readable(sources: Iterable[Source]) -> tuple[Source, ...]:
     """The messages a summariser may read: no instructions, no secrets."""
     return tuple(
-        source._replace(text=redact(source.text), calls=tuple((name, redact(arguments)) for name, arguments in source.calls))
+        source._replace(
+            text=redact(source.text),
+            calls=tuple((name, redact(arguments)) for name, arguments in source.calls),
+        )
         for source in sources
         if source.role not in ("system", "developer")
     )
 
 
 def evidence(
-    job: SummaryJob, sources: Sequence[Source], picked: Sequence["_Line"] | None = None, *, count: Callable[[str], int]
+    job: SummaryJob,
+    sources: Sequence[Source],
+    picked: Sequence["_Line"] | None = None,
+    *,
+    count: Callable[[str], int],
 ) -> Evidence:
     """Files and exact values of the messages, merged with those of the version before."""
-    lines = list(_to_the_letter(picked if picked is not None else tuple(_picked_lines(sources)), sources))
-    files = file_changes(job.previous.sections.get("file_changes") if job.previous else None, sources)
+    lines = list(
+        _to_the_letter(picked if picked is not None else tuple(_picked_lines(sources)), sources)
+    )
+    files = file_changes(
+        job.previous.sections.get("file_changes") if job.previous else None, sources
+    )
     request = redact(job.newest_request) if job.newest_request else None
-    ledger = build_ledger(job.previous, sources, files, lines=lines, newest_request=request, max_tokens=job.ledger_max_tokens, count=count)
+    ledger = build_ledger(
+        job.previous,
+        sources,
+        files,
+        lines=lines,
+        newest_request=request,
+        max_tokens=job.ledger_max_tokens,
+        count=count,
+    )
     return Evidence(files, ledger)
 
 
-def _to_the_letter(picked: Iterable["_Line"], sources: Sequence[Source]) -> Iterator[tuple[Value, str]]:
+def _to_the_letter(
+    picked: Iterable["_Line"], sources: Sequence[Source]
+) -> Iterator[tuple[Value, str]]:
     """Decisions, constraints and errors that stand in their message as they stand in their line."""
     for line in picked:
         kind = _LEDGER_KINDS.get(line.section)
         if kind is not None:
-            source, text = sources[line.order], clip(line.text, _TO_THE_LETTER_CHARACTERS).rstrip("…")
+            source, text = (
+                sources[line.order],
+                clip(line.text, _TO_THE_LETTER_CHARACTERS).rstrip("…"),
+            )
             if text and text in source.text:
                 yield Value(kind, text), source.message_id
 
@@ -136,7 +199,8 @@ def _to_the_letter(picked: Iterable["_Line"], sources: Sequence[Source]) -> Iter
 def with_evidence(draft: Draft, found: Evidence) -> Draft:
     """The draft with files and ledger as code knows them."""
     sections = draft.sections | {
-        "file_changes": [change.as_json() for change in found.files] or draft.sections.get("file_changes", []),
+        "file_changes": [change.as_json() for change in found.files]
+        or draft.sections.get("file_changes", []),
         "provenance": found.ledger.provenance,
         "left_out": dict(found.ledger.left_out),
     }
@@ -150,7 +214,9 @@ def render(sections: Mapping[str, Any], voice: str | None = None) -> str:
     """Sections as text for a person: a heading and its lines, empty sections left out."""
     lists = {name: _texts(sections.get(name)) for name in LISTS}
     context = _context_lines(sections.get("context"))
-    voice = voice or language(" ".join([*context, *(text for texts in lists.values() for text in texts)]))
+    voice = voice or language(
+        " ".join([*context, *(text for texts in lists.values() for text in texts)])
+    )
     headings = _HEADINGS[voice]
     parts: list[str] = []
     for name in _ORDER:
@@ -167,7 +233,11 @@ def _carried_lines(previous: Previous | None) -> Iterator[_Line]:
         return
     known = [name for name in (*LISTS, "context") if previous.sections.get(name)]
     for name in known:
-        texts = _context_lines(previous.sections[name]) if name == "context" else _texts(previous.sections[name])
+        texts = (
+            _context_lines(previous.sections[name])
+            if name == "context"
+            else _texts(previous.sections[name])
+        )
         for index, text in enumerate(texts):
             bonus = _FIRST_REQUEST if name == "tasks" and index == 0 and not _is_slight(text) else 0
             age = 0 if name in _LASTING else 8 - 4 * index / len(texts)
@@ -190,7 +260,9 @@ def _picked_lines(sources: Sequence[Source]) -> Iterator[_Line]:
                 is_first = False
                 yield line
         elif source.role == "assistant" and source.text:
-            for line in _of_assistant(source.text, order, is_final=order in finals, is_last=order == total - 1):
+            for line in _of_assistant(
+                source.text, order, is_final=order in finals, is_last=order == total - 1
+            ):
                 line.weight += recency
                 yield line
         elif source.role == "tool":
@@ -206,7 +278,9 @@ def _picked_lines(sources: Sequence[Source]) -> Iterator[_Line]:
 
 def _is_machine_made(text: str) -> bool:
     """Whether a user message is a notice of the agent's own: bracketed, or wholly inside tags."""
-    return text.startswith(_MACHINE_MADE) or (text.startswith("<") and text.rstrip().endswith(">") and "</" in text)
+    return text.startswith(_MACHINE_MADE) or (
+        text.startswith("<") and text.rstrip().endswith(">") and "</" in text
+    )
 
 
 def _of_user(text: str, order: int, *, is_first: bool) -> Iterator[_Line]:
@@ -225,7 +299,12 @@ def _of_user(text: str, order: int, *, is_first: bool) -> Iterator[_Line]:
         if taken[section] < limits[section]:
             taken[section] += 1
             weight = _weight(section, sentence, sense) + (
-                _FIRST_REQUEST if is_first and section == "tasks" and taken["tasks"] == 1 and not _is_slight(sentence) else 0
+                _FIRST_REQUEST
+                if is_first
+                and section == "tasks"
+                and taken["tasks"] == 1
+                and not _is_slight(sentence)
+                else 0
             )
             yield _Line(section, line_of(sentence), weight, order)
 
@@ -245,7 +324,11 @@ def _of_assistant(text: str, order: int, *, is_final: bool, is_last: bool) -> It
     picked: list[_Line] = []
     for index, sentence in enumerate(list(sentences(text))[:_LINES_PER_MESSAGE]):
         sense = senses(sentence, is_user=False)
-        if Sense.FILLER in sense or sentence.endswith((":", "：")) or (len(sentence) < 12 and sentence.isascii()):
+        if (
+            Sense.FILLER in sense
+            or sentence.endswith((":", "："))
+            or (len(sentence) < 12 and sentence.isascii())
+        ):
             continue
         if Sense.QUESTION in sense:
             if is_last:
@@ -254,11 +337,18 @@ def _of_assistant(text: str, order: int, *, is_final: bool, is_last: bool) -> It
         if Sense.OPEN in sense and is_last:
             yield _Line("open_questions", line_of(sentence), _BASE["open_questions"] - 10, order)
             continue
-        weight = _weight("context", sentence, sense) - min(index, 8) - (0 if is_final else 16) - (0 if sentence.endswith(_WHOLE) else 8)
+        weight = (
+            _weight("context", sentence, sense)
+            - min(index, 8)
+            - (0 if is_final else 16)
+            - (0 if sentence.endswith(_WHOLE) else 8)
+        )
         if is_final or Sense.RESULT in sense or Sense.DECISION in sense:
             picked.append(_Line("context", line_of(sentence), weight, order))
     picked.sort(key=lambda line: -line.weight)
-    chosen = picked[:1] + [line for line in picked[1 : 2 if is_final else 1] if line.weight >= _BASE["context"] - 6]
+    chosen = picked[:1] + [
+        line for line in picked[1 : 2 if is_final else 1] if line.weight >= _BASE["context"] - 6
+    ]
     yield from sorted(chosen, key=lambda line: text.find(line.text[:20]))
 
 
@@ -269,11 +359,18 @@ def _weight(section: str, text: str, sense: frozenset[Sense] | None = None) -> f
     if section == "facts":
         sense = sense or senses(text, is_user=True)
         weight += (
-            (38 if Sense.FACT in sense else 0) + (8 if has_digit else 0) + (20 if says_name(text) else 0) + (6 if is_lasting(text) else 0)
+            (38 if Sense.FACT in sense else 0)
+            + (8 if has_digit else 0)
+            + (20 if says_name(text) else 0)
+            + (6 if is_lasting(text) else 0)
         )
     elif section == "context":
         sense = sense or senses(text, is_user=False)
-        weight += (8 if Sense.RESULT in sense else 0) + (6 if Sense.DECISION in sense else 0) + (5 if has_digit else 0)
+        weight += (
+            (8 if Sense.RESULT in sense else 0)
+            + (6 if Sense.DECISION in sense else 0)
+            + (5 if has_digit else 0)
+        )
         weight -= 20 if _LABELLED.match(text) else 0
     return weight - (10 if _is_slight(text) else 0)
 
@@ -325,7 +422,12 @@ def _any_line(sources: Iterable[Source]) -> Iterator[_Line]:
         for name, _ in source.calls:
             called[name] = called.get(name, 0) + 1
     if called:
-        yield _Line("context", "Tools called: " + ", ".join(f"{name} {times}x" for name, times in called.items()), 1, 0)
+        yield _Line(
+            "context",
+            "Tools called: " + ", ".join(f"{name} {times}x" for name, times in called.items()),
+            1,
+            0,
+        )
 
 
 def _deduplicated(lines: Iterable[_Line]) -> list[_Line]:
@@ -343,7 +445,12 @@ def _deduplicated(lines: Iterable[_Line]) -> list[_Line]:
 
 
 def _bounded(
-    job: SummaryJob, sources: Sequence[Source], lines: list[_Line], files: Sequence[FileChange], voice: str, count: Callable[[str], int]
+    job: SummaryJob,
+    sources: Sequence[Source],
+    lines: list[_Line],
+    files: Sequence[FileChange],
+    voice: str,
+    count: Callable[[str], int],
 ) -> tuple[dict[str, Any], str]:
     """Sections and text of the weightiest lines within every cap, in the order in which they were said."""
     ranked: list[int] = []
@@ -353,15 +460,23 @@ def _bounded(
         if per_section[section] < _MAX_LINES[section]:
             per_section[section] += 1
             ranked.append(index)
-    given = sum(len(source.text) + sum(len(arguments) for _, arguments in source.calls) for source in sources)
+    given = sum(
+        len(source.text) + sum(len(arguments) for _, arguments in source.calls)
+        for source in sources
+    )
     carried = len(job.previous.text) if job.previous else 0
     share = min(given, _CLOSE_CHARACTERS) * 3 // 5 + max(given - _CLOSE_CHARACTERS, 0) // 3
     room = max(share, carried, min(given + carried + _HEADING_CHARACTERS, _SMALL_CHARACTERS))
     shown: list[FileChange] = list(files)
     while True:
         kept = sorted(ranked)
-        sections: dict[str, Any] = {name: [lines[index].text for index in kept if lines[index].section == name] for name in LISTS}
-        sections["context"] = "\n".join(lines[index].text for index in kept if lines[index].section == "context")
+        sections: dict[str, Any] = {
+            name: [lines[index].text for index in kept if lines[index].section == name]
+            for name in LISTS
+        }
+        sections["context"] = "\n".join(
+            lines[index].text for index in kept if lines[index].section == "context"
+        )
         sections = {name: value for name, value in sections.items() if value or name in _ALWAYS}
         text = render(sections | {"file_changes": [change.as_json() for change in shown]}, voice)
         excess = max(count(text) / max(job.max_tokens, 1), len(text) / room)
@@ -385,11 +500,19 @@ def _cut(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    return [item for item in value if isinstance(item, str) and item.strip()] if isinstance(value, list | tuple) else []
+    return (
+        [item for item in value if isinstance(item, str) and item.strip()]
+        if isinstance(value, list | tuple)
+        else []
+    )
 
 
 def _context_lines(value: Any) -> list[str]:
-    return [line.strip() for line in value.split("\n") if line.strip()] if isinstance(value, str) else []
+    return (
+        [line.strip() for line in value.split("\n") if line.strip()]
+        if isinstance(value, str)
+        else []
+    )
 
 
 def _file_lines(stored: Any, headings: Mapping[str, str]) -> list[str]:

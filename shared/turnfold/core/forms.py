@@ -85,12 +85,16 @@ def cut_mark(cut: TextCut, omitted_lines: int) -> str:
 
 _WIDEST = 999_999_999
 MARK_TOKENS: Final = SEAM_TOKENS + ceiling(cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST), _WIDEST))
-PREVIEW_MARK_TOKENS: Final = SEAM_TOKENS + ceiling(cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST, is_preview=True), 0))
+PREVIEW_MARK_TOKENS: Final = SEAM_TOKENS + ceiling(
+    cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST, is_preview=True), 0)
+)
 
 
 def result_line(call: Call, result: Message) -> str:
     """What stands in the place of a result: whose it was, how long, and by which id the original can be fetched."""
-    return defused(f"{_line_start(call)}: {result.content_tokens} tokens left out, original: {result.message_id}]")
+    return defused(
+        f"{_line_start(call)}: {result.content_tokens} tokens left out, original: {result.message_id}]"
+    )
 
 
 def line_start_tokens(call: Call) -> int:
@@ -100,7 +104,9 @@ def line_start_tokens(call: Call) -> int:
 
 def line_tokens(start_tokens: int, result: Message) -> int:
     """At most what the line of a result costs."""
-    return start_tokens + (len(str(result.content_tokens)) + 2) // 3 + 1 + ceiling(result.message_id)
+    return (
+        start_tokens + (len(str(result.content_tokens)) + 2) // 3 + 1 + ceiling(result.message_id)
+    )
 
 
 def _line_start(call: Call) -> str:
@@ -114,7 +120,14 @@ def clipped(text: str, characters: int) -> str:
     return line if len(line) <= characters else line[: characters - 1] + "…"
 
 
-def cut_to(message: Message, grid: Cuts | None, max_tokens: int, *, least_head: int = 0, is_preview: bool = False) -> TextCut | None:
+def cut_to(
+    message: Message,
+    grid: Cuts | None,
+    max_tokens: int,
+    *,
+    least_head: int = 0,
+    is_preview: bool = False,
+) -> TextCut | None:
     """The longest head and tail of a text within these tokens, two thirds of them the head.
 
     At least `least_head` characters stay whatever the tokens. None when no cut is cheaper than the whole.
@@ -129,7 +142,9 @@ def cut_to(message: Message, grid: Cuts | None, max_tokens: int, *, least_head: 
     return _priced(message, grid, head, tail, is_preview=is_preview)
 
 
-def cut_within(message: Message, grid: Cuts | None, *, max_tokens: int, max_characters: int, is_brief: bool) -> TextCut | None:
+def cut_within(
+    message: Message, grid: Cuts | None, *, max_tokens: int, max_characters: int, is_brief: bool
+) -> TextCut | None:
     """Two thirds head and one third tail within both caps; with `is_brief` at most the first 20 and the last 10 lines.
 
     0 characters cap nothing. The caps come first, so that a few very long lines keep their end too. None when no cut is
@@ -143,7 +158,9 @@ def cut_within(message: Message, grid: Cuts | None, *, max_tokens: int, max_char
     if is_brief:
         head = min(head, grid.head_lines(HEAD_LINES).offset)
     rest = grid.characters - (characters - head)
-    tail = max(grid.tail(room - grid.tokens_between(0, head)).offset, grid.at_or_after(max(0, rest)))
+    tail = max(
+        grid.tail(room - grid.tokens_between(0, head)).offset, grid.at_or_after(max(0, rest))
+    )
     if is_brief:
         tail = max(tail, grid.tail_lines(TAIL_LINES).offset)
     return _priced(message, grid, head, tail)
@@ -155,17 +172,23 @@ def cut_characters(message: Message, grid: Cuts | None, max_characters: int) -> 
         return None
     characters = max(0, max_characters - MARK_CHARACTERS)
     head = grid.at_or_before(characters * 3 // 4)
-    return _priced(message, grid, head, grid.at_or_after(max(0, grid.characters - (characters - head))))
+    return _priced(
+        message, grid, head, grid.at_or_after(max(0, grid.characters - (characters - head)))
+    )
 
 
-def _priced(message: Message, grid: Cuts, head: int, tail: int, *, is_preview: bool = False) -> TextCut | None:
+def _priced(
+    message: Message, grid: Cuts, head: int, tail: int, *, is_preview: bool = False
+) -> TextCut | None:
     if tail <= head:
         head = tail = grid.characters
     kept = grid.tokens_between(0, head) + grid.tokens_between(tail, grid.characters)
     tokens = kept + (PREVIEW_MARK_TOKENS if is_preview else MARK_TOKENS)
     if tokens >= message.content_tokens:
         return None
-    return TextCut(head, tail, tokens, message.content_tokens - kept, message.content_tokens, is_preview)
+    return TextCut(
+        head, tail, tokens, message.content_tokens - kept, message.content_tokens, is_preview
+    )
 
 
 def _cut_without_prices(message: Message, max_tokens: int, least_head: int) -> TextCut | None:
@@ -188,7 +211,11 @@ def call_tokens_within(call: Call, arguments: int) -> int:
     """At most what a call costs when its arguments may take so many tokens."""
     name = call.name
     # A token is at least one byte: for a name that no tool has, that bound will do.
-    name_tokens = _usual_name_tokens(name) if len(name) <= USUAL_NAME else len(name.encode("utf-8", "surrogatepass"))
+    name_tokens = (
+        _usual_name_tokens(name)
+        if len(name) <= USUAL_NAME
+        else len(name.encode("utf-8", "surrogatepass"))
+    )
     return CALL_TOKENS + name_tokens + arguments
 
 

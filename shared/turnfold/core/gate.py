@@ -36,10 +36,16 @@ class Answer:
     refusal: str | None = None
 
 
-_STOPPED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed", "finished"})
+_STOPPED = frozenset(
+    {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed", "finished"}
+)
 _CUT = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
-_WITHHELD = frozenset({"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content"})
-_THOUGHT = re.compile(r"<(think|thinking|reasoning|analysis|scratchpad)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_WITHHELD = frozenset(
+    {"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content"}
+)
+_THOUGHT = re.compile(
+    r"<(think|thinking|reasoning|analysis|scratchpad)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE
+)
 _WRAPPER = re.compile(r"</?(?:summary|answer|output|result)>", re.IGNORECASE)
 _REFUSALS = re.compile(
     r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this|that)\b.{0,40}\b(?:can(?:['\u2019]t|not)|won['\u2019]t|unable|not able)"
@@ -57,7 +63,9 @@ def spoken(content: str | None) -> str:
     """The text of an answer without thoughts and wrapping tags."""
     if not content:
         return ""
-    return _WRAPPER.sub("", _THOUGHT.sub("", content)).strip() if "<" in content else content.strip()
+    return (
+        _WRAPPER.sub("", _THOUGHT.sub("", content)).strip() if "<" in content else content.strip()
+    )
 
 
 def check(answer: Answer, *, input_tokens: int, output_tokens: int) -> Reason | None:
@@ -83,7 +91,9 @@ def check(answer: Answer, *, input_tokens: int, output_tokens: int) -> Reason | 
     return Reason.GREW if output_tokens >= input_tokens else None
 
 
-def missing_facts(text: str, ledger: Iterable[str], *, facts: Iterable[str], request: str) -> tuple[str, ...]:
+def missing_facts(
+    text: str, ledger: Iterable[str], *, facts: Iterable[str], request: str
+) -> tuple[str, ...]:
     """What has to stand in an artifact to the letter and does not, neither in its text nor in its ledger.
 
     Code puts all of it there, so that something is missing only by a fault; then no such version may take force.
@@ -91,7 +101,9 @@ def missing_facts(text: str, ledger: Iterable[str], *, facts: Iterable[str], req
     values = {value for _, _, value in (entry.partition(" ") for entry in ledger)}
     whole = "\n".join(values)
     wanted = [*facts, *([request] if request else [])]
-    return tuple(fact for fact in wanted if fact not in values and fact not in text and fact not in whole)
+    return tuple(
+        fact for fact in wanted if fact not in values and fact not in text and fact not in whole
+    )
 
 
 def _blank(answer: Answer, finish: str) -> Reason:

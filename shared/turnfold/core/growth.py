@@ -11,7 +11,14 @@ from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, argumen
 from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import Policy
 from turnfold.core.priority import priority_of
-from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, SummaryFacts, digest_tokens, summary_within, whole_summary
+from turnfold.core.wrapping import (
+    DIGEST_FRAME_TOKENS,
+    Placement,
+    SummaryFacts,
+    digest_tokens,
+    summary_within,
+    whole_summary,
+)
 from turnfold.messages import CompactionId, Message, Role, place_of_slot
 
 CHARACTERS_PER_REASONING_TOKEN: Final = 4
@@ -55,7 +62,9 @@ class Frame:
     @property
     def summary_size(self) -> int:
         """How many messages the summary takes that count."""
-        is_own = self.placement.is_message or (self.placement is Placement.SYSTEM and self.pinned is None)
+        is_own = self.placement.is_message or (
+            self.placement is Placement.SYSTEM and self.pinned is None
+        )
         return int(self.facts is not None and is_own)
 
 
@@ -71,7 +80,14 @@ class Growth:
     If not `can_continue`, it was trimmed at its end and not in its turn: it is grown again from the start when messages come.
     """
 
-    def __init__(self, limits: Limits, policy: Policy, frame: Frame, *, relieve: "Callable[[Growth], None] | None") -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        policy: Policy,
+        frame: Frame,
+        *,
+        relieve: "Callable[[Growth], None] | None",
+    ) -> None:
         self.limits = limits
         self.policy = policy
         self.frame = frame
@@ -81,7 +97,9 @@ class Growth:
         self.live = 0
         self.units: list[Unit] = []
         self.summary = whole_summary(frame.facts, frame.placement) if frame.facts else None
-        self.total = (frame.pinned.tokens if frame.pinned else 0) + (self.summary.tokens if self.summary else 0)
+        self.total = (frame.pinned.tokens if frame.pinned else 0) + (
+            self.summary.tokens if self.summary else 0
+        )
         self.size = frame.summary_size
         self._most_tokens = self.summary.tokens if self.summary else 0
         self._most_size = self.size
@@ -119,7 +137,10 @@ class Growth:
     def has_room_for(self, messages: Sequence[Message]) -> bool:
         """Whether the window never gets too large while these are added, however many calls are open at a time."""
         tokens, size = _most(messages)
-        return self._most_tokens + tokens <= self.limits.tokens and self._most_size + size <= self.limits.messages
+        return (
+            self._most_tokens + tokens <= self.limits.tokens
+            and self._most_size + size <= self.limits.messages
+        )
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Take in the next messages, in order of position."""
@@ -221,14 +242,20 @@ class Growth:
             for older in self._round_heads:
                 _put(self.with_reasoning, older, older.head)
             self._round_heads.clear()
-        if policy.reasoning_max_chars and message.reasoning_tokens * CHARACTERS_PER_REASONING_TOKEN > policy.reasoning_max_chars:
+        if (
+            policy.reasoning_max_chars
+            and message.reasoning_tokens * CHARACTERS_PER_REASONING_TOKEN
+            > policy.reasoning_max_chars
+        ):
             self._round_heads.append(unit)
         cap = policy.user_max_chars if message.role is Role.USER else policy.assistant_max_chars
         if cap and message.characters > cap:
             _put(self.long_texts, unit, head)
         if unit.results:
             most = policy.arguments_max_tokens
-            if most and any(call.tokens > most and arguments_tokens(call) > most for call in message.calls):
+            if most and any(
+                call.tokens > most and arguments_tokens(call) > most for call in message.calls
+            ):
                 _put(self.costly, unit, head)
             self._newest_tool_units.append(unit)
             unit.is_recent = True
@@ -266,7 +293,14 @@ class Growth:
 
     # Shrinking
 
-    def work_off(self, heap: list[Entry], act: Callable[[Unit, Piece], int], target: int, *, above: int | None = None) -> None:
+    def work_off(
+        self,
+        heap: list[Entry],
+        act: Callable[[Unit, Piece], int],
+        target: int,
+        *,
+        above: int | None = None,
+    ) -> None:
         """Act on what is enlisted, in order, until the target is met (and, with `above`, only while results take more)."""
         kept: list[Entry] = []
         is_of_blocks = heap is self._all_units or heap is self.tool_units
@@ -309,7 +343,12 @@ class Growth:
         self.size -= unit.size
         self.results_tokens -= sum(piece.text for piece in unit.results if piece is not None)
         row = self.frame.rows.get(unit.row) if unit.row is not None else None
-        if row is not None and row.digest_tokens and self.shows_digests and row.compaction_id not in self.digested:
+        if (
+            row is not None
+            and row.digest_tokens
+            and self.shows_digests
+            and row.compaction_id not in self.digested
+        ):
             self.total += self.digest_cost(row)
             self.size += not self.digested
             self.digested[row.compaction_id] = None
@@ -323,7 +362,9 @@ class Growth:
     def drop_digests(self) -> None:
         """Leave the digests out, now and later."""
         if self.digested:
-            self.total -= DIGEST_FRAME_TOKENS + sum(digest_tokens(self.frame.rows[row].digest_tokens) for row in self.digested)
+            self.total -= DIGEST_FRAME_TOKENS + sum(
+                digest_tokens(self.frame.rows[row].digest_tokens) for row in self.digested
+            )
             self.size -= 1
             self.digested.clear()
         self.shows_digests = False
@@ -347,7 +388,9 @@ class Growth:
     def level(self, unit: Unit, target: int, *, least: int) -> bool:
         """Shorten the longest texts and arguments of a block to one length, none below `least`, and say whether that meets the target."""
         pieces = [piece for piece in unit.pieces if piece.message.cuts and piece.line is None]
-        cap = max((piece.text for piece in pieces), default=0) + max(unit.head.arguments_sizes, default=0)
+        cap = max((piece.text for piece in pieces), default=0) + max(
+            unit.head.arguments_sizes, default=0
+        )
         while self.total > target and cap > least:
             sizes = [*(piece.text for piece in pieces), *unit.head.arguments_sizes]
             self.looked_at += len(sizes)
@@ -385,7 +428,9 @@ class Growth:
 def _most(messages: Sequence[Message]) -> tuple[int, int]:
     """The tokens and the messages of a window that these take at most, with a stand-in for each result."""
     calls = sum([len(message.calls) for message in messages])
-    return sum([message.tokens for message in messages]) + STAND_IN_TOKENS * calls, len(messages) + calls
+    return sum([message.tokens for message in messages]) + STAND_IN_TOKENS * calls, len(
+        messages
+    ) + calls
 
 
 def _shorten(cap: int, _: Unit, piece: Piece) -> int:

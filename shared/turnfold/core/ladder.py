@@ -3,7 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from turnfold.core.forms import LEAST_ARGUMENTS_TOKENS, LEAST_CHARACTERS, cut_characters, cut_to, cut_within
+from turnfold.core.forms import (
+    LEAST_ARGUMENTS_TOKENS,
+    LEAST_CHARACTERS,
+    cut_characters,
+    cut_to,
+    cut_within,
+)
 from turnfold.core.growth import Growth, levelled
 from turnfold.core.pieces import Piece, Unit
 from turnfold.core.presets import View
@@ -39,10 +45,18 @@ def trim_large_results(window: Growth, target: int) -> None:
     cap = window.policy.tool_result_max_chars
 
     def trim(_: Unit, piece: Piece) -> int:
-        brief = cut_within(piece.message, piece.grid, max_tokens=window.soft_tokens, max_characters=cap, is_brief=True)
+        brief = cut_within(
+            piece.message,
+            piece.grid,
+            max_tokens=window.soft_tokens,
+            max_characters=cap,
+            is_brief=True,
+        )
         may_keep = piece.text - (window.total - target)
         if brief is not None and may_keep - brief.tokens > window.large_waste_tokens:
-            longer = cut_within(piece.message, piece.grid, max_tokens=may_keep, max_characters=cap, is_brief=False)
+            longer = cut_within(
+                piece.message, piece.grid, max_tokens=may_keep, max_characters=cap, is_brief=False
+            )
             return piece.shorten(longer or brief)
         return piece.shorten(brief)
 
@@ -61,7 +75,12 @@ def replace_results(window: Growth, target: int) -> None:
             return freed + piece.to_line(window.line_starts)
         return piece.to_line(window.line_starts)
 
-    window.work_off(window.seen_results, replace, target, above=int(window.policy.hard_ratio * window.limits.tokens))
+    window.work_off(
+        window.seen_results,
+        replace,
+        target,
+        above=int(window.policy.hard_ratio * window.limits.tokens),
+    )
 
 
 def shorten_long_texts(window: Growth, target: int) -> None:
@@ -83,12 +102,20 @@ def preview_costly(window: Growth, target: int) -> None:
         excess = window.total - target
         if piece.call is None:
             may_keep = levelled(piece.arguments_sizes, excess)
-            freed = piece.preview_arguments(policy.arguments_max_tokens, may_keep) if is_waste(may_keep) else 0
-            return freed or piece.preview_arguments(policy.arguments_max_tokens, policy.preview_tokens)
+            freed = (
+                piece.preview_arguments(policy.arguments_max_tokens, may_keep)
+                if is_waste(may_keep)
+                else 0
+            )
+            return freed or piece.preview_arguments(
+                policy.arguments_max_tokens, policy.preview_tokens
+            )
         may_keep = piece.text - excess
         is_softened = piece.message.characters > PLAIN_CHARACTERS and is_waste(may_keep)
         freed = piece.shorten(cut_to(piece.message, piece.grid, may_keep)) if is_softened else 0
-        return freed or piece.shorten(cut_to(piece.message, piece.grid, policy.preview_tokens, is_preview=True))
+        return freed or piece.shorten(
+            cut_to(piece.message, piece.grid, policy.preview_tokens, is_preview=True)
+        )
 
     def is_waste(may_keep: int) -> bool:
         return may_keep - policy.preview_tokens > window.large_waste_tokens
@@ -157,7 +184,13 @@ STEPS: Final[Mapping[View, tuple[Step, ...]]] = {
         digest_pending,
         fold_blocks,
     ),
-    View.NEWEST: (shorten_long_texts, trim_large_results, cap_unseen_results, digest_pending, fold_oldest),
+    View.NEWEST: (
+        shorten_long_texts,
+        trim_large_results,
+        cap_unseen_results,
+        digest_pending,
+        fold_oldest,
+    ),
     View.PREVIEWS: (preview_costly, cap_unseen_results, digest_pending, fold_blocks),
     View.PRIORITY: (cap_unseen_results, digest_pending, fold_blocks),
 }
@@ -176,8 +209,15 @@ def _preview_unseen_arguments(window: Growth) -> None:
     policy = window.policy
     if unit := window.unseen:
         window.looked_at += len(unit.results)
-        cap = max(policy.preview_tokens, levelled(unit.head.arguments_sizes, window.total - window.limits.tokens))
-        window.free(unit, unit.head, lambda _, piece: piece.preview_arguments(max(cap, policy.arguments_max_tokens), cap))
+        cap = max(
+            policy.preview_tokens,
+            levelled(unit.head.arguments_sizes, window.total - window.limits.tokens),
+        )
+        window.free(
+            unit,
+            unit.head,
+            lambda _, piece: piece.preview_arguments(max(cap, policy.arguments_max_tokens), cap),
+        )
 
 
 def _shorten_unseen_results(window: Growth) -> None:
@@ -197,7 +237,10 @@ def _reduce_unseen(window: Growth) -> None:
         return
     results = [piece for piece in unit.results if piece is not None]
     window.looked_at += len(unit.results)
-    for shorten in (lambda _, piece: piece.to_line(window.line_starts), lambda _, piece: piece.to_mark()):
+    for shorten in (
+        lambda _, piece: piece.to_line(window.line_starts),
+        lambda _, piece: piece.to_mark(),
+    ):
         for piece in results:
             if window.total > window.limits.tokens:
                 window.free(unit, piece, shorten)
@@ -213,7 +256,13 @@ def _shorten_request(window: Growth) -> None:
         return
     piece = unit.head
     room = piece.text - (window.total - window.limits.tokens)
-    window.free(unit, piece, lambda _, piece: piece.shorten(cut_to(piece.message, piece.grid, room, least_head=LEAST_CHARACTERS)))
+    window.free(
+        unit,
+        piece,
+        lambda _, piece: piece.shorten(
+            cut_to(piece.message, piece.grid, room, least_head=LEAST_CHARACTERS)
+        ),
+    )
 
 
 def _drop_newest_reasoning(window: Growth) -> None:
@@ -245,7 +294,15 @@ def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
     cap = max(least, levelled([piece.text for piece in pieces], excess))
 
     def shorten(_: Unit, piece: Piece) -> int:
-        return piece.shorten(cut_within(piece.message, piece.grid, max_tokens=cap, max_characters=max_characters, is_brief=False))
+        return piece.shorten(
+            cut_within(
+                piece.message,
+                piece.grid,
+                max_tokens=cap,
+                max_characters=max_characters,
+                is_brief=False,
+            )
+        )
 
     for piece in pieces:
         if piece.text > cap:

@@ -145,12 +145,21 @@ def build_ledger(
         orders = {source.message_id: order for order, source in enumerate(sources, start=1)}
         for value, message_id in lines:
             rank = _BY_ERROR if value.kind == "error" else _BY_USER
-            _note(standings, memory, value, rank + _WEIGHTS[value.kind], message_id, orders.get(message_id, 0))
+            _note(
+                standings,
+                memory,
+                value,
+                rank + _WEIGHTS[value.kind],
+                message_id,
+                orders.get(message_id, 0),
+            )
         _note_files(standings, files)
     ranked = _ranked(standings.values())
     request = printable(newest_request or "").strip()[:REQUEST_CHARACTERS]
     head = [f"request {request}"] if request else []
-    room = max(0, max_tokens - sum(count(entry) + 1 for entry in (*head, _LEFT_OUT.format(999_999))))
+    room = max(
+        0, max_tokens - sum(count(entry) + 1 for entry in (*head, _LEFT_OUT.format(999_999)))
+    )
     fitting = _fitting(ranked, room, count)
     kept = [one for _, group in fitting for one in group]
     if _inherit(ranked, kept):
@@ -172,7 +181,9 @@ def _price(value: Value) -> float:
     text = value.text
     if not text.isascii():
         return 2 + len(text)
-    return 1.2 + 0.21 * len(text) + 0.65 * len(_DIGIT.findall(text)) + 0.26 * len(_MARK.findall(text))
+    return (
+        1.2 + 0.21 * len(text) + 0.65 * len(_DIGIT.findall(text)) + 0.26 * len(_MARK.findall(text))
+    )
 
 
 def _ranked(standings: Iterable[_Standing]) -> list[_Standing]:
@@ -198,10 +209,14 @@ def _ordered(found: Iterable[_Standing]) -> list[_Standing]:
 
 def _without_shorter(standings: list[_Standing]) -> list[_Standing]:
     """A file the user spoke of by the end of its path is the modified one, where there is one, which then ranks as high."""
-    modified = {part: one for one in standings if one.value.kind == "modified" for part in one.parts}
+    modified = {
+        part: one for one in standings if one.value.kind == "modified" for part in one.parts
+    }
     found: list[_Standing] = []
     for one in standings:
-        longer = modified.get(one.value.text) if one.is_stated and one.value.kind in _PATHS else None
+        longer = (
+            modified.get(one.value.text) if one.is_stated and one.value.kind in _PATHS else None
+        )
         if longer is None:
             found.append(one)
         else:
@@ -225,7 +240,9 @@ def _fitting(ranked: Sequence[_Standing], room: int, count: Callable[[str], int]
         if spare >= 0 and (is_all or spare <= 2 * room * _SPARE):
             break
         # What the prices were wrong by this time they will be wrong by again.
-        allowed = priced + (spare - room * _SPARE if spare >= 0 else 1.05 * spare - room * _SPARE - 2)
+        allowed = priced + (
+            spare - room * _SPARE if spare >= 0 else 1.05 * spare - room * _SPARE - 2
+        )
     return best
 
 
@@ -240,7 +257,11 @@ def _within(ranked: Sequence[_Standing], allowed: float) -> tuple[list[_Standing
     for one in ranked:
         if one.value.text in within:
             continue
-        inner = [kept[part] for part in dict.fromkeys(one.parts) if part in kept and (one.is_stated or not kept[part].is_stated)]
+        inner = [
+            kept[part]
+            for part in dict.fromkeys(one.parts)
+            if part in kept and (one.is_stated or not kept[part].is_stated)
+        ]
         price = one.price - sum([other.price for other in inner])
         if total + price > allowed:
             return list(kept.values()), total, False
@@ -285,7 +306,10 @@ def _grouped(kept: Sequence[_Standing]) -> Iterator[_Entry]:
     for kind, group in groups.items():
         for start in range(0, len(group), _PER_ENTRY):
             part = group[start : start + _PER_ENTRY]
-            yield f"{kind} {(_BAR if kind in _SPACED else ' ').join(one.value.text for one in part)}", part
+            yield (
+                f"{kind} {(_BAR if kind in _SPACED else ' ').join(one.value.text for one in part)}",
+                part,
+            )
 
 
 def entry_values(entry: str, stored: Any) -> list[tuple[Value, Origin]]:
@@ -296,8 +320,14 @@ def entry_values(entry: str, stored: Any) -> list[tuple[Value, Origin]]:
     texts = [text] if kind in _ALONE else text.split(_BAR if kind in _SPACED else " ")
     if len(texts) == 1:
         return [(Value(kind, text), _origin(stored, kind))]
-    items = stored if isinstance(stored, list) and len(stored) == len(texts) else [None] * len(texts)
-    return [(Value(kind, one), _origin(item, kind)) for one, item in zip(texts, items, strict=True) if one]
+    items = (
+        stored if isinstance(stored, list) and len(stored) == len(texts) else [None] * len(texts)
+    )
+    return [
+        (Value(kind, one), _origin(item, kind))
+        for one, item in zip(texts, items, strict=True)
+        if one
+    ]
 
 
 def _origin(stored: Any, kind: str) -> Origin:
@@ -307,7 +337,11 @@ def _origin(stored: Any, kind: str) -> Origin:
     if not isinstance(ids, list):
         ids = [ids] if ids else []
     message_ids = tuple([one for one in ids[:2] if isinstance(one, str)])
-    return Origin(message_ids, max(0, min(rank, _MAX_RANK)), max(1, min(times, 99)) if isinstance(times, int) else 1)
+    return Origin(
+        message_ids,
+        max(0, min(rank, _MAX_RANK)),
+        max(1, min(times, 99)) if isinstance(times, int) else 1,
+    )
 
 
 def _carried(previous: Previous | None) -> dict[str, _Standing]:
@@ -315,11 +349,24 @@ def _carried(previous: Previous | None) -> dict[str, _Standing]:
     if previous is None:
         return standings
     stored = previous.sections.get("provenance")
-    known = stored if isinstance(stored, list) and len(stored) == len(previous.ledger) else [None] * len(previous.ledger)
+    known = (
+        stored
+        if isinstance(stored, list) and len(stored) == len(previous.ledger)
+        else [None] * len(previous.ledger)
+    )
     for entry, item in zip(previous.ledger, known, strict=True):
         for value, origin in entry_values(entry, item):
             standings.setdefault(
-                value.text, _Standing(value, origin.rank, origin.message_ids, origin.times, 0, is_new=False, price=_price(value))
+                value.text,
+                _Standing(
+                    value,
+                    origin.rank,
+                    origin.message_ids,
+                    origin.times,
+                    0,
+                    is_new=False,
+                    price=_price(value),
+                ),
             )
     return standings
 
@@ -348,7 +395,10 @@ class _Memory:
             packed = b64decode(marks, validate=True) if isinstance(marks, str) else b""
         except (NotBase64, ValueError):
             packed = b""
-        found = (int.from_bytes(packed[at : at + _MARK_BYTES], "big") for at in range(0, len(packed), _MARK_BYTES))
+        found = (
+            int.from_bytes(packed[at : at + _MARK_BYTES], "big")
+            for at in range(0, len(packed), _MARK_BYTES)
+        )
         return cls(dict.fromkeys(found), max(0, forgotten), until if isinstance(until, str) else "")
 
     def settle(self, known: Collection[_Standing], kept: Sequence[_Standing]) -> None:
@@ -372,7 +422,11 @@ class _Memory:
     def as_json(self) -> dict[str, Any]:
         """As it is stored; the newest marks."""
         packed = b"".join(mark.to_bytes(_MARK_BYTES, "big") for mark in self.marks)
-        return {"forgotten": self.forgotten, "marks": b64encode(packed).decode("ascii"), "until": self.until}
+        return {
+            "forgotten": self.forgotten,
+            "marks": b64encode(packed).decode("ascii"),
+            "until": self.until,
+        }
 
 
 def _told_as_left_out(ledger: Sequence[str]) -> int:
@@ -394,7 +448,9 @@ def _named(source: Source) -> Iterator[tuple[Value, int]]:
         if source.role == "user":
             rank = _BY_TOOL if is_long and value.kind in _SOFT_KINDS else _BY_USER
         elif source.role == "tool":
-            if value.kind in _VAGUE_KINDS or (value.kind == "id" and len(_DIGIT.findall(value.text)) < 2):
+            if value.kind in _VAGUE_KINDS or (
+                value.kind == "id" and len(_DIGIT.findall(value.text)) < 2
+            ):
                 continue
             rank = _BY_ERROR if source.is_error else _BY_TOOL
         else:
@@ -404,18 +460,32 @@ def _named(source: Source) -> Iterator[tuple[Value, int]]:
         for command in commands_of(name, arguments):
             yield Value("command", command), _BY_CALL + _WEIGHTS["command"]
         for key, text in argument_texts(arguments):
-            if key.lower().endswith("id") and 3 < len(text) <= 64 and text.isprintable() and " " not in text:
+            if (
+                key.lower().endswith("id")
+                and 3 < len(text) <= 64
+                and text.isprintable()
+                and " " not in text
+            ):
                 yield Value("id", text), _BY_CALL + _WEIGHTS["id"]
             else:
                 for value in values_in(text)[:_MAX_PER_MESSAGE]:
                     yield value, _BY_CALL + _WEIGHTS[value.kind]
 
 
-def _note(standings: dict[str, _Standing], memory: _Memory, value: Value, rank: int, message_id: str, order: int) -> None:
+def _note(
+    standings: dict[str, _Standing],
+    memory: _Memory,
+    value: Value,
+    rank: int,
+    message_id: str,
+    order: int,
+) -> None:
     standing = standings.get(value.text)
     if standing is None:
         times = 2 if _mark(value.text) in memory.marks else 1
-        standings[value.text] = _Standing(value, rank, (message_id,), times, order, is_new=True, price=_price(value))
+        standings[value.text] = _Standing(
+            value, rank, (message_id,), times, order, is_new=True, price=_price(value)
+        )
         return
     if not standing.is_new:
         standing.is_new = True
@@ -436,9 +506,13 @@ def _note_files(standings: dict[str, _Standing], files: Iterable[FileChange]) ->
         rank = (_BY_CALL if change.action == "modified" else _BY_TOOL) + _WEIGHTS[change.action]
         standing = standings.get(change.path)
         if standing is not None:
-            action = "modified" if "modified" in (standing.value.kind, change.action) else change.action
+            action = (
+                "modified" if "modified" in (standing.value.kind, change.action) else change.action
+            )
             standing.value = Value(action, change.path)
             standing.rank = max(standing.rank, rank)
         elif change.message_id:
             value = Value(change.action, change.path)
-            standings[change.path] = _Standing(value, rank, (change.message_id,), 1, 0, is_new=True, price=_price(value))
+            standings[change.path] = _Standing(
+                value, rank, (change.message_id,), 1, 0, is_new=True, price=_price(value)
+            )

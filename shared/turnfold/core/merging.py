@@ -16,13 +16,22 @@ _NOT_WORD = re.compile(r"[\W_]+")
 def numbered(sections: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """The lists of a record, each entry under a name (d1, c1, q1, …) by which an answer can say that it is settled."""
     return {
-        name: {f"{_LETTERS[name]}{number}": text for number, text in enumerate(_texts(sections.get(name)), start=1)}
+        name: {
+            f"{_LETTERS[name]}{number}": text
+            for number, text in enumerate(_texts(sections.get(name)), start=1)
+        }
         for name in LIST_SECTIONS
         if _texts(sections.get(name))
     }
 
 
-def merged(before: Mapping[str, Any], said: Mapping[str, Any], *, max_tokens: int, count: Callable[[str], int]) -> dict[str, Any]:
+def merged(
+    before: Mapping[str, Any],
+    said: Mapping[str, Any],
+    *,
+    max_tokens: int,
+    count: Callable[[str], int],
+) -> dict[str, Any]:
     """The sections of an answer with the entries of the record before that it did not resolve.
 
     An entry that is said again is there once, as new. Lists take a share of the tokens at most, the oldest entries out
@@ -33,7 +42,11 @@ def merged(before: Mapping[str, Any], said: Mapping[str, Any], *, max_tokens: in
     carried = numbered(before)
     lists: dict[str, list[str]] = {}
     for name in LIST_SECTIONS:
-        kept = [text for entry, text in carried.get(name, {}).items() if _key(entry) not in resolved and _key(text) not in resolved]
+        kept = [
+            text
+            for entry, text in carried.get(name, {}).items()
+            if _key(entry) not in resolved and _key(text) not in resolved
+        ]
         lists[name] = _once([*kept, *_texts(said.get(name))])
     room = int(max_tokens * _LISTS_SHARE)
     constraints, used = _newest(lists["constraints"], room, count)
@@ -69,4 +82,8 @@ def _key(text: str) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    return [text for text in value if isinstance(text, str) and text.strip()] if isinstance(value, list | tuple) else []
+    return (
+        [text for text in value if isinstance(text, str) and text.strip()]
+        if isinstance(value, list | tuple)
+        else []
+    )

@@ -112,11 +112,15 @@ def then(at_ms: int, until: int, past: Past, *, in_force: int | None = None) -> 
     return Then(in_force, until, covered, tuple(pending), tuple(later), tuple(undone))
 
 
-def _reigning(at_ms: int, until: int, reigns: Iterable[Reign], known: Mapping[int, VersionThen]) -> int | None:
+def _reigning(
+    at_ms: int, until: int, reigns: Iterable[Reign], known: Mapping[int, VersionThen]
+) -> int | None:
     """The version in force at a time; one that speaks for what came after the position was not there yet."""
     found: int | None = None
     for reign in reigns:
-        if reign.at_ms <= at_ms and (reign.version is None or known[reign.version].last_position <= until):
+        if reign.at_ms <= at_ms and (
+            reign.version is None or known[reign.version].last_position <= until
+        ):
             found = reign.version
     return found
 

@@ -29,60 +29,123 @@ class Wording(NamedTuple):
 
 
 def _says(provider: str, pattern: str) -> Wording:
-    sizes = pattern.replace("<limit>", r"(?P<limit>\d[\d,]*)").replace("<tokens>", r"(?P<tokens>\d[\d,]*)").replace("<n>", r"\d[\d,]*")
+    sizes = (
+        pattern.replace("<limit>", r"(?P<limit>\d[\d,]*)")
+        .replace("<tokens>", r"(?P<tokens>\d[\d,]*)")
+        .replace("<n>", r"\d[\d,]*")
+    )
     return Wording(provider, re.compile(sizes, re.IGNORECASE | re.DOTALL))
 
 
 # Those that tell the most come first: several providers speak in nearly the same words.
 WORDINGS: Final = (
-    _says("openrouter", r"endpoint's maximum context length is <limit> tokens\. however, you requested about <tokens> tokens"),
-    _says("vllm", r"maximum context length is <limit> tokens\b.{0,80}prompt contains (?:at least )?<tokens> input tokens"),
-    _says("vllm", r"(?:prompt|input) \((?:total )?length <tokens>\) is longer than the maximum model length of <limit>"),
-    _says("vllm", r"you passed <tokens> input tokens.{0,80}context length is only <limit> tokens"),
-    _says("vllm", r"maximum context length is <limit> tokens and your request has <tokens> input tokens"),
-    _says("sglang", r"maximum context length of <limit> tokens\. you requested a total of <tokens> tokens"),
-    _says("openai", r"configured limit of <limit> tokens\. your messages resulted in <tokens> tokens"),
     _says(
-        "openai", r"maximum context length is <limit> tokens\W{1,3}however,? (?:your messages resulted in|you requested) <tokens> tokens"
+        "openrouter",
+        r"endpoint's maximum context length is <limit> tokens\. however, you requested about <tokens> tokens",
+    ),
+    _says(
+        "vllm",
+        r"maximum context length is <limit> tokens\b.{0,80}prompt contains (?:at least )?<tokens> input tokens",
+    ),
+    _says(
+        "vllm",
+        r"(?:prompt|input) \((?:total )?length <tokens>\) is longer than the maximum model length of <limit>",
+    ),
+    _says("vllm", r"you passed <tokens> input tokens.{0,80}context length is only <limit> tokens"),
+    _says(
+        "vllm",
+        r"maximum context length is <limit> tokens and your request has <tokens> input tokens",
+    ),
+    _says(
+        "sglang",
+        r"maximum context length of <limit> tokens\. you requested a total of <tokens> tokens",
+    ),
+    _says(
+        "openai", r"configured limit of <limit> tokens\. your messages resulted in <tokens> tokens"
+    ),
+    _says(
+        "openai",
+        r"maximum context length is <limit> tokens\W{1,3}however,? (?:your messages resulted in|you requested) <tokens> tokens",
     ),
     _says("openai", r"maximum context length is <limit>"),
     _says("openai", r"(?:input|request) exceeds the context window"),
     _says("anthropic", r"prompt is too long: <tokens> tokens > <limit>"),
-    _says("anthropic", r"input length and `?max_tokens`? exceed context limit: <tokens> \+ <n> > <limit>"),
-    _says("anthropic", r"exceeds? context limit|request exceeds the maximum (?:allowed )?(?:number of bytes|size)"),
+    _says(
+        "anthropic",
+        r"input length and `?max_tokens`? exceed context limit: <tokens> \+ <n> > <limit>",
+    ),
+    _says(
+        "anthropic",
+        r"exceeds? context limit|request exceeds the maximum (?:allowed )?(?:number of bytes|size)",
+    ),
     _says("bedrock", r"max input tokens: <limit>, request input token count: <tokens>"),
     _says("bedrock", r"input is too long for requested model|too many input tokens"),
-    _says("gemini", r"input token count \(<tokens>\) exceeds the maximum number of tokens allowed \(<limit>\)"),
+    _says(
+        "gemini",
+        r"input token count \(<tokens>\) exceeds the maximum number of tokens allowed \(<limit>\)",
+    ),
     _says("gemini", r"exceeds the maximum number of tokens allowed"),
-    _says("vertex", r"input token count is <tokens> but (?:the )?model only supports up to <limit>"),
-    _says("mistral", r"prompt contains <tokens> tokens.{0,60}too large for model with <limit> maximum context length"),
+    _says(
+        "vertex", r"input token count is <tokens> but (?:the )?model only supports up to <limit>"
+    ),
+    _says(
+        "mistral",
+        r"prompt contains <tokens> tokens.{0,60}too large for model with <limit> maximum context length",
+    ),
     _says("cohere", r"total number of tokens.{0,60}cannot exceed <limit> - received <tokens>"),
     _says("cohere", r"too many tokens: size limit exceeded"),
     _says("cerebras", r"current length is <tokens> while limit is <limit>"),
     _says("groq", r"reduce the length of the messages"),
-    _says("together", r"input \(<tokens> tokens\) is longer than the model's context length \(<limit> tokens\)"),
-    _says("hugging face", r"`inputs` tokens \+ `max_new_tokens` must be <= <limit>\. given: <tokens> `inputs` tokens"),
+    _says(
+        "together",
+        r"input \(<tokens> tokens\) is longer than the model's context length \(<limit> tokens\)",
+    ),
+    _says(
+        "hugging face",
+        r"`inputs` tokens \+ `max_new_tokens` must be <= <limit>\. given: <tokens> `inputs` tokens",
+    ),
     _says("hugging face", r"`inputs` must have less than <limit> tokens\. given: <tokens>"),
     _says("fireworks", r"prompt is too long: <tokens>, model maximum context length: <limit>"),
     _says("xai", r"maximum prompt length is <limit> but the request contains <tokens> tokens"),
     _says("github copilot", r"prompt token count of <tokens> exceeds the limit of <limit>"),
-    _says("llama.cpp", r"request \(<tokens> tokens\) exceeds the available context size \(<limit> tokens\)"),
+    _says(
+        "llama.cpp",
+        r"request \(<tokens> tokens\) exceeds the available context size \(<limit> tokens\)",
+    ),
     _says("llama.cpp", r"exceeds the available context size(?: \(<limit> tokens\))?"),
-    _says("ollama", r"(?:input length exceeds the (?:maximum )?context length|prompt too long; exceeded (?:max )?context length)"),
-    _says("lm studio", r"keep the first <tokens> tokens.{0,120}context length of only <limit> tokens"),
-    _says("lm studio", r"tokens to keep from the initial prompt is greater than the context length"),
+    _says(
+        "ollama",
+        r"(?:input length exceeds the (?:maximum )?context length|prompt too long; exceeded (?:max )?context length)",
+    ),
+    _says(
+        "lm studio", r"keep the first <tokens> tokens.{0,120}context length of only <limit> tokens"
+    ),
+    _says(
+        "lm studio", r"tokens to keep from the initial prompt is greater than the context length"
+    ),
     _says("qwen", r"range of input length should be \[<n>, ?<limit>\]"),
     _says("kimi", r"exceeded model token limit: <limit>(?: \(requested: <tokens>\))?"),
     _says("minimax", r"context window exceeds limit"),
     _says("zhipu", r"prompt exceeds max(?:imum)? length|model_context_window_exceeded"),
-    _says("watsonx", r"number of input tokens <tokens> cannot exceed the total tokens limit <limit>"),
-    _says("poolside", r"input length <tokens> exceeds the maximum allowed input length of <limit> tokens"),
+    _says(
+        "watsonx", r"number of input tokens <tokens> cannot exceed the total tokens limit <limit>"
+    ),
+    _says(
+        "poolside",
+        r"input length <tokens> exceeds the maximum allowed input length of <limit> tokens",
+    ),
     _says(
         "any",
         r"context[_ ](?:length|window|size)[_ ]exceeded|exceeds? (?:the |this )?(?:model'?s? )?(?:maximum )?context (?:length|window|size)",
     ),
-    _says("any", r"(?:prompt|input|request) is too long(?! to (?:wait|process))|prompt has too many tokens"),
-    _says("any", r"exceed_context_size|上下文(?:长度|窗口)?.{0,8}(?:超|过长)|(?:超过|超出).{0,8}(?:上下文|最大)长度"),
+    _says(
+        "any",
+        r"(?:prompt|input|request) is too long(?! to (?:wait|process))|prompt has too many tokens",
+    ),
+    _says(
+        "any",
+        r"exceed_context_size|上下文(?:长度|窗口)?.{0,8}(?:超|过长)|(?:超过|超出).{0,8}(?:上下文|最大)长度",
+    ),
 )
 """How providers say that a request is too long for its model."""
 
@@ -180,7 +243,11 @@ def _status(error: BaseException) -> int | None:
 def _text(error: BaseException) -> str:
     code = getattr(error, "code", None)
     text = f"{code if isinstance(code, str) else ''} {error}"
-    return text if len(text) <= 2 * TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
+    return (
+        text
+        if len(text) <= 2 * TEXT_CHARACTERS
+        else f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
+    )
 
 
 def _size(told: str | None) -> int | None:

@@ -59,6 +59,8 @@ def pair(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> dict[int, 
     return verdicts
 
 
-def _in_stream_order(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> Sequence[CallSeen | ResultSeen]:
+def _in_stream_order(
+    calls: Iterable[CallSeen], results: Iterable[ResultSeen]
+) -> Sequence[CallSeen | ResultSeen]:
     # A call and a result never share a position; calls of one message are ordered by slot.
     return sorted([*calls, *results])

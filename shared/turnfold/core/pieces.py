@@ -60,24 +60,43 @@ class Part:
         """The messages whose bodies are needed to render it; none once it was."""
         if self.texts is not None:
             return []
-        return [entry.message.position for entry in self.entries if isinstance(entry, Shown) and entry.form.line is None]
+        return [
+            entry.message.position
+            for entry in self.entries
+            if isinstance(entry, Shown) and entry.form.line is None
+        ]
 
     def reads_like(self, other: "Part") -> bool:
         """Whether it comes to the same texts, in the same session: where a message is by now, live or evicted, changes none."""
-        return len(self.entries) == len(other.entries) and all(map(_reads_like, self.entries, other.entries))
+        return len(self.entries) == len(other.entries) and all(
+            map(_reads_like, self.entries, other.entries)
+        )
 
 
 def _reads_like(one: Entry, other: Entry) -> bool:
     if not isinstance(one, Shown) or not isinstance(other, Shown):
         return one == other
-    same = one.message.position == other.message.position and one.message.event_id == other.message.event_id
+    same = (
+        one.message.position == other.message.position
+        and one.message.event_id == other.message.event_id
+    )
     return same and one.form == other.form and one.call == other.call
 
 
 class Piece:
     """One message of a growing window: the form it has by now, and what that costs."""
 
-    __slots__ = ("_grid", "arguments", "call", "cut", "line", "message", "text", "tokens", "without_reasoning")
+    __slots__ = (
+        "_grid",
+        "arguments",
+        "call",
+        "cut",
+        "line",
+        "message",
+        "text",
+        "tokens",
+        "without_reasoning",
+    )
 
     def __init__(self, message: Message, call: Call | None = None) -> None:
         self.message = message
@@ -105,9 +124,15 @@ class Piece:
     @property
     def form(self) -> Form:
         """The form as a value."""
-        if self.cut is None and self.line is None and not (self.without_reasoning or self.arguments):
+        if (
+            self.cut is None
+            and self.line is None
+            and not (self.without_reasoning or self.arguments)
+        ):
             return MENDED if self.message.is_irregular else WHOLE
-        return Form(self.cut, self.line, self.without_reasoning, self.arguments, self.message.is_irregular)
+        return Form(
+            self.cut, self.line, self.without_reasoning, self.arguments, self.message.is_irregular
+        )
 
     def drop_reasoning(self) -> int:
         """Show it without its reasoning. Each of these returns the tokens that it frees."""
@@ -147,7 +172,10 @@ class Piece:
     def arguments_sizes(self) -> list[int]:
         """Within how many tokens the arguments of each of its calls are shown by now; nothing above frees anything."""
         shown = self.arguments or {}
-        return [shown.get(call.slot, max(0, call.tokens - call_tokens_within(call, 0))) for call in self.message.calls]
+        return [
+            shown.get(call.slot, max(0, call.tokens - call_tokens_within(call, 0)))
+            for call in self.message.calls
+        ]
 
     def preview_arguments(self, above: int, within: int) -> int:
         """Show of arguments above so many tokens only a preview within so many."""
@@ -155,7 +183,11 @@ class Piece:
         # A copy: a form that was taken from this piece before keeps its own.
         previews: dict[int, int] = dict(self.arguments) if self.arguments else {}
         for call in self.message.calls:
-            shown = call_tokens_within(call, previews[call.slot]) if call.slot in previews else call.tokens
+            shown = (
+                call_tokens_within(call, previews[call.slot])
+                if call.slot in previews
+                else call.tokens
+            )
             tokens = call_tokens_within(call, within)
             if tokens < shown and arguments_tokens(call) > above:
                 previews[call.slot] = within
@@ -178,7 +210,17 @@ UNRANKED: Final = -1
 class Unit:
     """A block of a growing window: a message and, in call order, the results of its calls by now."""
 
-    __slots__ = ("_listed", "_part", "best_answer", "head", "is_recent", "is_shown", "results", "row", "tokens")
+    __slots__ = (
+        "_listed",
+        "_part",
+        "best_answer",
+        "head",
+        "is_recent",
+        "is_shown",
+        "results",
+        "row",
+        "tokens",
+    )
 
     def __init__(self, head: Message) -> None:
         self.head = Piece(head)
@@ -259,7 +301,10 @@ class Unit:
         """The highest priority of its messages; a head that only calls has no say."""
         best = self.best_answer
         if best == UNRANKED:
-            best = max([priority_of(piece.message) for piece in self.results if piece is not None], default=UNRANKED)
+            best = max(
+                [priority_of(piece.message) for piece in self.results if piece is not None],
+                default=UNRANKED,
+            )
         if best == UNRANKED or self.head.message.content_tokens:
             return max(best, priority_of(self.head.message))
         return best

@@ -14,7 +14,9 @@ class Wishes(NamedTuple):
     mode: str | None = None
     overrides: str | None = None
 
-    def changed(self, *, preset: str | None, mode: str | None, overrides: Mapping[str, Any] | None) -> "Wishes":
+    def changed(
+        self, *, preset: str | None, mode: str | None, overrides: Mapping[str, Any] | None
+    ) -> "Wishes":
         """These wishes with some set anew; overrides are added to, and null takes one back."""
         merged = {**self.numbers(), **(overrides or {})}
         kept = {name: value for name, value in merged.items() if value is not None}
@@ -23,7 +25,9 @@ class Wishes(NamedTuple):
     def differences(self, before: "Wishes") -> dict[str, Any]:
         """Return the differences: `preset`, `mode` and the changed `overrides`, null for one that was taken back."""
         old, new = before.numbers(), self.numbers()
-        overrides = {name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
+        overrides = {
+            name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)
+        }
         changes = {"preset": self.preset, "mode": self.mode, "overrides": overrides}
         same: dict[str, Any] = {"preset": before.preset, "mode": before.mode, "overrides": {}}
         return {name: value for name, value in changes.items() if value != same[name]}
@@ -34,7 +38,9 @@ class Wishes(NamedTuple):
         return numbers
 
 
-def in_force(agent: Wishes, session: Wishes, *, default_preset: str, policy_of: Callable[[str], Policy]) -> Policy:
+def in_force(
+    agent: Wishes, session: Wishes, *, default_preset: str, policy_of: Callable[[str], Policy]
+) -> Policy:
     """The policy of a session. `policy_of` gives a preset's numbers with the installation's own above them.
 
     Raises:
@@ -43,7 +49,9 @@ def in_force(agent: Wishes, session: Wishes, *, default_preset: str, policy_of: 
     policy = policy_of(session.preset or agent.preset or default_preset)
     wished = {**agent.numbers(), **session.numbers()}
     if set_for_all := sorted(FOR_ALL & set(wished)):
-        raise ValueError(f"{set_for_all[0]} holds for a whole installation: set TURNFOLD_POLICY__{set_for_all[0].upper()} there")
+        raise ValueError(
+            f"{set_for_all[0]} holds for a whole installation: set TURNFOLD_POLICY__{set_for_all[0].upper()} there"
+        )
     policy = adjusted(policy, wished)
     mode = session.mode or agent.mode
     return adjusted(policy, {"mode": Mode(mode)}) if mode else policy

@@ -109,15 +109,21 @@ class Policy:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if not 0 <= value <= MOST:
-                raise ValueError(f"{field.name} is {_named(value)}; it is a number from 0 to {MOST}")
+                raise ValueError(
+                    f"{field.name} is {_named(value)}; it is a number from 0 to {MOST}"
+                )
             if field.name.endswith("_ratio") and value > 1:
                 raise ValueError(f"{field.name} is {value}; a ratio is at most 1")
         if self.low_water_ratio == 0:
             raise ValueError("low_water_ratio is 0; a window needs some room")
         if not 0 < self.chunk_share <= 1:
-            raise ValueError(f"chunk_share is {self.chunk_share}; it is a share of the summariser's window, above 0 and at most 1")
+            raise ValueError(
+                f"chunk_share is {self.chunk_share}; it is a share of the summariser's window, above 0 and at most 1"
+            )
         if self.summary_model is not None and not is_model_name(self.summary_model):
-            raise ValueError("summary_model is no name of a model: it is a word without spaces, such as openai/gpt-4.1-mini, or session")
+            raise ValueError(
+                "summary_model is no name of a model: it is a word without spaces, such as openai/gpt-4.1-mini, or session"
+            )
 
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:/@+\-\[\]]{0,255}", re.ASCII)
@@ -128,11 +134,20 @@ def is_model_name(name: str) -> bool:
     return _MODEL_NAME.fullmatch(name) is not None
 
 
-_UNTRIGGERED = Policy(max_live_messages=0, trigger_ratio=0.0, reserve_tokens=0, keep_messages=1, keep_tokens=0, keep_at_most_messages=0)
+_UNTRIGGERED = Policy(
+    max_live_messages=0,
+    trigger_ratio=0.0,
+    reserve_tokens=0,
+    keep_messages=1,
+    keep_tokens=0,
+    keep_at_most_messages=0,
+)
 
 PRESETS: Mapping[str, Policy] = {
     "balanced": Policy(),
-    "static-buffer": replace(_UNTRIGGERED, style=Style.NARRATIVE, max_live_messages=50, keep_messages=10),
+    "static-buffer": replace(
+        _UNTRIGGERED, style=Style.NARRATIVE, max_live_messages=50, keep_messages=10
+    ),
     "token-budget": replace(
         _UNTRIGGERED,
         reserve_tokens=16_384,
@@ -144,10 +159,23 @@ PRESETS: Mapping[str, Policy] = {
         tool_result_max_chars=4_000,
     ),
     "selective": replace(
-        _UNTRIGGERED, trigger_ratio=0.85, keep_rounds=12, max_live_tool_blocks=5, commit=Commit.ON_SUMMARY, view=View.PREVIEWS
+        _UNTRIGGERED,
+        trigger_ratio=0.85,
+        keep_rounds=12,
+        max_live_tool_blocks=5,
+        commit=Commit.ON_SUMMARY,
+        view=View.PREVIEWS,
     ),
-    "adaptive": replace(_UNTRIGGERED, keep_rounds=1, image_tokens=300, max_messages=50, uses_model=False),
-    "rolling": replace(_UNTRIGGERED, every_rounds=10, keep_messages=10, view=View.PRIORITY, rebuild_every_versions=5),
+    "adaptive": replace(
+        _UNTRIGGERED, keep_rounds=1, image_tokens=300, max_messages=50, uses_model=False
+    ),
+    "rolling": replace(
+        _UNTRIGGERED,
+        every_rounds=10,
+        keep_messages=10,
+        view=View.PRIORITY,
+        rebuild_every_versions=5,
+    ),
 }
 DEFAULT_PRESET = "balanced"
 

@@ -30,14 +30,23 @@ class _Phrase(NamedTuple):
 
 def _opening(phrase: str, unless: str = "", *, word: str = "") -> _Phrase:
     """A phrase that orders something where it opens a sentence."""
-    pattern = phrase + _FIRST_IN_SENTENCE.replace("{0}", phrase) + r"(?= [a-z])" + (f"(?! (?:{unless}))" if unless else "")
+    pattern = (
+        phrase
+        + _FIRST_IN_SENTENCE.replace("{0}", phrase)
+        + r"(?= [a-z])"
+        + (f"(?! (?:{unless}))" if unless else "")
+    )
     return _Phrase(phrase, re.compile(pattern), (word or phrase,))
 
 
 def _phrase(phrase: str, more: str = r"(?![a-z])", *, word: str = "") -> _Phrase:
     """A phrase that begins with a word of its own; the literal comes first, so that searching it is quick."""
     word = word or phrase
-    return _Phrase(phrase, re.compile(phrase + rf"(?<![a-z0-9_.]{phrase})" + more), (word, f"{word}s", f"{word}n"))
+    return _Phrase(
+        phrase,
+        re.compile(phrase + rf"(?<![a-z0-9_.]{phrase})" + more),
+        (word, f"{word}s", f"{word}n"),
+    )
 
 
 STATED: Final = (
@@ -98,7 +107,9 @@ STATED_BY_WORD: Final = _by_word(STATED)
 BINDING_BY_WORD: Final = _by_word(BINDING)
 WORDS_STATED: Final = frozenset(STATED_BY_WORD)
 WORDS_BINDING: Final = frozenset(BINDING_BY_WORD)
-TO_WORDS: Final = bytes(ord(chr(code).lower()) if code < 128 and chr(code).isalpha() else 32 for code in range(256))
+TO_WORDS: Final = bytes(
+    ord(chr(code).lower()) if code < 128 and chr(code).isalpha() else 32 for code in range(256)
+)
 """Small letters for letters, a space for all else. (Of other signs only two become such letters: one a k, which no word holds, one an i with a dot.)"""
 CHINESE: Final = re.compile(
     "|".join(
@@ -111,7 +122,9 @@ CHINESE: Final = re.compile(
 )
 
 
-def classify(body: Mapping[str, Any], *, tool_name: str | None = None, call: Mapping[str, Any] | None = None) -> Priority:
+def classify(
+    body: Mapping[str, Any], *, tool_name: str | None = None, call: Mapping[str, Any] | None = None
+) -> Priority:
     """The priority of one chat message of any shape. A result may be judged by its tool's name, or by the whole call.
 
     HIGH says something that must hold later; LOW looked at something that can be looked at again. Of a long text only
@@ -120,7 +133,11 @@ def classify(body: Mapping[str, Any], *, tool_name: str | None = None, call: Map
     role = body.get("role")
     if role == "tool":
         name = tool_name or body.get("name")
-        looked = _looks(call) if call is not None else isinstance(name, str) and _reads(name[:NAME_CHARACTERS])
+        looked = (
+            _looks(call)
+            if call is not None
+            else isinstance(name, str) and _reads(name[:NAME_CHARACTERS])
+        )
         return Priority.LOW if looked else Priority.NORMAL
     if (text := text_of(body)) and _binds(text, is_advice=role == "assistant"):
         return Priority.HIGH
@@ -143,7 +160,9 @@ def _binds(text: str, *, is_advice: bool) -> bool:
         text = f"{text[:READ_CHARACTERS]}\n{text[-READ_CHARACTERS:]}"
     if not text.isascii() and CHINESE.search(text):
         return True
-    words = (WORDS_STATED if is_advice else WORDS_BINDING).intersection(text.encode("ascii", "replace").translate(TO_WORDS).split())
+    words = (WORDS_STATED if is_advice else WORDS_BINDING).intersection(
+        text.encode("ascii", "replace").translate(TO_WORDS).split()
+    )
     if not words:
         return False
     text = text.replace("\u2019", "'").lower()
@@ -165,7 +184,21 @@ WRITING: Final = frozenset(
     """.split()
 )
 SHELLS: Final = frozenset(
-    {"bash", "sh", "zsh", "shell", "terminal", "exec", "execute", "command", "cmd", "powershell", "console", "editor", "run"}
+    {
+        "bash",
+        "sh",
+        "zsh",
+        "shell",
+        "terminal",
+        "exec",
+        "execute",
+        "command",
+        "cmd",
+        "powershell",
+        "console",
+        "editor",
+        "run",
+    }
 )
 
 
@@ -189,7 +222,9 @@ def _looks(call: object) -> bool:
     name = name[:NAME_CHARACTERS]
     if _reads(name):
         return True
-    return not _words(name).isdisjoint(SHELLS) and _command_looks(_command(function.get("arguments")))
+    return not _words(name).isdisjoint(SHELLS) and _command_looks(
+        _command(function.get("arguments"))
+    )
 
 
 def _command(arguments: object) -> str:
@@ -205,8 +240,17 @@ def _command(arguments: object) -> str:
         return ""
     command = arguments.get("command", arguments.get("cmd"))
     if isinstance(command, list) and command:
-        is_wrapped = len(command) > 2 and isinstance(command[1], str) and command[1].startswith("-") and command[1].endswith("c")
-        command = command[-1] if is_wrapped else " ".join(word for word in command if isinstance(word, str))
+        is_wrapped = (
+            len(command) > 2
+            and isinstance(command[1], str)
+            and command[1].startswith("-")
+            and command[1].endswith("c")
+        )
+        command = (
+            command[-1]
+            if is_wrapped
+            else " ".join(word for word in command if isinstance(word, str))
+        )
     return command if isinstance(command, str) and len(command) <= READ_CHARACTERS else ""
 
 
@@ -237,4 +281,6 @@ def _command_looks(command: str) -> bool:
     if ">" in plain or "<<" in plain:
         return False
     parts = SEPARATOR.split(plain)
-    return all(LOOKING.match(part) or not part.strip() for part in parts) and not all(NOTHING_SEEN.match(part) for part in parts)
+    return all(LOOKING.match(part) or not part.strip() for part in parts) and not all(
+        NOTHING_SEEN.match(part) for part in parts
+    )

@@ -41,7 +41,9 @@ _STRUCTURED = """Answer with one JSON object only, no code fence, with exactly t
 Lists may be empty; each entry is one short sentence. The entries of the previous record stand under names such as d1, c1 or q1 and stay as \
 they are: list only new ones. In resolved, list the names of those that were answered, withdrawn or replaced since."""
 _PART = "These messages are part {number} of {total} of what is leaving, in the order in which they were said; the previous record tells what came before."
-_CLOSING = "The data ends here. Now write the record as told in the first message, and nothing else."
+_CLOSING = (
+    "The data ends here. Now write the record as told in the first message, and nothing else."
+)
 _SILENT = "Your last answer held no record. Do not think at length; write the record itself."
 _CORRECTIONS: Mapping[str, str] = {
     Reason.CONTENT_NONE: _SILENT,
@@ -57,7 +59,12 @@ _CORRECTIONS: Mapping[str, str] = {
 
 
 def build_prompt(
-    job: SummaryJob, *, boundary: str, shown: Sequence[Source] | None = None, part: tuple[int, int] = (1, 1), values: Sequence[str] = ()
+    job: SummaryJob,
+    *,
+    boundary: str,
+    shown: Sequence[Source] | None = None,
+    part: tuple[int, int] = (1, 1),
+    values: Sequence[str] = (),
 ) -> list[dict[str, str]]:
     """The chat messages that ask for a version.
 
@@ -78,7 +85,11 @@ def build_prompt(
     data = [_PART.format(number=number, total=total)] if total > 1 else []
     data.append(prompt_data(job, boundary=boundary, shown=shown))
     if values and job.last_reason == Reason.FACTS_MISSING:
-        data += [f"<values-{boundary}>", *(_escaped(printable(value)) for value in values), f"</values-{boundary}>"]
+        data += [
+            f"<values-{boundary}>",
+            *(_escaped(printable(value)) for value in values),
+            f"</values-{boundary}>",
+        ]
     return [
         {"role": "system", "content": "\n\n".join(system)},
         {"role": "user", "content": "\n".join(data) + f"\n\n{_CLOSING}"},
@@ -92,7 +103,10 @@ def prompt_data(job: SummaryJob, *, boundary: str, shown: Sequence[Source] | Non
         told = _escaped(_previous(job.previous, job.style))
         parts += [f"<previous-record-{boundary}>", told, f"</previous-record-{boundary}>"]
     parts.append(f"<messages-{boundary}>")
-    parts += [message_data(source, number) for number, source in enumerate(readable(job.sources) if shown is None else shown, start=1)]
+    parts += [
+        message_data(source, number)
+        for number, source in enumerate(readable(job.sources) if shown is None else shown, start=1)
+    ]
     parts.append(f"</messages-{boundary}>")
     return "\n".join(parts)
 
@@ -104,7 +118,11 @@ def message_data(source: Source, number: int = 0) -> str:
 
 def prompt_version(task: str | None) -> str:
     """Which text asked for a version; an operator's own is told by its hash."""
-    return PROMPT_VERSION if task is None else f"{PROMPT_VERSION}+{sha256(task.encode()).hexdigest()[:12]}"
+    return (
+        PROMPT_VERSION
+        if task is None
+        else f"{PROMPT_VERSION}+{sha256(task.encode()).hexdigest()[:12]}"
+    )
 
 
 def checked_task(task: str) -> str:
@@ -117,12 +135,20 @@ def checked_task(task: str) -> str:
         raise ValueError("the text is empty")
     allowed = " and ".join(f"{{{name}}}" for name in TASK_PLACEHOLDERS)
     try:
-        fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(task) if name is not None]
+        fields = [
+            (name, spec, conversion)
+            for _, name, spec, conversion in Formatter().parse(task)
+            if name is not None
+        ]
     except ValueError as error:
-        raise ValueError(f"it does not parse ({error}); write a brace that is no placeholder twice") from None
+        raise ValueError(
+            f"it does not parse ({error}); write a brace that is no placeholder twice"
+        ) from None
     for name, spec, conversion in fields:
         if name not in TASK_PLACEHOLDERS or spec or conversion:
-            raise ValueError(f"there is no placeholder {{{name}}}, only {allowed}; write a brace that is no placeholder twice")
+            raise ValueError(
+                f"there is no placeholder {{{name}}}, only {allowed}; write a brace that is no placeholder twice"
+            )
     return task
 
 
@@ -143,7 +169,9 @@ def parse_answer(text: str, style: str, *, max_words: int = 0) -> tuple[str, dic
         prose = shortened(_unfenced(answer), max_words)
         return _said(prose, {"context": prose})
     sections: dict[str, Any] = {name: _lines(found.get(name)) for name in LIST_SECTIONS}
-    sections["file_changes"] = [change for change in (_change(item) for item in _items(found.get("file_changes"))) if change]
+    sections["file_changes"] = [
+        change for change in (_change(item) for item in _items(found.get("file_changes"))) if change
+    ]
     sections["context"] = shortened("\n".join(_lines(found.get("context"))), max_words)
     if resolved := _lines(found.get(RESOLVED)):
         sections[RESOLVED] = resolved
@@ -163,7 +191,9 @@ def shortened(text: str, max_words: int) -> str:
     while first < last and used + sizes[first] <= max_words:
         used += sizes[first]
         first += 1
-    kept = "".join(pieces[:first]).rstrip() + ("\n" if first else "") + "".join(pieces[last:]).lstrip()
+    kept = (
+        "".join(pieces[:first]).rstrip() + ("\n" if first else "") + "".join(pieces[last:]).lstrip()
+    )
     return kept.strip() or _beginning(text, max_words)
 
 
@@ -174,7 +204,9 @@ def _beginning(text: str, max_words: int) -> str:
     return start if held <= max_words else start[: int(len(start) * max_words / held)]
 
 
-def fitted(text: str, sections: dict[str, Any], *, max_tokens: int, count: Callable[[str], int]) -> tuple[str, dict[str, Any]]:
+def fitted(
+    text: str, sections: dict[str, Any], *, max_tokens: int, count: Callable[[str], int]
+) -> tuple[str, dict[str, Any]]:
     """The same version within its token cap: prose is shortened, lists lose their oldest entries, constraints last."""
     sections = dict(sections)
     is_list = any(sections.get(name) for name in LIST_SECTIONS)
@@ -185,12 +217,19 @@ def fitted(text: str, sections: dict[str, Any], *, max_tokens: int, count: Calla
             longest = "constraints"
         is_dear = longest == "constraints" or _characters(sections, longest) <= len(context)
         if is_dear and words(context) > 12:
-            sections["context"] = shortened(context, max(8, min(int(words(context) * max_tokens / tokens), int(words(context)) - 4)))
+            sections["context"] = shortened(
+                context,
+                max(8, min(int(words(context) * max_tokens / tokens), int(words(context)) - 4)),
+            )
         elif is_dear and sections.get("file_changes"):
-            sections["file_changes"] = list(sections["file_changes"])[len(sections["file_changes"]) // 2 + 1 :]
+            sections["file_changes"] = list(sections["file_changes"])[
+                len(sections["file_changes"]) // 2 + 1 :
+            ]
         elif len(sections.get(longest) or ()) > (longest == "constraints"):
             entries = list(sections[longest])
-            sections[longest] = entries[max(1, len(entries) - len(entries) * max_tokens // tokens) :]
+            sections[longest] = entries[
+                max(1, len(entries) - len(entries) * max_tokens // tokens) :
+            ]
         else:
             return text[: max(1, len(text) * max_tokens // tokens)], sections
         text = render(sections) if is_list else str(sections["context"])
@@ -222,7 +261,10 @@ def _shown(number: int, source: Source) -> dict[str, Any]:
         shown["text"] = printable(ends(source.text, HEAD_CHARACTERS, TAIL_CHARACTERS))
     if source.calls:
         half = ARGUMENT_CHARACTERS // 2
-        shown["called"] = [{"name": name, "arguments": printable(ends(arguments, half, half))} for name, arguments in source.calls]
+        shown["called"] = [
+            {"name": name, "arguments": printable(ends(arguments, half, half))}
+            for name, arguments in source.calls
+        ]
     return shown
 
 
@@ -241,7 +283,10 @@ def _previous(previous: Previous, style: str) -> Any:
     if not lists:
         return _told(previous.text)
     rest = {name: value for name, value in previous.sections.items() if name not in LIST_SECTIONS}
-    told = {name: {entry: _told(text) for entry, text in entries.items()} for name, entries in lists.items()}
+    told = {
+        name: {entry: _told(text) for entry, text in entries.items()}
+        for name, entries in lists.items()
+    }
     return {"record": _told(render(rest))} | told
 
 
@@ -291,7 +336,11 @@ def _unescaped(value: Any) -> Any:
         return printable(value)
     if isinstance(value, list):
         return [_unescaped(item) for item in value]
-    return {printable(key): _unescaped(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    return (
+        {printable(key): _unescaped(item) for key, item in value.items()}
+        if isinstance(value, Mapping)
+        else value
+    )
 
 
 def _items(value: Any) -> Sequence[Any]:
@@ -319,5 +368,8 @@ def _change(item: Any) -> dict[str, str] | None:
     if isinstance(item, str) and item.strip():
         return {"path": item.strip(), "action": "modified"}
     if isinstance(item, Mapping) and isinstance(item.get("path"), str) and item["path"].strip():
-        return {"path": item["path"].strip(), "action": "read" if "read" in str(item.get("action", "")).lower() else "modified"}
+        return {
+            "path": item["path"].strip(),
+            "action": "read" if "read" in str(item.get("action", "")).lower() else "modified",
+        }
     return None

@@ -15,8 +15,13 @@ Stored = tuple[Message, str, bool]
 def sources_of(stored: Iterable[Stored]) -> tuple[Source, ...]:
     """Sources in the order given, but older system messages, which are superseded and not summarised."""
     rows = [row for row in stored if not row[0].role.is_system]
-    names = {(message.position, call.slot): call.name for message, _, _ in rows for call in message.calls}
-    return tuple(_source(message, json.loads(body), names, is_error=is_error) for message, body, is_error in rows)
+    names = {
+        (message.position, call.slot): call.name for message, _, _ in rows for call in message.calls
+    }
+    return tuple(
+        _source(message, json.loads(body), names, is_error=is_error)
+        for message, body, is_error in rows
+    )
 
 
 def text_of_body(body: str | None) -> str | None:
@@ -24,7 +29,9 @@ def text_of_body(body: str | None) -> str | None:
     return None if body is None else text_of(json.loads(body)) or None
 
 
-def _source(message: Message, body: dict[str, Any], names: dict[tuple[int, int], str], *, is_error: bool) -> Source:
+def _source(
+    message: Message, body: dict[str, Any], names: dict[tuple[int, int], str], *, is_error: bool
+) -> Source:
     answers = message.answers
     tool_name = body.get("name") if isinstance(body.get("name"), str) else None
     if answers is not None:
@@ -44,5 +51,7 @@ def _calls(message: Message, body: dict[str, Any]) -> tuple[tuple[str, str], ...
     calls = []
     for call in message.calls:
         arguments = body["tool_calls"][call.slot]["function"].get("arguments")
-        calls.append((call.name, arguments if isinstance(arguments, str) else json.dumps(arguments)))
+        calls.append(
+            (call.name, arguments if isinstance(arguments, str) else json.dumps(arguments))
+        )
     return tuple(calls)

@@ -8,7 +8,9 @@ from typing import Any
 
 from turnfold.core.sources import Previous, SummaryJob
 
-_PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END \1PRIVATE KEY-----|\Z)", re.DOTALL)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END \1PRIVATE KEY-----|\Z)", re.DOTALL
+)
 _KNOWN = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
     r"sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
@@ -18,7 +20,9 @@ _KNOWN = re.compile(
     r")"
 )
 # What begins as a JSON web token and is none is passed over whole: it may hold as many beginnings as a text has characters.
-_TOKEN = re.compile(r"(?<![A-Za-z0-9_])eyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?")
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9_])eyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?"
+)
 _BEARER = re.compile(r"((?:[Bb]earer|[Bb]asic)\s+)[A-Za-z0-9._~+/=-]{16,}")
 _IN_URL = re.compile(r"(://[^\s/:@]{1,200}:)[^\s/@]{3,200}@")
 _NAMED = re.compile(
@@ -93,7 +97,9 @@ def without_secrets(job: SummaryJob) -> SummaryJob:
         for source in job.sources
     )
     request = None if job.newest_request is None else without(job.newest_request, patterns)
-    return replace(job, sources=sources, previous=_carried(job.previous, patterns), newest_request=request)
+    return replace(
+        job, sources=sources, previous=_carried(job.previous, patterns), newest_request=request
+    )
 
 
 def _carried(previous: Previous | None, patterns: tuple[str, ...]) -> Previous | None:
@@ -106,7 +112,11 @@ def _carried(previous: Previous | None, patterns: tuple[str, ...]) -> Previous |
             return without(value, patterns)
         if isinstance(value, list | tuple):
             return [cleaned(one) for one in value]
-        return {name: cleaned(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return (
+            {name: cleaned(one) for name, one in value.items()}
+            if isinstance(value, dict)
+            else value
+        )
 
     ledger = tuple(without(entry, patterns) for entry in previous.ledger)
     return Previous(without(previous.text, patterns), cleaned(dict(previous.sections)), ledger)

@@ -54,7 +54,11 @@ def render(
         wrapped = wrapped_summary(text, entries, plan.placement)
     if plan.pinned is not None:
         body = bodies[plan.pinned.position]
-        messages.append(_appended(body, wrapped) if wrapped is not None and plan.placement is Placement.SYSTEM else body)
+        messages.append(
+            _appended(body, wrapped)
+            if wrapped is not None and plan.placement is Placement.SYSTEM
+            else body
+        )
         ids.append(plan.pinned.message_id)
     if wrapped is not None and (plan.placement.is_message or plan.pinned is None):
         messages.append(_message("user" if plan.placement is Placement.USER else "system", wrapped))
@@ -109,7 +113,9 @@ def _shortened(shown: Shown, body: dict[str, Any], count: Count) -> dict[str, An
         for place, call in enumerate(message.calls):
             if call.slot in form.arguments:
                 function = body["tool_calls"][place if form.is_mended else call.slot]["function"]
-                function["arguments"] = shortened_arguments(function.get("arguments"), form.arguments[call.slot], call.tokens, count)
+                function["arguments"] = shortened_arguments(
+                    function.get("arguments"), form.arguments[call.slot], call.tokens, count
+                )
     return body
 
 
@@ -128,7 +134,9 @@ def shortened_text(text: str, cut: TextCut) -> str:
     return text[: cut.head] + cut_mark(cut, lines_of(text[cut.head : cut.tail])) + text[cut.tail :]
 
 
-def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int, count: Count = ceiling) -> str:
+def shortened_arguments(
+    arguments: object, max_tokens: int, original_tokens: int, count: Count = ceiling
+) -> str:
     """Arguments within so many tokens that are still a JSON object: each long text in them cut short, else a preview of all."""
     written = arguments if isinstance(arguments, str) else json_text(arguments)
     mark = f"[TRUNCATED original~{original_tokens} tokens]"
@@ -136,12 +144,22 @@ def shortened_arguments(arguments: object, max_tokens: int, original_tokens: int
         found = json.loads(written)
         if isinstance(found, dict):
             most = min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens)
-            best = longest(lambda characters: json_text(_clipped(found, characters, mark)), most, max_tokens, count)
+            best = longest(
+                lambda characters: json_text(_clipped(found, characters, mark)),
+                most,
+                max_tokens,
+                count,
+            )
             if best is not None:
                 return best
     except (ValueError, RecursionError):
         pass  # what is no JSON, or nested too deep to be taken apart, is text
-    preview = longest(lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}), len(written), max_tokens, count)
+    preview = longest(
+        lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}),
+        len(written),
+        max_tokens,
+        count,
+    )
     return preview if preview is not None else "{}"
 
 

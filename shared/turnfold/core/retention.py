@@ -7,4 +7,8 @@ DAY_MS = 86_400_000
 
 def is_over(last_event_at_ms: int | None, policy: Policy, *, now_ms: int) -> bool:
     """Whether a session has been silent for longer than its policy retains it; 0 days retain it for ever."""
-    return bool(policy.retain_days) and last_event_at_ms is not None and last_event_at_ms + policy.retain_days * DAY_MS < now_ms
+    return (
+        bool(policy.retain_days)
+        and last_event_at_ms is not None
+        and last_event_at_ms + policy.retain_days * DAY_MS < now_ms
+    )

@@ -12,7 +12,16 @@ from operator import add
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.tokens import text_of
-from turnfold.core.words import LETTER, WORD_CHARACTERS, exact_terms, folded, is_east, mark, runs, word_term
+from turnfold.core.words import (
+    LETTER,
+    WORD_CHARACTERS,
+    exact_terms,
+    folded,
+    is_east,
+    mark,
+    runs,
+    word_term,
+)
 
 MOST_WORDS: Final = 100
 """Words of a query beyond so many are not asked for one by one."""
@@ -69,7 +78,9 @@ class Question:
     @property
     def is_value(self) -> bool:
         """Whether it looks like something exact - a path, an id, a figure - that one message named first."""
-        return len(self.text) <= 500 and any(not character.isalpha() and character != " " for character in self.text)
+        return len(self.text) <= 500 and any(
+            not character.isalpha() and character != " " for character in self.text
+        )
 
     def lookups(self) -> tuple[Lookup, ...]:
         """What texts are to be read, those of the first lookup before the others: as one value, then by all words."""
@@ -80,7 +91,11 @@ class Question:
     def beginnings(self) -> tuple[Lookup, ...]:
         """What texts are to be read for words that begin like those of the query; none when no word can be found so."""
         found = [term for word in self.words for term in _beginning(word)]
-        return (_lookup(found),) if found != [term for word in self.words for term in _terms(word)] else ()
+        return (
+            (_lookup(found),)
+            if found != [term for word in self.words for term in _terms(word)]
+            else ()
+        )
 
     def any_word(self) -> tuple[Lookup, ...]:
         """What texts are to be read that hold some of the words: a lookup each."""
@@ -93,10 +108,14 @@ class Question:
             return None
         words = TextWords(text, is_read_once=len(self.words) > FEW_WORDS)
         is_exact = all(words.hold(word) for word in self.words)
-        if not is_exact and not all(words.hold(word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words):
+        if not is_exact and not all(
+            words.hold(word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words
+        ):
             return None
         counted = self._longest(FEW_WORDS)
-        relevance = sum(_share(text.count(word), len(text)) for word in counted) / max(1, len(counted))
+        relevance = sum(_share(text.count(word), len(text)) for word in counted) / max(
+            1, len(counted)
+        )
         tier = BEGINNINGS
         if is_exact:
             tier = WORDS
@@ -120,7 +139,11 @@ class Question:
         return len(self.words) > FEW_WORDS or of_words(word in text for word in self.words)
 
     def _longest(self, most: int) -> Sequence[str]:
-        return self.words if len(self.words) <= most else sorted(self.words, key=lambda word: (-len(word), word))[:most]
+        return (
+            self.words
+            if len(self.words) <= most
+            else sorted(self.words, key=lambda word: (-len(word), word))[:most]
+        )
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
         """Where a text holds the whole query, one blank standing for whatever white space is in it."""
@@ -148,9 +171,15 @@ class TextWords:
         A word begins inside no other; what follows an escaped line end or tab begins one.
         """
         if is_east(word[0]):
-            return word in (self._pairs_of_characters() if self._is_read_once and len(word) <= PAIR else self._text)
+            return word in (
+                self._pairs_of_characters()
+                if self._is_read_once and len(word) <= PAIR
+                else self._text
+            )
         if self._words is None:
-            self._words = frozenset(runs(self._text)).union(_ESCAPED.findall(self._text) if "\\" in self._text else ())
+            self._words = frozenset(runs(self._text)).union(
+                _ESCAPED.findall(self._text) if "\\" in self._text else ()
+            )
         if ends:
             return word in self._words
         if self._in_order is None:
@@ -177,7 +206,11 @@ def searched_text(body: Mapping[str, Any]) -> str:
 def _called(body: Mapping[str, Any]) -> Iterator[str]:
     calls = body.get("tool_calls")
     old = body.get("function_call")
-    functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    functions = (
+        [call.get("function") for call in calls if isinstance(call, Mapping)]
+        if isinstance(calls, list)
+        else []
+    )
     for function in [*functions, old]:
         if not isinstance(function, Mapping):
             continue
@@ -220,13 +253,18 @@ def ranked(question: Question, graded: Mapping[int, Grade]) -> list[Found]:
     Who asks for a value wants the message that named it: the first to hold it stands before the others, and so does the
     first that holds it as part of something larger.
     """
-    scores = {position: round(grade.tier + 0.9 * grade.relevance, 4) for position, grade in graded.items()}
+    scores = {
+        position: round(grade.tier + 0.9 * grade.relevance, 4) for position, grade in graded.items()
+    }
     if question.is_value:
         for tier, score in ((VERBATIM, 4.0), (WHOLE, 4.5)):
             holders = [position for position, grade in graded.items() if grade.tier >= tier]
             if holders:
                 scores[min(holders)] = score
-    return sorted((Found(position, score) for position, score in scores.items()), key=lambda one: (-one.score, -one.position))
+    return sorted(
+        (Found(position, score) for position, score in scores.items()),
+        key=lambda one: (-one.score, -one.position),
+    )
 
 
 def ranked_by_any(question: Question, texts: Mapping[int, str]) -> list[Found]:
@@ -239,7 +277,9 @@ def ranked_by_any(question: Question, texts: Mapping[int, str]) -> list[Found]:
     found = []
     for position, words in held.items():
         if words:
-            shares = sum(weights[place] * (0.7 + 0.3 * _share(1, len(texts[position]))) for place in words)
+            shares = sum(
+                weights[place] * (0.7 + 0.3 * _share(1, len(texts[position]))) for place in words
+            )
             found.append(Found(position, round(shares / whole, 4)))
     return sorted(found, key=lambda one: (-one.score, -one.position))
 
@@ -251,14 +291,26 @@ def _share(times: int, length: int) -> float:
 
 def _lookup(asked: Iterable[Term]) -> Lookup:
     """The most telling of these terms: what is exact first, then what is long."""
-    return tuple(sorted(set(asked), key=lambda term: (term.text[0] != "y", -len(term.text), term))[:MOST_TERMS])
+    return tuple(
+        sorted(set(asked), key=lambda term: (term.text[0] != "y", -len(term.text), term))[
+            :MOST_TERMS
+        ]
+    )
 
 
 def _terms(word: str) -> list[Term]:
     """The terms that a text with this word has; several where it is a row of eastern characters."""
     if is_east(word[0]):
-        return [Term(f"x{word}", is_prefix=True)] if len(word) == 1 else [Term(f"x{word[at : at + 2]}") for at in range(len(word) - 1)]
-    return [Term(word_term(word)), Term(mark(word))] if len(word) > WORD_CHARACTERS else [Term(word_term(word))]
+        return (
+            [Term(f"x{word}", is_prefix=True)]
+            if len(word) == 1
+            else [Term(f"x{word[at : at + 2]}") for at in range(len(word) - 1)]
+        )
+    return (
+        [Term(word_term(word)), Term(mark(word))]
+        if len(word) > WORD_CHARACTERS
+        else [Term(word_term(word))]
+    )
 
 
 def _beginning(word: str) -> list[Term]:
@@ -269,12 +321,21 @@ def _beginning(word: str) -> list[Term]:
 
 def _parts(word: str) -> list[str]:
     """A row of more than two eastern characters as its pairs; any other word as it is."""
-    return [word] if len(word) <= PAIR or not is_east(word[0]) else [word[at : at + PAIR] for at in range(len(word) - 1)]
+    return (
+        [word]
+        if len(word) <= PAIR or not is_east(word[0])
+        else [word[at : at + PAIR] for at in range(len(word) - 1)]
+    )
 
 
 def _begins_value(text: str, at: int) -> bool:
     before = text[at - 1 : at]
-    return not (before.isalnum() or before in _JOINING_BEFORE) or not before or is_east(before) or is_east(text[at])
+    return (
+        not (before.isalnum() or before in _JOINING_BEFORE)
+        or not before
+        or is_east(before)
+        or is_east(text[at])
+    )
 
 
 def _ends_value(text: str, end: int) -> bool:

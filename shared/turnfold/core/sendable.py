@@ -30,7 +30,9 @@ def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         if not is_role(role):
             found.append(f"message {index} has the role {role!r}")
         elif role == "tool":
-            found.append(f"message {index} answers {message.get('tool_call_id')!r}, which nobody called")
+            found.append(
+                f"message {index} answers {message.get('tool_call_id')!r}, which nobody called"
+            )
         elif role == "assistant":
             calls = message.get("tool_calls") or []
             owed = _ids(calls)
@@ -44,7 +46,11 @@ def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _ids(calls: object) -> list[str]:
-    found = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    found = (
+        [call.get("id") for call in calls if isinstance(call, Mapping)]
+        if isinstance(calls, list)
+        else []
+    )
     return [call_id for call_id in found if isinstance(call_id, str)]
 
 
@@ -67,10 +73,14 @@ def anthropic_faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         if not isinstance(blocks, list) or not blocks:
             found.append(f"message {index} is empty")
             continue
-        answered = [block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"]
+        answered = [
+            block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"
+        ]
         if answered != owed:
             found.append(f"message {index} answers {answered} instead of {owed}")
-        if [block.get("type") for block in blocks[: len(answered)]] != ["tool_result"] * len(answered):
+        if [block.get("type") for block in blocks[: len(answered)]] != ["tool_result"] * len(
+            answered
+        ):
             found.append(f"message {index} says something before its results")
         for block in blocks:
             found += [f"message {index}: {fault}" for fault in _block_faults(block, str(role))]

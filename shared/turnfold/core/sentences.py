@@ -141,7 +141,11 @@ def _english(sentence: str, *, is_user: bool) -> set[Sense]:
     result: set[Sense] = set()
     if lowered.endswith("?"):
         result.add(Sense.QUESTION)
-    if unique & cues.CONSTRAINT_WORDS or lowered.startswith(cues.FORBIDDING) or _has(lowered, cues.CONSTRAINT_PHRASES):
+    if (
+        unique & cues.CONSTRAINT_WORDS
+        or lowered.startswith(cues.FORBIDDING)
+        or _has(lowered, cues.CONSTRAINT_PHRASES)
+    ):
         result.add(Sense.CONSTRAINT)
     if unique & cues.DECISION_WORDS or _has(lowered, cues.DECISION_PHRASES):
         result.add(Sense.DECISION)
@@ -158,15 +162,21 @@ def _english(sentence: str, *, is_user: bool) -> set[Sense]:
 def _asks(lowered: str, found: list[str], unique: set[str]) -> bool:
     if found and found[0] in cues.IMPERATIVES:
         return True
-    return _has(lowered, cues.REQUEST_PHRASES) or (not lowered.startswith(cues.TELLING) and not unique.isdisjoint(cues.REQUEST_WORDS))
+    return _has(lowered, cues.REQUEST_PHRASES) or (
+        not lowered.startswith(cues.TELLING) and not unique.isdisjoint(cues.REQUEST_WORDS)
+    )
 
 
-def _is_filler(sentence: str, lowered: str, found: list[str], unique: set[str], *, is_user: bool) -> bool:
+def _is_filler(
+    sentence: str, lowered: str, found: list[str], unique: set[str], *, is_user: bool
+) -> bool:
     """Whether a sentence is politeness, or an assistant's word on what it is about to do."""
     if not is_user and lowered.startswith(cues.PLAN_STARTS):
         return True
     asks = is_user and _has(lowered, cues.REQUEST_PHRASES)
-    if _DIGIT.search(sentence) or not (unique <= cues.FILLER or (lowered.startswith(cues.FILLER_STARTS) and not asks)):
+    if _DIGIT.search(sentence) or not (
+        unique <= cues.FILLER or (lowered.startswith(cues.FILLER_STARTS) and not asks)
+    ):
         return False
     return len(found) < 14 or lowered.startswith(cues.FILLER_ALWAYS)
 

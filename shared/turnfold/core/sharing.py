@@ -26,7 +26,9 @@ class Places:
     def shared_out(self, waiting: Sequence[tuple[Waiting, AgentId]]) -> list[Waiting]:
         """Which of those that wait, in the order of their turn, are next."""
         holds, left, chosen = Counter(self.held), list(waiting), list[Waiting]()
-        while len(chosen) < self.free and (left := [one for one in left if holds[one[1]] < self.share]):
+        while len(chosen) < self.free and (
+            left := [one for one in left if holds[one[1]] < self.share]
+        ):
             one, agent_id = min(left, key=lambda one: holds[one[1]])
             left.remove((one, agent_id))
             holds[agent_id] += 1

@@ -7,7 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal["llm", "extractive"]
 
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]")
+_UNPRINTABLE = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]"
+)
 
 
 class Source(NamedTuple):
@@ -67,7 +69,9 @@ class SummaryJob:
 
     def __repr__(self) -> str:
         """Sizes only: a key or a user's text must not reach a log by way of a traceback."""
-        return f"SummaryJob(sources={len(self.sources)}, style={self.style!r}, model={self.model!r})"
+        return (
+            f"SummaryJob(sources={len(self.sources)}, style={self.style!r}, model={self.model!r})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

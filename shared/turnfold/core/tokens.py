@@ -31,7 +31,19 @@ IMAGE_TOKENS: Final = 1_200
 PATH_CHARACTERS: Final = 300
 
 TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
-MEDIA_PARTS: Final = frozenset({"image_url", "image", "input_image", "input_audio", "audio", "file", "input_file", "video", "video_url"})
+MEDIA_PARTS: Final = frozenset(
+    {
+        "image_url",
+        "image",
+        "input_image",
+        "input_audio",
+        "audio",
+        "file",
+        "input_file",
+        "video",
+        "video_url",
+    }
+)
 PATH_KEYS: Final = ("path", "file_path", "filename", "file", "notebook_path")
 NAMES_A_PATH: Final = re.compile(rf'"(?:{"|".join(PATH_KEYS)})"')
 
@@ -59,13 +71,23 @@ def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_
     """Count one chat message, whatever its shape. Media cost `image_tokens` each, however many bytes they are."""
     text = text_of(body)
     if not is_long(text):
-        return measure_with(body, text, count(text) if text else 0, count, image_tokens=image_tokens)
+        return measure_with(
+            body, text, count(text) if text else 0, count, image_tokens=image_tokens
+        )
     grid = Cuts.of(text, count)
-    return measure_with(body, text, grid.total, count, image_tokens=image_tokens, cuts=grid.encode())
+    return measure_with(
+        body, text, grid.total, count, image_tokens=image_tokens, cuts=grid.encode()
+    )
 
 
 def measure_with(
-    body: Mapping[str, Any], text: str, text_tokens: int, count: Count, *, image_tokens: int = IMAGE_TOKENS, cuts: str = ""
+    body: Mapping[str, Any],
+    text: str,
+    text_tokens: int,
+    count: Count,
+    *,
+    image_tokens: int = IMAGE_TOKENS,
+    cuts: str = "",
 ) -> Measured:
     """Count the rest of a chat message whose text (`text_of`) was counted already. `cuts` is handed on.
 
@@ -73,7 +95,9 @@ def measure_with(
     """
     content = body.get("content")
     is_text = content is None or isinstance(content, str)
-    content_tokens = text_tokens if is_text else text_tokens + _other_parts(content, count, image_tokens)
+    content_tokens = (
+        text_tokens if is_text else text_tokens + _other_parts(content, count, image_tokens)
+    )
     tokens = MESSAGE_TOKENS + content_tokens
     calls: tuple[Call, ...] = ()
     is_irregular = False
@@ -83,7 +107,16 @@ def measure_with(
         reasoning_tokens = _reasoning(body, count)
         calls, calls_tokens, is_irregular = _calls(body.get("tool_calls"), count)
         tokens += reasoning_tokens + calls_tokens + _extras(body, count)
-    return Measured(tokens, content_tokens, reasoning_tokens, len(text), lines_of(text), calls, is_irregular, cuts)
+    return Measured(
+        tokens,
+        content_tokens,
+        reasoning_tokens,
+        len(text),
+        lines_of(text),
+        calls,
+        is_irregular,
+        cuts,
+    )
 
 
 def text_of(body: Mapping[str, Any]) -> str:
@@ -118,7 +151,9 @@ def _other_parts(content: object, count: Count, image_tokens: int) -> int:
         if isinstance(content, list) and _text_of_part(part) is not None:
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
-        tokens += image_tokens if isinstance(kind, str) and kind in MEDIA_PARTS else count(_json(part))
+        tokens += (
+            image_tokens if isinstance(kind, str) and kind in MEDIA_PARTS else count(_json(part))
+        )
     return tokens
 
 
@@ -148,14 +183,35 @@ def _calls(found: object, count: Count) -> tuple[tuple[Call, ...], int, bool]:
     ids: set[str] = set()
     tokens = 0
     for slot, entry in enumerate(found):
-        call_id, function = (entry.get("id"), entry.get("function")) if isinstance(entry, Mapping) else (None, None)
-        name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else (None, None)
-        if not (isinstance(call_id, str) and isinstance(name, str) and call_id and name) or call_id in ids:
+        call_id, function = (
+            (entry.get("id"), entry.get("function")) if isinstance(entry, Mapping) else (None, None)
+        )
+        name, arguments = (
+            (function.get("name"), function.get("arguments"))
+            if isinstance(function, Mapping)
+            else (None, None)
+        )
+        if (
+            not (isinstance(call_id, str) and isinstance(name, str) and call_id and name)
+            or call_id in ids
+        ):
             tokens += CALL_TOKENS + count(_json(entry))
             continue
         ids.add(call_id)
-        written = arguments if isinstance(arguments, str) else "" if arguments is None else _json(arguments)
-        call = Call(slot, call_id, name, CALL_TOKENS + count(name) + (count(written) if written else 0), path_in(written))
+        written = (
+            arguments
+            if isinstance(arguments, str)
+            else ""
+            if arguments is None
+            else _json(arguments)
+        )
+        call = Call(
+            slot,
+            call_id,
+            name,
+            CALL_TOKENS + count(name) + (count(written) if written else 0),
+            path_in(written),
+        )
         calls.append(call)
         tokens += call.tokens
     return tuple(calls), tokens, len(calls) != len(found)
@@ -182,7 +238,9 @@ def path_in(arguments: str) -> str | None:
     if not isinstance(found, dict):
         return None
     paths = (found.get(key) for key in PATH_KEYS)
-    return next((path for path in paths if isinstance(path, str) and 0 < len(path) <= PATH_CHARACTERS), None)
+    return next(
+        (path for path in paths if isinstance(path, str) and 0 < len(path) <= PATH_CHARACTERS), None
+    )
 
 
 def _json(value: object) -> str:

@@ -36,7 +36,10 @@ def read_report(usage: Mapping[str, Any] | None) -> Report | None:
         return None
     prompt = _number(usage, "prompt_tokens")
     if prompt is None and (prompt := _number(usage, "input_tokens")) is not None:
-        prompt += sum(_number(usage, name) or 0 for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
+        prompt += sum(
+            _number(usage, name) or 0
+            for name in ("cache_read_input_tokens", "cache_creation_input_tokens")
+        )
     if not prompt:
         return None
     written = _number(usage, "completion_tokens")
@@ -45,7 +48,9 @@ def read_report(usage: Mapping[str, Any] | None) -> Report | None:
 
 def _number(usage: Mapping[str, Any], name: str) -> int | None:
     value = usage.get(name)
-    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= REPORT_AT_MOST
+    is_number = (
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= REPORT_AT_MOST
+    )
     return value if is_number else None
 
 
@@ -68,7 +73,9 @@ class Difference(NamedTuple):
     counted_tokens: int
 
 
-def learnt_factor(newest_first: Sequence[Difference], compactions_ms: Mapping[int, Sequence[int]]) -> float:
+def learnt_factor(
+    newest_first: Sequence[Difference], compactions_ms: Mapping[int, Sequence[int]]
+) -> float:
     """By how much a model counts more than the vocabulary does: the median of what the newest usable differences say.
 
     A difference is usable when the window grew and no compaction of its session began or ended meanwhile;
@@ -76,7 +83,11 @@ def learnt_factor(newest_first: Sequence[Difference], compactions_ms: Mapping[in
     """
     ratios: list[float] = []
     for one in newest_first:
-        if one.grown_tokens <= 0 or one.counted_tokens <= 0 or _saw_a_compaction(one, compactions_ms.get(one.session, ())):
+        if (
+            one.grown_tokens <= 0
+            or one.counted_tokens <= 0
+            or _saw_a_compaction(one, compactions_ms.get(one.session, ()))
+        ):
             continue
         ratios.append(one.grown_tokens / one.counted_tokens)
         if len(ratios) == DIFFERENCES_USED:
@@ -141,7 +152,9 @@ class Gauge(NamedTuple):
 
     def evicted(self, *, by_report: bool, factor: float) -> "Gauge":
         """After an eviction: what was reported before is spent."""
-        return self._replace(factor=factor, tokens=0, settled_ms=NEVER_MS, evictions=self.evictions + by_report)
+        return self._replace(
+            factor=factor, tokens=0, settled_ms=NEVER_MS, evictions=self.evictions + by_report
+        )
 
 
 class Reading(NamedTuple):

@@ -36,11 +36,11 @@ _SHAPES = re.compile(
     r"|(?P<id>#[0-9A-Fa-f]{6,8}|(?=[A-Za-z0-9_-]*\d)(?=[A-Za-z0-9_-]*[A-Za-z])[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*)"
     r"|(?P<number>\d{4,}(?:\.\d+)?|\d+\.\d+)"
 )
-_MONTHS = (
-    "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
-)
+_MONTHS = "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
 _NEAR_A_MONTH = re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d")
-_MONTH_DAY = re.compile(rf"\b(?=[JFMASOND])(?:{_MONTHS})\.? \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?")
+_MONTH_DAY = re.compile(
+    rf"\b(?=[JFMASOND])(?:{_MONTHS})\.? \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?"
+)
 _MEASURE_START = re.compile(r"[\d$€£¥￥]")
 _MEASURE = re.compile(
     r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
@@ -52,7 +52,9 @@ _MEASURE = re.compile(
     r"|rooms?\b|bags?\b|tickets?\b|replicas?\b|nodes?\b|workers?\b|USD\b|EUR\b|GBP\b|CNY\b|RMB\b|JPY\b|dollars?\b|euros?\b|am\b|pm\b|AM\b|PM\b|a\.m\.|p\.m\.)"
     r"|[ \u00a0]?(?:元|块|円|美元|人民币|人|位|名|个人|間|间|晚|泊|天|日間|小时|時間|分钟|分間|分|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
 )
-_UNITS = "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
+_UNITS = (
+    "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
+)
 
 
 class Value(NamedTuple):
@@ -110,14 +112,22 @@ def _tokens_in(text: str) -> dict[Value, None]:
             continue
         shape = _SHAPES.fullmatch(bare)
         kind = shape.lastgroup if shape is not None else None
-        if kind is not None and not (kind == "id" and _is_plain(bare)) and not (kind == "number" and _YEAR.fullmatch(bare)):
+        if (
+            kind is not None
+            and not (kind == "id" and _is_plain(bare))
+            and not (kind == "number" and _YEAR.fullmatch(bare))
+        ):
             found[Value(kind, bare)] = None
     return found
 
 
 def _is_plain(token: str) -> bool:
     """Whether letters and digits together name nothing: `x2`, `utf8`, `17ms`."""
-    return len(token) < 4 or (token.islower() and token[:-1].isalpha()) or token.lstrip("0123456789").lower() in _SHORT_UNITS
+    return (
+        len(token) < 4
+        or (token.islower() and token[:-1].isalpha())
+        or token.lstrip("0123456789").lower() in _SHORT_UNITS
+    )
 
 
 _SHORT_UNITS = frozenset("ms s m h px kb mb gb k b x d th st nd rd em rem fps".split())

@@ -92,7 +92,9 @@ class Plan:
     @property
     def positions(self) -> tuple[int, ...]:
         """The positions of the messages whose texts are still to be read, in order."""
-        shown = [position for part in self.parts if part.texts is None for position in part.positions]
+        shown = [
+            position for part in self.parts if part.texts is None for position in part.positions
+        ]
         return tuple(sorted([*shown, self.pinned.position] if self.pinned else shown))
 
 
@@ -134,23 +136,48 @@ def _inherit(window: Growth, earlier: Growth) -> None:
     """Take over the texts of what is shown as it was."""
     parts = {unit.position: unit.part for unit in earlier.units if unit.is_shown}
     for unit in window.units:
-        if unit.is_shown and (part := parts.get(unit.position)) is not None and part.reads_like(unit.part):
+        if (
+            unit.is_shown
+            and (part := parts.get(unit.position)) is not None
+            and part.reads_like(unit.part)
+        ):
             unit.part.texts = part.texts
 
 
-def _begun(stored: Stored, asked: Asked, policy: Policy, limits: Limits, earlier: Growth | None) -> tuple[Growth, Sequence[Message]]:
+def _begun(
+    stored: Stored, asked: Asked, policy: Policy, limits: Limits, earlier: Growth | None
+) -> tuple[Growth, Sequence[Message]]:
     """A window to grow, and the messages it still has to take in."""
     messages = stored.messages
     rows = {row.compaction_id: row for row in stored.pending}
-    if earlier is not None and not asked.is_emergency and earlier.taken == list(messages[: len(earlier.taken)]):
+    if (
+        earlier is not None
+        and not asked.is_emergency
+        and earlier.taken == list(messages[: len(earlier.taken)])
+    ):
         new = messages[len(earlier.taken) :]
-        frame = Frame(pinned=newest_system(new) or earlier.frame.pinned, facts=stored.summary, placement=asked.placement, rows=rows)
-        is_same = (earlier.can_continue or not new) and (earlier.limits, earlier.policy, earlier.frame) == (limits, policy, frame)
-        if is_same and (not earlier.is_roomy or policy.mode is Mode.OFF or earlier.has_room_for(new)):
+        frame = Frame(
+            pinned=newest_system(new) or earlier.frame.pinned,
+            facts=stored.summary,
+            placement=asked.placement,
+            rows=rows,
+        )
+        is_same = (earlier.can_continue or not new) and (
+            earlier.limits,
+            earlier.policy,
+            earlier.frame,
+        ) == (limits, policy, frame)
+        if is_same and (
+            not earlier.is_roomy or policy.mode is Mode.OFF or earlier.has_room_for(new)
+        ):
             return earlier, new
-    frame = Frame(pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows)
+    frame = Frame(
+        pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows
+    )
     window = Growth(limits, policy, frame, relieve=None if asked.is_emergency else relieve)
-    window.is_roomy = policy.mode is Mode.OFF or (not asked.is_emergency and window.has_room_for(messages))
+    window.is_roomy = policy.mode is Mode.OFF or (
+        not asked.is_emergency and window.has_room_for(messages)
+    )
     return window, messages
 
 
@@ -174,7 +201,9 @@ def budget_of(
     if policy.reserve_ratio:
         reserved = RESERVE_MARGIN_TOKENS
     else:
-        reserved = policy.margin_tokens + (policy.max_output_tokens if max_output_tokens is None else max_output_tokens)
+        reserved = policy.margin_tokens + (
+            policy.max_output_tokens if max_output_tokens is None else max_output_tokens
+        )
     budget = most - reserved - system_tokens - tools_tokens
     return max(budget, min(policy.floor_tokens, most) if model_window > 0 else policy.floor_tokens)
 
@@ -183,7 +212,9 @@ def _cap(asked: Asked) -> int:
     """The tokens the window may take as its model counts them."""
     if asked.budget_tokens is None:
         return UNLIMITED
-    return asked.budget_tokens * EMERGENCY_FIFTHS // 5 if asked.is_emergency else asked.budget_tokens
+    return (
+        asked.budget_tokens * EMERGENCY_FIFTHS // 5 if asked.is_emergency else asked.budget_tokens
+    )
 
 
 def _limits(asked: Asked, policy: Policy, factor: float) -> Limits:
@@ -192,7 +223,10 @@ def _limits(asked: Asked, policy: Policy, factor: float) -> Limits:
     while _billed(tokens, factor) > cap:
         tokens -= 1
     tokens = max(0, tokens - asked.aside_tokens)
-    messages = min(policy.max_messages or UNLIMITED, UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages)
+    messages = min(
+        policy.max_messages or UNLIMITED,
+        UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages,
+    )
     return Limits(
         tokens=tokens,
         target_tokens=floor(policy.low_water_ratio * tokens),
@@ -210,7 +244,10 @@ def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
     needed = _billed(tokens + asked.aside_tokens, factor)
     if asked.is_emergency:
         needed = -(-needed * 5 // EMERGENCY_FIFTHS)
-    return CannotFit(f"the smallest window of this session needs a budget of {needed} tokens", needed_tokens=needed)
+    return CannotFit(
+        f"the smallest window of this session needs a budget of {needed} tokens",
+        needed_tokens=needed,
+    )
 
 
 def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
@@ -219,7 +256,9 @@ def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
     parts = [unit.part for unit in units]
     live = [part for unit, part in zip(units, parts, strict=True) if unit.row is None]
     pinned = window.frame.pinned
-    live_shown = sum([part.stored for part in live]) + (pinned is not None and pinned.compaction_id is None)
+    live_shown = sum([part.stored for part in live]) + (
+        pinned is not None and pinned.compaction_id is None
+    )
     stored_shown = sum([part.stored for part in parts])
     pending_shown = stored_shown + (pinned is not None) - live_shown
     account = Account(

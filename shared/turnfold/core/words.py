@@ -24,7 +24,9 @@ _ASCII_WORD = "abcdefghijklmnopqrstuvwxyz0123456789"
 _BEFORE_EAST = "\u2fff"
 _IS_EAST = re.compile(rf"[{EAST}]")
 # A word with nothing but punctuation behind it is no value: it is passed over as an empty text, and most are such.
-_VALUES = re.compile(r"[a-z0-9]++[.,:;?*=&]*+(?![a-z0-9_/\\@#~%+$€£¥￥-])|([a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,})")
+_VALUES = re.compile(
+    r"[a-z0-9]++[.,:;?*=&]*+(?![a-z0-9_/\\@#~%+$€£¥￥-])|([a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,})"
+)
 _VALUE_PARTS = re.compile(r"[=,;?&:#@*$\\]+")
 _EDGES = "_./\\:@#~%+*$€£¥=?&,;-"
 _INNER = re.compile(r"[./\\:@#~%+*$€£¥=?&,;_-]")
@@ -37,7 +39,11 @@ _ESCAPE = re.compile(rf"\\[ntr]({LETTER}+)")
 
 def folded(text: str) -> str:
     """The text as it is compared: whatever its case, and full or half its characters' width."""
-    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", _LONG_MARKS.sub(_few_marks, text)).casefold()
+    return (
+        text.lower()
+        if text.isascii()
+        else unicodedata.normalize("NFKC", _LONG_MARKS.sub(_few_marks, text)).casefold()
+    )
 
 
 MARKS_ON_A_LETTER = 30
@@ -87,7 +93,9 @@ def terms(text: str) -> frozenset[str] | None:
         if is_east(word[0]):
             found.update(_of_east(word))
         else:
-            found.update((word_term(word), mark(word)) if len(word) > WORD_CHARACTERS else (word_term(word),))
+            found.update(
+                (word_term(word), mark(word)) if len(word) > WORD_CHARACTERS else (word_term(word),)
+            )
     found.update(_pairs(text))
     if "\\" in text:
         found.update(word_term(word) for word in _ESCAPE.findall(text))
@@ -145,7 +153,11 @@ def _pairs(text: str) -> Iterator[str]:
     before, end = "", -2
     for match in _RUNS.finditer(text):
         word, start = match[0], match.start()
-        if start - end <= 1 and (start == end or text[end] == " ") and (before[-1] in _DIGITS or word[0] in _DIGITS):
+        if (
+            start - end <= 1
+            and (start == end or text[end] == " ")
+            and (before[-1] in _DIGITS or word[0] in _DIGITS)
+        ):
             first = before[-1] if is_east(before[-1]) else before
             second = word[0] if is_east(word[0]) else word
             yield mark(f"{first} {second}")

@@ -74,7 +74,9 @@ class SummaryFacts:
     cuts: str = ""
 
 
-def summary_facts(version: int, text: str, ledger: Sequence[str], *, tokens: int, text_tokens: int, cuts: str = "") -> SummaryFacts:
+def summary_facts(
+    version: int, text: str, ledger: Sequence[str], *, tokens: int, text_tokens: int, cuts: str = ""
+) -> SummaryFacts:
     """Measure a summary whose tokens were counted when it was written. Counts no tokens."""
     return SummaryFacts(
         version,
@@ -107,7 +109,9 @@ def whole_summary(facts: SummaryFacts, placement: Placement) -> SummaryForm:
     return SummaryForm(_summary_tokens(facts, placement, facts.text_tokens, with_ledger=True))
 
 
-def summary_within(facts: SummaryFacts, placement: Placement, max_tokens: int) -> SummaryForm | None:
+def summary_within(
+    facts: SummaryFacts, placement: Placement, max_tokens: int
+) -> SummaryForm | None:
     """As much of the summary as fits: all, the prose alone, its beginning; None when there is room for none of it."""
     for with_ledger in (True, False):
         tokens = _summary_tokens(facts, placement, facts.text_tokens, with_ledger=with_ledger)
@@ -115,10 +119,16 @@ def summary_within(facts: SummaryFacts, placement: Placement, max_tokens: int) -
             return SummaryForm(tokens, with_ledger=with_ledger)
     frame = _summary_tokens(facts, placement, 0, with_ledger=False)
     head = Cuts.parse(facts.cuts).head(max_tokens - frame)
-    return SummaryForm(frame + head.tokens, head.offset, with_ledger=False) if head.tokens >= LEAST_SUMMARY_TOKENS else None
+    return (
+        SummaryForm(frame + head.tokens, head.offset, with_ledger=False)
+        if head.tokens >= LEAST_SUMMARY_TOKENS
+        else None
+    )
 
 
-def _summary_tokens(facts: SummaryFacts, placement: Placement, text_tokens: int, *, with_ledger: bool) -> int:
+def _summary_tokens(
+    facts: SummaryFacts, placement: Placement, text_tokens: int, *, with_ledger: bool
+) -> int:
     tokens = text_tokens + (max(0, facts.tokens - facts.text_tokens) if with_ledger else 0)
     tokens += _TAG_TOKENS * facts.tags
     if placement is Placement.SEPARATE:

@@ -34,7 +34,9 @@ class Part:
 class Child:
     """A running part. `ended` is its exit status, negative for a signal; its whole process group ends with it."""
 
-    def __init__(self, part: Part, environ: Mapping[str, str], on_ready: Callable[[Mapping[str, int]], None]) -> None:
+    def __init__(
+        self, part: Part, environ: Mapping[str, str], on_ready: Callable[[Mapping[str, int]], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.part = part
         self.ended: asyncio.Future[int] = loop.create_future()

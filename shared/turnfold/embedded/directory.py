@@ -39,7 +39,9 @@ class DataDirectory:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartError(f"{path} cannot be used ({error.strerror}); choose another --data-dir") from error
+            raise StartError(
+                f"{path} cannot be used ({error.strerror}); choose another --data-dir"
+            ) from error
         try:
             _lock(path, lock_fd)
         except BaseException:
@@ -96,7 +98,9 @@ def running_system(path: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         ready = None
     if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
-        raise StartError(f"the system on {path} is not ready; try again when `turnfold up` says that it is")
+        raise StartError(
+            f"the system on {path} is not ready; try again when `turnfold up` says that it is"
+        )
     return ready
 
 
@@ -123,10 +127,16 @@ def _lock(path: Path, lock_fd: int) -> None:
                     f"a system already runs on {path} (process {holders['up']}); stop it, or choose another --data-dir"
                 ) from error
             if time.monotonic() > deadline:
-                orphan = f"process {holders['nats']} (nats-server)" if "nats" in holders else "a process"
-                raise StartError(f"{orphan} of an earlier start still holds {path}; end it, then start again") from error
+                orphan = (
+                    f"process {holders['nats']} (nats-server)" if "nats" in holders else "a process"
+                )
+                raise StartError(
+                    f"{orphan} of an earlier start still holds {path}; end it, then start again"
+                ) from error
         except OSError as error:
-            raise StartError(f"{path} cannot be locked ({error.strerror}); choose a --data-dir on a local disk") from error
+            raise StartError(
+                f"{path} cannot be locked ({error.strerror}); choose a --data-dir on a local disk"
+            ) from error
         time.sleep(0.05)
 
 
@@ -136,7 +146,11 @@ def _holders(lock_fd: int) -> dict[str, int]:
     except ValueError:
         # Whoever has just taken the lock has not signed yet.
         return {}
-    return {name: pid for name, pid in found.items() if isinstance(pid, int)} if isinstance(found, dict) else {}
+    return (
+        {name: pid for name, pid in found.items() if isinstance(pid, int)}
+        if isinstance(found, dict)
+        else {}
+    )
 
 
 def is_alive(pid: int) -> bool:

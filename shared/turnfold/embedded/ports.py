@@ -16,14 +16,18 @@ class ReservedPort:
         self._held = held
 
     @classmethod
-    def reserve(cls, host: str, number: int, *, option: str, platform: str = sys.platform) -> "ReservedPort":
+    def reserve(
+        cls, host: str, number: int, *, option: str, platform: str = sys.platform
+    ) -> "ReservedPort":
         """Reserve this port, or a free one for 0.
 
         Raises:
             StartError: somebody listens there, or this machine has no such address; `option` is what would change it.
         """
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
         except OSError as error:
             raise StartError(f"{host} is no address to listen on ({error.strerror})") from error
         held = socket.socket(family, kind, protocol)
@@ -33,8 +37,12 @@ class ReservedPort:
         except OSError as error:
             held.close()
             if error.errno == errno.EADDRINUSE:
-                raise StartError(f"port {number} of {host} is in use; choose another with {option}, or 0 for a free one") from error
-            raise StartError(f"port {number} of {host} cannot be used ({error.strerror}); choose another with {option}") from error
+                raise StartError(
+                    f"port {number} of {host} is in use; choose another with {option}, or 0 for a free one"
+                ) from error
+            raise StartError(
+                f"port {number} of {host} cannot be used ({error.strerror}); choose another with {option}"
+            ) from error
         chosen = int(held.getsockname()[1])
         if platform.startswith("linux"):
             # Bound but not listening: others are kept away, and a child that reuses addresses can still listen.

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 from turnfold.access.identity import NAMES, PREFIX
 from turnfold.embedded.child import Child, Part
 from turnfold.embedded.directory import DataDirectory
-from turnfold.embedded.nats import HOST, find_server, log_file, log_tail, until_answering, write_config
+from turnfold.embedded.nats import (
+    HOST,
+    find_server,
+    log_file,
+    log_tail,
+    until_answering,
+    write_config,
+)
 from turnfold.embedded.ports import ReservedPort
 from turnfold.embedded.ready import ANNOUNCE
 from turnfold.errors import StartError
@@ -28,7 +35,9 @@ STEADY_SECONDS = 30.0
 """A child that lived so long is started again without delay."""
 
 TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
-COMMANDS: Mapping[str, Sequence[str]] = {name: (*TURNFOLD, name) for name in ("migrate", "worker", "query")}
+COMMANDS: Mapping[str, Sequence[str]] = {
+    name: (*TURNFOLD, name) for name in ("migrate", "worker", "query")
+}
 """The command lines of the services; `migrate` runs once."""
 DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 """Credentials of another server; the embedded one listens on loopback only and asks for none."""
@@ -50,7 +59,9 @@ class Plan:
     commands: Mapping[str, Sequence[str]] = field(default_factory=lambda: COMMANDS)
 
 
-async def run(plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log: Callable[..., None]) -> None:
+async def run(
+    plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log: Callable[..., None]
+) -> None:
     """Run the whole system until SIGTERM, SIGINT or SIGHUP.
 
     `on_ready` gets each ready line as it becomes true, `log` an event's name and its fields.
@@ -67,7 +78,9 @@ async def run(plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log:
         stack.callback(nats_port.release)
         http_port = ReservedPort.reserve(plan.http_host, plan.http_port, option="--http-port")
         stack.callback(http_port.release)
-        worker_port = ReservedPort.reserve(HOST, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT")
+        worker_port = ReservedPort.reserve(
+            HOST, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT"
+        )
         stack.callback(worker_port.release)
         ports = _Ports(nats_port.number, http_port.number, worker_port.number)
         system = _System(plan, directory, ports, on_ready=on_ready, log=log)
@@ -77,7 +90,12 @@ async def run(plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log:
 def absolute_database_url(url: str) -> str:
     """The URL with the path of a SQLite file made absolute, so that it means the same everywhere."""
     scheme, mark, path = url.partition(":///")
-    if not scheme.startswith("sqlite") or not mark or path.startswith("/") or path in ("", ":memory:"):
+    if (
+        not scheme.startswith("sqlite")
+        or not mark
+        or path.startswith("/")
+        or path in ("", ":memory:")
+    ):
         return url
     name, query, rest = path.partition("?")
     return f"{scheme}:///{Path(name).absolute().resolve()}{query}{rest}"
@@ -118,9 +136,13 @@ class _System:
             "nats_url": f"nats://{HOST}:{ports.nats}",
             "http_url": http_url(plan.http_host, ports.http, is_encrypted=plan.is_http_encrypted),
             "worker_url": http_url(HOST, ports.worker),
-            "database_url": absolute_database_url(plan.database_url or f"sqlite+aiosqlite:///{directory.path}/turnfold.db"),
+            "database_url": absolute_database_url(
+                plan.database_url or f"sqlite+aiosqlite:///{directory.path}/turnfold.db"
+            ),
         }
-        self._environ = {name: value for name, value in plan.environ.items() if name not in DROPPED} | {
+        self._environ = {
+            name: value for name, value in plan.environ.items() if name not in DROPPED
+        } | {
             "TURNFOLD_NATS_URL": self._urls["nats_url"],
             "TURNFOLD_DATABASE_URL": self._urls["database_url"],
             "TURNFOLD_DATA_DIR": str(directory.path),
@@ -141,7 +163,10 @@ class _System:
             errors=log_file(self._nats_directory),
             orphaned_by=signal.SIGTERM,
         )
-        services = [Part(name, command, runs_once=name == "migrate") for name, command in plan.commands.items()]
+        services = [
+            Part(name, command, runs_once=name == "migrate")
+            for name, command in plan.commands.items()
+        ]
         self._parts = (nats, *services)
 
     async def run(self) -> None:
@@ -166,7 +191,9 @@ class _System:
                 await _first(self._stop.wait(), self._is_ready.wait())
         except TimeoutError as error:
             missing = sorted({part.name for part in self._parts} - set(self._ready))
-            raise StartError(f"{', '.join(missing)} not ready after {READY_SECONDS:g} s; see the log above") from error
+            raise StartError(
+                f"{', '.join(missing)} not ready after {READY_SECONDS:g} s; see the log above"
+            ) from error
         await self._stop.wait()
 
     async def _guard(self, part: Part) -> None:
@@ -198,7 +225,9 @@ class _System:
                 raise StartError(self._cannot_start(part, status))
             if loop.time() - began > STEADY_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
-            self._log("child.ended", name=part.name, pid=child.pid, status=status, pause_seconds=pause)
+            self._log(
+                "child.ended", name=part.name, pid=child.pid, status=status, pause_seconds=pause
+            )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stop.wait()
@@ -239,7 +268,9 @@ class _System:
     def _cannot_start(self, part: Part, status: int) -> str:
         if part.announces:
             return f"{part.name} could not start (exit status {status}); its own words stand above"
-        return f"nats-server could not start (exit status {status}): {log_tail(self._nats_directory)}"
+        return (
+            f"nats-server could not start (exit status {status}): {log_tail(self._nats_directory)}"
+        )
 
     def _look(self) -> None:
         for child in list(self._children.values()):

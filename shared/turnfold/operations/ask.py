@@ -55,9 +55,13 @@ def model_of(job: Job, writing: Writing) -> str | None:
         model = job.model if named == SESSION_MODEL else named
         if model is None:
             continue
-        if (named == writing.model and named != SESSION_MODEL) or writing.allowance.allows_model(model):
+        if (named == writing.model and named != SESSION_MODEL) or writing.allowance.allows_model(
+            model
+        ):
             return model
-        log.warning("model.not_allowed", agent_id=job.key.agent_id, compaction_id=job.compaction_ids[-1])
+        log.warning(
+            "model.not_allowed", agent_id=job.key.agent_id, compaction_id=job.compaction_ids[-1]
+        )
     return None
 
 
@@ -90,7 +94,9 @@ def without_model(asked: SummaryJob) -> SummaryJob:
     return replace(asked, model=None, api_base=None, api_key=None, parts={})
 
 
-async def ask(asked: SummaryJob, job: Job, *, store: Calls, summarizer: Summarizer, now_ms: Callable[[], int]) -> Draft:
+async def ask(
+    asked: SummaryJob, job: Job, *, store: Calls, summarizer: Summarizer, now_ms: Callable[[], int]
+) -> Draft:
     """Have a version written, and count what that took; answers on the way are kept, so that another attempt continues.
 
     Raises:
@@ -119,7 +125,9 @@ async def ask(asked: SummaryJob, job: Job, *, store: Calls, summarizer: Summariz
 
     begun = await store.begun(job)
     try:
-        draft = await summarizer.summarize(replace(asked, parts=begun.parts, last_reason=begun.last_reason), keep=keep)
+        draft = await summarizer.summarize(
+            replace(asked, parts=begun.parts, last_reason=begun.last_reason), keep=keep
+        )
     except SummarizerError as error:
         await pay(error.unpaid_tokens)
         raise

@@ -56,12 +56,20 @@ Outcome = Committed | GivenBack | RolledBack | Discarded
 
 
 async def compact(
-    job: Job, *, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count, now_ms: Callable[[], int]
+    job: Job,
+    *,
+    store: JobStore,
+    summarizer: Summarizer,
+    writing: Writing,
+    count: Count,
+    now_ms: Callable[[], int],
 ) -> Outcome:
     """Write and commit the summary of a claimed job. No transaction is open while the model writes; one that is cancelled is due at once."""
     model = model_of(job, writing)
     try:
-        given = await store.load(job, now_ms=now_ms(), by_model=model is not None and job.cooling is None)
+        given = await store.load(
+            job, now_ms=now_ms(), by_model=model is not None and job.cooling is None
+        )
         if nothing := _nothing_to_do(job, given, model):
             await store.end(job, ending=Ending.STALE, reason=None, detail=nothing, now_ms=now_ms())
             return RolledBack(None)
@@ -95,30 +103,65 @@ async def _write(
     reason = job.cooling
     try:
         with span("summarise", messages=len(asked.sources)) as summarising:
-            draft = await ask(asked if reason is None else without_model(asked), job, store=store, summarizer=summarizer, now_ms=now_ms)
-            summarising.note(kind=draft.kind, prompt_tokens=draft.prompt_tokens, completion_tokens=draft.completion_tokens)
+            draft = await ask(
+                asked if reason is None else without_model(asked),
+                job,
+                store=store,
+                summarizer=summarizer,
+                now_ms=now_ms,
+            )
+            summarising.note(
+                kind=draft.kind,
+                prompt_tokens=draft.prompt_tokens,
+                completion_tokens=draft.completion_tokens,
+            )
     except SummarizerError as error:
         reason = error.reason
         if error.is_transient and job.attempt < writing.attempts:
             retry_at_ms = now_ms() + int(1000 * _pause(job.attempt, error, writing))
-            await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms(), model=asked.model)
+            await store.give_back(
+                job,
+                reason=reason,
+                detail=str(error),
+                retry_at_ms=retry_at_ms,
+                now_ms=now_ms(),
+                model=asked.model,
+            )
             return GivenBack(reason)
         if job.planned or job.writes is not Writes.NEXT:
             if isinstance(error, BudgetSpent):
-                await store.give_back(job, reason=reason, detail=str(error), retry_at_ms=error.until_ms, now_ms=now_ms(), model=asked.model)
+                await store.give_back(
+                    job,
+                    reason=reason,
+                    detail=str(error),
+                    retry_at_ms=error.until_ms,
+                    now_ms=now_ms(),
+                    model=asked.model,
+                )
                 return GivenBack(reason)
             ending = Ending.FAILED if reason in PROVIDER_REASONS else Ending.REJECTED
-            await store.end(job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms(), model=asked.model)
+            await store.end(
+                job,
+                ending=ending,
+                reason=reason,
+                detail=str(error),
+                now_ms=now_ms(),
+                model=asked.model,
+            )
             return RolledBack(reason)
         draft = await summarizer.summarize(without_model(asked))
-    made = replace(_counted(draft, asked.style, given.depth, count), seconds=(now_ms() - began_ms) / 1000)
+    made = replace(
+        _counted(draft, asked.style, given.depth, count), seconds=(now_ms() - began_ms) / 1000
+    )
     if draft.kind == "llm":
         calls, results = truncated(asked.sources)
         made = replace(made, calls_truncated=calls, results_truncated=results)
     # Only what a model should have written is a stand-in.
     reason = reason if model is not None else None
     with span("commit") as committing:
-        version = await store.commit(job, made, leaving=given.leaving, reason=reason, now_ms=now_ms())
+        version = await store.commit(
+            job, made, leaving=given.leaving, reason=reason, now_ms=now_ms()
+        )
         committing.note(version=version)
     return Committed(version, reason, made, _saved(job, given, made))
 
@@ -153,7 +196,9 @@ def _pause(attempt: int, error: SummarizerError, writing: Writing) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _renewed(job: Job, store: JobStore, writing: Writing, now_ms: Callable[[], int]) -> AsyncGenerator[None]:
+async def _renewed(
+    job: Job, store: JobStore, writing: Writing, now_ms: Callable[[], int]
+) -> AsyncGenerator[None]:
     """Keep the lease while the body runs."""
     lease_ms = int(1000 * writing.lease_seconds)
 

@@ -18,14 +18,18 @@ NEAR_ENOUGH = 0.6
 LEFT_OUT = "left_out"
 
 
-async def expand(key: SessionKey, request: ExpandRequest, *, histories: HistoryStore, searching: SearchStore) -> str:
+async def expand(
+    key: SessionKey, request: ExpandRequest, *, histories: HistoryStore, searching: SearchStore
+) -> str:
     """The messages that an entry of the ledger or a line of the text came from, as the JSON text that travels.
 
     `how` is `recorded` where the version says so itself, and `matched` where the messages it speaks for were searched:
     for what a model wrote, and for what was carried from a version that did not say.
     """
     if (request.entry is None) == (request.line is None):
-        raise BadRequest("give entry or line: the place of an entry in the ledger, or of a line in the text, counted from 0")
+        raise BadRequest(
+            "give entry or line: the place of an entry in the ledger, or of a line in the text, counted from 0"
+        )
     _, versions = await histories.versions(key, request.version)
     if not versions:
         raise BadRequest(f"version: there is no version {request.version} in this session")
@@ -47,7 +51,11 @@ def _recorded(version: StoredSummary, field: str, place: int) -> list[str]:
     """The ids of the messages that the version itself names for an entry or a line."""
     sections: dict[str, Any] = json.loads(version.sections)
     stored = sections.get("provenance" if field == "entry" else "sources")
-    return list(dict.fromkeys(_texts_in(stored[place]))) if isinstance(stored, list) and place < len(stored) else []
+    return (
+        list(dict.fromkeys(_texts_in(stored[place])))
+        if isinstance(stored, list) and place < len(stored)
+        else []
+    )
 
 
 def _texts_in(stored: Any) -> Iterator[str]:
@@ -60,7 +68,9 @@ def _texts_in(stored: Any) -> Iterator[str]:
             yield from _texts_in(one)
 
 
-async def _matched(key: SessionKey, version: StoredSummary, field: str, told: str, store: SearchStore) -> Sequence[Original]:
+async def _matched(
+    key: SessionKey, version: StoredSummary, field: str, told: str, store: SearchStore
+) -> Sequence[Original]:
     """The messages that speak most of this; an entry is sought in the whole session, for its message may be live."""
     kind, _, value = told.partition(" ")
     if field == "entry" and kind == LEFT_OUT:

@@ -31,10 +31,18 @@ def _page(originals: Sequence[Original], next_position: int | None) -> str:
 
 def original_json(original: Original, score: float | None = None) -> str:
     """A stored message as it travels, its text spliced in as it was stored."""
-    fields: dict[str, Any] = {"message_id": original.message_id, "position": original.position, "state": str(original.state)}
+    fields: dict[str, Any] = {
+        "message_id": original.message_id,
+        "position": original.position,
+        "state": str(original.state),
+    }
     if score is not None:
         fields["score"] = score
-    content = f', "original_content": {original.original_content}' if original.original_content is not None else ""
+    content = (
+        f', "original_content": {original.original_content}'
+        if original.original_content is not None
+        else ""
+    )
     return f'{json.dumps(fields)[:-1]}, "message": {original.body}{content}}}'
 
 
@@ -53,20 +61,31 @@ def session_json(counts: SessionCounts) -> dict[str, Any]:
         "state": usage_state(told.pop("usage_evictions")),
         "reported_tokens": told.pop("reported_tokens"),
     }
-    failures, until_ms, reason = (told.pop(name) for name in ("failures", "cooldown_until_ms", "cooldown_reason"))
-    told["cooldown"] = {"failures": failures, "until": rfc3339(until_ms), "reason": reason} if failures else None
+    failures, until_ms, reason = (
+        told.pop(name) for name in ("failures", "cooldown_until_ms", "cooldown_reason")
+    )
+    told["cooldown"] = (
+        {"failures": failures, "until": rfc3339(until_ms), "reason": reason} if failures else None
+    )
     told["audit"] = {"rows": told.pop("audit_rows"), "hash": told.pop("audit_hash")}
     return told | {"last_event_at": rfc3339(last) if last is not None else None}
 
 
-async def sessions(*, agent_ids: Collection[str] | None, after: str | None, limit: int, store: HistoryStore) -> dict[str, Any]:
+async def sessions(
+    *, agent_ids: Collection[str] | None, after: str | None, limit: int, store: HistoryStore
+) -> dict[str, Any]:
     """The sessions of an installation or of these agents, a page of them; `next_after` asks for the next, and is null at the end.
 
     A session whose newest event comes while somebody turns pages moves to the front: it may be missed behind, or be seen again.
     """
-    page = await store.sessions(agent_ids=agent_ids, after=None if after is None else _place(after), limit=limit)
+    page = await store.sessions(
+        agent_ids=agent_ids, after=None if after is None else _place(after), limit=limit
+    )
     at_ms, number = page[-1].place if page else (0, 0)
-    return {"sessions": [session_json(one) for one in page], "next_after": f"{at_ms}.{number}" if len(page) == limit else None}
+    return {
+        "sessions": [session_json(one) for one in page],
+        "next_after": f"{at_ms}.{number}" if len(page) == limit else None,
+    }
 
 
 def _place(after: str) -> tuple[int, int]:
@@ -84,11 +103,20 @@ async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) 
         fields = summary_json(one)
         for name in ("text", "sections", "ledger"):
             del fields[name]
-        told.append(fields | {"in_force": one.version == in_force, "base_version": one.base_version, "compaction_id": one.compaction_id})
+        told.append(
+            fields
+            | {
+                "in_force": one.version == in_force,
+                "base_version": one.base_version,
+                "compaction_id": one.compaction_id,
+            }
+        )
     return {"summaries": told}
 
 
-async def summary(key: SessionKey, request: SummaryRequest, *, store: HistoryStore) -> dict[str, Any]:
+async def summary(
+    key: SessionKey, request: SummaryRequest, *, store: HistoryStore
+) -> dict[str, Any]:
     """One version."""
     in_force, versions = await store.versions(key, request.version)
     if not versions:
@@ -118,11 +146,18 @@ async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) 
 
 async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:
     """Events that could not be stored."""
-    return {"dead_letters": [dead_letter_json(row) for row in await store.dead_letters(after=after, limit=limit)]}
+    return {
+        "dead_letters": [
+            dead_letter_json(row) for row in await store.dead_letters(after=after, limit=limit)
+        ]
+    }
 
 
 def dead_letter_json(row: DeadLetterRow) -> dict[str, Any]:
     """A dead letter without its bytes."""
     fields = row._asdict()
     at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
-    return fields | {"at": rfc3339(at), "replayed_at": rfc3339(replayed) if replayed is not None else None}
+    return fields | {
+        "at": rfc3339(at),
+        "replayed_at": rfc3339(replayed) if replayed is not None else None,
+    }

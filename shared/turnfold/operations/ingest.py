@@ -22,13 +22,21 @@ async def ingest(batch: Batch, *, store: IntakeStore, rules: Rules) -> Ingested:
     return await _store(batch.arrivals, batch.dead, batch.payloads, stored)
 
 
-async def _store(arrivals: list[Arrival], dead: list[DeadLetter], payloads: Mapping[int, bytes], store: Store) -> Ingested:
+async def _store(
+    arrivals: list[Arrival], dead: list[DeadLetter], payloads: Mapping[int, bytes], store: Store
+) -> Ingested:
     try:
         return await store(arrivals, dead)
     except UnstorableBatch as error:
         if len(arrivals) <= 1 and not (arrivals and dead):
             refused = BadEvent("refused_by_database", str(error))
-            letters = [bury(Delivery(one.subject, payloads[one.stream_seq], one.stream_seq, one.at_ms), refused) for one in arrivals]
+            letters = [
+                bury(
+                    Delivery(one.subject, payloads[one.stream_seq], one.stream_seq, one.at_ms),
+                    refused,
+                )
+                for one in arrivals
+            ]
             if not letters:
                 raise
             return await store([], letters)

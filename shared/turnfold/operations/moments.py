@@ -9,7 +9,9 @@ from turnfold.errors import BadRequest
 from turnfold.messages import split_message_id
 
 VERSIONS = 2**31
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:)(\d\d)(\.\d+)?([Zz]|[+ -]\d\d:\d\d)", re.ASCII)
+_RFC3339 = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:)(\d\d)(\.\d+)?([Zz]|[+ -]\d\d:\d\d)", re.ASCII
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -29,7 +31,9 @@ def moment_of(text: str | int) -> Moment:
         return AtMessage(*message)
     at_ms = _milliseconds(named)
     if at_ms is None:
-        raise BadRequest("as_of: give a version, a message id, or a time such as 2026-11-20T10:00:00Z")
+        raise BadRequest(
+            "as_of: give a version, a message id, or a time such as 2026-11-20T10:00:00Z"
+        )
     return AtTime(at_ms)
 
 
@@ -42,7 +46,9 @@ def _milliseconds(text: str) -> int | None:
     is_leap = second == "60"
     zone = "+00:00" if offset in "Zz" else offset.replace(" ", "+")
     try:
-        at = datetime.fromisoformat(f"{date}T{minutes}{'59' if is_leap else second}{(fraction or '')[:7]}{zone}")
+        at = datetime.fromisoformat(
+            f"{date}T{minutes}{'59' if is_leap else second}{(fraction or '')[:7]}{zone}"
+        )
         return (at - _EPOCH + timedelta(seconds=is_leap)) // timedelta(milliseconds=1)
     except (ValueError, OverflowError):
         return None

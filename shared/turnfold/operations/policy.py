@@ -40,7 +40,11 @@ def explanation(
                 return "session"
             if name in of_agent or (name == "mode" and agent.mode):
                 return "agent"
-            is_short = name in short_names and getattr(policy, name) != getattr(Policy(), name) and preset == "token-budget"
+            is_short = (
+                name in short_names
+                and getattr(policy, name) != getattr(Policy(), name)
+                and preset == "token-budget"
+            )
             return origins.get(name, "environment" if is_short else "preset")
 
         numbers = {
@@ -53,7 +57,9 @@ def explanation(
     return explain
 
 
-async def policy_in_force(key: SessionKey | AgentId, *, store: HistoryStore, explain: Explain) -> dict[str, Any]:
+async def policy_in_force(
+    key: SessionKey | AgentId, *, store: HistoryStore, explain: Explain
+) -> dict[str, Any]:
     """The policy of a session, or of an agent's new sessions; neither has to exist."""
     named = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
     return {**named, **explain(*await store.wishes(key))}

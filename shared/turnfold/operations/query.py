@@ -85,7 +85,14 @@ class Answer:
     seconds: float | None = field(default=None, compare=False)
 
 
-async def context(key: SessionKey, request: ContextRequest, *, store: WindowStore, answering: Answering, arrivals: Arrivals) -> Answer:
+async def context(
+    key: SessionKey,
+    request: ContextRequest,
+    *,
+    store: WindowStore,
+    answering: Answering,
+    arrivals: Arrivals,
+) -> Answer:
     """Answer `context.get`; waits, bounded, for the sequence that the request wants to see.
 
     Raises:
@@ -102,7 +109,9 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
         if moment is None:
             seen, bodies = await store.window(key, glance=reading.glance, choose=reading.choose)
         else:
-            seen, bodies = await store.window_then(key, moment, glance=reading.glance, choose=reading.choose)
+            seen, bodies = await store.window_then(
+                key, moment, glance=reading.glance, choose=reading.choose
+            )
         match seen:
             case Answer():
                 return seen
@@ -121,9 +130,15 @@ async def context(key: SessionKey, request: ContextRequest, *, store: WindowStor
 
 def _remember(answering: Answering, seen: "_Planned", answer: Answer, sid: int) -> None:
     """Keep what the next request about this session may use."""
-    answering.given.keep((answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body))
+    answering.given.keep(
+        (answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body)
+    )
     if not seen.asked.is_emergency:
-        answering.grown.keep((sid, seen.asked), seen.window, len(answer.body) + MESSAGE_BYTES * len(seen.window.taken))
+        answering.grown.keep(
+            (sid, seen.asked),
+            seen.window,
+            len(answer.body) + MESSAGE_BYTES * len(seen.window.taken),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +175,34 @@ class _Planned:
     def characters(self, rendered: Rendered) -> int:
         """How many characters it has, at most."""
         beside = len(OPENING) + len(SILENT) if self.is_anthropic else 0
-        return beside + characters_of(rendered, with_summary=self.plan.placement is Placement.SEPARATE)
+        return beside + characters_of(
+            rendered, with_summary=self.plan.placement is Placement.SEPARATE
+        )
 
     def answer(self, rendered: Rendered, began: float) -> Answer:
         """Write it in the shape that was asked for; work on it `began` then."""
         body = _as_json(self, shaped(self.plan, rendered) if self.is_anthropic else None, rendered)
-        return Answer(body, self.etag, is_fresh=self.is_fresh, account=self.plan.account, seconds=time.perf_counter() - began)
+        return Answer(
+            body,
+            self.etag,
+            is_fresh=self.is_fresh,
+            account=self.plan.account,
+            seconds=time.perf_counter() - began,
+        )
 
 
 class _Reading:
     """One look at a session for one request."""
 
-    def __init__(self, key: SessionKey, request: ContextRequest, answering: Answering, *, may_wait: bool, spread: float) -> None:
+    def __init__(
+        self,
+        key: SessionKey,
+        request: ContextRequest,
+        answering: Answering,
+        *,
+        may_wait: bool,
+        spread: float,
+    ) -> None:
         self._key = key
         self._request = request
         self._answering = answering
@@ -186,7 +217,9 @@ class _Reading:
             return _Stale()
         etag = self._etag(facts.session, *self._terms(facts.session))
         if request.etag == etag:
-            return Answer(json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False)
+            return Answer(
+                json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False
+            )
         given = self._answering.given.take((etag, is_fresh))
         if given is not None:
             self._answering.given.keep((etag, is_fresh), given, len(given.body))
@@ -209,7 +242,11 @@ class _Reading:
         max_chars = policy.max_chars if request.max_tokens is None and not is_free else 0
         is_anthropic = request.format == "anthropic"
         asked = Asked(
-            budget_tokens=None if is_free else min(budget, int(max_chars / self._spread)) if max_chars else budget,
+            budget_tokens=None
+            if is_free
+            else min(budget, int(max_chars / self._spread))
+            if max_chars
+            else budget,
             max_messages=request.max_messages,
             is_emergency=request.mode == "emergency",
             placement=Placement(request.placement),
@@ -217,12 +254,27 @@ class _Reading:
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
         )
         # By its number: a session that begins afresh after it was erased has another.
-        earlier = self._answering.grown.take((session.sid, asked)) if session is not None and request.as_of is None else None
+        earlier = (
+            self._answering.grown.take((session.sid, asked))
+            if session is not None and request.as_of is None
+            else None
+        )
         window = grown(stored, asked, policy, earlier)
         found = planned(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
         etag = self._etag(session, policy, model_window)
-        done = _Planned(self._key, facts, asked, window, found, model_window, is_fresh, etag, max_chars, is_anthropic)
+        done = _Planned(
+            self._key,
+            facts,
+            asked,
+            window,
+            found,
+            model_window,
+            is_fresh,
+            etag,
+            max_chars,
+            is_anthropic,
+        )
         return done, found.positions
 
     def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
@@ -248,7 +300,9 @@ def _stored(facts: WindowFacts) -> Stored:
         return Stored(messages=())
     return Stored(
         messages=facts.messages,
-        pending=tuple(PendingRow(row.compaction_id, row.digest_tokens, row.messages) for row in facts.pending),
+        pending=tuple(
+            PendingRow(row.compaction_id, row.digest_tokens, row.messages) for row in facts.pending
+        ),
         summary=_told(summary).facts if summary else None,
         covered=session.messages_total - len(facts.messages),
         total=session.messages_total,
@@ -268,9 +322,18 @@ class _Told:
 @lru_cache(maxsize=128)
 def _told(summary: StoredSummary) -> _Told:
     ledger = tuple(json.loads(summary.ledger))
-    facts = summary_facts(summary.version, summary.text, ledger, tokens=summary.tokens, text_tokens=summary.text_tokens, cuts=summary.cuts)
+    facts = summary_facts(
+        summary.version,
+        summary.text,
+        ledger,
+        tokens=summary.tokens,
+        text_tokens=summary.text_tokens,
+        cuts=summary.cuts,
+    )
     told = summary_json(summary)
-    told["sections"] = {name: value for name, value in told["sections"].items() if name not in BOOKKEEPING}
+    told["sections"] = {
+        name: value for name, value in told["sections"].items() if name not in BOOKKEEPING
+    }
     return _Told(facts, ledger, json.dumps(told))
 
 
@@ -282,7 +345,11 @@ def _as_json(done: _Planned, shape: Shaped | None, rendered: Rendered) -> bytes:
     shown, pending, counts = done.plan, done.facts.pending, done.plan.account
     since = _quoted(rfc3339(min(row.requested_at_ms for row in pending))) if pending else "null"
     budget = "null" if shown.budget_tokens is None else shown.budget_tokens
-    messages, system = (rendered.messages, "") if shape is None else (shape.messages, f'"system": {json.dumps(shape.system)}, ')
+    messages, system = (
+        (rendered.messages, "")
+        if shape is None
+        else (shape.messages, f'"system": {json.dumps(shape.system)}, ')
+    )
     if shape is None:
         ids = ", ".join(["null" if one is None else _quoted(one) for one in rendered.message_ids])
     else:
@@ -302,7 +369,9 @@ def _as_json(done: _Planned, shape: Shaped | None, rendered: Rendered) -> bytes:
         f'"since": {since}}}}}'
     )
     # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
-    return b"".join((head.encode(), b", ".join([message.encode() for message in messages]), tail.encode()))
+    return b"".join(
+        (head.encode(), b", ".join([message.encode() for message in messages]), tail.encode())
+    )
 
 
 def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
@@ -312,7 +381,12 @@ def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
     told = _told(summary)
     if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(told.ledger):
         return told.as_json
-    shown = {"text": rendered.summary_text, "ledger": rendered.ledger, "sections": {}, "trimmed": True}
+    shown = {
+        "text": rendered.summary_text,
+        "ledger": rendered.ledger,
+        "sections": {},
+        "trimmed": True,
+    }
     return json.dumps(summary_json(summary) | shown)
 
 
@@ -331,7 +405,11 @@ def summary_json(summary: StoredSummary) -> dict[str, Any]:
         "sections": _defused(json.loads(summary.sections)),
         "ledger": _defused(json.loads(summary.ledger)),
         "tokens": summary.tokens,
-        "covers": {"first": summary.covers_first, "last": summary.covers_last, "messages": summary.messages_covered},
+        "covers": {
+            "first": summary.covers_first,
+            "last": summary.covers_last,
+            "messages": summary.messages_covered,
+        },
         "created_at": rfc3339(summary.created_at_ms),
     }
 
@@ -351,7 +429,11 @@ def _defused(value: Any) -> Any:
 
 def rfc3339(at_ms: int) -> str:
     """A time as the contract writes it."""
-    return datetime.fromtimestamp(at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(at_ms / 1000, tz=UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 @lru_cache(maxsize=1_024)

@@ -6,7 +6,18 @@ from secrets import randbits
 
 from turnfold.core.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.digest import digest
-from turnfold.core.eviction import Due, Evict, Eviction, Hold, Load, Rest, decide, evictions, fired, kept_within
+from turnfold.core.eviction import (
+    Due,
+    Evict,
+    Eviction,
+    Hold,
+    Load,
+    Rest,
+    decide,
+    evictions,
+    fired,
+    kept_within,
+)
 from turnfold.core.pairing import pair
 from turnfold.core.precedence import Wishes, in_force
 from turnfold.core.presets import Policy
@@ -22,12 +33,18 @@ DIGEST_MESSAGES = 8
 PolicyOf = Callable[[Wishes, Wishes], Policy]
 
 
-def policy_rule(default_preset: str, policy_of: Callable[[str], Policy], allowance: Allowance = DEFAULT_ALLOWANCE) -> PolicyOf:
+def policy_rule(
+    default_preset: str,
+    policy_of: Callable[[str], Policy],
+    allowance: Allowance = DEFAULT_ALLOWANCE,
+) -> PolicyOf:
     """Whose wish counts under this installation's settings; no wish goes beyond its ceilings."""
 
     @lru_cache(maxsize=4_096)
     def policy(agent: Wishes, session: Wishes) -> Policy:
-        return allowance.bounded(in_force(agent, session, default_preset=default_preset, policy_of=policy_of))
+        return allowance.bounded(
+            in_force(agent, session, default_preset=default_preset, policy_of=policy_of)
+        )
 
     return policy
 
@@ -38,7 +55,11 @@ def quoted(evicted: Sequence[Message]) -> Sequence[Message]:
 
 
 def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
-    return [message for message in messages if message.role is Role.USER or message.role is Role.ASSISTANT]
+    return [
+        message
+        for message in messages
+        if message.role is Role.USER or message.role is Role.ASSISTANT
+    ]
 
 
 def make_rules(
@@ -73,9 +94,17 @@ def make_rules(
         return fired(load, policy, model_window=window)
 
     def replayed(
-        live: Sequence[Message], new_seqs: Iterable[int], rounds: int, policy: Policy, window: int, meter: Meter, hold: Hold
+        live: Sequence[Message],
+        new_seqs: Iterable[int],
+        rounds: int,
+        policy: Policy,
+        window: int,
+        meter: Meter,
+        hold: Hold,
     ) -> Sequence[Eviction]:
-        return evictions(live, new_seqs, rounds, policy, model_window=window, meter=meter, hold=hold)
+        return evictions(
+            live, new_seqs, rounds, policy, model_window=window, meter=meter, hold=hold
+        )
 
     def decided(live: Sequence[Message], policy: Policy, found: Due, now_ms: int) -> Evict | Rest:
         return decide(live, kept_within(policy, found), found.trigger, now_ms=now_ms)

@@ -5,7 +5,16 @@ import json
 from collections.abc import Iterator, Sequence
 
 from turnfold.contracts.requests import SearchRequest
-from turnfold.core.search import BEGINNINGS, Found, Grade, Lookup, Question, ranked, ranked_by_any, searchable
+from turnfold.core.search import (
+    BEGINNINGS,
+    Found,
+    Grade,
+    Lookup,
+    Question,
+    ranked,
+    ranked_by_any,
+    searchable,
+)
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey, State
 from turnfold.operations.history import original_json
@@ -18,11 +27,15 @@ PART_CHARACTERS = 200_000
 async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
     """The hits of a query, as the JSON text that travels."""
     search = _Search(key, question_of(request.q), scope_of(request), store)
-    hits = ", ".join(original_json(original, score) for original, score in await search.best(request.limit))
+    hits = ", ".join(
+        original_json(original, score) for original, score in await search.best(request.limit)
+    )
     return f'{{"hits": [{hits}], "is_partial": {json.dumps(search.is_partial)}}}'
 
 
-async def found(key: SessionKey, question: Question, *, scope: Scope, limit: int, store: SearchStore) -> list[tuple[Original, float]]:
+async def found(
+    key: SessionKey, question: Question, *, scope: Scope, limit: int, store: SearchStore
+) -> list[tuple[Original, float]]:
     """The messages that answer a question, best first, with their scores.
 
     Those that hold all its words, else those with words that begin so, else those that hold some. What is not indexed
@@ -49,14 +62,18 @@ def question_of(q: str) -> Question:
     """
     question = Question.of(q)
     if not question.words:
-        raise BadRequest("q: there is no word in it; a word, a path, an id or a number can be found")
+        raise BadRequest(
+            "q: there is no word in it; a word, a path, an id or a number can be found"
+        )
     return question
 
 
 class _Search:
     """What one search has read so far."""
 
-    def __init__(self, key: SessionKey, question: Question, scope: Scope, store: SearchStore) -> None:
+    def __init__(
+        self, key: SessionKey, question: Question, scope: Scope, store: SearchStore
+    ) -> None:
         self._key = key
         self._question = question
         self._scope = scope
@@ -86,7 +103,9 @@ class _Search:
     async def read_unindexed(self) -> None:
         """Read what the index may not have; of that only messages with a word of the question are kept."""
         after_position = -1
-        while page := await self._store.unindexed(self._key, scope=self._scope, after_position=after_position):
+        while page := await self._store.unindexed(
+            self._key, scope=self._scope, after_position=after_position
+        ):
             await self._take(page)
             after_position = page[-1].position
 
@@ -121,7 +140,9 @@ def _parts(originals: Sequence[Original]) -> Iterator[Sequence[Original]]:
         yield originals[start:]
 
 
-def _graded(question: Question, originals: Sequence[Original]) -> list[tuple[Original, str, Grade | None]]:
+def _graded(
+    question: Question, originals: Sequence[Original]
+) -> list[tuple[Original, str, Grade | None]]:
     graded = []
     for original in originals:
         text = searchable(json.loads(original.body))

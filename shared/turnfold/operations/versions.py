@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from turnfold.contracts.requests import CampaignRequest, ProgressRequest, PromoteRequest, RegenerateRequest, RestoreRequest
+from turnfold.contracts.requests import (
+    CampaignRequest,
+    ProgressRequest,
+    PromoteRequest,
+    RegenerateRequest,
+    RestoreRequest,
+)
 from turnfold.core.audit import LOCAL
 from turnfold.core.presets import is_model_name
 from turnfold.core.prompt import checked_task
@@ -12,22 +18,49 @@ from turnfold.operations.query import rfc3339
 from turnfold.ports import Campaigns, Progress, Rules, Versions, Wanted
 
 
-async def promote(key: SessionKey, request: PromoteRequest, *, store: Versions, rules: Rules, now_ms: int, actor: str = LOCAL) -> None:
+async def promote(
+    key: SessionKey,
+    request: PromoteRequest,
+    *,
+    store: Versions,
+    rules: Rules,
+    now_ms: int,
+    actor: str = LOCAL,
+) -> None:
     """Put a version in force; what it does not speak for is pending until the next one does."""
-    await store.promote(key, request.version, over=request.over, rules=rules, now_ms=now_ms, actor=actor)
+    await store.promote(
+        key, request.version, over=request.over, rules=rules, now_ms=now_ms, actor=actor
+    )
 
 
 async def restore(
-    key: SessionKey, request: RestoreRequest, *, store: Versions, rules: Rules, now_ms: int, actor: str = LOCAL
+    key: SessionKey,
+    request: RestoreRequest,
+    *,
+    store: Versions,
+    rules: Rules,
+    now_ms: int,
+    actor: str = LOCAL,
 ) -> dict[str, Any]:
     """Undo a compaction: its messages are live again, and the version before it is in force."""
     compaction_id = CompactionId(str(request.compaction_id))
     now = await store.restore(key, compaction_id, rules=rules, now_ms=now_ms, actor=actor)
-    return {"compaction_id": compaction_id, "status": "restored", "version": now.version, "messages_pending": now.messages_pending}
+    return {
+        "compaction_id": compaction_id,
+        "status": "restored",
+        "version": now.version,
+        "messages_pending": now.messages_pending,
+    }
 
 
 async def regenerate(
-    key: SessionKey, request: RegenerateRequest, *, store: Versions, rules: Rules, now_ms: int, actor: str = LOCAL
+    key: SessionKey,
+    request: RegenerateRequest,
+    *,
+    store: Versions,
+    rules: Rules,
+    now_ms: int,
+    actor: str = LOCAL,
 ) -> dict[str, Any]:
     """Have a version written beside the one in force; `compaction_id` is the work, whose row tells how it goes.
 
@@ -35,12 +68,27 @@ async def regenerate(
         BadRequest: its prompt cannot be filled in, or its model has no name that could be one or is not allowed here.
     """
     _check(request.model, request.prompt, rules)
-    wanted = Wanted(model=request.model, style=request.style, prompt=request.prompt, from_version=request.from_version)
-    return {"compaction_id": await store.regenerate(key, wanted, rules=rules, now_ms=now_ms, actor=actor)}
+    wanted = Wanted(
+        model=request.model,
+        style=request.style,
+        prompt=request.prompt,
+        from_version=request.from_version,
+    )
+    return {
+        "compaction_id": await store.regenerate(
+            key, wanted, rules=rules, now_ms=now_ms, actor=actor
+        )
+    }
 
 
 async def begin_campaign(
-    agent_id: AgentId | None, request: CampaignRequest, *, store: Campaigns, rules: Rules, now_ms: int, actor: str = LOCAL
+    agent_id: AgentId | None,
+    request: CampaignRequest,
+    *,
+    store: Campaigns,
+    rules: Rules,
+    now_ms: int,
+    actor: str = LOCAL,
 ) -> dict[str, Any]:
     """Have the summaries of an agent, or of all, written anew; asked again while it is under way, it tells how far that is.
 
@@ -49,7 +97,11 @@ async def begin_campaign(
     """
     _check(request.model, request.prompt, rules)
     wanted = Wanted(model=request.model, style=request.style, prompt=request.prompt)
-    return _progress_json(await store.begin(agent_id, wanted, at_once=request.at_once, rules=rules, now_ms=now_ms, actor=actor))
+    return _progress_json(
+        await store.begin(
+            agent_id, wanted, at_once=request.at_once, rules=rules, now_ms=now_ms, actor=actor
+        )
+    )
 
 
 async def progress(request: ProgressRequest, *, store: Campaigns) -> dict[str, Any]:
@@ -62,7 +114,9 @@ async def progress(request: ProgressRequest, *, store: Campaigns) -> dict[str, A
 
 def _check(model: str | None, prompt: str | None, rules: Rules) -> None:
     if model is not None and not is_model_name(model):
-        raise BadRequest("model: it is a word without spaces, such as openai/gpt-4.1-mini, or session")
+        raise BadRequest(
+            "model: it is a word without spaces, such as openai/gpt-4.1-mini, or session"
+        )
     try:
         if model is not None:
             rules.allowance.check_model(model)
@@ -78,4 +132,7 @@ def _check(model: str | None, prompt: str | None, rules: Rules) -> None:
 def _progress_json(found: Progress) -> dict[str, Any]:
     told = found._asdict()
     requested, finished = told.pop("requested_at_ms"), told.pop("finished_at_ms")
-    return told | {"requested_at": rfc3339(requested), "finished_at": rfc3339(finished) if finished is not None else None}
+    return told | {
+        "requested_at": rfc3339(requested),
+        "finished_at": rfc3339(finished) if finished is not None else None,
+    }

@@ -35,19 +35,29 @@ class Batch(NamedTuple):
     payloads: dict[int, bytes]
 
 
-def weigh_all(deliveries: Iterable[Delivery], *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS) -> Batch:
+def weigh_all(
+    deliveries: Iterable[Delivery],
+    *,
+    count: Count,
+    limits: Limits = LIMITS,
+    image_tokens: int = IMAGE_TOKENS,
+) -> Batch:
     """Read and weigh each; a bad one becomes a dead letter."""
     batch = Batch([], [], {})
     for delivery in deliveries:
         batch.payloads[delivery.stream_seq] = delivery.payload
         try:
-            batch.arrivals.append(weigh(delivery, count=count, limits=limits, image_tokens=image_tokens))
+            batch.arrivals.append(
+                weigh(delivery, count=count, limits=limits, image_tokens=image_tokens)
+            )
         except BadEvent as error:
             batch.dead.append(bury(delivery, error))
     return batch
 
 
-def weigh(delivery: Delivery, *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS) -> Arrival:
+def weigh(
+    delivery: Delivery, *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS
+) -> Arrival:
     """Read an event, and count and classify its messages: the only place where anything is tokenised.
 
     Raises:
@@ -67,14 +77,24 @@ def weigh(delivery: Delivery, *, count: Count, limits: Limits = LIMITS, image_to
         event.is_truncated,
         event.is_error,
         event.envelope,
-        tuple([_weighed(*texts, calls, count, image_tokens) for texts in zip(event.parsed, event.originals, event.bodies, strict=True)]),
+        tuple(
+            [
+                _weighed(*texts, calls, count, image_tokens)
+                for texts in zip(event.parsed, event.originals, event.bodies, strict=True)
+            ]
+        ),
         read_report(event.usage),
         delivery.trace,
     )
 
 
 def _weighed(
-    body: dict[str, Any], original: str | None, text: str, calls: dict[str, dict[str, Any]], count: Count, image_tokens: int
+    body: dict[str, Any],
+    original: str | None,
+    text: str,
+    calls: dict[str, dict[str, Any]],
+    count: Count,
+    image_tokens: int,
 ) -> Weighed:
     measured = measure(body, count, image_tokens=image_tokens)
     call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None

@@ -22,7 +22,16 @@ POLL_SECONDS = 0.1
 async def next_seq(database: Database) -> int:
     """The sequence at which a stream made anew has to begin: above everything ever stored."""
     async with database.read() as connection:
-        return int((await connection.execute(select(func.coalesce(func.max(ingested.c.last_seq), 0)))).scalar_one()) + 1
+        return (
+            int(
+                (
+                    await connection.execute(
+                        select(func.coalesce(func.max(ingested.c.last_seq), 0))
+                    )
+                ).scalar_one()
+            )
+            + 1
+        )
 
 
 async def adopt(database: Database, *, created: str, first_seq: int) -> None:
@@ -30,7 +39,9 @@ async def adopt(database: Database, *, created: str, first_seq: int) -> None:
 
     def adopt(connection: Connection) -> None:
         made = insert_for(connection)(stream).values(name=EVENTS_STREAM, created=created)
-        connection.execute(made.on_conflict_do_update(index_elements=["name"], set_={"created": created}))
+        connection.execute(
+            made.on_conflict_do_update(index_elements=["name"], set_={"created": created})
+        )
         if first_seq > 1:
             ranges.add(connection, [(1, first_seq - 1)])
 
@@ -40,11 +51,15 @@ async def adopt(database: Database, *, created: str, first_seq: int) -> None:
 async def belongs_to(database: Database) -> str | None:
     """When the stream of this database was created; None before any was adopted."""
     async with database.read() as connection:
-        created: str | None = (await connection.execute(select(stream.c.created).where(stream.c.name == EVENTS_STREAM))).scalar()
+        created: str | None = (
+            await connection.execute(select(stream.c.created).where(stream.c.name == EVENTS_STREAM))
+        ).scalar()
         return created
 
 
-async def wait_until_adopted(database: Database, *, created: str, seconds: float = 60.0, patience_seconds: float = 5.0) -> None:
+async def wait_until_adopted(
+    database: Database, *, created: str, seconds: float = 60.0, patience_seconds: float = 5.0
+) -> None:
     """Wait until the database is recorded as belonging to the stream made then: a migration may be about to say so.
 
     Raises:
@@ -79,13 +94,17 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
     while True:
         try:
             async with database.read() as connection:
-                found = (await connection.exec_driver_sql("SELECT version_num FROM alembic_version")).scalar()
+                found = (
+                    await connection.exec_driver_sql("SELECT version_num FROM alembic_version")
+                ).scalar()
         except (Unavailable, DBAPIError):
             found = None
         if found is not None and found >= REVISION:
             return
         if asyncio.get_running_loop().time() > deadline:
-            raise StartError(f"the tables are not there after {seconds:g} s; run `turnfold migrate` first")
+            raise StartError(
+                f"the tables are not there after {seconds:g} s; run `turnfold migrate` first"
+            )
         await asyncio.sleep(POLL_SECONDS)
 
 

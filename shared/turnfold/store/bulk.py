@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Select, Table, bindparam, column, literal_column, select, table, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    Table,
+    bindparam,
+    column,
+    literal_column,
+    select,
+    table,
+    update,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.sql.dml import UpdateBase
@@ -46,10 +56,16 @@ class Prepared:
     def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
         """The statement in a dialect's words, the order in which it wants the values, and those that are always the same."""
         if dialect.name not in self._written:
-            compiled = self._statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True, "literal_binds": False})
-            fixed = {name: value for name, value in compiled.params.items() if name not in self._names}
+            compiled = self._statement.compile(
+                dialect=dialect, compile_kwargs={"render_postcompile": True, "literal_binds": False}
+            )
+            fixed = {
+                name: value for name, value in compiled.params.items() if name not in self._names
+            }
             if None in fixed.values():
-                raise ValueError(f"parameters without a place: {sorted(name for name, value in fixed.items() if value is None)}")
+                raise ValueError(
+                    f"parameters without a place: {sorted(name for name, value in fixed.items() if value is None)}"
+                )
             places = (*self._names, *fixed)
             order = tuple(places.index(name) for name in compiled.positiontup or ())
             self._written[dialect.name] = (str(compiled), order, tuple(fixed.values()))
@@ -75,8 +91,12 @@ class PreparedIn:
         has_arrays = dialect.name == "postgresql"
         written = (dialect.name, 0 if has_arrays else len(values))
         if written not in self._written:
-            self._written[written] = self._as_array(dialect) if has_arrays else self._as_places(dialect, values)
-        return _fetched(connection, self._written[written], (list(values),) if has_arrays else tuple(values))
+            self._written[written] = (
+                self._as_array(dialect) if has_arrays else self._as_places(dialect, values)
+            )
+        return _fetched(
+            connection, self._written[written], (list(values),) if has_arrays else tuple(values)
+        )
 
     def _as_places(self, dialect: Dialect, values: Sequence[Any]) -> str:
         named = self._statement.params({self._name: list(values)})
@@ -99,14 +119,20 @@ class PreparedPairs:
     pairs = table("pairs", column("a"), column("b"))
 
     def __init__(
-        self, statement: Select[*tuple[Any, ...]], kinds: tuple[TypeEngine[Any], TypeEngine[Any]], *, is_locked: bool = False
+        self,
+        statement: Select[*tuple[Any, ...]],
+        kinds: tuple[TypeEngine[Any], TypeEngine[Any]],
+        *,
+        is_locked: bool = False,
     ) -> None:
         self._statement = statement
         self._kinds = kinds
         self._is_locked = is_locked
         self._written: dict[tuple[str, int], str] = {}
 
-    def rows(self, connection: Connection, values: Sequence[tuple[Any, Any]]) -> Sequence[Sequence[Any]]:
+    def rows(
+        self, connection: Connection, values: Sequence[tuple[Any, Any]]
+    ) -> Sequence[Sequence[Any]]:
         """All rows, in the types the driver gives."""
         if not values:
             return ()
@@ -115,8 +141,14 @@ class PreparedPairs:
         written = (dialect.name, 0 if has_arrays else len(values))
         if written not in self._written:
             statement = self._looked_up() if has_arrays and not self._is_locked else self._statement
-            self._written[written] = f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) {statement.compile(dialect=dialect)}"
-        given = [list(side) for side in zip(*values, strict=True)] if has_arrays else chain.from_iterable(values)
+            self._written[written] = (
+                f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) {statement.compile(dialect=dialect)}"
+            )
+        given = (
+            [list(side) for side in zip(*values, strict=True)]
+            if has_arrays
+            else chain.from_iterable(values)
+        )
         return _fetched(connection, self._written[written], tuple(given))
 
     def _looked_up(self) -> Select[*tuple[Any, ...]]:
@@ -140,7 +172,9 @@ def _fetched(connection: Readable, sql: str, values: tuple[Any, ...]) -> Sequenc
         rows: Sequence[Sequence[Any]] = cursor.fetchall()
     except driver.Error as error:
         if may_pass(error):
-            raise Unavailable(f"the database cannot be used now ({str(error)[:200]}); try again later") from error
+            raise Unavailable(
+                f"the database cannot be used now ({str(error)[:200]}); try again later"
+            ) from error
         raise
     finally:
         cursor.close()
@@ -173,7 +207,10 @@ class Bulk:
             compiled = self._statement.compile(dialect=dialect, column_keys=list(self._names))
             wanted = compiled.positiontup or ()
             order = tuple(self._names.index(name) for name in wanted)
-            self._written[dialect.name] = (str(compiled), None if order == tuple(range(len(self._names))) else order)
+            self._written[dialect.name] = (
+                str(compiled),
+                None if order == tuple(range(len(self._names))) else order,
+            )
         return self._written[dialect.name]
 
 
@@ -192,14 +229,21 @@ class BulkInsert(Bulk):
     def _execute(self, connection: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if connection.dialect.name == "postgresql" and len(rows) >= ROWS_A_COPY:
             _, order = self._sql(connection.dialect)
-            _copied(connection, self._table, [self._names[place] for place in order] if order is not None else self._names, rows)
+            _copied(
+                connection,
+                self._table,
+                [self._names[place] for place in order] if order is not None else self._names,
+                rows,
+            )
             return
         done = 0
         if connection.dialect.name == "sqlite":
             for size in ROWS_A_STATEMENT:
                 while len(rows) - done >= size:
                     many = sql + f", {self._places}" * (size - 1)
-                    connection.exec_driver_sql(many, tuple(chain.from_iterable(rows[done : done + size])))
+                    connection.exec_driver_sql(
+                        many, tuple(chain.from_iterable(rows[done : done + size]))
+                    )
                     done += size
         if done < len(rows):
             super()._execute(connection, sql, rows[done:])
@@ -210,7 +254,9 @@ ROWS_A_COPY = 8
 """Fewer are inserted as quickly one by one."""
 
 
-def _copied(connection: Connection, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+def _copied(
+    connection: Connection, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
     """Copy rows into a table; what the driver raises comes as SQLAlchemy would have brought it."""
     import asyncpg  # noqa: PLC0415  # not loaded where the database is SQLite
 
@@ -230,4 +276,6 @@ def bulk_update(table: Table, *, where: Sequence[str], values: Sequence[str]) ->
     statement = update(table).values({name: bindparam(f"new_{name}") for name in values})
     for name in where:
         statement = statement.where(table.c[name] == bindparam(f"old_{name}"))
-    return Bulk(statement, [*(f"new_{name}" for name in values), *(f"old_{name}" for name in where)])
+    return Bulk(
+        statement, [*(f"new_{name}" for name in values), *(f"old_{name}" for name in where)]
+    )

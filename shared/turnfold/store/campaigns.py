@@ -17,7 +17,9 @@ from turnfold.store.schema import campaigns, compactions, sessions
 from turnfold.store.sessions import Records, lock_by_sid, write_back
 
 _is_unfinished = campaigns.c.finished_at_ms.is_(None)
-_UNFINISHED = Prepared(select(campaigns.c.campaign_id).where(_is_unfinished).order_by(campaigns.c.requested_at_ms), ())
+_UNFINISHED = Prepared(
+    select(campaigns.c.campaign_id).where(_is_unfinished).order_by(campaigns.c.requested_at_ms), ()
+)
 _CAMPAIGN = Prepared(select(campaigns).where(campaigns.c.campaign_id == bindparam("by")), ("by",))
 _ALIKE = Prepared(
     select(campaigns.c.campaign_id).where(
@@ -28,19 +30,32 @@ _ALIKE = Prepared(
     ("wanted", "of_agent"),
 )
 _has_version = sessions.c.version.is_not(None)
-_of_agent = or_(bindparam("of_agent") == literal_column("''"), sessions.c.agent_id == bindparam("of_agent"))
+_of_agent = or_(
+    bindparam("of_agent") == literal_column("''"), sessions.c.agent_id == bindparam("of_agent")
+)
 _SCOPE = Prepared(
-    select(func.count(), func.coalesce(func.max(sessions.c.sid), literal_column("0"))).where(_has_version, _of_agent), ("of_agent",)
+    select(func.count(), func.coalesce(func.max(sessions.c.sid), literal_column("0"))).where(
+        _has_version, _of_agent
+    ),
+    ("of_agent",),
 )
 _NEXT = Prepared(
     select(sessions.c.sid)
-    .where(_has_version, _of_agent, sessions.c.sid > bindparam("last"), sessions.c.sid <= bindparam("until"))
+    .where(
+        _has_version,
+        _of_agent,
+        sessions.c.sid > bindparam("last"),
+        sessions.c.sid <= bindparam("until"),
+    )
     .order_by(sessions.c.sid)
     .limit(bindparam("most", type_=Integer)),
     ("of_agent", "last", "until", "most"),
 )
 _STATUSES = Prepared(
-    select(compactions.c.status, func.count()).where(compactions.c.campaign_id == bindparam("by")).group_by(compactions.c.status), ("by",)
+    select(compactions.c.status, func.count())
+    .where(compactions.c.campaign_id == bindparam("by"))
+    .group_by(compactions.c.status),
+    ("by",),
 )
 OPEN = frozenset({"pending", "running"})
 FAILED = frozenset({"rejected", "failed", "stale"})
@@ -53,10 +68,20 @@ class SqlCampaigns:
         self._database = database
 
     async def begin(
-        self, agent_id: AgentId | None, wanted: Wanted, *, at_once: int, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        agent_id: AgentId | None,
+        wanted: Wanted,
+        *,
+        at_once: int,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
     ) -> Progress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
-        told = json.dumps({name: value for name, value in asdict(wanted).items() if value is not None}, sort_keys=True)
+        told = json.dumps(
+            {name: value for name, value in asdict(wanted).items() if value is not None},
+            sort_keys=True,
+        )
 
         def begin(connection: Connection) -> Progress:
             for (known,) in _ALIKE.rows(connection, told, agent_id or ""):
@@ -74,16 +99,22 @@ class SqlCampaigns:
 
     async def advance(self, *, rules: Rules, now_ms: int) -> int:
         """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
-        unfinished = await self._database.snapshot(lambda connection: [one for (one,) in _UNFINISHED.rows(connection)])
+        unfinished = await self._database.snapshot(
+            lambda connection: [one for (one,) in _UNFINISHED.rows(connection)]
+        )
         opened = 0
         for campaign_id in unfinished:
-            opened += await self._database.write(lambda connection, one=campaign_id: _advance(connection, one, rules, now_ms))  # type: ignore[misc]
+            opened += await self._database.write(
+                lambda connection, one=campaign_id: _advance(connection, one, rules, now_ms)
+            )  # type: ignore[misc]
         return opened
 
     async def progress(self, campaign_id: str) -> Progress | None:
         """How far one is; None where there is none of that id."""
         by = int(campaign_id) if campaign_id.isdecimal() and len(campaign_id) < 20 else -1
-        return await self._database.snapshot(lambda connection: _progress(connection, by) if _CAMPAIGN.rows(connection, by) else None)
+        return await self._database.snapshot(
+            lambda connection: _progress(connection, by) if _CAMPAIGN.rows(connection, by) else None
+        )
 
 
 def _row(connection: Connection, campaign_id: int) -> dict[str, Any]:
@@ -102,15 +133,30 @@ def _advance(connection: Connection, campaign_id: int, rules: Rules, now_ms: int
     room = row["at_once"] - sum(counts.get(status, 0) for status in OPEN)
     chosen: Sequence[int] = ()
     if room > 0:
-        chosen = [sid for (sid,) in _NEXT.rows(connection, row["agent_id"] or "", row["last_sid"], row["until_sid"], room)]
+        chosen = [
+            sid
+            for (sid,) in _NEXT.rows(
+                connection, row["agent_id"] or "", row["last_sid"], row["until_sid"], room
+            )
+        ]
         if not chosen and room == row["at_once"]:
-            connection.execute(update(campaigns).where(campaigns.c.campaign_id == campaign_id).values(finished_at_ms=now_ms))
+            connection.execute(
+                update(campaigns)
+                .where(campaigns.c.campaign_id == campaign_id)
+                .values(finished_at_ms=now_ms)
+            )
     if not chosen:
         return 0
-    locked, records, wanted = list(lock_by_sid(connection, chosen).values()), Records(row["actor"] or WORKER), wanted_of(row["wanted"])
+    locked, records, wanted = (
+        list(lock_by_sid(connection, chosen).values()),
+        Records(row["actor"] or WORKER),
+        wanted_of(row["wanted"]),
+    )
     still = [session for session in locked if session.version is not None]
     for session in still:
-        open_regeneration(connection, session, records, wanted, rules, now_ms=now_ms, campaign_id=campaign_id)
+        open_regeneration(
+            connection, session, records, wanted, rules, now_ms=now_ms, campaign_id=campaign_id
+        )
     records.write(connection)
     write_back(connection, locked)
     moved = update(campaigns).where(campaigns.c.campaign_id == campaign_id)

@@ -27,28 +27,51 @@ class SqlChanges:
         self._database = database
 
     async def set_policy(
-        self, key: SessionKey | AgentId, request: PolicyRequest, *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey | AgentId,
+        request: PolicyRequest,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
     ) -> Mapping[str, Any]:
         """Set what a session or an agent wants, and evict what that makes due; the wishes as they stand now."""
         if isinstance(key, SessionKey):
-            return await self._database.write(lambda connection: _set_for_session(connection, key, request, rules, now_ms, actor))
-        return await self._database.write(lambda connection: _set_for_agent(connection, key, request, rules, now_ms, actor))
+            return await self._database.write(
+                lambda connection: _set_for_session(connection, key, request, rules, now_ms, actor)
+            )
+        return await self._database.write(
+            lambda connection: _set_for_agent(connection, key, request, rules, now_ms, actor)
+        )
 
-    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId | None:
+    async def compact_now(
+        self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing.
 
         Raises:
             Conflict: the session's mode is `off`.
         """
-        return await self._database.write(lambda connection: _compact(connection, key, rules, now_ms, actor))
+        return await self._database.write(
+            lambda connection: _compact(connection, key, rules, now_ms, actor)
+        )
 
-    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL) -> Erased:
+    async def erase(
+        self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
+    ) -> Erased:
         """Erase a session or all of an agent; nothing at or below this sequence comes back."""
-        return await self._database.write(lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms, actor=actor))
+        return await self._database.write(
+            lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms, actor=actor)
+        )
 
 
 def _set_for_session(
-    connection: Connection, key: SessionKey, request: PolicyRequest, rules: Rules, now_ms: int, actor: str
+    connection: Connection,
+    key: SessionKey,
+    request: PolicyRequest,
+    rules: Rules,
+    now_ms: int,
+    actor: str,
 ) -> Mapping[str, Any]:
     keep_apart(connection)
     session = lock_by_key(connection, [key], create=rules.max_sessions).get(key)
@@ -59,7 +82,11 @@ def _set_for_session(
     before, session.wishes = session.wishes, _wished(session.wishes, request, rules)
     _check(rules, session.agent_wishes, session.wishes)
     session.revision += 1
-    values = {"preset": session.wishes.preset, "mode": session.wishes.mode, "overrides": session.wishes.overrides}
+    values = {
+        "preset": session.wishes.preset,
+        "mode": session.wishes.mode,
+        "overrides": session.wishes.overrides,
+    }
     connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
     records = Records(actor)
     if changes := session.wishes.differences(before):
@@ -71,11 +98,20 @@ def _set_for_session(
 
 
 def _set_for_agent(
-    connection: Connection, agent_id: AgentId, request: PolicyRequest, rules: Rules, now_ms: int, actor: str
+    connection: Connection,
+    agent_id: AgentId,
+    request: PolicyRequest,
+    rules: Rules,
+    now_ms: int,
+    actor: str,
 ) -> Mapping[str, Any]:
     # The row is made first: it is the lock of the agent's audit chain.
-    connection.execute(insert_for(connection)(agents).values(agent_id=agent_id).on_conflict_do_nothing())
-    found = connection.execute(select(agents).where(agents.c.agent_id == agent_id).with_for_update()).one()
+    connection.execute(
+        insert_for(connection)(agents).values(agent_id=agent_id).on_conflict_do_nothing()
+    )
+    found = connection.execute(
+        select(agents).where(agents.c.agent_id == agent_id).with_for_update()
+    ).one()
     before = Wishes(found.preset, found.mode, found.overrides)
     wishes = _wished(before, request, rules)
     _check(rules, wishes, Wishes())
@@ -89,23 +125,48 @@ def _set_for_agent(
     return {"agent_id": agent_id, **_told(wishes)}
 
 
-def _record_for_agent(connection: Connection, agent_id: AgentId, changes: Mapping[str, Any], now_ms: int, actor: str) -> None:
+def _record_for_agent(
+    connection: Connection, agent_id: AgentId, changes: Mapping[str, Any], now_ms: int, actor: str
+) -> None:
     """Add an audit row to the chain of the agent itself, whose session id is empty. The row of the agent is locked."""
     mine = (audit.c.agent_id == agent_id) & (audit.c.session_id == ALL_SESSIONS)
-    newest = select(audit.c.ordinal, audit.c.hash).where(mine).order_by(audit.c.ordinal.desc()).limit(1)
-    ordinal, prev_hash = next(((row.ordinal, row.hash) for row in connection.execute(newest)), (0, ""))
+    newest = (
+        select(audit.c.ordinal, audit.c.hash).where(mine).order_by(audit.c.ordinal.desc()).limit(1)
+    )
+    ordinal, prev_hash = next(
+        ((row.ordinal, row.hash) for row in connection.execute(newest)), (0, "")
+    )
     details = json.dumps(changes, separators=(",", ":"))
-    sealed = (agent_id, ALL_SESSIONS, ordinal + 1, now_ms, None, "policy", None, None, None, details)
+    sealed = (
+        agent_id,
+        ALL_SESSIONS,
+        ordinal + 1,
+        now_ms,
+        None,
+        "policy",
+        None,
+        None,
+        None,
+        details,
+    )
     row = dict(zip(SEALED_FIELDS, sealed, strict=True))
-    connection.execute(audit.insert().values(**row, prev_hash=prev_hash, hash=seal(prev_hash, sealed, actor), actor=actor))
+    connection.execute(
+        audit.insert().values(
+            **row, prev_hash=prev_hash, hash=seal(prev_hash, sealed, actor), actor=actor
+        )
+    )
 
 
-def _compact(connection: Connection, key: SessionKey, rules: Rules, now_ms: int, actor: str) -> CompactionId | None:
+def _compact(
+    connection: Connection, key: SessionKey, rules: Rules, now_ms: int, actor: str
+) -> CompactionId | None:
     session = lock_by_key(connection, [key]).get(key)
     if session is None:
         return None
     if rules.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
-        raise Conflict("the session's mode is off: nothing is evicted; set it to manual or auto first")
+        raise Conflict(
+            "the session's mode is off: nothing is evicted; set it to manual or auto first"
+        )
     records = Records(actor)
     opened = evict_now(connection, session, REQUESTED, rules, records, now_ms=now_ms)
     records.write(connection)

@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import CTE, ColumnElement, Connection, Select, bindparam, literal_column, select, text, update
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from turnfold.store.bulk import BulkInsert, Prepared, PreparedIn
 from turnfold.store.schema import compactions, coverage, reigns, summaries
@@ -20,15 +30,26 @@ _of_sid: ColumnElement[int] = bindparam("of_sid")
 def _chain(*, while_extractive: bool = False) -> CTE:
     """A version and those it was written on, one below the other; if asked, only down to the first that a model wrote."""
     columns = (summaries.c.version, summaries.c.base_version, summaries.c.kind)
-    start = select(*columns).where(summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")).cte("chain", recursive=True)
-    below: list[ColumnElement[bool]] = [summaries.c.sid == _of_sid, summaries.c.version == start.c.base_version]
+    start = (
+        select(*columns)
+        .where(summaries.c.sid == _of_sid, summaries.c.version == bindparam("number"))
+        .cte("chain", recursive=True)
+    )
+    below: list[ColumnElement[bool]] = [
+        summaries.c.sid == _of_sid,
+        summaries.c.version == start.c.base_version,
+    ]
     if while_extractive:
         below.append(start.c.kind == literal_column("'extractive'"))
     return start.union_all(select(*columns).where(*below))
 
 
 _all = _chain()
-_spoken_for = select(coverage.c.compaction_id).join(_all, _all.c.version == coverage.c.version).where(coverage.c.sid == _of_sid)
+_spoken_for = (
+    select(coverage.c.compaction_id)
+    .join(_all, _all.c.version == coverage.c.version)
+    .where(coverage.c.sid == _of_sid)
+)
 _COVERED_BY = Prepared(_spoken_for, ("of_sid", "number"))
 _told = _chain(while_extractive=True)
 _TOLD = Prepared(
@@ -42,22 +63,32 @@ _evicting = (compactions.c.sid == _of_sid, compactions.c.messages_evicted > lite
 _is_committed = compactions.c.status == literal_column("'committed'")
 _RESTORED = PreparedIn(
     select(compactions.c.compaction_id).where(
-        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)), compactions.c.status == literal_column("'restored'")
+        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)),
+        compactions.c.status == literal_column("'restored'"),
     ),
     "chosen",
 )
 _UNCOVERED = Prepared(
-    select(compactions.c.compaction_id).where(*_evicting, _is_committed, text("NOT is_covered")).order_by(compactions.c.ordinal),
+    select(compactions.c.compaction_id)
+    .where(*_evicting, _is_committed, text("NOT is_covered"))
+    .order_by(compactions.c.ordinal),
     ("of_sid",),
 )
 _SUMMARY_TOKENS = Prepared(
-    select(summaries.c.tokens).where(summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")), ("of_sid", "number")
+    select(summaries.c.tokens).where(
+        summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
 )
 
 
 def covered_by(connection: Connection, sid: int, version: int | None) -> frozenset[int]:
     """The evictions that a version speaks for, those that were restored since included."""
-    return frozenset() if version is None else frozenset(one for (one,) in _COVERED_BY.rows(connection, sid, version))
+    return (
+        frozenset()
+        if version is None
+        else frozenset(one for (one,) in _COVERED_BY.rows(connection, sid, version))
+    )
 
 
 def speaks_for(sid: int, version: int) -> Select[tuple[int]]:
@@ -103,16 +134,31 @@ def retold(connection: Connection, sid: int, version: int, *, max_tokens: int) -
     return Retold(tuple(chosen), None)
 
 
-def take_force(connection: Connection, session: SessionRow, version: int | None, *, at_ms: int) -> None:
+def take_force(
+    connection: Connection, session: SessionRow, version: int | None, *, at_ms: int
+) -> None:
     """Put a version in force, or none: what it speaks for is covered, and nothing else."""
-    speaks_for = compactions.c.compaction_id.in_(_spoken_for) if version is not None else literal_column("false")
+    speaks_for = (
+        compactions.c.compaction_id.in_(_spoken_for)
+        if version is not None
+        else literal_column("false")
+    )
     changed = update(compactions).where(*_evicting, _is_committed).values(is_covered=speaks_for)
     connection.execute(changed, {"of_sid": session.sid, "number": version or 0})
-    ((tokens,),) = _SUMMARY_TOKENS.rows(connection, session.sid, version) if version is not None else ((0,),)
+    ((tokens,),) = (
+        _SUMMARY_TOKENS.rows(connection, session.sid, version) if version is not None else ((0,),)
+    )
     begin_reign(connection, session, version, int(tokens), at_ms=at_ms)
 
 
-def begin_reign(connection: Connection, session: SessionRow, version: int | None, summary_tokens: int, *, at_ms: int) -> None:
+def begin_reign(
+    connection: Connection,
+    session: SessionRow,
+    version: int | None,
+    summary_tokens: int,
+    *,
+    at_ms: int,
+) -> None:
     """Count a version as the one in force; the audit row that tells of it comes next."""
     session.version, session.summary_tokens = version, summary_tokens
     session.factor = Learning(connection).factor(session.key.agent_id, session.model)

@@ -45,16 +45,26 @@ class Database:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
-            raise StartError(f"TURNFOLD_DATABASE_URL names {self.url.get_backend_name()}; SQLite and PostgreSQL are supported")
+            raise StartError(
+                f"TURNFOLD_DATABASE_URL names {self.url.get_backend_name()}; SQLite and PostgreSQL are supported"
+            )
         if writes:
             make_private(self.url)
         self._steps = self._engine(writes=False)
         self._step_turns = Turns(READERS, READERS_EACH)
-        self._reader = _InThreads(self._thread_engine(writes=False), READERS) if self.is_sqlite else _Awaited(self._steps)
+        self._reader = (
+            _InThreads(self._thread_engine(writes=False), READERS)
+            if self.is_sqlite
+            else _Awaited(self._steps)
+        )
         self._reader_turns = Turns(READERS, READERS_EACH) if self.is_sqlite else self._step_turns
         self._writer: _InThreads | _Awaited | None = None
         if writes:
-            self._writer = _InThreads(self._thread_engine(writes=True), 1) if self.is_sqlite else _Awaited(self._engine(writes=True))
+            self._writer = (
+                _InThreads(self._thread_engine(writes=True), 1)
+                if self.is_sqlite
+                else _Awaited(self._engine(writes=True))
+            )
         self._near = Near(self._thread_engine(writes=False)) if self.is_sqlite else None
 
     async def write(self, work: Callable[[Connection], Found]) -> Found:
@@ -156,9 +166,20 @@ class Database:
         if not self.is_sqlite:
             url, arguments = connecting(self.url)
             options = {} if writes else {"isolation_level": "REPEATABLE READ"}
-            return create_async_engine(url, connect_args=arguments, pool_size=READERS, max_overflow=0, pool_pre_ping=True, **options)
+            return create_async_engine(
+                url,
+                connect_args=arguments,
+                pool_size=READERS,
+                max_overflow=0,
+                pool_pre_ping=True,
+                **options,
+            )
         engine = create_async_engine(
-            self._read_only(), pool_size=READERS, max_overflow=0, pool_timeout=BUSY_SECONDS, connect_args={"timeout": BUSY_SECONDS}
+            self._read_only(),
+            pool_size=READERS,
+            max_overflow=0,
+            pool_timeout=BUSY_SECONDS,
+            connect_args={"timeout": BUSY_SECONDS},
         )
         _prepare_sqlite(engine.sync_engine, writes=False)
         return engine
@@ -167,21 +188,33 @@ class Database:
         """Connections for the threads of ours, on SQLite."""
         url = (self.url if writes else self._read_only()).set(drivername="sqlite+pysqlite")
         arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False, "cached_statements": 256}
-        engine = create_engine(url, poolclass=QueuePool, pool_size=1 if writes else READERS, max_overflow=0, connect_args=arguments)
+        engine = create_engine(
+            url,
+            poolclass=QueuePool,
+            pool_size=1 if writes else READERS,
+            max_overflow=0,
+            connect_args=arguments,
+        )
         _prepare_sqlite(engine, writes=writes)
         return engine
 
     def _read_only(self) -> URL:
         path = self.url.database
         if not path or path == ":memory:":
-            raise StartError("TURNFOLD_DATABASE_URL names no file; sqlite+aiosqlite:///path/to/turnfold.db does")
+            raise StartError(
+                "TURNFOLD_DATABASE_URL names no file; sqlite+aiosqlite:///path/to/turnfold.db does"
+            )
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
 
 
 def connecting(url: URL) -> tuple[URL, dict[str, str]]:
     """What an engine takes for a URL: its words on encryption (`sslmode`, `sslrootcert`) are libpq's, and asyncpg knows them in a DSN alone."""
-    words = {name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"}
-    return url.difference_update_query(words), {"dsn": f"postgresql://?{urlencode(words)}"} if words else {}
+    words = {
+        name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"
+    }
+    return url.difference_update_query(words), {
+        "dsn": f"postgresql://?{urlencode(words)}"
+    } if words else {}
 
 
 class _InThreads:
@@ -193,13 +226,17 @@ class _InThreads:
         self._own = threading.local()
         self._opened: list[Connection] = []
 
-    async def run(self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None) -> Found:
+    async def run(
+        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None
+    ) -> Found:
         """Do it in one of the threads. With `on_end` it may be interrupted: who is cancelled leaves no statement running.
 
         `on_end` is called in the event loop once the thread is free again.
         """
         if on_end is None:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._transact, work
+            )
         interrupting = _Interrupting()
         running = self._threads.submit(self._transact_while_wanted, work, interrupting)
         try:
@@ -218,8 +255,15 @@ class _InThreads:
         with _Translated(), self._connection() as connection, connection.begin():
             return work(connection)
 
-    def _transact_while_wanted(self, work: Callable[[Connection], Found], interrupting: "_Interrupting") -> Found:
-        with _Translated(), self._connection() as connection, interrupting.of(connection), connection.begin():
+    def _transact_while_wanted(
+        self, work: Callable[[Connection], Found], interrupting: "_Interrupting"
+    ) -> Found:
+        with (
+            _Translated(),
+            self._connection() as connection,
+            interrupting.of(connection),
+            connection.begin(),
+        ):
             return work(connection)
 
     @contextmanager
@@ -292,7 +336,9 @@ class _Awaited:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def run(self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None) -> Found:
+    async def run(
+        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None
+    ) -> Found:
         """Do it; who is cancelled has the server end the statement."""
         try:
             with _Translated():
@@ -333,17 +379,26 @@ class _Translated:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (
             isinstance(error, DBAPIError) and (error.connection_invalidated or may_pass(error.orig))
         ):
-            raise Unavailable(f"the database cannot be used now ({_first_line(error)}); try again later") from error
+            raise Unavailable(
+                f"the database cannot be used now ({_first_line(error)}); try again later"
+            ) from error
 
 
 _PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
 """Classes of SQLSTATE that say nothing against the statement: connections, transactions (a server that only reads since a
 failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system, damage."""
-_PASSING_KINDS = ("OperationalError", "InterfaceError", "InternalClientError", "InvalidCachedStatementError")
+_PASSING_KINDS = (
+    "OperationalError",
+    "InterfaceError",
+    "InternalClientError",
+    "InvalidCachedStatementError",
+)
 """The last two are asyncpg's words for a connection that its server ended a moment ago, and for tables that were migrated meanwhile."""
 
 
@@ -370,7 +425,13 @@ sqlite3.register_adapter(bytes, bytes)
 
 def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
     settings = (
-        ["journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "wal_autocheckpoint=4000", "secure_delete=ON"]
+        [
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "cache_size=-65536",
+            "wal_autocheckpoint=4000",
+            "secure_delete=ON",
+        ]
         if writes
         else ["query_only=ON", "cache_size=-4096"]
     )

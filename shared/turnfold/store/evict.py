@@ -7,7 +7,17 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, select, text, update
 
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Hold, Trigger, decide, kept_within, load_of
+from turnfold.core.eviction import (
+    SUMMARY_DELAY_MS,
+    Due,
+    Evict,
+    Eviction,
+    Hold,
+    Trigger,
+    decide,
+    kept_within,
+    load_of,
+)
 from turnfold.core.presets import Commit, Policy
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import LostLease
@@ -22,35 +32,54 @@ from turnfold.tracing import span
 
 _LIVE = PreparedIn(
     select(*EVICTABLE)
-    .where(messages.c.sid.in_(bindparam("sids", expanding=True)), messages.c.compaction_id.is_(None))
+    .where(
+        messages.c.sid.in_(bindparam("sids", expanding=True)), messages.c.compaction_id.is_(None)
+    )
     .order_by(messages.c.sid, messages.c.position),
     "sids",
 )
-_between = (messages.c.sid == bindparam("of_sid")) & messages.c.position.between(bindparam("first"), bindparam("last"))
+_between = (messages.c.sid == bindparam("of_sid")) & messages.c.position.between(
+    bindparam("first"), bindparam("last")
+)
 _pairs = PreparedPairs.pairs
 _TEXTS = PreparedPairs(
-    select(messages.c.position, messages.c.body).where(messages.c.sid == _pairs.c.a, messages.c.position == _pairs.c.b),
+    select(messages.c.position, messages.c.body).where(
+        messages.c.sid == _pairs.c.a, messages.c.position == _pairs.c.b
+    ),
     (messages.c.sid.type, messages.c.position.type),
 )
 _MARK = Bulk(
-    update(messages).where(_between, messages.c.compaction_id.is_(None)).values(compaction_id=bindparam("by")),
+    update(messages)
+    .where(_between, messages.c.compaction_id.is_(None))
+    .values(compaction_id=bindparam("by")),
     ("by", "of_sid", "first", "last"),
 )
 _LEFT = Prepared(
-    select(func.count()).select_from(messages).where(_between, messages.c.compaction_id == bindparam("by")),
+    select(func.count())
+    .select_from(messages)
+    .where(_between, messages.c.compaction_id == bindparam("by")),
     ("of_sid", "first", "last", "by"),
 )
 _PLANNED = Prepared(
     select(compactions.c.compaction_id).where(
         compactions.c.sid == bindparam("of_sid"),
-        text("NOT is_covered AND first_position IS NULL AND wanted IS NULL AND status IN ('pending', 'running')"),
+        text(
+            "NOT is_covered AND first_position IS NULL AND wanted IS NULL AND status IN ('pending', 'running')"
+        ),
     ),
     ("of_sid",),
 )
 _CARRIED_OUT = bulk_update(
     compactions,
     where=("compaction_id",),
-    values=("first_position", "last_position", "messages_evicted", "tokens_evicted", "tokens_before", "evicted_at_ms"),
+    values=(
+        "first_position",
+        "last_position",
+        "messages_evicted",
+        "tokens_evicted",
+        "tokens_before",
+        "evicted_at_ms",
+    ),
 )
 _OPENED = (
     "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
@@ -58,7 +87,9 @@ _OPENED = (
     "digest", "digest_tokens",
 )  # fmt: skip
 _OPEN = BulkInsert(compactions, _OPENED)
-_ASKED_BY = Prepared(select(compactions.c.actor).where(compactions.c.compaction_id == bindparam("by")), ("by",))
+_ASKED_BY = Prepared(
+    select(compactions.c.actor).where(compactions.c.compaction_id == bindparam("by")), ("by",)
+)
 
 
 def evict(
@@ -74,8 +105,14 @@ def evict(
 
     `new` holds, for each session, the sequences of its new events and what they report; `arrived` the events themselves.
     """
-    readings = {sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()}
-    metered = [session for session in changed if _has_to_be_metered(session, readings.get(session.sid, {}), rules)]
+    readings = {
+        sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()
+    }
+    metered = [
+        session
+        for session in changed
+        if _has_to_be_metered(session, readings.get(session.sid, {}), rules)
+    ]
     settled_ms = settled(connection, metered)
     due = [session for session in changed if session.sid in settled_ms or _fired(session, rules)]
     opening = _Opening(connection, rules, records, arrived)
@@ -84,19 +121,27 @@ def evict(
         policy = rules.policy(session.agent_wishes, session.wishes)
         window = rules.model_window(session.model, policy)
         here = live[session.sid]
-        meter = _meter(session, settled_ms.get(session.sid, -1), readings.pop(session.sid, {}), learning)
+        meter = _meter(
+            session, settled_ms.get(session.sid, -1), readings.pop(session.sid, {}), learning
+        )
         gauge, seq = meter.gauge, 0
         usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
         if policy.commit is Commit.ON_SUMMARY:
             session.gauge = gauge = meter.after(0, gauge, usage_limit)
             if session.held_tokens:
                 continue
-            found = rules.fired(session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window)
+            found = rules.fired(
+                session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window
+            )
             newest = max(new.get(session.sid, ()), default=0)
-            opening.plan(session, found, here, policy, at_ms=session.last_event_at_ms or 0, seq=newest)
+            opening.plan(
+                session, found, here, policy, at_ms=session.last_event_at_ms or 0, seq=newest
+            )
             continue
         hold = Hold(session.held_to_tokens, session.tokens_total)
-        for eviction in rules.evictions(here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter, hold):
+        for eviction in rules.evictions(
+            here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter, hold
+        ):
             opening.open(session, eviction, here)
             gauge, seq = eviction.gauge, eviction.seq
         session.gauge = meter.after(seq, gauge, usage_limit)
@@ -115,11 +160,15 @@ def _has_to_be_metered(session: SessionRow, readings: Mapping[int, Reading], rul
     if not reported:
         return False
     policy = rules.policy(session.agent_wishes, session.wishes)
-    limit = usage_trigger(policy.reserve_tokens, model_window=rules.model_window(session.model, policy))
+    limit = usage_trigger(
+        policy.reserve_tokens, model_window=rules.model_window(session.model, policy)
+    )
     return 0 < limit < reported
 
 
-def _meter(session: SessionRow, settled_ms: int, readings: Mapping[int, Reading], learning: Learning) -> Meter:
+def _meter(
+    session: SessionRow, settled_ms: int, readings: Mapping[int, Reading], learning: Learning
+) -> Meter:
     def learn(seq: int, at_ms: int) -> float:
         learning.evicted(session.sid, at_ms)
         return learning.factor(session.key.agent_id, session.model, seq)
@@ -128,7 +177,13 @@ def _meter(session: SessionRow, settled_ms: int, readings: Mapping[int, Reading]
 
 
 def evict_now(
-    connection: Connection, session: SessionRow, reason: Due | None, rules: Rules, records: Records, *, now_ms: int
+    connection: Connection,
+    session: SessionRow,
+    reason: Due | None,
+    rules: Rules,
+    records: Records,
+    *,
+    now_ms: int,
 ) -> int | None:
     """Evict from one locked session, on request (`reason` None: only if its triggers say so); the compaction that opened."""
     found = (reason,) if reason else _fired(session, rules)
@@ -143,7 +198,9 @@ def evict_now(
         due, evicted = _first_to_win(found, live, policy, rules, now_ms)
         if due is None:
             return None
-        eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(live, session.load, now_ms)
+        eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(
+            live, session.load, now_ms
+        )
         opened = opening.open(session, eviction, live)
         learning = Learning(connection)
         learning.evicted(session.sid, now_ms)
@@ -153,15 +210,28 @@ def evict_now(
     return opened
 
 
-def planned(connection: Connection, sid: int, due: Due, policy: Policy, *, now_ms: int) -> Eviction | None:
+def planned(
+    connection: Connection, sid: int, due: Due, policy: Policy, *, now_ms: int
+) -> Eviction | None:
     """What a planned compaction of a session comes to now; None when nothing would leave."""
     live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
     decision = decide(live, kept_within(policy, due), due.trigger, now_ms=now_ms)
-    return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
+    return (
+        Eviction(due, decision.evicted, len(live), load_of(live), now_ms)
+        if isinstance(decision, Evict)
+        else None
+    )
 
 
 def leave(
-    connection: Connection, session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, model: str | None, now_ms: int
+    connection: Connection,
+    session: SessionRow,
+    compaction_id: int,
+    eviction: Eviction,
+    records: Records,
+    *,
+    model: str | None,
+    now_ms: int,
 ) -> None:
     """Carry out an eviction that was planned: its messages leave in the transaction that commits their summary, which `model` wrote.
 
@@ -172,14 +242,35 @@ def leave(
     ((actor,),) = _ASKED_BY.rows(connection, compaction_id)
     # Messages may have come since it was planned.
     eviction = eviction.seen_at(_live(connection, [session])[session.sid], session.load, now_ms)
-    before = _let_go(session, compaction_id, eviction, records, checkpoint=None, model=model, actor=actor)
-    session.gauge = session.gauge.evicted(by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor)
-    _MARK.run(connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted])
-    ((left,),) = _LEFT.rows(connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id)
+    before = _let_go(
+        session, compaction_id, eviction, records, checkpoint=None, model=model, actor=actor
+    )
+    session.gauge = session.gauge.evicted(
+        by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor
+    )
+    _MARK.run(
+        connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted]
+    )
+    ((left,),) = _LEFT.rows(
+        connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id
+    )
     if left != len(evicted):
         raise LostLease(CompactionId(str(compaction_id)))
     tokens = sum([one.tokens for one in evicted])
-    _CARRIED_OUT.run(connection, [(evicted[0].position, evicted[-1].position, len(evicted), tokens, before, now_ms, compaction_id)])
+    _CARRIED_OUT.run(
+        connection,
+        [
+            (
+                evicted[0].position,
+                evicted[-1].position,
+                len(evicted),
+                tokens,
+                before,
+                now_ms,
+                compaction_id,
+            )
+        ],
+    )
 
 
 def _fired(session: SessionRow, rules: Rules) -> Sequence[Due]:
@@ -288,7 +379,13 @@ NOTHING: Mapping[int, Arrival] = {}
 class _Opening:
     """The compactions that one transaction opens."""
 
-    def __init__(self, connection: Connection, rules: Rules, records: Records, arrived: Mapping[int, Arrival] = NOTHING) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        rules: Rules,
+        records: Records,
+        arrived: Mapping[int, Arrival] = NOTHING,
+    ) -> None:
         self._connection = connection
         self._rules = rules
         self._records = records
@@ -301,16 +398,27 @@ class _Opening:
         """Take these messages out of the session's live ones, all of which are given; the compaction that stands for it."""
         compaction_id = self._rules.new_id()
         trace = self._trace(eviction.seq)
-        with span("evict", parent=trace, compaction_id=str(compaction_id), messages=len(eviction.evicted)) as evicting:
+        with span(
+            "evict", parent=trace, compaction_id=str(compaction_id), messages=len(eviction.evicted)
+        ) as evicting:
             self._open(session, compaction_id, eviction, live, evicting.trace or trace)
         return compaction_id
 
-    def _open(self, session: SessionRow, compaction_id: int, eviction: Eviction, live: Sequence[Message], trace: str | None) -> None:
+    def _open(
+        self,
+        session: SessionRow,
+        compaction_id: int,
+        eviction: Eviction,
+        live: Sequence[Message],
+        trace: str | None,
+    ) -> None:
         evicted, due = eviction.evicted, eviction.due
         checkpoint = self._checkpoint(eviction.seq)
         before = _let_go(session, compaction_id, eviction, self._records, checkpoint=checkpoint)
         session.compactions += 1
-        self._marks += [(compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)]
+        self._marks += [
+            (compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)
+        ]
         all_tokens = sum([message.tokens for message in evicted])
         self._rows.append(
             (
@@ -328,10 +436,24 @@ class _Opening:
     def _checkpoint(self, seq: int) -> str | None:
         """What kind of event set it off; None when none did."""
         subject = self._arrived[seq].subject if seq in self._arrived else ""
-        return next((name for kind, name in CHECKPOINTS.items() if subject == kind or subject.startswith(f"{kind}.")), None)
+        return next(
+            (
+                name
+                for kind, name in CHECKPOINTS.items()
+                if subject == kind or subject.startswith(f"{kind}.")
+            ),
+            None,
+        )
 
     def plan(
-        self, session: SessionRow, found: Sequence[Due], live: Sequence[Message], policy: Policy, *, at_ms: int, seq: int = 0
+        self,
+        session: SessionRow,
+        found: Sequence[Due],
+        live: Sequence[Message],
+        policy: Policy,
+        *,
+        at_ms: int,
+        seq: int = 0,
     ) -> int | None:
         """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is.
 
@@ -370,10 +492,16 @@ class _Opening:
 
     def _digests(self) -> Mapping[int, tuple[str, int]]:
         """What stands for each eviction until its summary does, and its tokens; the texts of all are read at once."""
-        quoted = {compaction_id: (sid, self._rules.quoted(evicted)) for compaction_id, (sid, evicted) in self._evicted.items()}
+        quoted = {
+            compaction_id: (sid, self._rules.quoted(evicted))
+            for compaction_id, (sid, evicted) in self._evicted.items()
+        }
         places = [(sid, message.position) for sid, some in quoted.values() for message in some]
         texts = quoted_texts(self._connection, places)
-        return {compaction_id: self._rules.digest(evicted, texts) for compaction_id, (_, evicted) in self._evicted.items()}
+        return {
+            compaction_id: self._rules.digest(evicted, texts)
+            for compaction_id, (_, evicted) in self._evicted.items()
+        }
 
 
 REQUESTED = Due(Trigger.REQUEST, 0)

@@ -65,4 +65,6 @@ class SqlFigures:
 
     async def probe(self) -> None:
         """Take what a write takes, and write nothing."""
-        await self._database.write(lambda connection: connection.execute(select(stream.c.name).with_for_update()).all())
+        await self._database.write(
+            lambda connection: connection.execute(select(stream.c.name).with_for_update()).all()
+        )

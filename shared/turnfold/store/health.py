@@ -44,8 +44,12 @@ class SqlHealth:
         before = now_ms - patience_ms
 
         def read(connection: Connection) -> Health:
-            is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
-            is_due = and_(compactions.c.status == "pending", compactions.c.next_attempt_at_ms < before)
+            is_open = compactions.c.status.in_(
+                [literal_column("'pending'"), literal_column("'running'")]
+            )
+            is_due = and_(
+                compactions.c.status == "pending", compactions.c.next_attempt_at_ms < before
+            )
             is_left = and_(compactions.c.status == "running", compactions.c.lease_until_ms < before)
             jobs = connection.execute(
                 select(
@@ -56,13 +60,30 @@ class SqlHealth:
                 ).where(is_open)
             ).one()
             notices = connection.execute(select(func.count(), func.min(outbox.c.outbox_id))).one()
-            letters = select(func.count()).select_from(dead_letters).where(dead_letters.c.replayed_at_ms.is_(None))
+            letters = (
+                select(func.count())
+                .select_from(dead_letters)
+                .where(dead_letters.c.replayed_at_ms.is_(None))
+            )
             clock_ms = None
             if connection.dialect.name == "postgresql":
-                clock_ms = int(connection.execute(text("SELECT extract(epoch FROM clock_timestamp()) * 1000")).scalar_one())
+                clock_ms = int(
+                    connection.execute(
+                        text("SELECT extract(epoch FROM clock_timestamp()) * 1000")
+                    ).scalar_one()
+                )
             overdue, oldest_due_ms, abandoned, retried = jobs
             waiting, first = notices
-            return Health(clock_ms, overdue, oldest_due_ms, abandoned, retried, waiting, first, connection.execute(letters).scalar_one())
+            return Health(
+                clock_ms,
+                overdue,
+                oldest_due_ms,
+                abandoned,
+                retried,
+                waiting,
+                first,
+                connection.execute(letters).scalar_one(),
+            )
 
         return await self._database.snapshot(read)
 
@@ -70,7 +91,11 @@ class SqlHealth:
 def file_of(database_url: str) -> Path | None:
     """Where a database of SQLite is; None for any other."""
     url = make_url(database_url)
-    return Path(url.database).absolute() if url.get_backend_name() == "sqlite" and url.database else None
+    return (
+        Path(url.database).absolute()
+        if url.get_backend_name() == "sqlite" and url.database
+        else None
+    )
 
 
 def is_writer_there(database_url: str) -> bool:

@@ -18,7 +18,9 @@ _IDLE = Prepared(
     .limit(bindparam("most", type_=Integer)),
     ("now_ms", "most"),
 )
-_NEXT_IDLE = Prepared(select(func.min(sessions.c.idle_at_ms)).where(sessions.c.idle_at_ms.is_not(None)), ())
+_NEXT_IDLE = Prepared(
+    select(func.min(sessions.c.idle_at_ms)).where(sessions.c.idle_at_ms.is_not(None)), ()
+)
 
 
 class SqlIdle:
@@ -29,9 +31,13 @@ class SqlIdle:
 
     async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
         """Look at sessions that have fallen idle, and evict from those that are worth it; how many were looked at."""
-        idle = await self._database.snapshot(lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, limit)])
+        idle = await self._database.snapshot(
+            lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, limit)]
+        )
         if idle:
-            await self._database.write(lambda connection: _evict_idle(connection, idle, rules, now_ms))
+            await self._database.write(
+                lambda connection: _evict_idle(connection, idle, rules, now_ms)
+            )
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
@@ -42,7 +48,9 @@ class SqlIdle:
 
 def _evict_idle(connection: Connection, idle: list[int], rules: Rules, now_ms: int) -> None:
     locked = [
-        session for session in lock_by_sid(connection, idle).values() if session.idle_at_ms is not None and session.idle_at_ms <= now_ms
+        session
+        for session in lock_by_sid(connection, idle).values()
+        if session.idle_at_ms is not None and session.idle_at_ms <= now_ms
     ]
     records = Records()
     for session in locked:

@@ -77,14 +77,22 @@ class _Unindexed:
 
     def __init__(self, key: ColumnElement[int]) -> None:
         indexed = exists().where(key == messages.c.position)
-        of_session = (messages.c.sid == bindparam("of_sid")) & (messages.c.position >= bindparam("first"))
-        places = select(messages.c.position).where(of_session, ~indexed).order_by(messages.c.position)
+        of_session = (messages.c.sid == bindparam("of_sid")) & (
+            messages.c.position >= bindparam("first")
+        )
+        places = (
+            select(messages.c.position).where(of_session, ~indexed).order_by(messages.c.position)
+        )
         between = (messages.c.position <= bindparam("last"),)
         self.next = Prepared(places.limit(literal_column("1")), ("of_sid", "first"))
         self.between = Prepared(places.where(*between), ("of_sid", "first", "last"))
-        self.bodies = Prepared(places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last"))
+        self.bodies = Prepared(
+            places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last")
+        )
         sized = places.add_columns(messages.c.characters + literal_column("4") * messages.c.tokens)
-        self.sizes = Prepared(sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most"))
+        self.sizes = Prepared(
+            sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most")
+        )
 
 
 _KEYS = {"sqlite": word_index.c.rowid, "postgresql": word_index.c.position}
@@ -122,14 +130,21 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[Waiting]], bool]:
                 break
             last = position
             room, characters = room - 1, characters - size
-        found[sid] = [] if last is None else [Waiting(sid, *row) for row in unindexed.bodies.rows(connection, sid, first, last)]
+        found[sid] = (
+            []
+            if last is None
+            else [Waiting(sid, *row) for row in unindexed.bodies.rows(connection, sid, first, last)]
+        )
         if room <= 0 or characters <= 0:
             return found, True
     return found, is_more
 
 
 def _taken_apart(found: Mapping[int, Iterable[Waiting]]) -> dict[int, dict[int, list[str]]]:
-    return {sid: {row.position: terms_of_body(sid, row.body) for row in rows} for sid, rows in found.items()}
+    return {
+        sid: {row.position: terms_of_body(sid, row.body) for row in rows}
+        for sid, rows in found.items()
+    }
 
 
 def terms_of_body(sid: int, body: str) -> list[str]:
@@ -148,9 +163,20 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) 
             continue
         mine = made[sid]
         if mine:
-            absent = [position for (position,) in unindexed.between.rows(connection, sid, min(mine), max(mine)) if position in mine]
+            absent = [
+                position
+                for (position,) in unindexed.between.rows(connection, sid, min(mine), max(mine))
+                if position in mine
+            ]
             _insert(connection, sid, {position: mine[position] for position in absent})
-        wait.append((next((position for (position,) in unindexed.next.rows(connection, sid, first)), None), sid))
+        wait.append(
+            (
+                next(
+                    (position for (position,) in unindexed.next.rows(connection, sid, first)), None
+                ),
+                sid,
+            )
+        )
     _WAIT.run(connection, wait)
 
 
@@ -165,7 +191,9 @@ def forget(connection: Connection, sid: int, *, first: int = 0, last: int = 2**6
         return
     while True:
         indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
-        some = select(messages.c.position, messages.c.body).where(messages.c.sid == sid, messages.c.position.between(first, last), indexed)
+        some = select(messages.c.position, messages.c.body).where(
+            messages.c.sid == sid, messages.c.position.between(first, last), indexed
+        )
         rows = connection.execute(some.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)).all()
         if not rows:
             return
@@ -177,7 +205,9 @@ def _told(sid: int, position: int, body: str) -> dict[str, Any]:
     return {"position": position, "terms": " ".join(terms_of_body(sid, body))}
 
 
-_DELETE_SQLITE = text("INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)")
+_DELETE_SQLITE = text(
+    "INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)"
+)
 
 
 def leave_behind(connection: Connection, sids: Sequence[int]) -> None:
@@ -190,7 +220,9 @@ def leave_behind(connection: Connection, sids: Sequence[int]) -> None:
         connection.execute(delete(word_index).where(word_index.c.sid.in_(sids)))
         return
     indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
-    aside = select(messages.c.position, messages.c.sid, messages.c.body).where(messages.c.sid.in_(sids), indexed)
+    aside = select(messages.c.position, messages.c.sid, messages.c.body).where(
+        messages.c.sid.in_(sids), indexed
+    )
     connection.execute(insert(leftovers).from_select(["position", "sid", "body"], aside))
 
 
@@ -198,16 +230,24 @@ async def clear_away(database: Database) -> None:
     """Remove the words of what was erased from the index and from the file, one short transaction after the other."""
     if not database.is_sqlite:
         return
-    waiting = select(leftovers.c.sid, leftovers.c.position, leftovers.c.body).where(leftovers.c.body != "").limit(MESSAGES_AT_ONCE)
+    waiting = (
+        select(leftovers.c.sid, leftovers.c.position, leftovers.c.body)
+        .where(leftovers.c.body != "")
+        .limit(MESSAGES_AT_ONCE)
+    )
     while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
         gone = await asyncio.to_thread(_told_of, [Waiting(*row) for row in aside])
         await database.write(partial(_clear, gone=gone))
     # A word goes from the file when the part of the index that names it is written anew.
-    if await database.snapshot(lambda connection: connection.execute(select(leftovers.c.position).limit(1)).first()):
+    if await database.snapshot(
+        lambda connection: connection.execute(select(leftovers.c.position).limit(1)).first()
+    ):
         pages = -MERGED_PAGES
         while await database.write(partial(_merged, pages=pages)):
             pages = MERGED_PAGES
-        await database.write(lambda connection: connection.execute(delete(leftovers).where(leftovers.c.body == "")))
+        await database.write(
+            lambda connection: connection.execute(delete(leftovers).where(leftovers.c.body == ""))
+        )
 
 
 def _told_of(rows: Iterable[Waiting]) -> list[dict[str, Any]]:
@@ -217,13 +257,19 @@ def _told_of(rows: Iterable[Waiting]) -> list[dict[str, Any]]:
 def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
     """Take words out of the index once; that the rest has still to be done stays written down."""
     connection.execute(_DELETE_SQLITE, gone)
-    connection.execute(update(leftovers).where(leftovers.c.position.in_([one["position"] for one in gone])).values(body=""))
+    connection.execute(
+        update(leftovers)
+        .where(leftovers.c.position.in_([one["position"] for one in gone]))
+        .values(body="")
+    )
 
 
 def _merged(connection: Connection, *, pages: int) -> bool:
     """Write so many pages of the index anew; whether there are more (a negative number begins it)."""
     before = connection.execute(text("SELECT total_changes()")).scalar_one()
-    connection.execute(text("INSERT INTO word_index (word_index, rank) VALUES ('merge', :pages)"), {"pages": pages})
+    connection.execute(
+        text("INSERT INTO word_index (word_index, rank) VALUES ('merge', :pages)"), {"pages": pages}
+    )
     return int(connection.execute(text("SELECT total_changes()")).scalar_one()) - int(before) >= 2
 
 
@@ -231,7 +277,9 @@ def _insert(connection: Connection, sid: int, made: Mapping[int, list[str]]) -> 
     if not made:
         return
     if connection.dialect.name == "sqlite":
-        _INSERT_SQLITE.run(connection, [(position, " ".join(found)) for position, found in made.items()])
+        _INSERT_SQLITE.run(
+            connection, [(position, " ".join(found)) for position, found in made.items()]
+        )
         return
     listed = [{"at": position, "of_sid": sid, "found": found} for position, found in made.items()]
     connection.execute(_INSERT_POSTGRESQL, listed)

@@ -9,7 +9,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
-from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, ProgrammingError, StatementError
+from sqlalchemy.exc import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    ProgrammingError,
+    StatementError,
+)
 
 from turnfold.core.eviction import idle_at_ms
 from turnfold.core.usage import Reading
@@ -24,7 +30,15 @@ from turnfold.store.evict import evict
 from turnfold.store.indexing import forget
 from turnfold.store.pairing import Touched, pair_again
 from turnfold.store.rows import STORED, message_rows, storable
-from turnfold.store.schema import compactions, dead_letters, events, messages, sessions, tool_calls, usage_reports
+from turnfold.store.schema import (
+    compactions,
+    dead_letters,
+    events,
+    messages,
+    sessions,
+    tool_calls,
+    usage_reports,
+)
 from turnfold.store.sessions import Records, SessionRow, lock_by_key, write_back
 from turnfold.store.usage import INSERT_REPORTS, Learning
 
@@ -36,18 +50,23 @@ SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
 
 _pairs = PreparedPairs.pairs
 _KNOWN = PreparedPairs(
-    select(events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest).where(
-        events.c.agent_id == _pairs.c.a, events.c.event_id == _pairs.c.b
-    ),
+    select(
+        events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest
+    ).where(events.c.agent_id == _pairs.c.a, events.c.event_id == _pairs.c.b),
     (events.c.agent_id.type, events.c.event_id.type),
 )
-_INSERT_EVENTS = BulkInsert(events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope"))
+_INSERT_EVENTS = BulkInsert(
+    events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
+)
 _INSERT_MESSAGES = BulkInsert(messages, STORED)
 _INSERT_CALLS = BulkInsert(tool_calls, ("sid", "call_id", "position", "slot"))
 _EVICTED_BEFORE = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 _BODIES = (
     select(messages.c.body, messages.c.is_error)
-    .where(messages.c.sid == bindparam("of_sid"), messages.c.position.between(bindparam("first"), bindparam("last")))
+    .where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+    )
     .order_by(messages.c.position)
 )
 
@@ -70,16 +89,30 @@ class SqlIntake:
         self._database = database
 
     async def ingest(
-        self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules, payloads: Mapping[int, bytes] = NO_PAYLOADS
+        self,
+        arrivals: Sequence[Arrival],
+        dead: Sequence[DeadLetter],
+        *,
+        rules: Rules,
+        payloads: Mapping[int, bytes] = NO_PAYLOADS,
     ) -> Ingested:
         """Store a batch in one transaction."""
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
-            return await self._database.write(lambda connection: _Batch(connection, rules, payloads).store(ordered, dead))
+            return await self._database.write(
+                lambda connection: _Batch(connection, rules, payloads).store(ordered, dead)
+            )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
             raise Unavailable("two workers met at one event; try again") from error
-        except (DataError, InterfaceError, ProgrammingError, StatementError, OverflowError, UnicodeError) as error:
+        except (
+            DataError,
+            InterfaceError,
+            ProgrammingError,
+            StatementError,
+            OverflowError,
+            UnicodeError,
+        ) as error:
             raise UnstorableBatch(type(error).__name__) from error
 
     async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
@@ -116,7 +149,9 @@ class _Batch:
         self._duplicates = 0
 
     def store(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
-        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
+        sequences = [arrival.stream_seq for arrival in arrivals] + [
+            letter.stream_seq for letter in dead
+        ]
         keep_apart(self._connection)
         if erased := erased_before(self._connection, arrivals, dead):
             self._duplicates += len(erased)
@@ -136,15 +171,25 @@ class _Batch:
             new: defaultdict[int, dict[int, Reading | None]] = defaultdict(dict)
             for arrival in self._new:
                 seq, at_ms, report = arrival.stream_seq, arrival.at_ms, arrival.report
-                new[self._sessions[arrival.key].sid][seq] = Reading(seq, at_ms, report.tokens) if report else None
-            learning = Learning(self._connection, sum(arrival.report is not None for arrival in self._new))
+                new[self._sessions[arrival.key].sid][seq] = (
+                    Reading(seq, at_ms, report.tokens) if report else None
+                )
+            learning = Learning(
+                self._connection, sum(arrival.report is not None for arrival in self._new)
+            )
             # A session that names its model for the first time begins with what was known of that before.
-            for key, first in {arrival.key: arrival for arrival in reversed(self._new) if arrival.model}.items():
+            for key, first in {
+                arrival.key: arrival for arrival in reversed(self._new) if arrival.model
+            }.items():
                 session = self._sessions[key]
                 if session.sid in nameless:
-                    session.factor = learning.factor(key.agent_id, session.model, first.stream_seq - 1)
+                    session.factor = learning.factor(
+                        key.agent_id, session.model, first.stream_seq - 1
+                    )
             arrived = {arrival.stream_seq: arrival for arrival in self._new}
-            evictions = evict(self._connection, changed, new, arrived, learning, self._rules, self._records)
+            evictions = evict(
+                self._connection, changed, new, arrived, learning, self._rules, self._records
+            )
             write_back(self._connection, changed)
             self._remove_empty()
         self._records.write(self._connection)
@@ -162,7 +207,11 @@ class _Batch:
             return arrivals
         for arrival in arrivals:
             if arrival.key not in self._sessions:
-                self._refuse(arrival, TOO_MANY_SESSIONS, f"the agent has {self._rules.max_sessions} sessions, and may have no more")
+                self._refuse(
+                    arrival,
+                    TOO_MANY_SESSIONS,
+                    f"the agent has {self._rules.max_sessions} sessions, and may have no more",
+                )
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
 
     def _remove_empty(self) -> None:
@@ -194,7 +243,10 @@ class _Batch:
     def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
         """Those whose event is not stored; the others are duplicates, moved or refused."""
         ids = sorted((arrival.key.agent_id, arrival.event_id) for arrival in arrivals)
-        known = {(agent_id, event_id): Known(*rest) for agent_id, event_id, *rest in _KNOWN.rows(self._connection, ids)}
+        known = {
+            (agent_id, event_id): Known(*rest)
+            for agent_id, event_id, *rest in _KNOWN.rows(self._connection, ids)
+        }
         fresh: list[Arrival] = []
         for arrival in arrivals:
             row = known.get((arrival.key.agent_id, arrival.event_id))
@@ -210,7 +262,11 @@ class _Batch:
         if row.sid != sid:
             self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
             return
-        span = {"of_sid": sid, "first": position_of(row.stream_seq, 0), "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1)}
+        span = {
+            "of_sid": sid,
+            "first": position_of(row.stream_seq, 0),
+            "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1),
+        }
         if row.digest != arrival.digest and not self._is_stored(arrival, span):
             self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
             return
@@ -224,37 +280,56 @@ class _Batch:
         """Whether the messages at these positions say what the event says, written otherwise."""
         stored = self._connection.execute(_BODIES, span).all()
         said = [json.loads(message.body) for message in arrival.messages]
-        return [json.loads(body) for body, _ in stored] == said and all(bool(one) == arrival.is_error for _, one in stored)
+        return [json.loads(body) for body, _ in stored] == said and all(
+            bool(one) == arrival.is_error for _, one in stored
+        )
 
     def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
         """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
         connection, sid = self._connection, span["of_sid"]
         first = position_of(arrival.stream_seq, 0)
         mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
-        rows = select(messages.c.position, messages.c.compaction_id).where(mine, messages.c.compaction_id.is_not(None))
-        evicted = [(row, sid, first + position - span["first"]) for position, row in connection.execute(rows)]
+        rows = select(messages.c.position, messages.c.compaction_id).where(
+            mine, messages.c.compaction_id.is_not(None)
+        )
+        evicted = [
+            (row, sid, first + position - span["first"])
+            for position, row in connection.execute(rows)
+        ]
         came_last = (
             connection.execute(select(func.max(messages.c.created_at_ms)).where(mine)).scalar()
             == self._sessions[arrival.key].last_event_at_ms
         )
         forget(connection, sid, first=span["first"], last=span["last"])
         connection.execute(delete(messages).where(mine))
-        calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(span["first"], span["last"])
+        calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(
+            span["first"], span["last"]
+        )
         connection.execute(delete(tool_calls).where(calls))
-        reports = (usage_reports.c.sid == sid) & usage_reports.c.position.between(span["first"], span["last"])
+        reports = (usage_reports.c.sid == sid) & usage_reports.c.position.between(
+            span["first"], span["last"]
+        )
         connection.execute(delete(usage_reports).where(reports))
-        identity = (events.c.agent_id == arrival.key.agent_id) & (events.c.event_id == arrival.event_id)
+        identity = (events.c.agent_id == arrival.key.agent_id) & (
+            events.c.event_id == arrival.event_id
+        )
         connection.execute(delete(events).where(identity))
         self._insert_rows([arrival])
         _EVICTED_BEFORE.run(connection, evicted)
         # A compaction finds its messages between its first and last position: they widen with the move.
-        reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (compactions.c.first_position > first)
+        reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (
+            compactions.c.first_position > first
+        )
         connection.execute(update(compactions).where(reaches).values(first_position=first))
         session = self._sessions[arrival.key]
         session.revision += 1
         session.evicted_changes += bool(evicted)
-        session.unindexed_from = first if session.unindexed_from is None else min(first, session.unindexed_from)
-        session.gauge = session.gauge.moved(span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms)
+        session.unindexed_from = (
+            first if session.unindexed_from is None else min(first, session.unindexed_from)
+        )
+        session.gauge = session.gauge.moved(
+            span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms
+        )
         if came_last:
             session.last_event_at_ms = connection.execute(
                 select(func.max(messages.c.created_at_ms)).where(messages.c.sid == sid)
@@ -264,7 +339,15 @@ class _Batch:
 
     def _refuse(self, arrival: Arrival, reason: str, detail: str) -> None:
         payload = self._payloads.get(arrival.stream_seq, b"")
-        told = (arrival.stream_seq, arrival.at_ms, arrival.subject, reason, detail, len(payload), payload[:PAYLOAD_KEPT_BYTES])
+        told = (
+            arrival.stream_seq,
+            arrival.at_ms,
+            arrival.subject,
+            reason,
+            detail,
+            len(payload),
+            payload[:PAYLOAD_KEPT_BYTES],
+        )
         self._dead.append(DeadLetter(*told, key=arrival.key))
 
     def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:
@@ -274,26 +357,51 @@ class _Batch:
         reports: list[tuple[Any, ...]] = []
         for arrival in arrivals:
             seq, sid = arrival.stream_seq, self._sessions[arrival.key].sid
-            event_rows.append((arrival.key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope))
+            event_rows.append(
+                (arrival.key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
+            )
             rows += message_rows(arrival, sid)
-            if arrival.report is not None and arrival.model and (answer := arrival.answer) is not None:
+            if (
+                arrival.report is not None
+                and arrival.model
+                and (answer := arrival.answer) is not None
+            ):
                 model, counted = storable(arrival.model), arrival.report.prompt_tokens
-                reports.append((sid, position_of(seq, answer), arrival.key.agent_id, model, counted, arrival.at_ms))
+                reports.append(
+                    (
+                        sid,
+                        position_of(seq, answer),
+                        arrival.key.agent_id,
+                        model,
+                        counted,
+                        arrival.at_ms,
+                    )
+                )
             for index, message in enumerate(arrival.messages):
                 if message.calls:
-                    made = [(sid, storable(call.call_id), position_of(seq, index), call.slot) for call in message.calls]
+                    made = [
+                        (sid, storable(call.call_id), position_of(seq, index), call.slot)
+                        for call in message.calls
+                    ]
                     calls += made
                     self._touched.update([one[:2] for one in made])
                 if message.tool_call_id:
                     self._touched.add((sid, storable(message.tool_call_id)))
-        inserts = ((_INSERT_EVENTS, event_rows), (_INSERT_MESSAGES, rows), (_INSERT_CALLS, calls), (INSERT_REPORTS, reports))
+        inserts = (
+            (_INSERT_EVENTS, event_rows),
+            (_INSERT_MESSAGES, rows),
+            (_INSERT_CALLS, calls),
+            (INSERT_REPORTS, reports),
+        )
         for insert, values in inserts:
             # In the order of the table's key, what belongs to one page is written to it at once.
             values.sort(key=_first_two)
             insert.run(self._connection, values)
 
     def _idle_at_ms(self, session: SessionRow) -> int | None:
-        return idle_at_ms(session.last_event_at_ms or 0, self._rules.policy(session.agent_wishes, session.wishes))
+        return idle_at_ms(
+            session.last_event_at_ms or 0, self._rules.policy(session.agent_wishes, session.wishes)
+        )
 
     def _count(self) -> list[SessionRow]:
         """Bring the counters of the touched sessions up to date; the sessions that changed."""
@@ -320,15 +428,25 @@ class _Batch:
             session.live_tokens += live_tokens
             session.rounds += rounds
             first = position_of(min([arrival.stream_seq for arrival in arrivals]), 0)
-            session.unindexed_from = first if session.unindexed_from is None else min(first, session.unindexed_from)
-            session.last_event_at_ms = max(session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals])
+            session.unindexed_from = (
+                first if session.unindexed_from is None else min(first, session.unindexed_from)
+            )
+            session.last_event_at_ms = max(
+                session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals]
+            )
             session.idle_at_ms = self._idle_at_ms(session)
-        return [session for key, session in self._sessions.items() if key in by_session or key in self._moved]
+        return [
+            session
+            for key, session in self._sessions.items()
+            if key in by_session or key in self._moved
+        ]
 
     def _bury(self) -> None:
         if self._dead:
             rows = [_letter_row(letter) for letter in self._dead]
-            self._connection.execute(insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows)
+            self._connection.execute(
+                insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows
+            )
 
 
 _first_two = itemgetter(0, 1)
@@ -348,5 +466,9 @@ def _letter_row(letter: DeadLetter) -> dict[str, Any]:
 def _first_of_each(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
     """The first of each event in a batch, and those that name an event again."""
     first: dict[tuple[str, str], Arrival] = {}
-    again = [one for one in arrivals if first.setdefault((one.key.agent_id, one.event_id), one) is not one]
+    again = [
+        one
+        for one in arrivals
+        if first.setdefault((one.key.agent_id, one.event_id), one) is not one
+    ]
     return list(first.values()), again

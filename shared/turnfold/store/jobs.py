@@ -7,7 +7,17 @@ from operator import itemgetter
 from secrets import randbits
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    Integer,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
 
 from turnfold.core.eviction import Due, Eviction, Trigger
 from turnfold.core.precedence import Wishes
@@ -19,7 +29,15 @@ from turnfold.messages import MESSAGES_PER_EVENT, AgentId, CompactionId
 from turnfold.ports import Ending, Evicted, Job, JobInput, Version, Writes
 from turnfold.store.bulk import BulkInsert, Prepared, PreparedIn, bulk_update
 from turnfold.store.chunks import SqlCalls, forget_chunks
-from turnfold.store.coverage import ADD, Retold, any_restored, begin_reign, covered_by, retold, uncovered
+from turnfold.store.coverage import (
+    ADD,
+    Retold,
+    any_restored,
+    begin_reign,
+    covered_by,
+    retold,
+    uncovered,
+)
 from turnfold.store.engine import Database
 from turnfold.store.evict import leave, planned
 from turnfold.store.rewriting import end_rewriting, open_stand_in, wanted_of
@@ -32,12 +50,17 @@ _is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column
 _is_running = _is_open & (compactions.c.status == literal_column("'running'"))
 _of_session = compactions.c.sid == bindparam("of_sid")
 
-_busy = select(compactions.c.sid).where(_is_running, compactions.c.lease_until_ms > bindparam("now_ms"))
+_busy = select(compactions.c.sid).where(
+    _is_running, compactions.c.lease_until_ms > bindparam("now_ms")
+)
 _due = (
     select(compactions.c.sid, func.min(compactions.c.next_attempt_at_ms).label("due_ms"))
     .where(
         _is_open,
-        or_(compactions.c.next_attempt_at_ms <= bindparam("now_ms"), compactions.c.status == literal_column("'running'")),
+        or_(
+            compactions.c.next_attempt_at_ms <= bindparam("now_ms"),
+            compactions.c.status == literal_column("'running'"),
+        ),
         compactions.c.sid.not_in(_busy),
     )
     .group_by(compactions.c.sid)
@@ -48,21 +71,28 @@ _turns = (
         _due.c.sid,
         _due.c.due_ms,
         sessions.c.agent_id,
-        func.row_number().over(partition_by=sessions.c.agent_id, order_by=(_due.c.due_ms, _due.c.sid)).label("turn"),
+        func.row_number()
+        .over(partition_by=sessions.c.agent_id, order_by=(_due.c.due_ms, _due.c.sid))
+        .label("turn"),
     )
     .join(sessions, sessions.c.sid == _due.c.sid)
     .subquery("turns")
 )
 _DUE = Prepared(
-    select(_turns.c.sid, _turns.c.agent_id).order_by(_turns.c.turn, _turns.c.due_ms, _turns.c.sid).limit(bindparam("most", type_=Integer)),
+    select(_turns.c.sid, _turns.c.agent_id)
+    .order_by(_turns.c.turn, _turns.c.due_ms, _turns.c.sid)
+    .limit(bindparam("most", type_=Integer)),
     ("now_ms", "most"),
 )
 """Sessions with a row that is due, and none that somebody works on: the first of each agent, then the second of each, and so on."""
 
 # What waits for another job of its session waits for that one's lease.
 _NEXT_DUE = Prepared(
-    select(func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms))).where(
-        _is_open, _is_running | compactions.c.sid.not_in(select(compactions.c.sid).where(_is_running))
+    select(
+        func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms))
+    ).where(
+        _is_open,
+        _is_running | compactions.c.sid.not_in(select(compactions.c.sid).where(_is_running)),
     ),
     (),
 )
@@ -83,12 +113,17 @@ _TO_WRITE = Prepared(
 )  # fmt: skip
 _is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
 _RANGES = PreparedIn(
-    select(*(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))).where(_is_chosen), "chosen"
+    select(
+        *(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))
+    ).where(_is_chosen),
+    "chosen",
 )
 _ADDED = PreparedIn(
-    select(func.min(compactions.c.first_position), func.max(compactions.c.last_position), func.sum(compactions.c.messages_evicted)).where(
-        _is_chosen
-    ),
+    select(
+        func.min(compactions.c.first_position),
+        func.max(compactions.c.last_position),
+        func.sum(compactions.c.messages_evicted),
+    ).where(_is_chosen),
     "chosen",
 )
 _TOKENS_BEFORE = PreparedIn(select(compactions.c.tokens_before).where(_is_chosen), "chosen")
@@ -106,33 +141,59 @@ _EVICTED = Prepared(
 )
 _STILL_LIVE = Prepared(
     select(*FACTS, messages.c.is_error, messages.c.body)
-    .where(_of_messages, messages.c.position.between(bindparam("first"), bindparam("last")), messages.c.compaction_id.is_(None))
+    .where(
+        _of_messages,
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        messages.c.compaction_id.is_(None),
+    )
     .order_by(messages.c.position),
     ("of_sid", "first", "last"),
 )
 _REQUEST = Prepared(
     select(messages.c.body)
-    .where(_of_messages, messages.c.compaction_id.is_(None), messages.c.role == literal_column("'user'"), ~messages.c.is_meta)
+    .where(
+        _of_messages,
+        messages.c.compaction_id.is_(None),
+        messages.c.role == literal_column("'user'"),
+        ~messages.c.is_meta,
+    )
     .order_by(messages.c.position.desc())
     .limit(literal_column("1")),
     ("of_sid",),
 )
 _named = select(messages.c.event_id, messages.c.position).limit(literal_column("1"))
-_AT_OR_AFTER = Prepared(_named.where(_of_messages, messages.c.position >= bindparam("at")).order_by(messages.c.position), ("of_sid", "at"))
+_AT_OR_AFTER = Prepared(
+    _named.where(_of_messages, messages.c.position >= bindparam("at")).order_by(
+        messages.c.position
+    ),
+    ("of_sid", "at"),
+)
 _AT_OR_BEFORE = Prepared(
-    _named.where(_of_messages, messages.c.position <= bindparam("at")).order_by(messages.c.position.desc()), ("of_sid", "at")
+    _named.where(_of_messages, messages.c.position <= bindparam("at")).order_by(
+        messages.c.position.desc()
+    ),
+    ("of_sid", "at"),
 )
 _is_version = (summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number"))
 _BASE = Prepared(
-    select(*(summaries.c[name] for name in ("text", "sections", "ledger", "depth", "kind"))).where(*_is_version), ("of_sid", "number")
-)
-_BASE_SPAN = Prepared(
-    select(*(summaries.c[name] for name in ("first_position", "last_position", "messages_covered"))).where(*_is_version),
+    select(*(summaries.c[name] for name in ("text", "sections", "ledger", "depth", "kind"))).where(
+        *_is_version
+    ),
     ("of_sid", "number"),
 )
-_IS_THERE = Prepared(select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid")), ("of_sid",))
+_BASE_SPAN = Prepared(
+    select(
+        *(summaries.c[name] for name in ("first_position", "last_position", "messages_covered"))
+    ).where(*_is_version),
+    ("of_sid", "number"),
+)
+_IS_THERE = Prepared(
+    select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid")), ("of_sid",)
+)
 _is_covered = (_of_session, text("is_covered"))
-_COVERED_TOKENS = Prepared(select(func.sum(compactions.c.tokens_evicted)).where(*_is_covered), ("of_sid",))
+_COVERED_TOKENS = Prepared(
+    select(func.sum(compactions.c.tokens_evicted)).where(*_is_covered), ("of_sid",)
+)
 _EVICTING = PreparedIn(
     select(compactions.c.compaction_id)
     .where(_is_chosen, compactions.c.messages_evicted > literal_column("0"))
@@ -148,11 +209,21 @@ _MINE = PreparedIn(
     .with_for_update(),
     "chosen",
 )
-_BEGIN = bulk_update(compactions, where=("compaction_id",), values=("status", "fence", "attempts", "lease_until_ms"))
+_BEGIN = bulk_update(
+    compactions, where=("compaction_id",), values=("status", "fence", "attempts", "lease_until_ms")
+)
 _FINISH = bulk_update(
     compactions,
     where=("compaction_id",),
-    values=("status", "is_covered", "lease_until_ms", "version", "reason", "finished_at_ms", "tokens_after"),
+    values=(
+        "status",
+        "is_covered",
+        "lease_until_ms",
+        "version",
+        "reason",
+        "finished_at_ms",
+        "tokens_after",
+    ),
 )
 _COVER = bulk_update(compactions, where=("compaction_id",), values=("is_covered",))
 _SUMMARY = (
@@ -167,15 +238,26 @@ _summary_values = itemgetter(*_SUMMARY)
 class SqlJobs(SqlCalls):
     """The jobs in a database; see `turnfold.ports.JobStore`."""
 
-    def __init__(self, database: Database, *, new_id: Callable[[], int] = lambda: randbits(62)) -> None:
+    def __init__(
+        self, database: Database, *, new_id: Callable[[], int] = lambda: randbits(62)
+    ) -> None:
         self._database = database
         self._new_id = new_id
 
-    async def claim(self, places: Places, *, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
+    async def claim(
+        self,
+        places: Places,
+        *,
+        lease_ms: int,
+        now_ms: int,
+        policy: Callable[[Wishes, Wishes], Policy],
+    ) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
         # As many as agents hold might have to let others go first.
         most = places.free + sum(places.held.values())
-        waiting = await self._database.snapshot(lambda connection: _DUE.rows(connection, now_ms, most))
+        waiting = await self._database.snapshot(
+            lambda connection: _DUE.rows(connection, now_ms, most)
+        )
         due = places.shared_out([(sid, AgentId(agent_id)) for sid, agent_id in waiting])
         if not due:
             return []
@@ -185,7 +267,15 @@ class SqlJobs(SqlCalls):
             locked = [found[sid] for sid in due if sid in found]
             records = Records()
             taken = [
-                _take(connection, session, policy(session.agent_wishes, session.wishes), lease_ms, now_ms, records) for session in locked
+                _take(
+                    connection,
+                    session,
+                    policy(session.agent_wishes, session.wishes),
+                    lease_ms,
+                    now_ms,
+                    records,
+                )
+                for session in locked
             ]
             records.write(connection)
             write_back(connection, locked)
@@ -206,45 +296,107 @@ class SqlJobs(SqlCalls):
             request = _request(connection, job.sid)
             match job.writes:
                 case Writes.REGENERATED:
-                    return _given(connection, job, _adds(connection, job), _base(connection, job.sid, job.wanted.from_version), request)
+                    return _given(
+                        connection,
+                        job,
+                        _adds(connection, job),
+                        _base(connection, job.sid, job.wanted.from_version),
+                        request,
+                    )
                 case Writes.STAND_IN:
                     again = _retold(connection, job)
-                    return _given(connection, job, again.compaction_ids, _base(connection, job.sid, again.base_version), request)
+                    return _given(
+                        connection,
+                        job,
+                        again.compaction_ids,
+                        _base(connection, job.sid, again.base_version),
+                        request,
+                    )
                 case Writes.NEXT:
-                    leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms) if job.planned else None
+                    leaving = (
+                        planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms)
+                        if job.planned
+                        else None
+                    )
                     given = _next(connection, job, request, by_model=by_model)
                     if leaving is None:
                         return given
-                    evicted = sorted([*given.evicted, *_leaving(connection, job, leaving)], key=lambda one: one.message.position)
+                    evicted = sorted(
+                        [*given.evicted, *_leaving(connection, job, leaving)],
+                        key=lambda one: one.message.position,
+                    )
                     return replace(given, evicted=tuple(evicted), leaving=leaving)
 
         return await self._database.snapshot(load)
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None:
         """Keep the lease; `LostLease` when it is somebody else's by now."""
-        await self._database.write(lambda connection: _change_mine(connection, job, lease_until_ms=now_ms + lease_ms))
+        await self._database.write(
+            lambda connection: _change_mine(connection, job, lease_until_ms=now_ms + lease_ms)
+        )
 
-    async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int:
+    async def commit(
+        self,
+        job: Job,
+        version: Version,
+        *,
+        leaving: Eviction | None = None,
+        reason: str | None,
+        now_ms: int,
+    ) -> int:
         """Store a new version; in force over its base unless it was regenerated. What was planned leaves with it. The number it got.
 
         Raises:
             LostLease: another worker has the job, or another version took force: nothing was changed.
         """
-        return await self._database.write(lambda connection: _commit(connection, job, version, leaving, reason, now_ms, self._new_id))
+        return await self._database.write(
+            lambda connection: _commit(
+                connection, job, version, leaving, reason, now_ms, self._new_id
+            )
+        )
 
-    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int, model: str | None = None) -> None:
+    async def end(
+        self,
+        job: Job,
+        *,
+        ending: Ending,
+        reason: str | None,
+        detail: str,
+        now_ms: int,
+        model: str | None = None,
+    ) -> None:
         """End a compaction that evicted nothing and comes to nothing: all is as before; `LostLease` when it was not ours any more.
 
         `model` was to write.
         """
-        await self._database.write(lambda connection: _end(connection, job, ending, reason, detail, now_ms, self._new_id, model))
+        await self._database.write(
+            lambda connection: _end(
+                connection, job, ending, reason, detail, now_ms, self._new_id, model
+            )
+        )
 
-    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int, model: str | None = None) -> None:
+    async def give_back(
+        self,
+        job: Job,
+        *,
+        reason: str,
+        detail: str,
+        retry_at_ms: int,
+        now_ms: int,
+        model: str | None = None,
+    ) -> None:
         """Return a job whose attempt failed, to be tried again; `LostLease` when it was not ours any more. `model` was to write."""
 
         def give_back(connection: Connection) -> None:
             session = lock_by_sid(connection, [job.sid]).get(job.sid)
-            _change_mine(connection, job, status="pending", lease_until_ms=None, reason=reason, next_attempt_at_ms=retry_at_ms)
+            _change_mine(
+                connection,
+                job,
+                status="pending",
+                lease_until_ms=None,
+                reason=reason,
+                next_attempt_at_ms=retry_at_ms,
+            )
             if session is None:
                 raise LostLease(job.compaction_ids[-1])
             records, newest = Records(), int(job.compaction_ids[-1])
@@ -253,7 +405,12 @@ class SqlJobs(SqlCalls):
                 detail=detail[:300],
             )  # fmt: skip
             records.tell(
-                session, "compaction.failed", compaction_id=str(newest), reason=reason, attempts=job.attempt, next_attempt_at=retry_at_ms
+                session,
+                "compaction.failed",
+                compaction_id=str(newest),
+                reason=reason,
+                attempts=job.attempt,
+                next_attempt_at=retry_at_ms,
             )
             records.write(connection)
             write_back(connection, [session])
@@ -268,7 +425,9 @@ class SqlJobs(SqlCalls):
             if session is None:
                 return
             connection.execute(
-                update(compactions).where(_is_mine(job)).values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
+                update(compactions)
+                .where(_is_mine(job))
+                .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
             )
             records = Records()
             records.seal(
@@ -282,7 +441,11 @@ class SqlJobs(SqlCalls):
 
     async def end_leases(self) -> None:
         """End every lease: for the one who knows that nobody else works, such as a new holder of the writer lock."""
-        await self._database.write(lambda connection: connection.execute(update(compactions).where(_is_running).values(lease_until_ms=0)))
+        await self._database.write(
+            lambda connection: connection.execute(
+                update(compactions).where(_is_running).values(lease_until_ms=0)
+            )
+        )
 
     async def next_due_ms(self) -> int | None:
         """When the next job is due; None when there is none."""
@@ -324,7 +487,14 @@ class _Open(NamedTuple):
 _WRITES = {str(Trigger.STAND_IN): Writes.STAND_IN, str(Trigger.REGENERATE): Writes.REGENERATED}
 
 
-def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms: int, now_ms: int, records: Records) -> Job | None:
+def _take(
+    connection: Connection,
+    session: SessionRow,
+    policy: Policy,
+    lease_ms: int,
+    now_ms: int,
+    records: Records,
+) -> Job | None:
     rows = [_Open(*row) for row in _TO_WRITE.rows(connection, session.sid)]
     if any(row.status == "running" and (row.lease_until_ms or 0) > now_ms for row in rows):
         return None
@@ -333,10 +503,16 @@ def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms:
         return None
     newest, ids = chosen[-1], [row.compaction_id for row in chosen]
     # One job runs in a session: whoever held another one and let the lease run out has lost it now.
-    others = [row.compaction_id for row in rows if row.status == "running" and row.compaction_id not in ids]
+    others = [
+        row.compaction_id
+        for row in rows
+        if row.status == "running" and row.compaction_id not in ids
+    ]
     if others:
         lost = compactions.c.compaction_id.in_(others)
-        connection.execute(update(compactions).where(lost).values(status="pending", lease_until_ms=None))
+        connection.execute(
+            update(compactions).where(lost).values(status="pending", lease_until_ms=None)
+        )
     fence, attempt = max(row.fence for row in chosen) + 1, max(row.attempts for row in chosen) + 1
     _BEGIN.run(connection, [("running", fence, attempt, now_ms + lease_ms, one) for one in ids])
     records.seal(
@@ -349,7 +525,9 @@ def _take(connection: Connection, session: SessionRow, policy: Policy, lease_ms:
         compactions=len(ids),
         session_model=session.model,
     )
-    is_cooling = newest.writes is Writes.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
+    is_cooling = (
+        newest.writes is Writes.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
+    )
     return Job(
         session.key, session.sid, tuple(CompactionId(str(one)) for one in ids), fence, attempt, session.version, policy, session.model,
         planned=Due(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None,
@@ -398,25 +576,54 @@ def _adds(connection: Connection, job: Job) -> list[int]:
             return []
         case Writes.REGENERATED:
             whole = covered_by(connection, job.sid, job.base_version)
-            return [one for (one,) in _EVICTING.rows(connection, sorted(whole - covered_by(connection, job.sid, job.wanted.from_version)))]
+            return [
+                one
+                for (one,) in _EVICTING.rows(
+                    connection,
+                    sorted(whole - covered_by(connection, job.sid, job.wanted.from_version)),
+                )
+            ]
         case Writes.NEXT:
-            return [*uncovered(connection, job.sid), *(one for (one,) in _EVICTING.rows(connection, _ids(job)))]
+            return [
+                *uncovered(connection, job.sid),
+                *(one for (one,) in _EVICTING.rows(connection, _ids(job))),
+            ]
 
 
 def _next(connection: Connection, job: Job, request: str | None, *, by_model: bool) -> JobInput:
     adds, base = _adds(connection, job), _base(connection, job.sid, job.base_version)
     if base is not None and _is_to_be_rebuilt(connection, job, base.depth):
-        return _given(connection, job, [*covered_by(connection, job.sid, job.base_version), *adds], None, request)
+        return _given(
+            connection,
+            job,
+            [*covered_by(connection, job.sid, job.base_version), *adds],
+            None,
+            request,
+        )
     if base is not None and base.kind == "extractive" and by_model:
         again = _retold(connection, job)
-        return _given(connection, job, [*again.compaction_ids, *adds], _base(connection, job.sid, again.base_version), request)
+        return _given(
+            connection,
+            job,
+            [*again.compaction_ids, *adds],
+            _base(connection, job.sid, again.base_version),
+            request,
+        )
     return _given(connection, job, adds, base, request)
 
 
-def _given(connection: Connection, job: Job, compaction_ids: Sequence[int], base: _Base | None, request: str | None) -> JobInput:
+def _given(
+    connection: Connection,
+    job: Job,
+    compaction_ids: Sequence[int],
+    base: _Base | None,
+    request: str | None,
+) -> JobInput:
     """These evictions on top of this version."""
     evicted = tuple(_evicted(connection, job.sid, compaction_ids))
-    return JobInput(evicted, base.previous if base else None, request, depth=base.depth + 1 if base else 1)
+    return JobInput(
+        evicted, base.previous if base else None, request, depth=base.depth + 1 if base else 1
+    )
 
 
 def _retold(connection: Connection, job: Job) -> Retold:
@@ -430,13 +637,18 @@ def _evicted(connection: Connection, sid: int, compaction_ids: Sequence[int]) ->
     for compaction_id, first, last in _RANGES.rows(connection, list(compaction_ids)):
         if first is not None:
             rows += _EVICTED.rows(connection, sid, first, last, compaction_id)
-    return sorted((Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows), key=lambda one: one.message.position)
+    return sorted(
+        (Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows),
+        key=lambda one: one.message.position,
+    )
 
 
 def _leaving(connection: Connection, job: Job, leaving: Eviction) -> list[Evicted]:
     """The texts of what is about to leave."""
     wanted = {message.position for message in leaving.evicted}
-    rows = _STILL_LIVE.rows(connection, job.sid, leaving.evicted[0].position, leaving.evicted[-1].position)
+    rows = _STILL_LIVE.rows(
+        connection, job.sid, leaving.evicted[0].position, leaving.evicted[-1].position
+    )
     return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows if row[1] in wanted]
 
 
@@ -458,7 +670,11 @@ def _request(connection: Connection, sid: int) -> str | None:
 
 
 def _is_mine(job: Job) -> Any:
-    return compactions.c.compaction_id.in_(_ids(job)) & (compactions.c.status == "running") & (compactions.c.fence == job.fence)
+    return (
+        compactions.c.compaction_id.in_(_ids(job))
+        & (compactions.c.status == "running")
+        & (compactions.c.fence == job.fence)
+    )
 
 
 def _held(connection: Connection, job: Job) -> dict[int, int]:
@@ -467,7 +683,11 @@ def _held(connection: Connection, job: Job) -> dict[int, int]:
     Raises:
         LostLease: they are somebody else's.
     """
-    mine = {one: evicted for one, fence, evicted in _MINE.rows(connection, _ids(job)) if fence == job.fence}
+    mine = {
+        one: evicted
+        for one, fence, evicted in _MINE.rows(connection, _ids(job))
+        if fence == job.fence
+    }
     if len(mine) != len(job.compaction_ids):
         raise LostLease(job.compaction_ids[-1])
     return mine
@@ -479,19 +699,32 @@ def _change_mine(connection: Connection, job: Job, **values: Any) -> None:
     Raises:
         LostLease: they are somebody else's.
     """
-    if connection.execute(update(compactions).where(_is_mine(job)).values(**values)).rowcount != len(job.compaction_ids):
+    if connection.execute(
+        update(compactions).where(_is_mine(job)).values(**values)
+    ).rowcount != len(job.compaction_ids):
         raise LostLease(job.compaction_ids[-1])
 
 
 def _commit(
-    connection: Connection, job: Job, version: Version, leaving: Eviction | None, reason: str | None, now_ms: int, new_id: Callable[[], int]
+    connection: Connection,
+    job: Job,
+    version: Version,
+    leaving: Eviction | None,
+    reason: str | None,
+    now_ms: int,
+    new_id: Callable[[], int],
 ) -> int:
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
     takes_force = job.writes is not Writes.REGENERATED
     if session is None or (takes_force and session.version != job.base_version):
         raise LostLease(job.compaction_ids[-1])
     session.versions += 1
-    number, draft, records, newest = session.versions, version.draft, Records(), int(job.compaction_ids[-1])
+    number, draft, records, newest = (
+        session.versions,
+        version.draft,
+        Records(),
+        int(job.compaction_ids[-1]),
+    )
     at_first = session.window_tokens
     if leaving is not None:
         leave(connection, session, newest, leaving, records, model=draft.model, now_ms=now_ms)
@@ -502,12 +735,18 @@ def _commit(
     after = session.live_tokens + (version.tokens if takes_force else session.summary_tokens)
     mine = _held(connection, job)
     _FINISH.run(
-        connection, [("committed", takes_force and evicted > 0, None, number, reason, now_ms, after, one) for one, evicted in mine.items()]
+        connection,
+        [
+            ("committed", takes_force and evicted > 0, None, number, reason, now_ms, after, one)
+            for one, evicted in mine.items()
+        ],
     )
     if takes_force:
         _COVER.run(connection, [(True, one) for one in adds])
     base_version = job.base_version if takes_force else job.wanted.from_version
-    row = _summary_row(job, version, number, base_version, _covers(connection, job, base_version, adds), now_ms)
+    row = _summary_row(
+        job, version, number, base_version, _covers(connection, job, base_version, adds), now_ms
+    )
     _ADD_SUMMARY.run(connection, [_summary_values(row)])
     ADD.run(connection, [(job.sid, number, one) for one in adds])
     if takes_force:
@@ -542,7 +781,15 @@ def _commit(
             evicted=len(leaving.evicted), model=draft.model,
         )  # fmt: skip
     beside, before = {} if takes_force else {"in_force": False}, _tokens_before(connection, job)
-    records.tell(session, "summary.updated", version=number, kind=draft.kind, tokens_before=before, tokens_after=after, **beside)
+    records.tell(
+        session,
+        "summary.updated",
+        version=number,
+        kind=draft.kind,
+        tokens_before=before,
+        tokens_after=after,
+        **beside,
+    )
     if takes_force:
         end_rewriting(connection, session, records, now_ms=now_ms)
         _remember_the_model(connection, session, job, draft.kind, reason, records, now_ms, new_id)
@@ -577,19 +824,42 @@ def _end(
     model: str | None,
 ) -> None:  # fmt: skip
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
-    _change_mine(connection, job, status=str(ending), lease_until_ms=None, reason=reason, finished_at_ms=now_ms)
+    _change_mine(
+        connection,
+        job,
+        status=str(ending),
+        lease_until_ms=None,
+        reason=reason,
+        finished_at_ms=now_ms,
+    )
     forget_chunks(connection, job.sid)
     if session is None:
         raise LostLease(job.compaction_ids[-1])
     records, newest = Records(), int(job.compaction_ids[-1])
     records.seal(
-        session, _ENDED_AS[ending], at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, model=model, detail=detail[:300]
+        session,
+        _ENDED_AS[ending],
+        at_ms=now_ms,
+        compaction_id=newest,
+        reason=reason,
+        attempt=job.attempt,
+        model=model,
+        detail=detail[:300],
     )
     if ending is not Ending.STALE:
-        records.tell(session, "compaction.failed", compaction_id=str(newest), reason=reason, attempts=job.attempt, next_attempt_at=None)
+        records.tell(
+            session,
+            "compaction.failed",
+            compaction_id=str(newest),
+            reason=reason,
+            attempts=job.attempt,
+            next_attempt_at=None,
+        )
         if job.writes is not Writes.REGENERATED:
             session.failed(reason or str(ending), at_ms=now_ms)
-        if job.writes is Writes.STAND_IN and (ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS):
+        if job.writes is Writes.STAND_IN and (
+            ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS
+        ):
             open_stand_in(connection, session, records, new_id(), now_ms=now_ms)
     records.write(connection)
     write_back(connection, [session])
@@ -601,12 +871,19 @@ def _tokens_before(connection: Connection, job: Job) -> int:
     return int(tokens)
 
 
-def _covers(connection: Connection, job: Job, base_version: int | None, adds: Sequence[int]) -> dict[str, Any]:
+def _covers(
+    connection: Connection, job: Job, base_version: int | None, adds: Sequence[int]
+) -> dict[str, Any]:
     """What the new version speaks for: what its base did, and the evictions it adds."""
     added = _ADDED.rows(connection, list(adds))
-    spans = [(int(first), int(last), int(count)) for first, last, count in added if first is not None]
+    spans = [
+        (int(first), int(last), int(count)) for first, last, count in added if first is not None
+    ]
     if base_version is not None:
-        spans += [(int(first), int(last), int(count)) for first, last, count in _BASE_SPAN.rows(connection, job.sid, base_version)]
+        spans += [
+            (int(first), int(last), int(count))
+            for first, last, count in _BASE_SPAN.rows(connection, job.sid, base_version)
+        ]
     first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     return {
         "first_position": first,
@@ -626,7 +903,14 @@ def _ids(job: Job) -> list[int]:
     return [int(one) for one in job.compaction_ids]
 
 
-def _summary_row(job: Job, version: Version, number: int, base_version: int | None, covers: dict[str, Any], now_ms: int) -> dict[str, Any]:
+def _summary_row(
+    job: Job,
+    version: Version,
+    number: int,
+    base_version: int | None,
+    covers: dict[str, Any],
+    now_ms: int,
+) -> dict[str, Any]:
     draft = version.draft
     return {
         "sid": job.sid,

@@ -23,20 +23,30 @@ class SqlLetters:
         """The letters of these ids, oldest first."""
         return await self._letters(_LETTERS.where(dead_letters.c.dead_letter_id.in_(ids)))
 
-    async def unreplayed(self, *, reason: str | None, after: int, until: int, limit: int) -> Sequence[Letter]:
+    async def unreplayed(
+        self, *, reason: str | None, after: int, until: int, limit: int
+    ) -> Sequence[Letter]:
         """Letters that were not replayed yet, oldest first."""
         between = (dead_letters.c.dead_letter_id > after) & (dead_letters.c.dead_letter_id <= until)
         chosen = _LETTERS.where(between, dead_letters.c.replayed_at_ms.is_(None)).limit(limit)
-        return await self._letters(chosen if reason is None else chosen.where(dead_letters.c.reason == reason))
+        return await self._letters(
+            chosen if reason is None else chosen.where(dead_letters.c.reason == reason)
+        )
 
     async def newest_id(self) -> int:
         """The greatest id so far."""
         newest = select(func.coalesce(func.max(dead_letters.c.dead_letter_id), 0))
-        return await self._database.snapshot(lambda connection: int(connection.execute(newest).scalar_one()))
+        return await self._database.snapshot(
+            lambda connection: int(connection.execute(newest).scalar_one())
+        )
 
     async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None:
         """Note that a letter was published again."""
-        noted = update(dead_letters).where(dead_letters.c.dead_letter_id == dead_letter_id).values(replayed_at_ms=now_ms)
+        noted = (
+            update(dead_letters)
+            .where(dead_letters.c.dead_letter_id == dead_letter_id)
+            .values(replayed_at_ms=now_ms)
+        )
         await self._database.write(lambda connection: connection.execute(noted))
 
     async def came_to(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
@@ -45,10 +55,14 @@ class SqlLetters:
         def read(connection: Connection) -> dict[int, DeadLetterRow | None]:
             found: dict[int, DeadLetterRow | None] = {}
             for seq in sequences:
-                holds = select(ingested.c.first_seq).where(ingested.c.first_seq <= seq, ingested.c.last_seq >= seq)
+                holds = select(ingested.c.first_seq).where(
+                    ingested.c.first_seq <= seq, ingested.c.last_seq >= seq
+                )
                 if connection.execute(holds).first() is not None:
                     found[seq] = None
-            for row in connection.execute(select(*DEAD).where(dead_letters.c.stream_seq.in_(list(found)))):
+            for row in connection.execute(
+                select(*DEAD).where(dead_letters.c.stream_seq.in_(list(found)))
+            ):
                 found[row.stream_seq] = DeadLetterRow(*row)
             return found
 
@@ -56,6 +70,9 @@ class SqlLetters:
 
     async def _letters(self, chosen: Select[*tuple[Any, ...]]) -> Sequence[Letter]:
         def read(connection: Connection) -> list[Letter]:
-            return [Letter(DeadLetterRow(*row[:-1]), bytes(row[-1])) for row in connection.execute(chosen)]
+            return [
+                Letter(DeadLetterRow(*row[:-1]), bytes(row[-1]))
+                for row in connection.execute(chosen)
+            ]
 
         return await self._database.snapshot(read)

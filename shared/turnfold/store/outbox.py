@@ -9,7 +9,9 @@ from turnfold.store.bulk import Bulk, Prepared
 from turnfold.store.engine import Database
 from turnfold.store.schema import outbox
 
-_OLDEST = Prepared(select(outbox).order_by(outbox.c.outbox_id).limit(bindparam("most", type_=Integer)), ("most",))
+_OLDEST = Prepared(
+    select(outbox).order_by(outbox.c.outbox_id).limit(bindparam("most", type_=Integer)), ("most",)
+)
 _FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("sent",))
 
 
@@ -21,7 +23,9 @@ class SqlOutbox:
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
         """The oldest notices that the stream may not have yet."""
-        return await self._database.glance(lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)])
+        return await self._database.glance(
+            lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)]
+        )
 
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Forget notices that the stream has."""

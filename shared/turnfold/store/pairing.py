@@ -16,7 +16,10 @@ Touched = tuple[int, str]
 
 _pairs = PreparedPairs.pairs
 _KINDS = (tool_calls.c.sid.type, tool_calls.c.call_id.type)
-_CALLS = PreparedPairs(select(tool_calls).where(tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b), _KINDS)
+_CALLS = PreparedPairs(
+    select(tool_calls).where(tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b),
+    _KINDS,
+)
 _RESULTS = PreparedPairs(
     select(
         messages.c.sid,
@@ -30,7 +33,9 @@ _RESULTS = PreparedPairs(
     ).where(messages.c.sid == _pairs.c.a, messages.c.tool_call_id == _pairs.c.b),
     _KINDS,
 )
-_DECIDED = bulk_update(messages, where=("sid", "position"), values=("answers_position", "answers_slot", "is_copy"))
+_DECIDED = bulk_update(
+    messages, where=("sid", "position"), values=("answers_position", "answers_slot", "is_copy")
+)
 AT_ONCE = 400
 
 
@@ -57,9 +62,13 @@ def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> set
     evicted: set[tuple[int, int]] = set()
     for sid, call_id, position, slot in _CALLS.rows(connection, touched):
         calls[sid, call_id].append(CallSeen(position, slot))
-    for sid, call_id, position, digest, answers, slot, is_copy, compaction_id in _RESULTS.rows(connection, touched):
+    for sid, call_id, position, digest, answers, slot, is_copy, compaction_id in _RESULTS.rows(
+        connection, touched
+    ):
         results[sid, call_id].append(ResultSeen(position, digest))
-        stored[sid, position] = Verdict(None if answers is None else Answer(answers, slot), bool(is_copy))
+        stored[sid, position] = Verdict(
+            None if answers is None else Answer(answers, slot), bool(is_copy)
+        )
         if compaction_id is not None:
             evicted.add((sid, position))
     changed = [

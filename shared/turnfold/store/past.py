@@ -8,54 +8,106 @@ from typing import Any
 
 from sqlalchemy import bindparam, literal_column, select
 
-from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Past, Reign, Then, VersionThen, then
+from turnfold.core.moments import (
+    AtMessage,
+    AtTime,
+    AtVersion,
+    EvictionThen,
+    Moment,
+    Past,
+    Reign,
+    Then,
+    VersionThen,
+    then,
+)
 from turnfold.errors import BadRequest
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey, position_of
 from turnfold.store.bulk import Prepared, Readable
 from turnfold.store.rows import FACTS, message_of
-from turnfold.store.schema import compactions, coverage, events, messages, reigns, restorations, summaries
+from turnfold.store.schema import (
+    compactions,
+    coverage,
+    events,
+    messages,
+    reigns,
+    restorations,
+    summaries,
+)
 
 _of_messages = messages.c.sid == bindparam("of_sid")
 _VERSIONS = Prepared(
-    select(summaries.c.version, summaries.c.base_version, summaries.c.created_at_ms, summaries.c.last_position)
+    select(
+        summaries.c.version,
+        summaries.c.base_version,
+        summaries.c.created_at_ms,
+        summaries.c.last_position,
+    )
     .where(summaries.c.sid == bindparam("of_sid"))
     .order_by(summaries.c.version),
     ("of_sid",),
 )
-_COVERAGE = Prepared(select(coverage.c.version, coverage.c.compaction_id).where(coverage.c.sid == bindparam("of_sid")), ("of_sid",))
+_COVERAGE = Prepared(
+    select(coverage.c.version, coverage.c.compaction_id).where(
+        coverage.c.sid == bindparam("of_sid")
+    ),
+    ("of_sid",),
+)
 _REIGNS = Prepared(
-    select(reigns.c.at_ms, reigns.c.version).where(reigns.c.sid == bindparam("of_sid")).order_by(reigns.c.ordinal), ("of_sid",)
+    select(reigns.c.at_ms, reigns.c.version)
+    .where(reigns.c.sid == bindparam("of_sid"))
+    .order_by(reigns.c.ordinal),
+    ("of_sid",),
 )
 _EVICTIONS = Prepared(
     select(
         *(
             compactions.c[name]
-            for name in ("compaction_id", "first_position", "last_position", "messages_evicted", "evicted_at_ms", "restored_at_ms")
+            for name in (
+                "compaction_id",
+                "first_position",
+                "last_position",
+                "messages_evicted",
+                "evicted_at_ms",
+                "restored_at_ms",
+            )
         )
     )
-    .where(compactions.c.sid == bindparam("of_sid"), compactions.c.messages_evicted > literal_column("0"))
+    .where(
+        compactions.c.sid == bindparam("of_sid"),
+        compactions.c.messages_evicted > literal_column("0"),
+    )
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )
 _RESTORED = Prepared(
     select(restorations.c.first_position, restorations.c.last_position)
-    .where(restorations.c.sid == bindparam("of_sid"), restorations.c.compaction_id == bindparam("by"))
+    .where(
+        restorations.c.sid == bindparam("of_sid"), restorations.c.compaction_id == bindparam("by")
+    )
     .order_by(restorations.c.first_position),
     ("of_sid", "by"),
 )
 _AMONG = Prepared(
     select(*FACTS)
-    .where(messages.c.sid == bindparam("of_sid"), messages.c.position.between(bindparam("first"), bindparam("last")))
+    .where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+    )
     .order_by(messages.c.position),
     ("of_sid", "first", "last"),
 )
 _PLACE = Prepared(
     select(events.c.stream_seq).where(
-        events.c.agent_id == bindparam("agent_id"), events.c.event_id == bindparam("event_id"), events.c.sid == bindparam("of_sid")
+        events.c.agent_id == bindparam("agent_id"),
+        events.c.event_id == bindparam("event_id"),
+        events.c.sid == bindparam("of_sid"),
     ),
     ("agent_id", "event_id", "of_sid"),
 )
-_TIME = Prepared(select(messages.c.created_at_ms).where(_of_messages, messages.c.position == bindparam("at")), ("of_sid", "at"))
+_TIME = Prepared(
+    select(messages.c.created_at_ms).where(_of_messages, messages.c.position == bindparam("at")),
+    ("of_sid", "at"),
+)
 _NEWEST_BY = Prepared(
     select(messages.c.position)
     .where(_of_messages, messages.c.created_at_ms <= bindparam("at_ms"))
@@ -65,7 +117,9 @@ _NEWEST_BY = Prepared(
 )
 _LIVE = Prepared(
     select(*FACTS)
-    .where(_of_messages, messages.c.compaction_id.is_(None), messages.c.position <= bindparam("until"))
+    .where(
+        _of_messages, messages.c.compaction_id.is_(None), messages.c.position <= bindparam("until")
+    )
     .order_by(messages.c.position),
     ("of_sid", "until"),
 )
@@ -98,7 +152,10 @@ def state_then(connection: Readable, key: SessionKey, sid: int, moment: Moment) 
             until = max(_newest_by(connection, sid, named.created_at_ms), named.last_position)
             return then(named.created_at_ms, until, past, in_force=number)
         case AtMessage(event_id=event_id, index=index):
-            found = [position_of(seq, index) for (seq,) in _PLACE.rows(connection, key.agent_id, event_id, sid)]
+            found = [
+                position_of(seq, index)
+                for (seq,) in _PLACE.rows(connection, key.agent_id, event_id, sid)
+            ]
             for until in found if index < MESSAGES_PER_EVENT else ():
                 for (at_ms,) in _TIME.rows(connection, sid, until):
                     return then(at_ms, until, past)
@@ -129,13 +186,23 @@ def messages_then(connection: Readable, sid: int, state: Then) -> list[Message]:
     away = {message.position for taken in undone.values() for message in taken}
     found = [message_of(row) for row in _LIVE.rows(connection, sid, state.until)]
     for one in state.later:
-        found += [replace(message_of(row), compaction_id=None) for row in _rows_of(connection, sid, one, state.until)]
+        found += [
+            replace(message_of(row), compaction_id=None)
+            for row in _rows_of(connection, sid, one, state.until)
+        ]
     found = [message for message in found if message.position not in away]
     for one in state.pending:
-        found += undone.get(one.compaction_id) or [message_of(row) for row in _rows_of(connection, sid, one, state.until)]
+        found += undone.get(one.compaction_id) or [
+            message_of(row) for row in _rows_of(connection, sid, one, state.until)
+        ]
     found.sort(key=attrgetter("position"))
     # A result cannot have stood beside a call that had not come.
-    return [replace(m, answers=None) if m.answers is not None and m.answers.position > state.until else m for m in found]
+    return [
+        replace(m, answers=None)
+        if m.answers is not None and m.answers.position > state.until
+        else m
+        for m in found
+    ]
 
 
 def _taken_by(connection: Readable, sid: int, eviction: EvictionThen) -> list[Message]:
@@ -148,11 +215,21 @@ def _taken_by(connection: Readable, sid: int, eviction: EvictionThen) -> list[Me
     ]
 
 
-def _rows_of(connection: Readable, sid: int, eviction: EvictionThen, until: int) -> Sequence[Sequence[Any]]:
+def _rows_of(
+    connection: Readable, sid: int, eviction: EvictionThen, until: int
+) -> Sequence[Sequence[Any]]:
     last = min(eviction.last_position, until)
     return _EVICTED.rows(connection, sid, eviction.first_position, last, eviction.compaction_id)
 
 
 def _newest_by(connection: Readable, sid: int, at_ms: int) -> int:
     """The position of the newest message of a time or before; 0 where there is none."""
-    return next((position for (position,) in _NEWEST_BY.rows(connection, sid, max(-LATEST_MS, min(at_ms, LATEST_MS)))), 0)
+    return next(
+        (
+            position
+            for (position,) in _NEWEST_BY.rows(
+                connection, sid, max(-LATEST_MS, min(at_ms, LATEST_MS))
+            )
+        ),
+        0,
+    )

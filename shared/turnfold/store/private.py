@@ -20,7 +20,11 @@ def make_private(url: URL) -> None:
     Raises:
         StartError: others may read the file, and it belongs to somebody else.
     """
-    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith((":memory:", "file:")):
+    if (
+        url.get_backend_name() != "sqlite"
+        or not url.database
+        or url.database.startswith((":memory:", "file:"))
+    ):
         return
     file = Path(url.database)
     if file.parent.is_dir() and not file.exists():
@@ -32,4 +36,6 @@ def make_private(url: URL) -> None:
         except FileNotFoundError:
             continue
         except PermissionError as error:
-            raise StartError(f"others may read {path}, and it belongs to somebody else; run `chmod 600` on it as its owner") from error
+            raise StartError(
+                f"others may read {path}, and it belongs to somebody else; run `chmod 600` on it as its owner"
+            ) from error

@@ -11,7 +11,10 @@ from turnfold.store.schema import ingested
 Range = tuple[int, int]
 
 _MEETING = Prepared(
-    select(ingested).where(ingested.c.first_seq <= bindparam("high"), ingested.c.last_seq >= bindparam("low")), ("high", "low")
+    select(ingested).where(
+        ingested.c.first_seq <= bindparam("high"), ingested.c.last_seq >= bindparam("low")
+    ),
+    ("high", "low"),
 )
 _REMOVE = Bulk(delete(ingested).where(ingested.c.first_seq == bindparam("first")), ("first",))
 _INSERT = BulkInsert(ingested, ("first_seq", "last_seq"))
@@ -34,7 +37,13 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
     if not new:
         return
     _alone(connection)
-    stored = sorted({(first, last) for low, high in new for first, last in _MEETING.rows(connection, high + 1, low - 1)})
+    stored = sorted(
+        {
+            (first, last)
+            for low, high in new
+            for first, last in _MEETING.rows(connection, high + 1, low - 1)
+        }
+    )
     after = joined([*stored, *new])
     if after == stored:
         return
@@ -50,11 +59,18 @@ def _alone(connection: Connection) -> None:
 
 def whole_to(connection: Connection) -> int:
     """The sequence up to which none is missing."""
-    return int(connection.execute(select(func.coalesce(func.max(ingested.c.last_seq), 0)).where(ingested.c.first_seq == 1)).scalar_one())
+    return int(
+        connection.execute(
+            select(func.coalesce(func.max(ingested.c.last_seq), 0)).where(ingested.c.first_seq == 1)
+        ).scalar_one()
+    )
 
 
 def gaps(connection: Connection, up_to: int) -> Sequence[Range]:
     """The ranges that are missing up to the highest ingested sequence, or up to this one where that is higher."""
-    stored = [(first, last) for first, last in connection.execute(select(ingested).order_by(ingested.c.first_seq))]
+    stored = [
+        (first, last)
+        for first, last in connection.execute(select(ingested).order_by(ingested.c.first_seq))
+    ]
     behind = pairwise([(0, 0), *stored, (up_to + 1, up_to + 1)])
     return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]

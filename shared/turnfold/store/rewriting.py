@@ -25,7 +25,8 @@ _SUPERSEDED = Prepared(
         _of_sid,
         _is_open,
         _evicts_nothing,
-        (compactions.c.trigger == literal_column("'stand_in'")) | compactions.c.first_position.is_not(None),
+        (compactions.c.trigger == literal_column("'stand_in'"))
+        | compactions.c.first_position.is_not(None),
     )
     .order_by(compactions.c.ordinal),
     ("of_sid",),
@@ -37,11 +38,16 @@ _REGENERATIONS = Prepared(
     ("of_sid",),
 )
 _is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
-_SPAN = PreparedIn(select(func.min(compactions.c.first_position), func.max(compactions.c.last_position)).where(_is_chosen), "chosen")
-_WITHOUT_DIGEST = PreparedIn(
-    select(compactions.c.compaction_id, compactions.c.first_position, compactions.c.last_position).where(
-        _is_chosen, compactions.c.digest == literal_column("''")
+_SPAN = PreparedIn(
+    select(func.min(compactions.c.first_position), func.max(compactions.c.last_position)).where(
+        _is_chosen
     ),
+    "chosen",
+)
+_WITHOUT_DIGEST = PreparedIn(
+    select(
+        compactions.c.compaction_id, compactions.c.first_position, compactions.c.last_position
+    ).where(_is_chosen, compactions.c.digest == literal_column("''")),
     "chosen",
 )
 _MESSAGES = Prepared(
@@ -61,10 +67,23 @@ def wanted_of(stored: str | None) -> Wanted:
     return Wanted(**json.loads(stored)) if stored else Wanted()
 
 
-def open_stand_in(connection: Connection, session: SessionRow, records: Records, compaction_id: int, *, now_ms: int) -> None:
+def open_stand_in(
+    connection: Connection,
+    session: SessionRow,
+    records: Records,
+    compaction_id: int,
+    *,
+    now_ms: int,
+) -> None:
     """Have the extractive version in force written by the model, when that may be asked again."""
     begins_ms = max(session.cooldown_until_ms, now_ms)
-    _open(connection, session, records, _Work(compaction_id, Trigger.STAND_IN, begins_ms, Wanted()), now_ms=now_ms)
+    _open(
+        connection,
+        session,
+        records,
+        _Work(compaction_id, Trigger.STAND_IN, begins_ms, Wanted()),
+        now_ms=now_ms,
+    )
 
 
 def open_regeneration(
@@ -82,11 +101,19 @@ def open_regeneration(
         if wanted_of(stored) == wanted:
             return int(known)
     compaction_id = rules.new_id()
-    _open(connection, session, records, _Work(compaction_id, Trigger.REGENERATE, now_ms, wanted, campaign_id=campaign_id), now_ms=now_ms)
+    _open(
+        connection,
+        session,
+        records,
+        _Work(compaction_id, Trigger.REGENERATE, now_ms, wanted, campaign_id=campaign_id),
+        now_ms=now_ms,
+    )
     return compaction_id
 
 
-def open_fold(connection: Connection, session: SessionRow, records: Records, rules: Rules, *, now_ms: int) -> int | None:
+def open_fold(
+    connection: Connection, session: SessionRow, records: Records, rules: Rules, *, now_ms: int
+) -> int | None:
     """Have what lost its version written for again, where anything did."""
     lost = uncovered(connection, session.sid)
     if not lost:
@@ -98,18 +125,36 @@ def open_fold(connection: Connection, session: SessionRow, records: Records, rul
     return work.compaction_id
 
 
-def end_rewriting(connection: Connection, session: SessionRow, records: Records, *, now_ms: int) -> None:
+def end_rewriting(
+    connection: Connection, session: SessionRow, records: Records, *, now_ms: int
+) -> None:
     """Another version took force: what was to be written on the one before comes to nothing."""
     for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
         values = {"status": "stale", "lease_until_ms": None, "finished_at_ms": now_ms}
-        connection.execute(update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values))
-        records.seal(session, "stale", at_ms=now_ms, compaction_id=compaction_id, detail="another version took force")
+        connection.execute(
+            update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
+        )
+        records.seal(
+            session,
+            "stale",
+            at_ms=now_ms,
+            compaction_id=compaction_id,
+            detail="another version took force",
+        )
 
 
 def fence_off(connection: Connection, session: SessionRow, *, now_ms: int) -> None:
     """Whoever works on the session's evictions works on a version that is not in force any more: the work begins again."""
-    mine = (compactions.c.sid == session.sid) & (compactions.c.status == "running") & (compactions.c.trigger != "regenerate")
-    connection.execute(update(compactions).where(mine).values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms))
+    mine = (
+        (compactions.c.sid == session.sid)
+        & (compactions.c.status == "running")
+        & (compactions.c.trigger != "regenerate")
+    )
+    connection.execute(
+        update(compactions)
+        .where(mine)
+        .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
+    )
 
 
 class _Work(NamedTuple):
@@ -123,9 +168,15 @@ class _Work(NamedTuple):
     campaign_id: int | None = None
 
 
-def _open(connection: Connection, session: SessionRow, records: Records, work: _Work, *, now_ms: int) -> None:
+def _open(
+    connection: Connection, session: SessionRow, records: Records, work: _Work, *, now_ms: int
+) -> None:
     session.compactions += 1
-    asked = {name: value for name, value in asdict(work.wanted).items() if value is not None} if work.wanted else {}
+    asked = (
+        {name: value for name, value in asdict(work.wanted).items() if value is not None}
+        if work.wanted
+        else {}
+    )
     row = {
         "compaction_id": work.compaction_id, "sid": session.sid, "ordinal": session.compactions, "trigger": str(work.trigger),
         "status": "pending", "first_position": work.span[0], "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
@@ -140,11 +191,15 @@ def _open(connection: Connection, session: SessionRow, records: Records, work: _
     )  # fmt: skip
 
 
-def _give_digests(connection: Connection, sid: int, compaction_ids: Sequence[int], rules: Rules) -> None:
+def _give_digests(
+    connection: Connection, sid: int, compaction_ids: Sequence[int], rules: Rules
+) -> None:
     """What left with its summary never had a digest, and is to be shown by one now."""
     for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
         rows = _MESSAGES.rows(connection, sid, first, last, compaction_id)
         bodies = {row[1]: row[-1] for row in rows}
         digest, tokens = rules.digest([message_of(row) for row in rows], bodies)
         values: Mapping[str, Any] = {"digest": digest, "digest_tokens": tokens}
-        connection.execute(update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values))
+        connection.execute(
+            update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
+        )

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Answer, Call, CompactionId, EventId, Message, Priority, position_of
+from turnfold.messages import (
+    MESSAGES_PER_EVENT,
+    ROLES,
+    Answer,
+    Call,
+    CompactionId,
+    EventId,
+    Message,
+    Priority,
+    position_of,
+)
 from turnfold.ports import Arrival
 from turnfold.store.schema import messages
 
@@ -69,7 +79,18 @@ EVICTABLE = [
 
 def evictable_of(row: Sequence[Any]) -> Message:
     """A message from a row of `EVICTABLE`, as far as evictions look at it."""
-    _, position, event_id, role, tokens, is_meta, created_at_ms, calls, answers_position, answers_slot = row
+    (
+        _,
+        position,
+        event_id,
+        role,
+        tokens,
+        is_meta,
+        created_at_ms,
+        calls,
+        answers_position,
+        answers_slot,
+    ) = row
     return Message(
         position,
         event_id,
@@ -92,7 +113,12 @@ STORED = (
 
 def message_rows(arrival: Arrival, sid: int) -> list[tuple[Any, ...]]:
     """The rows of an event's messages, before pairing."""
-    event_id, at_ms, is_truncated, is_error = arrival.event_id, arrival.at_ms, arrival.is_truncated, arrival.is_error
+    event_id, at_ms, is_truncated, is_error = (
+        arrival.event_id,
+        arrival.at_ms,
+        arrival.is_truncated,
+        arrival.is_error,
+    )
     position = position_of(arrival.stream_seq, 0)
     rows = []
     for (

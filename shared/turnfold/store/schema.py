@@ -121,7 +121,12 @@ sessions = Table(
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     # The sessions that fall idle next.
-    Index("ix_sessions_idle", "idle_at_ms", sqlite_where=text("idle_at_ms IS NOT NULL"), postgresql_where=text("idle_at_ms IS NOT NULL")),
+    Index(
+        "ix_sessions_idle",
+        "idle_at_ms",
+        sqlite_where=text("idle_at_ms IS NOT NULL"),
+        postgresql_where=text("idle_at_ms IS NOT NULL"),
+    ),
     # The sessions with messages to index, the one that waited longest first.
     Index(
         "ix_sessions_unindexed",
@@ -193,7 +198,11 @@ messages = Table(
     CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name="copy_answers_nothing"),
     # The window: the live messages of a session in order.
     Index(
-        "ix_messages_live", "sid", "position", sqlite_where=text("compaction_id IS NULL"), postgresql_where=text("compaction_id IS NULL")
+        "ix_messages_live",
+        "sid",
+        "position",
+        sqlite_where=text("compaction_id IS NULL"),
+        postgresql_where=text("compaction_id IS NULL"),
     ),
     # Pairing: the results that carry one call id, in order.
     Index(
@@ -275,7 +284,10 @@ compactions = Table(
     # Who asked for it; null where nobody did.
     Column("actor", Text),
     UniqueConstraint("sid", "ordinal"),
-    CheckConstraint("status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')", name="status"),
+    CheckConstraint(
+        "status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')",
+        name="status",
+    ),
     CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name="lease"),
     CheckConstraint("NOT is_covered OR status = 'committed'", name="covered"),
     # Work to do: the open jobs, the one that waited longest first.
@@ -292,7 +304,12 @@ compactions = Table(
         sqlite_where=text("campaign_id IS NOT NULL"),
         postgresql_where=text("campaign_id IS NOT NULL"),
     ),
-    Index("ix_compactions_pending", "sid", sqlite_where=text("NOT is_covered"), postgresql_where=text("NOT is_covered")),
+    Index(
+        "ix_compactions_pending",
+        "sid",
+        sqlite_where=text("NOT is_covered"),
+        postgresql_where=text("NOT is_covered"),
+    ),
 )
 
 campaigns = Table(
@@ -351,7 +368,9 @@ summaries = Table(
     Column("cost", Float),
     Column("created_at_ms", Big, nullable=False),
     CheckConstraint("kind IN ('llm', 'extractive')", name="kind"),
-    CheckConstraint("version > 0 AND (base_version IS NULL OR base_version < version)", name="version"),
+    CheckConstraint(
+        "version > 0 AND (base_version IS NULL OR base_version < version)", name="version"
+    ),
     sqlite_with_rowid=False,
 )
 
@@ -523,7 +542,13 @@ leftovers = Table(
 )
 """Erased messages whose words SQLite's index still has: it holds no texts, so it has to be told what it held. Gone within seconds."""
 
-word_index = table("word_index", column("rowid", Big), column("position", Big), column("sid", Big), column("terms", Text))
+word_index = table(
+    "word_index",
+    column("rowid", Big),
+    column("position", Big),
+    column("sid", Big),
+    column("terms", Text),
+)
 """The search index, one row a message; each database has its own kind, which the migrations make (`turnfold.store.indexing`)."""
 
 VIEWS = {

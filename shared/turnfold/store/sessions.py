@@ -16,7 +16,15 @@ from turnfold.core.usage import Gauge
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.bulk import BulkInsert, PreparedIn, PreparedPairs, bulk_update
 from turnfold.store.engine import insert_for
-from turnfold.store.schema import agents, audit, erasures, outbox, session_counts, sessions, summaries
+from turnfold.store.schema import (
+    agents,
+    audit,
+    erasures,
+    outbox,
+    session_counts,
+    sessions,
+    summaries,
+)
 
 COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
@@ -92,11 +100,25 @@ class SessionRow:
     @property
     def gauge(self) -> Gauge:
         """What its model reported, as if no compaction had ever been."""
-        return Gauge(self.factor, self.reported_seq, self.reported_at_ms, self.reported_tokens, -1, self.usage_evictions)
+        return Gauge(
+            self.factor,
+            self.reported_seq,
+            self.reported_at_ms,
+            self.reported_tokens,
+            -1,
+            self.usage_evictions,
+        )
 
     @gauge.setter
     def gauge(self, gauge: Gauge) -> None:
-        self.factor, self.reported_seq, self.reported_at_ms, self.reported_tokens, _, self.usage_evictions = gauge
+        (
+            self.factor,
+            self.reported_seq,
+            self.reported_at_ms,
+            self.reported_tokens,
+            _,
+            self.usage_evictions,
+        ) = gauge
 
 
 _LOCKED = (
@@ -114,21 +136,28 @@ _LOCKED = (
         func.coalesce(summaries.c.tokens, literal_column("0")),
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
-    .outerjoin(summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version))
+    .outerjoin(
+        summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version)
+    )
     # One order for every transaction that locks several sessions, or PostgreSQL finds deadlocks.
     .order_by(sessions.c.sid)
     .with_for_update(of=sessions)
 )
 _pairs = PreparedPairs.pairs
 _is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
-_BY_KEY = PreparedPairs(_LOCKED.where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type), is_locked=True)
+_BY_KEY = PreparedPairs(
+    _LOCKED.where(_is_of_key),
+    (sessions.c.agent_id.type, sessions.c.session_id.type),
+    is_locked=True,
+)
 _KNOWN = PreparedPairs(
-    select(sessions.c.agent_id, sessions.c.session_id).where(_is_of_key), (sessions.c.agent_id.type, sessions.c.session_id.type)
+    select(sessions.c.agent_id, sessions.c.session_id).where(_is_of_key),
+    (sessions.c.agent_id.type, sessions.c.session_id.type),
 )
 _AUDIT_ENDS = PreparedPairs(
-    select(erasures.c.agent_id, erasures.c.session_id, erasures.c.audit_rows, erasures.c.audit_hash).where(
-        erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b
-    ),
+    select(
+        erasures.c.agent_id, erasures.c.session_id, erasures.c.audit_rows, erasures.c.audit_hash
+    ).where(erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b),
     (erasures.c.agent_id.type, erasures.c.session_id.type),
 )
 _MADE = ("agent_id", "session_id", "audit_rows", "audit_hash")
@@ -146,7 +175,9 @@ _SEALED = BulkInsert(audit, (*SEALED_FIELDS, "prev_hash", "hash", "actor"))
 _TOLD = BulkInsert(outbox, ("subject", "payload"))
 
 
-def lock_by_key(connection: Connection, keys: Iterable[SessionKey], *, create: int = 0) -> dict[SessionKey, SessionRow]:
+def lock_by_key(
+    connection: Connection, keys: Iterable[SessionKey], *, create: int = 0
+) -> dict[SessionKey, SessionRow]:
     """Lock the sessions of these keys. Those that are missing are made, the first first, while their agent has less than `create`."""
     wanted = list(dict.fromkeys(keys))
     if create and (missing := _unknown(connection, wanted)):
@@ -170,7 +201,10 @@ def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> N
     if chosen:
         # The audit of a session that was erased goes on.
         ends = {row[:2]: row[2:] for row in map(tuple, _AUDIT_ENDS.rows(connection, chosen))}
-        connection.execute(sessions.insert(), [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in chosen])
+        connection.execute(
+            sessions.insert(),
+            [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in chosen],
+        )
 
 
 def hold_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
@@ -194,7 +228,13 @@ def _by_key(rows: Iterable[Sequence[Any]]) -> dict[SessionKey, SessionRow]:
 
 def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow:
     """A row of `_LOCKED`."""
-    return SessionRow(sid, SessionKey(AgentId(agent_id), SessionId(session_id)), Wishes(*rest[:3]), Wishes(*rest[3:6]), *rest[6:])
+    return SessionRow(
+        sid,
+        SessionKey(AgentId(agent_id), SessionId(session_id)),
+        Wishes(*rest[:3]),
+        Wishes(*rest[3:6]),
+        *rest[6:],
+    )
 
 
 def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
@@ -232,7 +272,18 @@ class Records:
         session.audit_rows += 1
         told = json.dumps(details, separators=(",", ":"))
         key = session.key
-        sealed = (key.agent_id, key.session_id, session.audit_rows, at_ms, compaction_id, phase, reason, tokens_before, tokens_after, told)
+        sealed = (
+            key.agent_id,
+            key.session_id,
+            session.audit_rows,
+            at_ms,
+            compaction_id,
+            phase,
+            reason,
+            tokens_before,
+            tokens_after,
+            told,
+        )
         by = actor or self.actor
         before, session.audit_hash = session.audit_hash, seal(session.audit_hash, sealed, by)
         self.audit_rows.append((*sealed, before, session.audit_hash, by))

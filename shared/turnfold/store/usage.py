@@ -6,17 +6,28 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, Integer, bindparam, case, func, literal_column, or_, select
 
 from turnfold.core.eviction import Trigger
-from turnfold.core.usage import COMPACTIONS_LOOKED_AT, NEVER_MS, REPORTS_LOOKED_AT, Difference, learnt_factor
+from turnfold.core.usage import (
+    COMPACTIONS_LOOKED_AT,
+    NEVER_MS,
+    REPORTS_LOOKED_AT,
+    Difference,
+    learnt_factor,
+)
 from turnfold.messages import MESSAGES_PER_EVENT, position_of
 from turnfold.store.bulk import BulkInsert, Prepared, PreparedIn, PreparedPairs
 from turnfold.store.schema import compactions, messages, sessions, usage_reports
 from turnfold.store.sessions import SessionRow
 
-INSERT_REPORTS = BulkInsert(usage_reports, ("sid", "position", "agent_id", "model", "prompt_tokens", "at_ms"))
+INSERT_REPORTS = BulkInsert(
+    usage_reports, ("sid", "position", "agent_id", "model", "prompt_tokens", "at_ms")
+)
 
 _later = (
     select(usage_reports)
-    .where(usage_reports.c.agent_id == bindparam("agent_id"), usage_reports.c.model == bindparam("model"))
+    .where(
+        usage_reports.c.agent_id == bindparam("agent_id"),
+        usage_reports.c.model == bindparam("model"),
+    )
     .order_by(usage_reports.c.position.desc())
     .limit(bindparam("most", type_=Integer))
     .subquery("later")
@@ -28,7 +39,9 @@ _earlier, _before, _between, _first = (
     messages.alias("first"),
 )
 _previous = (
-    select(func.max(_before.c.position)).where(_before.c.sid == _later.c.sid, _before.c.position < _later.c.position).scalar_subquery()
+    select(func.max(_before.c.position))
+    .where(_before.c.sid == _later.c.sid, _before.c.position < _later.c.position)
+    .scalar_subquery()
 )
 # Put together before any message is looked at, or PostgreSQL walks a session from its first message for each report.
 _step = (
@@ -47,13 +60,18 @@ _step = (
 )
 _called_after = (
     select(_first.c.created_at_ms)
-    .where(_first.c.sid == _step.c.sid, _first.c.position < _step.c.since - _step.c.since % literal_column(str(MESSAGES_PER_EVENT)))
+    .where(
+        _first.c.sid == _step.c.sid,
+        _first.c.position < _step.c.since - _step.c.since % literal_column(str(MESSAGES_PER_EVENT)),
+    )
     .order_by(_first.c.position.desc())
     .limit(literal_column("1"))
     .scalar_subquery()
 )
 _is_system = _between.c.role.in_([literal_column("'system'"), literal_column("'developer'")])
-_is_shown = or_(_between.c.role != literal_column("'tool'"), _between.c.answers_position.is_not(None))
+_is_shown = or_(
+    _between.c.role != literal_column("'tool'"), _between.c.answers_position.is_not(None)
+)
 _ZERO, _ONE = literal_column("0", Integer), literal_column("1", Integer)
 _DIFFERENCES = Prepared(
     select(
@@ -70,7 +88,9 @@ _DIFFERENCES = Prepared(
     .select_from(_step)
     .join(
         _between,
-        (_between.c.sid == _step.c.sid) & (_between.c.position >= _step.c.since) & (_between.c.position < _step.c.position),
+        (_between.c.sid == _step.c.sid)
+        & (_between.c.position >= _step.c.since)
+        & (_between.c.position < _step.c.position),
     )
     .group_by(*_step.c)
     .order_by(_step.c.position.desc()),
@@ -78,13 +98,21 @@ _DIFFERENCES = Prepared(
 )
 _REPORTED = Prepared(
     select(usage_reports.c.position)
-    .where(usage_reports.c.agent_id == bindparam("agent_id"), usage_reports.c.model == bindparam("model"))
+    .where(
+        usage_reports.c.agent_id == bindparam("agent_id"),
+        usage_reports.c.model == bindparam("model"),
+    )
     .order_by(usage_reports.c.position.desc())
     .limit(bindparam("most", type_=Integer)),
     ("agent_id", "model", "most"),
 )
 _COMPACTED = PreparedIn(
-    select(compactions.c.sid, compactions.c.requested_at_ms, compactions.c.finished_at_ms, compactions.c.restored_at_ms)
+    select(
+        compactions.c.sid,
+        compactions.c.requested_at_ms,
+        compactions.c.finished_at_ms,
+        compactions.c.restored_at_ms,
+    )
     .join(sessions, sessions.c.sid == compactions.c.sid)
     .where(
         sessions.c.sid.in_(bindparam("sids", expanding=True)),
@@ -95,7 +123,17 @@ _COMPACTED = PreparedIn(
 _pairs = PreparedPairs.pairs
 _NEWEST_COMPACTION = PreparedPairs(
     select(
-        *(compactions.c[name] for name in ("sid", "status", "trigger", "requested_at_ms", "finished_at_ms", "restored_at_ms")),
+        *(
+            compactions.c[name]
+            for name in (
+                "sid",
+                "status",
+                "trigger",
+                "requested_at_ms",
+                "finished_at_ms",
+                "restored_at_ms",
+            )
+        ),
     ).where(compactions.c.sid == _pairs.c.a, compactions.c.ordinal == _pairs.c.b),
     (compactions.c.sid.type, compactions.c.ordinal.type),
 )
@@ -106,9 +144,13 @@ def settled(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, 
 
     One that only writes a version again is opened when all others are done, and keeps nothing waiting.
     """
-    rows = _NEWEST_COMPACTION.rows(connection, [(session.sid, session.compactions) for session in some])
+    rows = _NEWEST_COMPACTION.rows(
+        connection, [(session.sid, session.compactions) for session in some]
+    )
     found = {
-        sid: NEVER_MS if status in ("pending", "running") and not Trigger(trigger).rewrites else max(begun, done or 0, undone or 0)
+        sid: NEVER_MS
+        if status in ("pending", "running") and not Trigger(trigger).rewrites
+        else max(begun, done or 0, undone or 0)
         for sid, status, trigger, begun, done, undone in rows
     }
     return {session.sid: found.get(session.sid, -1) for session in some}
@@ -136,21 +178,39 @@ class Learning:
         if model is None:
             return 1.0
         reports, differences = self._read(agent_id, model)
-        last = position_of((1 << 53) // MESSAGES_PER_EVENT if seq is None else seq, MESSAGES_PER_EVENT - 1)
+        last = position_of(
+            (1 << 53) // MESSAGES_PER_EVENT if seq is None else seq, MESSAGES_PER_EVENT - 1
+        )
         looked_at = [position for position in reports if position <= last][:REPORTS_LOOKED_AT]
         if not looked_at:
             return 1.0
-        known = [one for one in differences if looked_at[-1] // MESSAGES_PER_EVENT <= one.seq <= last // MESSAGES_PER_EVENT]
+        known = [
+            one
+            for one in differences
+            if looked_at[-1] // MESSAGES_PER_EVENT <= one.seq <= last // MESSAGES_PER_EVENT
+        ]
         return learnt_factor(known, self._compacted)
 
     def _read(self, agent_id: str, model: str) -> tuple[list[int], list[Difference]]:
         """The positions of the newest reports, and their differences from those before them; newest first."""
         key = (agent_id, model)
         if key not in self._known:
-            reports = [position for (position,) in _REPORTED.rows(self._connection, agent_id, model, self._most)]
-            rows = _DIFFERENCES.rows(self._connection, agent_id, model, self._most) if reports else ()
+            reports = [
+                position
+                for (position,) in _REPORTED.rows(self._connection, agent_id, model, self._most)
+            ]
+            rows = (
+                _DIFFERENCES.rows(self._connection, agent_id, model, self._most) if reports else ()
+            )
             differences = [
-                Difference(sid, position // MESSAGES_PER_EVENT, since_ms, until_ms, int(grown), int(counted))
+                Difference(
+                    sid,
+                    position // MESSAGES_PER_EVENT,
+                    since_ms,
+                    until_ms,
+                    int(grown),
+                    int(counted),
+                )
                 for sid, position, since_ms, until_ms, grown, counted, unfit, earlier_model in rows
                 if not unfit and earlier_model == model
             ]

@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, literal_column, null, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    func,
+    literal_column,
+    null,
+    select,
+    text,
+    update,
+)
 
 from turnfold.core.audit import LOCAL
 from turnfold.core.eviction import load_of
@@ -29,7 +39,15 @@ _EVICTION = Prepared(
     select(
         *(
             compactions.c[name]
-            for name in ("status", "ordinal", "version", "messages_evicted", "is_covered", "first_position", "last_position")
+            for name in (
+                "status",
+                "ordinal",
+                "version",
+                "messages_evicted",
+                "is_covered",
+                "first_position",
+                "last_position",
+            )
         )
     ).where(compactions.c.sid == _of_sid, compactions.c.compaction_id == bindparam("by")),
     ("of_sid", "by"),
@@ -41,27 +59,40 @@ _COMMITTED_LATER = Prepared(
         compactions.c.messages_evicted > literal_column("0"),
         compactions.c.status == literal_column("'committed'"),
         (compactions.c.version > bindparam("number"))
-        | ((compactions.c.version == bindparam("number")) & (compactions.c.ordinal > bindparam("place"))),
+        | (
+            (compactions.c.version == bindparam("number"))
+            & (compactions.c.ordinal > bindparam("place"))
+        ),
     )
     .limit(literal_column("1")),
     ("of_sid", "number", "place"),
 )
-_between = (messages.c.sid == _of_sid) & messages.c.position.between(bindparam("first"), bindparam("last"))
+_between = (messages.c.sid == _of_sid) & messages.c.position.between(
+    bindparam("first"), bindparam("last")
+)
 _TAKEN = Prepared(
-    select(*FACTS).where(_between, messages.c.compaction_id == bindparam("by")).order_by(messages.c.position),
+    select(*FACTS)
+    .where(_between, messages.c.compaction_id == bindparam("by"))
+    .order_by(messages.c.position),
     ("of_sid", "first", "last", "by"),
 )
 _AMONG = Prepared(
-    select(messages.c.position, messages.c.compaction_id).where(_between).order_by(messages.c.position), ("of_sid", "first", "last")
+    select(messages.c.position, messages.c.compaction_id)
+    .where(_between)
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last"),
 )
 _FREE = Bulk(
-    update(messages).where(_between, messages.c.compaction_id == bindparam("by")).values(compaction_id=null()),
+    update(messages)
+    .where(_between, messages.c.compaction_id == bindparam("by"))
+    .values(compaction_id=null()),
     ("of_sid", "first", "last", "by"),
 )
 _RESTORE = BulkInsert(restorations, ("sid", "compaction_id", "first_position", "last_position"))
 _PENDING = Prepared(
     select(func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0"))).where(
-        compactions.c.sid == _of_sid, text("NOT is_covered AND status IN ('pending', 'running', 'committed')")
+        compactions.c.sid == _of_sid,
+        text("NOT is_covered AND status IN ('pending', 'running', 'committed')"),
     ),
     ("of_sid",),
 )
@@ -73,21 +104,40 @@ class SqlVersions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
+    async def promote(
+        self,
+        key: SessionKey,
+        version: int,
+        *,
+        over: int | None,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
 
         def promote(connection: Connection) -> InForce:
             session, records = _locked(connection, key), Records(actor)
             _version(connection, session, version)
             if over is not None and session.version != over:
-                raise Conflict(f"version {session.version} is in force, not {over}: look again, then decide again")
+                raise Conflict(
+                    f"version {session.version} is in force, not {over}: look again, then decide again"
+                )
             if version != session.version:
                 _promote(connection, session, version, rules, records, now_ms)
             return _done(connection, session, records)
 
         return await self._database.write(promote)
 
-    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:
+    async def restore(
+        self,
+        key: SessionKey,
+        compaction_id: CompactionId,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:
         """Undo an eviction: its messages are live again, and what spoke for them is not in force."""
 
         def restore(connection: Connection) -> InForce:
@@ -97,7 +147,9 @@ class SqlVersions:
 
         return await self._database.write(restore)
 
-    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId:
+    async def regenerate(
+        self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId:
         """Have a version written anew beside the one in force; the compaction that stands for the work."""
 
         def regenerate(connection: Connection) -> CompactionId:
@@ -138,10 +190,19 @@ def _version(connection: Connection, session: SessionRow, version: int) -> Seque
     raise BadRequest(f"version: there is no version {version} in this session")
 
 
-def _promote(connection: Connection, session: SessionRow, version: int, rules: Rules, records: Records, now_ms: int) -> None:
+def _promote(
+    connection: Connection,
+    session: SessionRow,
+    version: int,
+    rules: Rules,
+    records: Records,
+    now_ms: int,
+) -> None:
     compaction_id, _, kind = _version(connection, session, version)
     if any_restored(connection, sorted(covered_by(connection, session.sid, version))):
-        raise Conflict(f"version {version} speaks for messages that were restored since; they are live again")
+        raise Conflict(
+            f"version {version} speaks for messages that were restored since; they are live again"
+        )
     before, replaced = session.window_tokens, session.version
     fence_off(connection, session, now_ms=now_ms)
     take_force(connection, session, version, at_ms=now_ms)
@@ -150,12 +211,26 @@ def _promote(connection: Connection, session: SessionRow, version: int, rules: R
         session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before, tokens_after=after, version=version,
         replaced=replaced,
     )  # fmt: skip
-    records.tell(session, "summary.updated", version=version, kind=kind, tokens_before=before, tokens_after=after)
+    records.tell(
+        session,
+        "summary.updated",
+        version=version,
+        kind=kind,
+        tokens_before=before,
+        tokens_after=after,
+    )
     end_rewriting(connection, session, records, now_ms=now_ms)
     open_fold(connection, session, records, rules, now_ms=now_ms)
 
 
-def _restore(connection: Connection, session: SessionRow, compaction_id: CompactionId, rules: Rules, records: Records, now_ms: int) -> None:
+def _restore(
+    connection: Connection,
+    session: SessionRow,
+    compaction_id: CompactionId,
+    rules: Rules,
+    records: Records,
+    now_ms: int,
+) -> None:
     by = int(compaction_id) if compaction_id.isdecimal() and len(compaction_id) < 20 else -1
     rows = _EVICTION.rows(connection, session.sid, by)
     if not rows:
@@ -170,10 +245,20 @@ def _restore(connection: Connection, session: SessionRow, compaction_id: Compact
     before = session.window_tokens
     fence_off(connection, session, now_ms=now_ms)
     taken = [message_of(row) for row in _TAKEN.rows(connection, session.sid, first, last, by)]
-    _RESTORE.run(connection, [(session.sid, by, *run) for run in _runs(connection, session.sid, first, last, by)])
+    _RESTORE.run(
+        connection,
+        [(session.sid, by, *run) for run in _runs(connection, session.sid, first, last, by)],
+    )
     _FREE.run(connection, [(session.sid, first, last, by)])
-    values = {"status": "restored", "is_covered": False, "lease_until_ms": None, "restored_at_ms": now_ms}
-    connection.execute(update(compactions).where(compactions.c.compaction_id == by).values(**values))
+    values = {
+        "status": "restored",
+        "is_covered": False,
+        "lease_until_ms": None,
+        "restored_at_ms": now_ms,
+    }
+    connection.execute(
+        update(compactions).where(compactions.c.compaction_id == by).values(**values)
+    )
     load = load_of(taken)
     session.live_messages += load.messages
     session.live_tokens += load.tokens
@@ -190,13 +275,22 @@ def _restore(connection: Connection, session: SessionRow, compaction_id: Compact
         version=session.version,
     )  # fmt: skip
     kind = None if session.version is None else _version(connection, session, session.version)[2]
-    records.tell(session, "summary.updated", version=session.version, kind=kind, tokens_before=before, tokens_after=after)
+    records.tell(
+        session,
+        "summary.updated",
+        version=session.version,
+        kind=kind,
+        tokens_before=before,
+        tokens_after=after,
+    )
     if is_covered:
         end_rewriting(connection, session, records, now_ms=now_ms)
     open_fold(connection, session, records, rules, now_ms=now_ms)
 
 
-def _runs(connection: Connection, sid: int, first: int, last: int, by: int) -> list[tuple[int, int]]:
+def _runs(
+    connection: Connection, sid: int, first: int, last: int, by: int
+) -> list[tuple[int, int]]:
     """What an eviction took, as ranges of positions that hold nothing else."""
     runs: list[tuple[int, int]] = []
     is_open = False
@@ -218,6 +312,11 @@ def _check_range(connection: Connection, session: SessionRow, from_version: int)
         BadRequest: nothing does, or the version speaks for what the one in force does not.
     """
     _version(connection, session, from_version)
-    whole, begun = covered_by(connection, session.sid, session.version), covered_by(connection, session.sid, from_version)
+    whole, begun = (
+        covered_by(connection, session.sid, session.version),
+        covered_by(connection, session.sid, from_version),
+    )
     if not begun < whole:
-        raise BadRequest(f"from_version: nothing lies between version {from_version} and version {session.version}, which is in force")
+        raise BadRequest(
+            f"from_version: nothing lies between version {from_version} and version {session.version}, which is in force"
+        )

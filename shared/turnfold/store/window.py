@@ -20,7 +20,9 @@ from turnfold.store.past import messages_then, state_then
 from turnfold.store.rows import FACTS, message_of
 from turnfold.store.schema import agents, compactions, ingested, messages, sessions, summaries
 
-_INGESTED_TO = select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
+_INGESTED_TO = (
+    select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
+)
 _REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
 _ONE = select(literal_column("1").label("one")).subquery("one")
 _SESSION_COLUMNS = [
@@ -31,7 +33,20 @@ _SESSION_COLUMNS = [
     )
 ]  # fmt: skip
 SUMMARY_COLUMNS = [
-    *(summaries.c[name] for name in ("version", "base_version", "kind", "style", "model", "text", "sections", "ledger", "tokens")),
+    *(
+        summaries.c[name]
+        for name in (
+            "version",
+            "base_version",
+            "kind",
+            "style",
+            "model",
+            "text",
+            "sections",
+            "ledger",
+            "tokens",
+        )
+    ),
     summaries.c.text_tokens,
     func.coalesce(summaries.c.cuts, literal_column("''")),
     *(summaries.c[name] for name in ("covers_first", "covers_last", "messages_covered")),
@@ -52,13 +67,22 @@ _HEAD = Prepared(
         sessions.c.evicted_changes,
         *SUMMARY_COLUMNS,
     ).select_from(
-        _ONE.outerjoin(sessions, (sessions.c.agent_id == bindparam("agent_id")) & (sessions.c.session_id == bindparam("session_id")))
+        _ONE.outerjoin(
+            sessions,
+            (sessions.c.agent_id == bindparam("agent_id"))
+            & (sessions.c.session_id == bindparam("session_id")),
+        )
         .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
-        .outerjoin(summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version))
+        .outerjoin(
+            summaries,
+            (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version),
+        )
     ),
     ("agent_id", "session_id"),
 )
-_is_pending = text("NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0")
+_is_pending = text(
+    "NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0"
+)
 _waits = select(
     compactions.c.compaction_id,
     compactions.c.messages_evicted,
@@ -69,17 +93,34 @@ _waits = select(
     compactions.c.first_position,
     compactions.c.last_position,
 )
-_PENDING = Prepared(_waits.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(compactions.c.ordinal), ("of_sid",))
+_PENDING = Prepared(
+    _waits.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(
+        compactions.c.ordinal
+    ),
+    ("of_sid",),
+)
 _EVICTION = Prepared(_waits.where(compactions.c.compaction_id == bindparam("by")), ("by",))
 _SUMMARY = Prepared(
-    select(*SUMMARY_COLUMNS).where(summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")), ("of_sid", "number")
+    select(*SUMMARY_COLUMNS).where(
+        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
 )
-_CHANGING = [messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")]
+_CHANGING = [
+    messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")
+]
 """What may ever change of a live message that stays live, behind its position: what it answers."""
 
-_live = select(*_CHANGING).where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None)).order_by(messages.c.position)
+_live = (
+    select(*_CHANGING)
+    .where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None))
+    .order_by(messages.c.position)
+)
 _LIVE = Prepared(_live, ("of_sid",))
-_LIVE_FACTS = Prepared(_live.with_only_columns(*FACTS).where(messages.c.position >= bindparam("since")), ("of_sid", "since"))
+_LIVE_FACTS = Prepared(
+    _live.with_only_columns(*FACTS).where(messages.c.position >= bindparam("since")),
+    ("of_sid", "since"),
+)
 _EVICTED = Prepared(
     select(*FACTS)
     .where(
@@ -93,7 +134,8 @@ _EVICTED = Prepared(
 _PLACES = tuple(f"at_{number}" for number in range(64))
 _BODIES = Prepared(
     select(messages.c.position, messages.c.body).where(
-        messages.c.sid == bindparam("of_sid"), messages.c.position.in_([bindparam(place) for place in _PLACES])
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.in_([bindparam(place) for place in _PLACES]),
     ),
     ("of_sid", *_PLACES),
 )
@@ -166,7 +208,9 @@ class SqlWindows:
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
 
-        def read(connection: Readable, *, is_near: bool = False) -> tuple[Chosen, Mapping[int, str]]:
+        def read(
+            connection: Readable, *, is_near: bool = False
+        ) -> tuple[Chosen, Mapping[int, str]]:
             facts, changes = _head(connection, key)
             seen = glance(facts)
             if seen is not None:
@@ -185,7 +229,9 @@ class SqlWindows:
                 found.sort(key=attrgetter("position"))
             self._known.keep(key, known, known.size)
             waiting = tuple([_waiting(row) for row in pending])
-            chosen, positions = choose(WindowFacts(facts.ingested_to, facts.session, facts.summary, waiting, tuple(found)))
+            chosen, positions = choose(
+                WindowFacts(facts.ingested_to, facts.session, facts.summary, waiting, tuple(found))
+            )
             return chosen, dict(_bodies(connection, sid, positions))
 
         try:
@@ -215,10 +261,24 @@ class SqlWindows:
             sid = facts.session.sid
             state = state_then(connection, key, sid, moment)
             found = messages_then(connection, sid, state)
-            pending = tuple([_waiting(row) for one in state.pending for row in _EVICTION.rows(connection, one.compaction_id)])
-            session = replace(facts.session, messages_total=state.covered + len(found), version=state.version)
-            summary = None if state.version is None else summary_of(*_SUMMARY.rows(connection, sid, state.version))
-            chosen, positions = choose(WindowFacts(facts.ingested_to, session, summary, pending, tuple(found)))
+            pending = tuple(
+                [
+                    _waiting(row)
+                    for one in state.pending
+                    for row in _EVICTION.rows(connection, one.compaction_id)
+                ]
+            )
+            session = replace(
+                facts.session, messages_total=state.covered + len(found), version=state.version
+            )
+            summary = (
+                None
+                if state.version is None
+                else summary_of(*_SUMMARY.rows(connection, sid, state.version))
+            )
+            chosen, positions = choose(
+                WindowFacts(facts.ingested_to, session, summary, pending, tuple(found))
+            )
             return chosen, dict(_bodies(connection, sid, positions))
 
         return await self._database.snapshot(read)
@@ -229,11 +289,15 @@ def _waiting(row: Sequence[Any]) -> PendingEviction:
     return PendingEviction(CompactionId(str(row[0])), *row[1:6])
 
 
-def _evicted(connection: Readable, sid: int, known: Known, changes: int, pending: Sequence[Sequence[Any]]) -> list[Message]:
+def _evicted(
+    connection: Readable, sid: int, known: Known, changes: int, pending: Sequence[Sequence[Any]]
+) -> list[Message]:
     """The messages of these evictions; only those are read that are not known, or may have changed."""
     before = known.evicted if known.changes == changes else {}
     known.changes = changes
-    known.evicted = {row[0]: before.get(row[0]) or _read_evicted(connection, sid, row) for row in pending}
+    known.evicted = {
+        row[0]: before.get(row[0]) or _read_evicted(connection, sid, row) for row in pending
+    }
     return [message for some in known.evicted.values() for message in some]
 
 
@@ -250,7 +314,9 @@ def _live_ones(connection: Readable, sid: int, known: Known) -> list[Message]:
     except KeyError:
         known.live = {state: known.live[state] for state in states if state in known.live}
         since = min(state[0] for state in states if state not in known.live)
-        known.live.update((_state(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since))
+        known.live.update(
+            (_state(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since)
+        )
         return [known.live[state] for state in states]
 
 
@@ -263,7 +329,9 @@ def _head(connection: Readable, key: SessionKey) -> tuple[WindowFacts, int]:
     end = 8 + len(_SESSION_COLUMNS)
     session = SessionFacts(row[1], wishes, agent_wishes, *row[8:end])
     changes, *summary = row[end:]
-    return WindowFacts(row[0], session, None if summary[0] is None else summary_of(summary)), changes
+    return WindowFacts(
+        row[0], session, None if summary[0] is None else summary_of(summary)
+    ), changes
 
 
 def summary_of(row: Sequence[Any]) -> StoredSummary:
@@ -275,7 +343,12 @@ def _bodies(connection: Readable, sid: int, positions: Sequence[int]) -> Iterato
     """The texts of some messages, so many at a time; the last ones fill what places are left over."""
     for start in range(0, len(positions), len(_PLACES)):
         some = positions[start : start + len(_PLACES)]
-        yield from ((position, body) for position, body in _BODIES.rows(connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))))
+        yield from (
+            (position, body)
+            for position, body in _BODIES.rows(
+                connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))
+            )
+        )
 
 
 _state = itemgetter(*(FACTS.index(column) for column in _CHANGING))

@@ -17,7 +17,10 @@ _ROOM_FOR_THOUGHT: Final = 512
 _TEXTS: Final = {"type": "array", "items": {"type": "string"}}
 _CHANGE: Final = {
     "type": "object",
-    "properties": {"path": {"type": "string"}, "action": {"type": "string", "enum": ["modified", "read"]}},
+    "properties": {
+        "path": {"type": "string"},
+        "action": {"type": "string", "enum": ["modified", "read"]},
+    },
     "required": ["path", "action"],
     "additionalProperties": False,
 }
@@ -34,10 +37,17 @@ _SCHEMA: Final = {
     "json_schema": {
         "name": "record",
         "strict": True,
-        "schema": {"type": "object", "properties": _FIELDS, "required": list(_FIELDS), "additionalProperties": False},
+        "schema": {
+            "type": "object",
+            "properties": _FIELDS,
+            "required": list(_FIELDS),
+            "additionalProperties": False,
+        },
     },
 }
-_SCHEMA_FAILED: Final = frozenset({Reason.TOOL_CALL, Reason.UNPARSABLE, Reason.CONTENT_NONE, Reason.PROVIDER_ERROR})
+_SCHEMA_FAILED: Final = frozenset(
+    {Reason.TOOL_CALL, Reason.UNPARSABLE, Reason.CONTENT_NONE, Reason.PROVIDER_ERROR}
+)
 """Some models answer a schema with a call of a tool, or with nothing; the next attempt asks in words alone."""
 
 _OPENAI: Final = frozenset({"openai", "text-completion-openai"})
@@ -52,13 +62,23 @@ def load_litellm() -> Any:
     os.environ.setdefault("LITELLM_LOG", "CRITICAL")
     litellm = importlib.import_module("litellm")
     logging.disable(logging.CRITICAL)
-    for name, value in {"telemetry": False, "suppress_debug_info": True, "turn_off_message_logging": True, "drop_params": True}.items():
+    for name, value in {
+        "telemetry": False,
+        "suppress_debug_info": True,
+        "turn_off_message_logging": True,
+        "drop_params": True,
+    }.items():
         setattr(litellm, name, value)
     return litellm
 
 
 async def ask(
-    job: SummaryJob, prompt: Sequence[Mapping[str, str]], *, litellm: Any, count: Callable[[str], int], bill: Bill
+    job: SummaryJob,
+    prompt: Sequence[Mapping[str, str]],
+    *,
+    litellm: Any,
+    count: Callable[[str], int],
+    bill: Bill,
 ) -> tuple[Answer, Used]:
     """Ask a model once; its deadline is the clock's, however slowly an answer trickles.
 
@@ -79,9 +99,15 @@ async def ask(
             bill.unpaid_tokens -= asked_tokens
         raise failure from None
     usage = getattr(response, "usage", None)
-    used = Used(_number(getattr(usage, "prompt_tokens", None)), _number(getattr(usage, "completion_tokens", None)), _cost_of(response))
+    used = Used(
+        _number(getattr(usage, "prompt_tokens", None)),
+        _number(getattr(usage, "completion_tokens", None)),
+        _cost_of(response),
+    )
     bill.add(used)
-    bill.unpaid_tokens += (used.prompt_tokens or asked_tokens) - asked_tokens + (used.completion_tokens or 0)
+    bill.unpaid_tokens += (
+        (used.prompt_tokens or asked_tokens) - asked_tokens + (used.completion_tokens or 0)
+    )
     choices = getattr(response, "choices", None)
     if not choices:
         raise SummarizerError(Reason.PROVIDER_ERROR, "no choice in the answer")
@@ -94,12 +120,21 @@ async def ask(
 async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: Any) -> Any:
     model = job.model or ""
     key = job.api_key or _no_key(model, litellm)
-    options: dict[str, Any] = {name: value for name, value in (("api_base", job.api_base), ("api_key", key)) if value}
-    options |= {"max_tokens": job.max_tokens * 2 + _ROOM_FOR_THOUGHT, "timeout": job.timeout_seconds, "num_retries": 0, "max_retries": 0}
+    options: dict[str, Any] = {
+        name: value for name, value in (("api_base", job.api_base), ("api_key", key)) if value
+    }
+    options |= {
+        "max_tokens": job.max_tokens * 2 + _ROOM_FOR_THOUGHT,
+        "timeout": job.timeout_seconds,
+        "num_retries": 0,
+        "max_retries": 0,
+    }
     if not _takes_schema(job, model, litellm):
         return await litellm.acompletion(model=model, messages=list(prompt), **options)
     try:
-        return await litellm.acompletion(model=model, messages=list(prompt), response_format=_SCHEMA, **options)
+        return await litellm.acompletion(
+            model=model, messages=list(prompt), response_format=_SCHEMA, **options
+        )
     except Exception as error:
         if not refuses_schema(error):
             raise
@@ -113,7 +148,11 @@ def _no_key(model: str, litellm: Any) -> str | None:
         return None
     try:
         _, provider, own_key, _ = litellm.get_llm_provider(model=model)
-        borrows = own_key is None and provider in litellm.openai_compatible_providers and provider not in _OPENAI
+        borrows = (
+            own_key is None
+            and provider in litellm.openai_compatible_providers
+            and provider not in _OPENAI
+        )
     except Exception:  # noqa: BLE001 - a name that it does not know; the call itself says so
         return None
     return "none" if borrows else None
@@ -134,9 +173,14 @@ def _answer_of(choice: Any) -> Answer:
     return Answer(
         content=content if isinstance(content, str) else None,
         finish_reason=getattr(choice, "finish_reason", None),
-        calls_tools=bool(getattr(message, "tool_calls", None) or getattr(message, "function_call", None)),
-        has_reasoning=bool(getattr(message, "reasoning_content", None) or getattr(message, "thinking_blocks", None)),
-        refusal=getattr(message, "refusal", None) or (getattr(message, "provider_specific_fields", None) or {}).get("refusal"),
+        calls_tools=bool(
+            getattr(message, "tool_calls", None) or getattr(message, "function_call", None)
+        ),
+        has_reasoning=bool(
+            getattr(message, "reasoning_content", None) or getattr(message, "thinking_blocks", None)
+        ),
+        refusal=getattr(message, "refusal", None)
+        or (getattr(message, "provider_specific_fields", None) or {}).get("refusal"),
     )
 
 

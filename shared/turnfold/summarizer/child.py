@@ -16,7 +16,14 @@ from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.errors import StartError, SummarizerError
 from turnfold.standing import give_way, is_calm, stand_back
 from turnfold.summarizer.bill import Bill
-from turnfold.summarizer.wire import LOADED, draft_as_json, failure_as_json, frame, job_from_json, read_frame
+from turnfold.summarizer.wire import (
+    LOADED,
+    draft_as_json,
+    failure_as_json,
+    frame,
+    job_from_json,
+    read_frame,
+)
 
 
 class Child:
@@ -25,7 +32,9 @@ class Child:
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
         self._jobs: dict[int, Task[None]] = {}
-        self._counter: Task[Callable[[str], int]] = asyncio.create_task(asyncio.to_thread(_load_counter))
+        self._counter: Task[Callable[[str], int]] = asyncio.create_task(
+            asyncio.to_thread(_load_counter)
+        )
         self._litellm: Task[Any] | None = None
         self._kept: dict[int, asyncio.Event] = {}
         # Models are waited for side by side; extracting computes, and one at a time is as quick for all.
@@ -64,9 +73,17 @@ class Child:
         except SummarizerError as error:
             told = {"error": failure_as_json(error)}
         except StartError as error:
-            told = {"error": failure_as_json(SummarizerError(Reason.PROVIDER_ERROR, str(error), is_transient=False))}
+            told = {
+                "error": failure_as_json(
+                    SummarizerError(Reason.PROVIDER_ERROR, str(error), is_transient=False)
+                )
+            }
         except Exception as error:  # noqa: BLE001 - one bad job must not end the others; its text may quote a user
-            told = {"error": failure_as_json(SummarizerError(Reason.PROVIDER_ERROR, type(error).__name__))}
+            told = {
+                "error": failure_as_json(
+                    SummarizerError(Reason.PROVIDER_ERROR, type(error).__name__)
+                )
+            }
         finally:
             self._jobs.pop(number, None)
             self._kept.pop(number, None)
@@ -78,7 +95,9 @@ class Child:
         if job.model is None:
             async with self._extracting:
                 thread = self._giving_way if is_calm() else None
-                return await asyncio.get_running_loop().run_in_executor(thread, partial(extract, job, count=count))
+                return await asyncio.get_running_loop().run_in_executor(
+                    thread, partial(extract, job, count=count)
+                )
         self.preload()
         assert self._litellm is not None
         litellm = await asyncio.shield(self._litellm)

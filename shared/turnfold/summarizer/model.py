@@ -12,7 +12,14 @@ from turnfold.core.chunks import chunks
 from turnfold.core.extractive import Evidence, evidence, readable, render, with_evidence
 from turnfold.core.gate import Answer, Reason, check, missing_facts
 from turnfold.core.merging import merged
-from turnfold.core.prompt import build_prompt, fitted, message_data, parse_answer, prompt_data, prompt_version
+from turnfold.core.prompt import (
+    build_prompt,
+    fitted,
+    message_data,
+    parse_answer,
+    prompt_data,
+    prompt_version,
+)
 from turnfold.core.redaction import redact
 from turnfold.core.sources import Draft, Part, Previous, Source, SummaryJob, printable
 from turnfold.core.values import REQUEST_CHARACTERS
@@ -27,7 +34,9 @@ Keep = Callable[[Part], Awaitable[None]]
 Count = Callable[[str], int]
 
 
-async def write_with_model(job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: Bill) -> Draft:
+async def write_with_model(
+    job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: Bill
+) -> Draft:
     """Ask, part by part where the input is too large for one call, check what comes, and put files and exact values beside it.
 
     `keep` is given each answer of several as it comes, and that a question was too large; with these among `job.parts`
@@ -69,24 +78,38 @@ class _Writing:
             if draft is None:
                 room = min(room, sum(sizes[offset : offset + len(shown)])) // 2
                 if room < LEAST_PART_TOKENS:
-                    raise SummarizerError(Reason.CONTEXT_OVERFLOW, "the smallest part is too large for the model", is_transient=False)
+                    raise SummarizerError(
+                        Reason.CONTEXT_OVERFLOW,
+                        "the smallest part is too large for the model",
+                        is_transient=False,
+                    )
                 pieces = self._pieces(whole[offset:], sizes[offset:], room)
                 continue
             previous = Previous(draft.text, draft.sections, draft.ledger)
             done, offset, pieces = done + 1, offset + len(shown), pieces[1:]
         return draft
 
-    async def _part(self, part: SummaryJob, shown: Sequence[Source], place: tuple[int, int]) -> Draft | None:
+    async def _part(
+        self, part: SummaryJob, shown: Sequence[Source], place: tuple[int, int]
+    ) -> Draft | None:
         """The record after a part; None when it was too large for the model."""
         digest = _digest(part, shown)
         known = part.parts.get(digest)
         if known is not None:
-            return await asyncio.to_thread(self._draft, part, _restored(known, self._bill)) if known else None
+            return (
+                await asyncio.to_thread(self._draft, part, _restored(known, self._bill))
+                if known
+                else None
+            )
         found = await asyncio.to_thread(evidence, part, part.sources, count=self._count)
         boundary = secrets.token_hex(8)
-        prompt = build_prompt(part, boundary=boundary, shown=shown, part=place, values=_values(found))
+        prompt = build_prompt(
+            part, boundary=boundary, shown=shown, part=place, values=_values(found)
+        )
         try:
-            answer, used = await ask(part, prompt, litellm=self._litellm, count=self._count, bill=self._bill)
+            answer, used = await ask(
+                part, prompt, litellm=self._litellm, count=self._count, bill=self._bill
+            )
         except SummarizerError as error:
             if error.reason != Reason.CONTEXT_OVERFLOW:
                 raise
@@ -94,7 +117,13 @@ class _Writing:
             return None
         draft = await asyncio.to_thread(self._draft, part, answer, found)
         if place[1] > 1:
-            await self._keep(Part(digest, json.dumps([answer.content, answer.finish_reason, *used]), self._bill.paid()))
+            await self._keep(
+                Part(
+                    digest,
+                    json.dumps([answer.content, answer.finish_reason, *used]),
+                    self._bill.paid(),
+                )
+            )
         return draft
 
     def _draft(self, part: SummaryJob, answer: Answer, found: Evidence | None = None) -> Draft:
@@ -108,23 +137,39 @@ class _Writing:
         _refuse(check(answer, input_tokens=input_tokens, output_tokens=count(whole)))
         text, sections = parse_answer(content, part.style, max_words=part.max_words)
         if part.style != "narrative" and part.previous is not None:
-            sections = merged(part.previous.sections, sections, max_tokens=part.max_tokens, count=count)
+            sections = merged(
+                part.previous.sections, sections, max_tokens=part.max_tokens, count=count
+            )
             text = render(sections) if set(sections) != {"context"} else text
         sections.pop("resolved", None)
-        text, sections = fitted(*_with_known_files(text, sections, found), max_tokens=part.max_tokens, count=count)
+        text, sections = fitted(
+            *_with_known_files(text, sections, found), max_tokens=part.max_tokens, count=count
+        )
         draft = Draft(text=text, sections=sections, ledger=(), kind="llm", model=part.model)
         draft = replace(with_evidence(draft, found), prompt_version=prompt_version(part.task))
-        _refuse(check(replace(answer, content=draft.text), input_tokens=input_tokens, output_tokens=count(draft.text)))
+        _refuse(
+            check(
+                replace(answer, content=draft.text),
+                input_tokens=input_tokens,
+                output_tokens=count(draft.text),
+            )
+        )
         request = printable(redact(part.newest_request or "")).strip()[:REQUEST_CHARACTERS]
-        if missing := missing_facts(draft.text, draft.ledger, facts=_values(found), request=request):
-            raise SummarizerError(Reason.FACTS_MISSING, f"{len(missing)} exact values are in neither text nor ledger")
+        if missing := missing_facts(
+            draft.text, draft.ledger, facts=_values(found), request=request
+        ):
+            raise SummarizerError(
+                Reason.FACTS_MISSING, f"{len(missing)} exact values are in neither text nor ledger"
+            )
         return draft
 
     def _room(self, sizes: Sequence[int]) -> int:
         """How many tokens of messages one call may show: the share of the window less everything else that is sent."""
         job = self._job
         # A boundary that is always the same, and no word of the attempt before: each attempt cuts where the last one did.
-        empty = build_prompt(replace(job, last_reason=None), boundary="0" * 16, shown=(), part=(1, 2))
+        empty = build_prompt(
+            replace(job, last_reason=None), boundary="0" * 16, shown=(), part=(1, 2)
+        )
         around = sum(self._count(message["content"]) for message in empty)
         free = int(job.window_tokens * job.chunk_share) - around
         if sum(sizes) > free and job.previous is None:
@@ -132,7 +177,9 @@ class _Writing:
             free -= job.max_tokens
         return max(free, LEAST_PART_TOKENS)
 
-    def _pieces(self, sources: Sequence[Source], sizes: Sequence[int], room: int) -> list[tuple[Source, ...]]:
+    def _pieces(
+        self, sources: Sequence[Source], sizes: Sequence[int], room: int
+    ) -> list[tuple[Source, ...]]:
         return chunks(sources, sizes, max_tokens=room, size=self._size)
 
     def _size(self, source: Source) -> int:
@@ -142,7 +189,9 @@ class _Writing:
 def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
     """Everything that an answer depends on: model, caps, and the prompt but for what is new in each."""
     prompt = build_prompt(replace(part, last_reason=None), boundary="", shown=shown)
-    return sha256(json.dumps([part.model, part.api_base, part.max_tokens, prompt]).encode()).hexdigest()
+    return sha256(
+        json.dumps([part.model, part.api_base, part.max_tokens, prompt]).encode()
+    ).hexdigest()
 
 
 def _restored(stored: str, bill: Bill) -> Answer:
@@ -163,7 +212,9 @@ def _refuse(reason: Reason | None) -> None:
         raise SummarizerError(reason, "the answer did not pass the gate")
 
 
-def _with_known_files(text: str, sections: dict[str, Any], found: Evidence) -> tuple[str, dict[str, Any]]:
+def _with_known_files(
+    text: str, sections: dict[str, Any], found: Evidence
+) -> tuple[str, dict[str, Any]]:
     """The version with the files that calls are known to have touched, whatever the model said of them."""
     if "file_changes" not in sections or not found.files:
         return text, sections

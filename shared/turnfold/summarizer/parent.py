@@ -14,7 +14,15 @@ from typing import Any, Final, TypeAlias
 from turnfold.core.gate import Reason
 from turnfold.core.sources import Draft, Part, SummaryJob
 from turnfold.errors import SummarizerError
-from turnfold.summarizer.wire import LOADED, draft_from_json, failure_as_json, failure_from_json, frame, job_as_json, read_frame
+from turnfold.summarizer.wire import (
+    LOADED,
+    draft_from_json,
+    failure_as_json,
+    failure_from_json,
+    frame,
+    job_as_json,
+    read_frame,
+)
 
 START_SECONDS: Final = 45.0
 CANCEL_SECONDS: Final = 5.0
@@ -38,7 +46,11 @@ class Summarizer:
     """
 
     def __init__(
-        self, *, preload: bool = False, environment: Mapping[str, str] | None = None, start_seconds: float = START_SECONDS
+        self,
+        *,
+        preload: bool = False,
+        environment: Mapping[str, str] | None = None,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self._preload = preload
         self._environment = dict(os.environ if environment is None else environment)
@@ -78,7 +90,9 @@ class Summarizer:
         answers: Answers = asyncio.Queue()
         self._waiting[number] = answers
         # A model has its deadline for each call in the child; here the child itself has one, and all of its calls together.
-        end = asyncio.get_running_loop().time() + (job.job_timeout_seconds if job.model else job.timeout_seconds + self._start_seconds)
+        end = asyncio.get_running_loop().time() + (
+            job.job_timeout_seconds if job.model else job.timeout_seconds + self._start_seconds
+        )
         try:
             async with asyncio.timeout_at(end):
                 await self._say(process, {"id": number, "job": job_as_json(job)})
@@ -87,7 +101,9 @@ class Summarizer:
                     await self._say(process, {"id": number, "kept": True})
         except TimeoutError:
             unpaid = await self._cancelled(process, number, answers)
-            raise SummarizerError(Reason.TIMEOUT, "no answer before the deadline of the job", unpaid_tokens=unpaid) from None
+            raise SummarizerError(
+                Reason.TIMEOUT, "no answer before the deadline of the job", unpaid_tokens=unpaid
+            ) from None
         except BaseException:
             with contextlib.suppress(SummarizerError):
                 self._tell(process, {"id": number, "cancel": True})
@@ -112,7 +128,12 @@ class Summarizer:
             if self._is_closed:
                 raise SummarizerError(Reason.PROVIDER_ERROR, "the summariser is closed")
             process = self._process
-            if process is not None and process.returncode is None and self._listening is not None and not self._listening.done():
+            if (
+                process is not None
+                and process.returncode is None
+                and self._listening is not None
+                and not self._listening.done()
+            ):
                 return process
             await self._ended()
             try:
@@ -121,7 +142,9 @@ class Summarizer:
                     stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_environment(self._environment),
                 )  # fmt: skip
             except OSError as error:
-                raise SummarizerError(Reason.PROVIDER_ERROR, f"the child does not start: {type(error).__name__}") from error
+                raise SummarizerError(
+                    Reason.PROVIDER_ERROR, f"the child does not start: {type(error).__name__}"
+                ) from error
             self._process = process
             self._listening = asyncio.create_task(self._listen(process))
             return process
@@ -137,7 +160,11 @@ class Summarizer:
                 if answers is not None:
                     answers.put_nowait(told)
         finally:
-            ended = {"error": failure_as_json(SummarizerError(Reason.PROVIDER_ERROR, "the summariser process ended"))}
+            ended = {
+                "error": failure_as_json(
+                    SummarizerError(Reason.PROVIDER_ERROR, "the summariser process ended")
+                )
+            }
             for answers in self._waiting.values():
                 answers.put_nowait(ended)
 

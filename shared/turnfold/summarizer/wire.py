@@ -45,7 +45,9 @@ def job_as_json(job: SummaryJob) -> dict[str, Any]:
     previous = job.previous
     return {
         "sources": [list(source) for source in job.sources],
-        "previous": None if previous is None else {"text": previous.text, "sections": previous.sections, "ledger": previous.ledger},
+        "previous": None
+        if previous is None
+        else {"text": previous.text, "sections": previous.sections, "ledger": previous.ledger},
         "newest_request": job.newest_request,
         "style": job.style,
         "max_tokens": job.max_tokens,
@@ -70,12 +72,26 @@ def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
     previous = value["previous"]
     return SummaryJob(
         sources=tuple(
-            Source(message_id, role, text, tuple((name, arguments) for name, arguments in calls), tool_name, is_error, is_late)
+            Source(
+                message_id,
+                role,
+                text,
+                tuple((name, arguments) for name, arguments in calls),
+                tool_name,
+                is_error,
+                is_late,
+            )
             for message_id, role, text, calls, tool_name, is_error, is_late in value["sources"]
         ),
-        previous=None if previous is None else Previous(previous["text"], previous["sections"], tuple(previous["ledger"])),
+        previous=None
+        if previous is None
+        else Previous(previous["text"], previous["sections"], tuple(previous["ledger"])),
         redactions=tuple(value["redactions"]),
-        **{name: given for name, given in value.items() if name not in ("sources", "previous", "redactions")},
+        **{
+            name: given
+            for name, given in value.items()
+            if name not in ("sources", "previous", "redactions")
+        },
     )
 
 

@@ -14,9 +14,21 @@ class MemoryCalls:
 
     async def begun(self, job: Job) -> Begun:
         """What came of a job before."""
-        parts = {part.digest: part.answer for one in job.compaction_ids for part in self._memory.chunks.get(one, ())}
+        parts = {
+            part.digest: part.answer
+            for one in job.compaction_ids
+            for part in self._memory.chunks.get(one, ())
+        }
         session = self._memory.sessions.get(job.key)
-        rows = [row for row in session.compactions if row.compaction_id in job.compaction_ids and row.reason] if session else []
+        rows = (
+            [
+                row
+                for row in session.compactions
+                if row.compaction_id in job.compaction_ids and row.reason
+            ]
+            if session
+            else []
+        )
         return Begun(parts, rows[-1].reason if rows and job.attempt > 1 else None)
 
     async def keep(self, job: Job, part: Part, *, now_ms: int) -> None:  # noqa: ARG002 - nobody asks when
@@ -24,7 +36,10 @@ class MemoryCalls:
         oldest = job.compaction_ids[0]
         session = self._memory.sessions.get(job.key)
         rows = session.compactions if session else []
-        if not any(row.compaction_id == oldest and row.status == "running" and row.fence == job.fence for row in rows):
+        if not any(
+            row.compaction_id == oldest and row.status == "running" and row.fence == job.fence
+            for row in rows
+        ):
             raise LostLease(oldest)
         self._memory.chunks.setdefault(oldest, []).append(part)
 

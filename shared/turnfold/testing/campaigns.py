@@ -46,7 +46,11 @@ class MemoryCampaigns:
             if (known.agent_id, known.wanted, known.finished_at_ms) == (agent_id, wanted, None):
                 return self._told(known)
         found = sorted(self._memory.sessions.values(), key=lambda session: session.sid)
-        keys = [one.key for one in found if one.version is not None and agent_id in (None, one.key.agent_id)]
+        keys = [
+            one.key
+            for one in found
+            if one.version is not None and agent_id in (None, one.key.agent_id)
+        ]
         made = Campaign(str(rules.new_id()), agent_id, wanted, at_once, len(keys), keys, now_ms)
         made.finished_at_ms = None if keys else now_ms
         self._campaigns.append(made)
@@ -65,17 +69,25 @@ class MemoryCampaigns:
             for key in chosen:
                 session = self._memory.sessions[key]
                 if session.version is not None:
-                    work = open_work(self._memory, session, Trigger.REGENERATE, now_ms, now_ms, wanted=one.wanted)
+                    work = open_work(
+                        self._memory, session, Trigger.REGENERATE, now_ms, now_ms, wanted=one.wanted
+                    )
                     one.opened[work] = key
                     opened += 1
         return opened
 
     async def progress(self, campaign_id: str) -> Progress | None:
         """How far one is; None where there is none of that id."""
-        return next((self._told(one) for one in self._campaigns if one.campaign_id == campaign_id), None)
+        return next(
+            (self._told(one) for one in self._campaigns if one.campaign_id == campaign_id), None
+        )
 
     def _told(self, campaign: Campaign) -> Progress:
-        rows = {row.compaction_id: row for session in self._memory.sessions.values() for row in session.compactions}
+        rows = {
+            row.compaction_id: row
+            for session in self._memory.sessions.values()
+            for row in session.compactions
+        }
         statuses = [rows[one].status for one in campaign.opened if one in rows]
         return Progress(
             campaign.campaign_id, campaign.agent_id, campaign.sessions, len(campaign.opened), statuses.count("committed"),

@@ -15,9 +15,14 @@ class MemoryErasures:
 
     _memory: Memory
 
-    async def erase_expired(self, *, after: int, limit: int, rules: Rules, now_ms: int) -> int | None:
+    async def erase_expired(
+        self, *, after: int, limit: int, rules: Rules, now_ms: int
+    ) -> int | None:
         """Look at some sessions, and erase those that their policy retains no longer."""
-        looked_at = sorted((one for one in self._memory.sessions.values() if one.sid > after), key=lambda one: one.sid)[:limit]
+        looked_at = sorted(
+            (one for one in self._memory.sessions.values() if one.sid > after),
+            key=lambda one: one.sid,
+        )[:limit]
         ingested_to = next((last for first, last in self._memory.ingested if first == 1), 0)
         for session in looked_at:
             policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
@@ -39,12 +44,16 @@ class MemoryErasures:
         return True
 
 
-def turned_away(memory: Memory, key: SessionKey | None, seq: int, event_id: EventId | None = None) -> bool:
+def turned_away(
+    memory: Memory, key: SessionKey | None, seq: int, event_id: EventId | None = None
+) -> bool:
     """Whether what came for a session was erased before it came; the stream will forget it too."""
     if key is None:
         return False
     last = max(memory.erasures.get(one, Erasure(0)).last_seq for one in (key, key.agent_id))
-    is_erased = seq <= last or (event_id is not None and (key.agent_id, event_id) in memory.erased_events)
+    is_erased = seq <= last or (
+        event_id is not None and (key.agent_id, event_id) in memory.erased_events
+    )
     if is_erased:
         memory.purges.add(seq)
     return is_erased
@@ -62,16 +71,23 @@ def erased(memory: Memory, key: SessionKey | AgentId, last_seq: int, now_ms: int
     for mark in [one for one in memory.spending if one[0] == key]:
         del memory.spending[mark]
     memory.erasures[key] = Erasure(max(last_seq, memory.erasures.get(key, Erasure(0)).last_seq))
-    return Erased(len(mine), sum([_erase_session(memory, session, last_seq, now_ms, "agent") for session in mine]))
+    return Erased(
+        len(mine),
+        sum([_erase_session(memory, session, last_seq, now_ms, "agent") for session in mine]),
+    )
 
 
-def _erase_session(memory: Memory, session: Session, last_seq: int, now_ms: int, reason: str) -> int:
+def _erase_session(
+    memory: Memory, session: Session, last_seq: int, now_ms: int, reason: str
+) -> int:
     number, key = len(session.kept), session.key
     memory.seal(
         session, "erased", at_ms=now_ms, reason=reason, messages=number, versions=len(session.summaries), last_seq=last_seq
     )  # fmt: skip
     memory.erased_events |= {(key.agent_id, event_id) for event_id in session.events}
-    memory.purges |= {arrival.stream_seq for arrival in session.events.values()} | memory.copies.pop(key, set())
+    memory.purges |= {
+        arrival.stream_seq for arrival in session.events.values()
+    } | memory.copies.pop(key, set())
     before = memory.erasures.get(key, Erasure(0))
     memory.erasures[key] = Erasure(max(last_seq, before.last_seq), tuple(session.audit))
     for row in session.compactions:
@@ -82,9 +98,15 @@ def _erase_session(memory: Memory, session: Session, last_seq: int, now_ms: int,
 
 def _erase_letters(memory: Memory, key: SessionKey | AgentId) -> None:
     def is_mine(seq: int, subject: str) -> bool:
-        found = (memory.letter_keys.get(seq), key_of_event_subject(subject), claimed_key(memory.payloads.get(seq, b"")))
+        found = (
+            memory.letter_keys.get(seq),
+            key_of_event_subject(subject),
+            claimed_key(memory.payloads.get(seq, b"")),
+        )
         named = [one for one in found if one is not None]
-        return key in named if isinstance(key, SessionKey) else key in [one.agent_id for one in named]
+        return (
+            key in named if isinstance(key, SessionKey) else key in [one.agent_id for one in named]
+        )
 
     gone = {row.stream_seq for row in memory.dead_letters if is_mine(row.stream_seq, row.subject)}
     memory.purges |= gone

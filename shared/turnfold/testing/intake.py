@@ -15,7 +15,16 @@ from turnfold.core.presets import Commit, Mode, Policy, preset_named
 from turnfold.core.usage import Meter, Reading, usage_trigger
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey
-from turnfold.ports import NO_PAYLOADS, PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, DeadLetterRow, Erased, Ingested, Rules
+from turnfold.ports import (
+    NO_PAYLOADS,
+    PAYLOAD_KEPT_BYTES,
+    Arrival,
+    DeadLetter,
+    DeadLetterRow,
+    Erased,
+    Ingested,
+    Rules,
+)
 from turnfold.testing.erasures import erased, turned_away
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
 from turnfold.testing.usage import Learning, settled_ms
@@ -27,25 +36,47 @@ class MemoryIntake:
     _memory: Memory
 
     async def ingest(
-        self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter], *, rules: Rules, payloads: Mapping[int, bytes] = NO_PAYLOADS
+        self,
+        arrivals: Sequence[Arrival],
+        dead: Sequence[DeadLetter],
+        *,
+        rules: Rules,
+        payloads: Mapping[int, bytes] = NO_PAYLOADS,
     ) -> Ingested:
         """Keep a batch: each event once, at the lowest sequence it came with."""
-        sequences = [arrival.stream_seq for arrival in arrivals] + [letter.stream_seq for letter in dead]
+        sequences = [arrival.stream_seq for arrival in arrivals] + [
+            letter.stream_seq for letter in dead
+        ]
         given = len(arrivals) + len(dead)
-        arrivals = [one for one in arrivals if not turned_away(self._memory, one.key, one.stream_seq, one.event_id)]
+        arrivals = [
+            one
+            for one in arrivals
+            if not turned_away(self._memory, one.key, one.stream_seq, one.event_id)
+        ]
         dead = [
-            one for one in dead if not any(turned_away(self._memory, key, one.stream_seq) for key in (one.key, claimed_key(one.payload)))
+            one
+            for one in dead
+            if not any(
+                turned_away(self._memory, key, one.stream_seq)
+                for key in (one.key, claimed_key(one.payload))
+            )
         ]
         letters = list(dead)
         new: list[Arrival] = []
         duplicates = given - len(arrivals) - len(dead)
         known_before = set(self._memory.sessions)
-        arrivals, refused = self._admitted(sorted(arrivals, key=lambda arrival: arrival.stream_seq), rules.max_sessions)
+        arrivals, refused = self._admitted(
+            sorted(arrivals, key=lambda arrival: arrival.stream_seq), rules.max_sessions
+        )
         letters += [_refused(one, "too_many_sessions", payloads) for one in refused]
         changed: dict[SessionKey, Session] = {}
         new_seqs: dict[SessionKey, list[int]] = {}
         readings: dict[SessionKey, dict[int, Reading]] = {}
-        nameless = {key for key in sorted({arrival.key for arrival in arrivals}) if self._memory.session(key).model is None}
+        nameless = {
+            key
+            for key in sorted({arrival.key for arrival in arrivals})
+            if self._memory.session(key).model is None
+        }
         for arrival in arrivals:
             session, event_id = self._memory.session(arrival.key), arrival.event_id
             known = self._known(session.key.agent_id, event_id)
@@ -56,17 +87,25 @@ class MemoryIntake:
                     reading = Reading(arrival.stream_seq, arrival.at_ms, arrival.report.tokens)
                     readings.setdefault(session.key, {})[arrival.stream_seq] = reading
                 self._came(session, max(session.last_event_at_ms or 0, arrival.at_ms), rules)
-                session.rounds += 0 if arrival.is_meta else sum(message.role == "user" for message in arrival.messages)
+                session.rounds += (
+                    0
+                    if arrival.is_meta
+                    else sum(message.role == "user" for message in arrival.messages)
+                )
             elif known.key != session.key or not _says_the_same(known, arrival):
                 letters.append(_refused(arrival, "event_id_reused", payloads))
                 continue
             else:
                 duplicates += 1
                 if arrival.stream_seq != known.stream_seq:
-                    self._memory.copies.setdefault(session.key, set()).add(max(arrival.stream_seq, known.stream_seq))
+                    self._memory.copies.setdefault(session.key, set()).add(
+                        max(arrival.stream_seq, known.stream_seq)
+                    )
                 if arrival.stream_seq > known.stream_seq:
                     continue
-                session.gauge = session.gauge.moved(known.stream_seq, arrival.stream_seq, arrival.at_ms)
+                session.gauge = session.gauge.moved(
+                    known.stream_seq, arrival.stream_seq, arrival.at_ms
+                )
             session.events[event_id] = arrival
             if known is not None and known.at_ms == session.last_event_at_ms:
                 self._came(session, max(one.at_ms for one in session.events.values()), rules)
@@ -76,24 +115,49 @@ class MemoryIntake:
             session.revision += 1
             naming = [one.stream_seq for one in new if one.key == session.key and one.model]
             if session.key in nameless and naming:
-                session.gauge = session.gauge._replace(factor=learning.factor(session, min(naming) - 1))
-            evictions += self._evict(session, new_seqs.get(session.key, []), readings.get(session.key, {}), rules, learning)
-        for key in [key for key, session in self._memory.sessions.items() if key not in known_before and not session.events]:
+                session.gauge = session.gauge._replace(
+                    factor=learning.factor(session, min(naming) - 1)
+                )
+            evictions += self._evict(
+                session,
+                new_seqs.get(session.key, []),
+                readings.get(session.key, {}),
+                rules,
+                learning,
+            )
+        for key in [
+            key
+            for key, session in self._memory.sessions.items()
+            if key not in known_before and not session.events
+        ]:
             del self._memory.sessions[key]
         self._bury(letters)
         self._memory.add_ingested((seq, seq) for seq in sequences)
-        return Ingested(len(new), sum(len(arrival.messages) for arrival in new), duplicates, len(letters), evictions)
+        return Ingested(
+            len(new),
+            sum(len(arrival.messages) for arrival in new),
+            duplicates,
+            len(letters),
+            evictions,
+        )
 
     def _came(self, session: Session, at_ms: int, rules: Rules) -> None:
         session.last_event_at_ms = at_ms
-        session.idle_at_ms = idle_at_ms(at_ms, rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes))
+        session.idle_at_ms = idle_at_ms(
+            at_ms, rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
+        )
 
-    def _admitted(self, arrivals: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[Arrival]]:
+    def _admitted(
+        self, arrivals: Sequence[Arrival], most: int
+    ) -> tuple[list[Arrival], list[Arrival]]:
         """Those whose session is there or may be made, and the others."""
         admitted: list[Arrival] = []
         refused: list[Arrival] = []
         for arrival in arrivals:
-            may_be = arrival.key in self._memory.sessions or self._memory.sessions_of(arrival.key.agent_id) < most
+            may_be = (
+                arrival.key in self._memory.sessions
+                or self._memory.sessions_of(arrival.key.agent_id) < most
+            )
             (admitted if may_be else refused).append(arrival)
             if may_be:
                 self._memory.session(arrival.key)
@@ -106,7 +170,9 @@ class MemoryIntake:
     async def gaps(self, *, up_to: int = 0) -> Sequence[Range]:
         """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
         behind = pairwise([(0, 0), *self._memory.ingested, (up_to + 1, up_to + 1)])
-        return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]
+        return [
+            (before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1
+        ]
 
     async def ingested_to(self) -> int:
         """The sequence up to which none is missing."""
@@ -116,12 +182,21 @@ class MemoryIntake:
         """There is nobody to take turns with."""
         return nullcontext()
 
-    def _evict(self, session: Session, new_seqs: Sequence[int], readings: Mapping[int, Reading], rules: Rules, learning: Learning) -> int:
+    def _evict(
+        self,
+        session: Session,
+        new_seqs: Sequence[int],
+        readings: Mapping[int, Reading],
+        rules: Rules,
+        learning: Learning,
+    ) -> int:
         policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         live = session.live
         window = rules.model_window(session.model, policy)
         usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
-        meter = Meter(session.gauge._replace(settled_ms=settled_ms(session)), readings, learning.of(session))
+        meter = Meter(
+            session.gauge._replace(settled_ms=settled_ms(session)), readings, learning.of(session)
+        )
         gauge, seq = meter.gauge, 0
         if policy.commit is Commit.ON_SUMMARY:
             session.gauge = meter.after(0, gauge, usage_limit)
@@ -130,10 +205,19 @@ class MemoryIntake:
             load = session.live_load._replace(reported_tokens=session.gauge.fresh_tokens)
             before = len(session.compactions)
             due = rules.fired(load, policy, window)
-            _plan(self._memory, session, due, rules, session.last_event_at_ms or 0, seq=max(new_seqs, default=0))
+            _plan(
+                self._memory,
+                session,
+                due,
+                rules,
+                session.last_event_at_ms or 0,
+                seq=max(new_seqs, default=0),
+            )
             return len(session.compactions) - before
         hold = Hold(session.held_to_tokens, session.tokens_total)
-        done = rules.evictions([one.message for one in live], new_seqs, session.rounds, policy, window, meter, hold)
+        done = rules.evictions(
+            [one.message for one in live], new_seqs, session.rounds, policy, window, meter, hold
+        )
         for eviction in done:
             _open(self._memory, session, eviction, live, rules)
             gauge, seq = eviction.gauge, eviction.seq
@@ -141,8 +225,12 @@ class MemoryIntake:
         return len(done)
 
     def _known(self, agent_id: AgentId, event_id: EventId) -> Arrival | None:
-        sessions = (session for key, session in self._memory.sessions.items() if key.agent_id == agent_id)
-        return next((session.events[event_id] for session in sessions if event_id in session.events), None)
+        sessions = (
+            session for key, session in self._memory.sessions.items() if key.agent_id == agent_id
+        )
+        return next(
+            (session.events[event_id] for session in sessions if event_id in session.events), None
+        )
 
     def _bury(self, letters: Iterable[DeadLetter]) -> None:
         rows = self._memory.dead_letters
@@ -155,7 +243,14 @@ class MemoryIntake:
                 self._memory.payloads[one.stream_seq] = one.payload
                 rows.append(
                     DeadLetterRow(
-                        self._memory.letters, one.at_ms, one.subject, one.stream_seq, one.reason, one.detail, one.size_bytes, None
+                        self._memory.letters,
+                        one.at_ms,
+                        one.subject,
+                        one.stream_seq,
+                        one.reason,
+                        one.detail,
+                        one.size_bytes,
+                        None,
                     )
                 )
 
@@ -167,16 +262,30 @@ class MemoryIdle:
 
     async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
         """Look at sessions that have fallen idle; how many were looked at."""
-        idle = [one for one in self._memory.sessions.values() if one.idle_at_ms is not None and one.idle_at_ms <= now_ms][:limit]
+        idle = [
+            one
+            for one in self._memory.sessions.values()
+            if one.idle_at_ms is not None and one.idle_at_ms <= now_ms
+        ][:limit]
         for session in idle:
             session.idle_at_ms = None
-            if rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes).mode is Mode.AUTO:
+            if (
+                rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes).mode
+                is Mode.AUTO
+            ):
                 _evict_now(self._memory, session, (Due(Trigger.IDLE, 0),), rules, now_ms)
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
         """When the next session falls idle."""
-        return min((one.idle_at_ms for one in self._memory.sessions.values() if one.idle_at_ms is not None), default=None)
+        return min(
+            (
+                one.idle_at_ms
+                for one in self._memory.sessions.values()
+                if one.idle_at_ms is not None
+            ),
+            default=None,
+        )
 
 
 class MemoryChanges:
@@ -200,7 +309,12 @@ class MemoryChanges:
             self._memory.agents[key] = wishes
             for session in self._memory.sessions.values():
                 session.revision += session.key.agent_id == key
-            return {"agent_id": key, "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
+            return {
+                "agent_id": key,
+                "preset": wishes.preset,
+                "mode": wishes.mode,
+                "overrides": wishes.numbers(),
+            }
         known = self._memory.sessions.get(key)
         if known is None and self._memory.sessions_of(key.agent_id) >= rules.max_sessions:
             raise Conflict("the agent may have no more sessions")
@@ -212,10 +326,23 @@ class MemoryChanges:
         session.wishes = wishes
         session.revision += 1
         policy = rules.policy(self._memory.wishes_of(key.agent_id), wishes)
-        _evict_now(self._memory, session, rules.fired(session.live_load, policy, rules.model_window(session.model, policy)), rules, now_ms)
-        return {**key._asdict(), "preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}
+        _evict_now(
+            self._memory,
+            session,
+            rules.fired(session.live_load, policy, rules.model_window(session.model, policy)),
+            rules,
+            now_ms,
+        )
+        return {
+            **key._asdict(),
+            "preset": wishes.preset,
+            "mode": wishes.mode,
+            "overrides": wishes.numbers(),
+        }
 
-    async def compact_now(self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId | None:  # noqa: ARG002
+    async def compact_now(
+        self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId | None:  # noqa: ARG002
         """Evict what the policy would let go; None when there is nothing."""
         session = self._memory.sessions.get(key)
         if session is None:
@@ -224,12 +351,16 @@ class MemoryChanges:
             raise Conflict("the session's mode is off")
         return _evict_now(self._memory, session, (Due(Trigger.REQUEST, 0),), rules, now_ms)
 
-    async def erase(self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL) -> Erased:  # noqa: ARG002
+    async def erase(
+        self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
+    ) -> Erased:  # noqa: ARG002
         """Erase a session or all of an agent; nothing at or below this sequence comes back."""
         return erased(self._memory, key, last_seq, now_ms)
 
 
-def _evict_now(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, now_ms: int) -> CompactionId | None:
+def _evict_now(
+    memory: Memory, session: Session, found: Sequence[Due], rules: Rules, now_ms: int
+) -> CompactionId | None:
     live, load = session.live, session.live_load
     if session.held_tokens and not any(one.trigger is Trigger.REQUEST for one in found):
         return None
@@ -241,7 +372,9 @@ def _evict_now(memory: Memory, session: Session, found: Sequence[Due], rules: Ru
         return None
     factor = Learning(memory).of(session)(live[-1].message.stream_seq, now_ms)
     session.gauge = session.gauge.evicted(by_report=False, factor=factor)
-    eviction = Eviction(due, evicted, len(live), load, now_ms).seen_at([one.message for one in live], load, now_ms)
+    eviction = Eviction(due, evicted, len(live), load, now_ms).seen_at(
+        [one.message for one in live], load, now_ms
+    )
     return _open(memory, session, eviction, live, rules)
 
 
@@ -255,7 +388,15 @@ def _first_to_win(
     return None, ()
 
 
-def _plan(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, at_ms: int, *, seq: int = 0) -> CompactionId | None:
+def _plan(
+    memory: Memory,
+    session: Session,
+    found: Sequence[Due],
+    rules: Rules,
+    at_ms: int,
+    *,
+    seq: int = 0,
+) -> CompactionId | None:
     """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is."""
     for row in session.compactions if found else ():
         if row.is_plan and row.is_open:
@@ -271,11 +412,19 @@ def _plan(memory: Memory, session: Session, found: Sequence[Due], rules: Rules, 
         trace=_trace(session, seq),
     )  # fmt: skip
     session.compactions.append(row)
-    memory.seal(session, "selective_start", at_ms=at_ms, compaction_id=row.compaction_id, tokens_before=row.tokens_before)
+    memory.seal(
+        session,
+        "selective_start",
+        at_ms=at_ms,
+        compaction_id=row.compaction_id,
+        tokens_before=row.tokens_before,
+    )
     return row.compaction_id
 
 
-def _open(memory: Memory, session: Session, eviction: Eviction, live: Sequence[Kept], rules: Rules) -> CompactionId:
+def _open(
+    memory: Memory, session: Session, eviction: Eviction, live: Sequence[Kept], rules: Rules
+) -> CompactionId:
     """Take these messages out of the live ones; the compaction that stands for it."""
     due, evicted = eviction.due, eviction.evicted
     bodies = {one.message.position: one.body for one in live}
@@ -304,7 +453,9 @@ def _trace(session: Session, seq: int) -> str | None:
     return next((one.trace for one in session.events.values() if one.stream_seq == seq), None)
 
 
-def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: Eviction, model: str | None = None) -> None:
+def tell_eviction(
+    memory: Memory, session: Session, row: Compaction, eviction: Eviction, model: str | None = None
+) -> None:
     """Say that messages have left under this row, which `model` has summarised."""
     session.revision += 1
     session.rounds -= eviction.load.rounds
@@ -335,7 +486,10 @@ def tell_eviction(memory: Memory, session: Session, row: Compaction, eviction: E
 
 
 def _says_the_same(known: Arrival, again: Arrival) -> bool:
-    return known.digest == again.digest or (_parsed(known), known.is_error) == (_parsed(again), again.is_error)
+    return known.digest == again.digest or (_parsed(known), known.is_error) == (
+        _parsed(again),
+        again.is_error,
+    )
 
 
 def _parsed(arrival: Arrival) -> list[Any]:
@@ -345,7 +499,16 @@ def _parsed(arrival: Arrival) -> list[Any]:
 def _refused(arrival: Arrival, reason: str, payloads: Mapping[int, bytes]) -> DeadLetter:
     payload = payloads.get(arrival.stream_seq, b"")
     kept = payload[:PAYLOAD_KEPT_BYTES]
-    return DeadLetter(arrival.stream_seq, arrival.at_ms, arrival.subject, reason, "refused", len(payload), kept, arrival.key)
+    return DeadLetter(
+        arrival.stream_seq,
+        arrival.at_ms,
+        arrival.subject,
+        reason,
+        "refused",
+        len(payload),
+        kept,
+        arrival.key,
+    )
 
 
 def _wished(wishes: Wishes, request: PolicyRequest, rules: Rules) -> Wishes:

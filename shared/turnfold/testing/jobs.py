@@ -24,27 +24,53 @@ class MemoryJobs(MemoryCalls):
 
     _memory: Memory
 
-    async def claim(self, places: Places, *, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Sequence[Job]:
+    async def claim(
+        self,
+        places: Places,
+        *,
+        lease_ms: int,
+        now_ms: int,
+        policy: Callable[[Wishes, Wishes], Policy],
+    ) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
-        waiting = [(due_ms, session) for session in self._memory.sessions.values() if (due_ms := _due_since(session, now_ms)) is not None]
+        waiting = [
+            (due_ms, session)
+            for session in self._memory.sessions.values()
+            if (due_ms := _due_since(session, now_ms)) is not None
+        ]
         waiting.sort(key=lambda one: (one[0], one[1].sid))
         chosen = places.shared_out([(session, session.key.agent_id) for _, session in waiting])
         return [self._take(session, lease_ms, now_ms, policy) for session in chosen]
 
-    def _take(self, session: Session, lease_ms: int, now_ms: int, policy: Callable[[Wishes, Wishes], Policy]) -> Job:
+    def _take(
+        self,
+        session: Session,
+        lease_ms: int,
+        now_ms: int,
+        policy: Callable[[Wishes, Wishes], Policy],
+    ) -> Job:
         rows = _first_due(session, now_ms)
         for row in session.compactions:
             if row.status == "running" and row not in rows:
                 row.status, row.lease_until_ms = "pending", None
         fence, attempt = 1 + max(row.fence for row in rows), 1 + max(row.attempts for row in rows)
         for row in rows:
-            row.status, row.fence, row.attempts, row.lease_until_ms = "running", fence, attempt, now_ms + lease_ms
+            row.status, row.fence, row.attempts, row.lease_until_ms = (
+                "running",
+                fence,
+                attempt,
+                now_ms + lease_ms,
+            )
         ids = tuple(row.compaction_id for row in rows)
-        self._memory.seal(session, "summary_start", at_ms=now_ms, compaction_id=ids[-1], attempt=attempt)
+        self._memory.seal(
+            session, "summary_start", at_ms=now_ms, compaction_id=ids[-1], attempt=attempt
+        )
         in_force = policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         newest = rows[-1]
         plan = Due(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None
-        is_cooling = _writes(newest) is Writes.NEXT and not plan and now_ms < session.cooldown_until_ms
+        is_cooling = (
+            _writes(newest) is Writes.NEXT and not plan and now_ms < session.cooldown_until_ms
+        )
         return Job(
             session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model, plan, _writes(newest),
             newest.wanted or Wanted(), session.cooldown_reason if is_cooling else None, sum(row.tokens_evicted for row in rows),
@@ -76,23 +102,43 @@ class MemoryJobs(MemoryCalls):
             for one in session.kept
             if one.message.position in chosen or one.message.compaction_id in rows
         )
-        previous = Previous(base.text, json.loads(base.sections), tuple(json.loads(base.ledger))) if base else None
+        previous = (
+            Previous(base.text, json.loads(base.sections), tuple(json.loads(base.ledger)))
+            if base
+            else None
+        )
         requests = [one.body for one in session.live if one.message.is_request]
-        return JobInput(evicted, previous, requests[-1] if requests else None, leaving, session.depths[base.version] + 1 if base else 1)
+        return JobInput(
+            evicted,
+            previous,
+            requests[-1] if requests else None,
+            leaving,
+            session.depths[base.version] + 1 if base else 1,
+        )
 
     async def renew(self, job: Job, *, lease_ms: int, now_ms: int) -> None:
         """Keep the lease."""
         for row in self._rows(job):
             row.lease_until_ms = now_ms + lease_ms
 
-    async def commit(self, job: Job, version: Version, *, leaving: Eviction | None = None, reason: str | None, now_ms: int) -> int:
+    async def commit(
+        self,
+        job: Job,
+        version: Version,
+        *,
+        leaving: Eviction | None = None,
+        reason: str | None,
+        now_ms: int,
+    ) -> int:
         """Store a new version, in force over its base unless it was regenerated; the number it got."""
         rows, session = self._rows(job), self._memory.sessions[job.key]
         takes_force = job.writes is not Writes.REGENERATED
         if takes_force and session.version != job.base_version:
             raise LostLease(job.compaction_ids[-1])
         adds = _adds(session, job) | ({rows[-1].compaction_id} if leaving else set())
-        if any(row.status == "restored" for row in session.compactions if row.compaction_id in adds):
+        if any(
+            row.status == "restored" for row in session.compactions if row.compaction_id in adds
+        ):
             raise LostLease(job.compaction_ids[-1])
         at_first, model = session.window_tokens, version.draft.model
         if leaving is not None:
@@ -100,7 +146,9 @@ class MemoryJobs(MemoryCalls):
         replaced = session.window_tokens
         self._forget_chunks(job)
         before, number = rows[0].tokens_before, len(session.summaries) + 1
-        after = session.live_load.tokens + (version.tokens if takes_force else session.summary.tokens if session.summary else 0)
+        after = session.live_load.tokens + (
+            version.tokens if takes_force else session.summary.tokens if session.summary else 0
+        )
         for row in rows:
             row.status, row.version, row.reason = "committed", number, reason
             row.lease_until_ms, row.finished_at_ms, row.tokens_after = None, now_ms, after
@@ -119,16 +167,26 @@ class MemoryJobs(MemoryCalls):
         )  # fmt: skip
         if leaving is not None:
             self._memory.seal(
-                session, "selective_done", at_ms=now_ms, compaction_id=newest, tokens_before=at_first, tokens_after=after, model=model
+                session,
+                "selective_done",
+                at_ms=now_ms,
+                compaction_id=newest,
+                tokens_before=at_first,
+                tokens_after=after,
+                model=model,
             )
         beside = {} if takes_force else {"in_force": False}
-        self._memory.tell(session, "summary.updated", version=number, kind=version.draft.kind, **told, **beside)
+        self._memory.tell(
+            session, "summary.updated", version=number, kind=version.draft.kind, **told, **beside
+        )
         if takes_force:
             end_rewriting(self._memory, session, now_ms)
             self._remember_the_model(session, job, version, reason, now_ms)
         return number
 
-    def _remember_the_model(self, session: Session, job: Job, version: Version, reason: str | None, now_ms: int) -> None:
+    def _remember_the_model(
+        self, session: Session, job: Job, version: Version, reason: str | None, now_ms: int
+    ) -> None:
         if version.draft.kind == "llm":
             session.failures, session.cooldown_until_ms, session.cooldown_reason = 0, 0, None
         elif reason is not None:
@@ -140,40 +198,113 @@ class MemoryJobs(MemoryCalls):
         begins_ms = max(session.cooldown_until_ms, now_ms)
         open_work(self._memory, session, Trigger.STAND_IN, begins_ms, now_ms, wanted=Wanted())
 
-    def _leave(self, session: Session, row: Compaction, leaving: Eviction, model: str | None, now_ms: int) -> None:
+    def _leave(
+        self, session: Session, row: Compaction, leaving: Eviction, model: str | None, now_ms: int
+    ) -> None:
         ids = {message.message_id for message in leaving.evicted}
         if not ids <= {one.message.message_id for one in session.live}:
             raise LostLease(row.compaction_id)
         leaving = leaving.seen_at([one.message for one in session.live], session.live_load, now_ms)
-        row.tokens_before, row.tokens_evicted = session.window_tokens, sum(message.tokens for message in leaving.evicted)
+        row.tokens_before, row.tokens_evicted = (
+            session.window_tokens,
+            sum(message.tokens for message in leaving.evicted),
+        )
         row.evicted, row.is_plan, row.evicted_at_ms = frozenset(ids), False, now_ms
-        session.gauge = session.gauge.evicted(by_report=leaving.due.trigger is Trigger.USAGE, factor=session.gauge.factor)
+        session.gauge = session.gauge.evicted(
+            by_report=leaving.due.trigger is Trigger.USAGE, factor=session.gauge.factor
+        )
         tell_eviction(self._memory, session, row, leaving, model)
 
-    async def end(self, job: Job, *, ending: Ending, reason: str | None, detail: str, now_ms: int, model: str | None = None) -> None:
+    async def end(
+        self,
+        job: Job,
+        *,
+        ending: Ending,
+        reason: str | None,
+        detail: str,
+        now_ms: int,
+        model: str | None = None,
+    ) -> None:
         """End a compaction that evicted nothing and comes to nothing."""
-        rows, session, newest = self._rows(job), self._memory.sessions[job.key], job.compaction_ids[-1]
+        rows, session, newest = (
+            self._rows(job),
+            self._memory.sessions[job.key],
+            job.compaction_ids[-1],
+        )
         self._forget_chunks(job)
         for row in rows:
-            row.status, row.lease_until_ms, row.reason, row.finished_at_ms = str(ending), None, reason, now_ms
-        phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[ending]
-        self._memory.seal(session, phase, at_ms=now_ms, compaction_id=newest, reason=reason, model=model, detail=detail)
+            row.status, row.lease_until_ms, row.reason, row.finished_at_ms = (
+                str(ending),
+                None,
+                reason,
+                now_ms,
+            )
+        phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[
+            ending
+        ]
+        self._memory.seal(
+            session,
+            phase,
+            at_ms=now_ms,
+            compaction_id=newest,
+            reason=reason,
+            model=model,
+            detail=detail,
+        )
         if ending is Ending.STALE:
             return
-        told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": None}
+        told = {
+            "compaction_id": newest,
+            "reason": reason,
+            "attempts": job.attempt,
+            "next_attempt_at": None,
+        }
         self._memory.tell(session, "compaction.failed", **told)
         if job.writes is not Writes.REGENERATED:
             session.failed(reason or str(ending), at_ms=now_ms)
-        if job.writes is Writes.STAND_IN and (ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS):
+        if job.writes is Writes.STAND_IN and (
+            ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS
+        ):
             self._stand_in(session, now_ms)
 
-    async def give_back(self, job: Job, *, reason: str, detail: str, retry_at_ms: int, now_ms: int, model: str | None = None) -> None:
+    async def give_back(
+        self,
+        job: Job,
+        *,
+        reason: str,
+        detail: str,
+        retry_at_ms: int,
+        now_ms: int,
+        model: str | None = None,
+    ) -> None:
         """Return a job whose attempt failed, to be tried again."""
-        rows, session, newest = self._rows(job), self._memory.sessions[job.key], job.compaction_ids[-1]
+        rows, session, newest = (
+            self._rows(job),
+            self._memory.sessions[job.key],
+            job.compaction_ids[-1],
+        )
         for row in rows:
-            row.status, row.lease_until_ms, row.reason, row.next_attempt_at_ms = "pending", None, reason, retry_at_ms
-        self._memory.seal(session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, model=model, detail=detail)
-        told = {"compaction_id": newest, "reason": reason, "attempts": job.attempt, "next_attempt_at": retry_at_ms}
+            row.status, row.lease_until_ms, row.reason, row.next_attempt_at_ms = (
+                "pending",
+                None,
+                reason,
+                retry_at_ms,
+            )
+        self._memory.seal(
+            session,
+            "attempt_failed",
+            at_ms=now_ms,
+            compaction_id=newest,
+            reason=reason,
+            model=model,
+            detail=detail,
+        )
+        told = {
+            "compaction_id": newest,
+            "reason": reason,
+            "attempts": job.attempt,
+            "next_attempt_at": retry_at_ms,
+        }
         self._memory.tell(session, "compaction.failed", **told)
 
     async def discard(self, job: Job, *, now_ms: int) -> None:
@@ -182,49 +313,94 @@ class MemoryJobs(MemoryCalls):
         if session is None or session.sid != job.sid:
             return
         for row in session.compactions:
-            if row.compaction_id in job.compaction_ids and row.status == "running" and row.fence == job.fence:
+            if (
+                row.compaction_id in job.compaction_ids
+                and row.status == "running"
+                and row.fence == job.fence
+            ):
                 row.status, row.lease_until_ms, row.next_attempt_at_ms = "pending", None, now_ms
-        self._memory.seal(session, "stale", at_ms=now_ms, compaction_id=job.compaction_ids[-1], attempt=job.attempt)
+        self._memory.seal(
+            session,
+            "stale",
+            at_ms=now_ms,
+            compaction_id=job.compaction_ids[-1],
+            attempt=job.attempt,
+        )
 
     async def next_due_ms(self) -> int | None:
         """When the next job is due; None when there is none."""
-        return min((due_ms for session in self._memory.sessions.values() if (due_ms := _due_at(session)) is not None), default=None)
+        return min(
+            (
+                due_ms
+                for session in self._memory.sessions.values()
+                if (due_ms := _due_at(session)) is not None
+            ),
+            default=None,
+        )
 
     def _rows(self, job: Job) -> list[Compaction]:
         """The rows of a job that is still this worker's."""
         session = self._memory.sessions.get(job.key)
-        rows = [row for row in session.compactions if row.compaction_id in job.compaction_ids] if session else []
+        rows = (
+            [row for row in session.compactions if row.compaction_id in job.compaction_ids]
+            if session
+            else []
+        )
         if not rows or any(row.status != "running" or row.fence != job.fence for row in rows):
             raise LostLease(job.compaction_ids[-1])
         return rows
 
 
 def open_work(
-    memory: Memory, session: Session, trigger: Trigger, begins_ms: int, now_ms: int, *, wanted: Wanted | None = None
+    memory: Memory,
+    session: Session,
+    trigger: Trigger,
+    begins_ms: int,
+    now_ms: int,
+    *,
+    wanted: Wanted | None = None,
 ) -> CompactionId:
     """Open a compaction that evicts nothing; the same regeneration is not opened twice."""
     for known in session.compactions:
-        if known.is_open and trigger is Trigger.REGENERATE and known.trigger == trigger and known.wanted == wanted:
+        if (
+            known.is_open
+            and trigger is Trigger.REGENERATE
+            and known.trigger == trigger
+            and known.wanted == wanted
+        ):
             return known.compaction_id
     row = Compaction(
         CompactionId(str(memory.new_id())), len(session.compactions) + 1, str(trigger), frozenset(), 0, session.window_tokens, "", 0, now_ms,
         begins_ms, wanted=wanted,
     )  # fmt: skip
     session.compactions.append(row)
-    memory.seal(session, "opened", at_ms=now_ms, compaction_id=row.compaction_id, tokens_before=row.tokens_before)
+    memory.seal(
+        session,
+        "opened",
+        at_ms=now_ms,
+        compaction_id=row.compaction_id,
+        tokens_before=row.tokens_before,
+    )
     return row.compaction_id
 
 
 def end_rewriting(memory: Memory, session: Session, now_ms: int) -> None:
     """Another version took force: stand-ins and folds on the one before come to nothing."""
     for row in session.compactions:
-        if row.is_open and not row.evicted and not row.is_plan and row.trigger != Trigger.REGENERATE:
+        if (
+            row.is_open
+            and not row.evicted
+            and not row.is_plan
+            and row.trigger != Trigger.REGENERATE
+        ):
             row.status, row.lease_until_ms, row.finished_at_ms = "stale", None, now_ms
             memory.seal(session, "stale", at_ms=now_ms, compaction_id=row.compaction_id)
 
 
 def _writes(row: Compaction) -> Writes:
-    return {"stand_in": Writes.STAND_IN, "regenerate": Writes.REGENERATED}.get(row.trigger, Writes.NEXT)
+    return {"stand_in": Writes.STAND_IN, "regenerate": Writes.REGENERATED}.get(
+        row.trigger, Writes.NEXT
+    )
 
 
 def _first_due(session: Session, now_ms: int) -> list[Compaction]:
@@ -232,8 +408,15 @@ def _first_due(session: Session, now_ms: int) -> list[Compaction]:
     rows = [row for row in session.compactions if row.is_open]
     left = [row for row in rows if _writes(row) is Writes.NEXT and not row.is_plan]
     plans = [row for row in rows if row.is_plan]
-    again = [[row] for kind in (Writes.STAND_IN, Writes.REGENERATED) for row in rows if _writes(row) is kind]
-    return next(group for group in (left, plans, *again) if any(_is_due(row, now_ms) for row in group))
+    again = [
+        [row]
+        for kind in (Writes.STAND_IN, Writes.REGENERATED)
+        for row in rows
+        if _writes(row) is kind
+    ]
+    return next(
+        group for group in (left, plans, *again) if any(_is_due(row, now_ms) for row in group)
+    )
 
 
 def _is_due(row: Compaction, now_ms: int) -> bool:
@@ -247,7 +430,14 @@ def _adds(session: Session, job: Job) -> frozenset[CompactionId]:
     if job.writes is Writes.REGENERATED:
         return session.speaks_for[job.base_version] - session.speaks_for[job.wanted.from_version]
     lost = {row.compaction_id for row in session.pending if row.status == "committed"}
-    return frozenset(lost | {row.compaction_id for row in session.compactions if row.compaction_id in job.compaction_ids and row.evicted})
+    return frozenset(
+        lost
+        | {
+            row.compaction_id
+            for row in session.compactions
+            if row.compaction_id in job.compaction_ids and row.evicted
+        }
+    )
 
 
 def _retold(session: Session, job: Job) -> tuple[frozenset[CompactionId], StoredSummary | None]:
@@ -269,13 +459,21 @@ def _retold(session: Session, job: Job) -> tuple[frozenset[CompactionId], Stored
 def _is_to_be_rebuilt(session: Session, job: Job, base: StoredSummary) -> bool:
     every, most = job.policy.rebuild_every_versions, job.policy.rebuild_max_tokens
     covered = [row for row in session.compactions if row.is_covered]
-    return bool(every) and session.depths[base.version] >= every and sum(row.tokens_evicted for row in covered) <= most
+    return (
+        bool(every)
+        and session.depths[base.version] >= every
+        and sum(row.tokens_evicted for row in covered) <= most
+    )
 
 
 def _planned(session: Session, job: Job, due: Due, now_ms: int) -> Eviction | None:
     live = [one.message for one in session.live]
     decision = decide(live, kept_within(job.policy, due), due.trigger, now_ms=now_ms)
-    return Eviction(due, decision.evicted, len(live), load_of(live), now_ms) if isinstance(decision, Evict) else None
+    return (
+        Eviction(due, decision.evicted, len(live), load_of(live), now_ms)
+        if isinstance(decision, Evict)
+        else None
+    )
 
 
 def _due_since(session: Session, now_ms: int) -> int | None:
@@ -288,10 +486,15 @@ def _due_since(session: Session, now_ms: int) -> int | None:
 
 def _due_at(session: Session) -> int | None:
     leases = [row.lease_until_ms for row in session.compactions if row.lease_until_ms is not None]
-    return min(leases or [row.next_attempt_at_ms for row in session.compactions if row.is_open], default=None)
+    return min(
+        leases or [row.next_attempt_at_ms for row in session.compactions if row.is_open],
+        default=None,
+    )
 
 
-def _stored(session: Session, job: Job, version: Version, base: int | None, now_ms: int) -> StoredSummary:
+def _stored(
+    session: Session, job: Job, version: Version, base: int | None, now_ms: int
+) -> StoredSummary:
     draft, number = version.draft, len(session.summaries) + 1
     covered = list(_spoken_for(session, number))
     return StoredSummary(
@@ -301,7 +504,12 @@ def _stored(session: Session, job: Job, version: Version, base: int | None, now_
 
 
 def _spoken_for(session: Session, version: int) -> Iterable[str]:
-    by = {message_id: row.compaction_id for row in session.compactions if row.status != "restored" for message_id in row.evicted}
+    by = {
+        message_id: row.compaction_id
+        for row in session.compactions
+        if row.status != "restored"
+        for message_id in row.evicted
+    }
     for one in session.kept:
         if by.get(one.message.message_id) in session.speaks_for[version]:
             yield one.message.message_id

@@ -9,15 +9,47 @@ from typing import Any, NamedTuple
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.audit import WORKER, row_hash
 from turnfold.core.eviction import Load, cooldown_ms
-from turnfold.core.moments import AtMessage, AtTime, AtVersion, EvictionThen, Moment, Past, Reign, Then, VersionThen, then
+from turnfold.core.moments import (
+    AtMessage,
+    AtTime,
+    AtVersion,
+    EvictionThen,
+    Moment,
+    Past,
+    Reign,
+    Then,
+    VersionThen,
+    then,
+)
 from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
 from turnfold.core.precedence import Wishes
 from turnfold.core.sources import Part
 from turnfold.core.states import state_of
 from turnfold.core.usage import Gauge
 from turnfold.errors import BadRequest
-from turnfold.messages import AgentId, CompactionId, EventId, Message, MessageId, Priority, Role, SessionKey, State, position_of
-from turnfold.ports import Arrival, AuditRow, DeadLetterRow, Notice, Original, SessionCounts, SessionFacts, StoredSummary, Wanted
+from turnfold.messages import (
+    AgentId,
+    CompactionId,
+    EventId,
+    Message,
+    MessageId,
+    Priority,
+    Role,
+    SessionKey,
+    State,
+    position_of,
+)
+from turnfold.ports import (
+    Arrival,
+    AuditRow,
+    DeadLetterRow,
+    Notice,
+    Original,
+    SessionCounts,
+    SessionFacts,
+    StoredSummary,
+    Wanted,
+)
 
 Range = tuple[int, int]
 
@@ -94,7 +126,9 @@ class Session:
     rounds: int = 0
     idle_at_ms: int | None = None
     gauge: Gauge = field(default_factory=Gauge)
-    speaks_for: dict[int | None, frozenset[CompactionId]] = field(default_factory=lambda: {None: frozenset()})
+    speaks_for: dict[int | None, frozenset[CompactionId]] = field(
+        default_factory=lambda: {None: frozenset()}
+    )
     reigns: list[Reign] = field(default_factory=list)
     failures: int = 0
     cooldown_until_ms: int = 0
@@ -114,7 +148,12 @@ class Session:
     @property
     def evicted_by(self) -> dict[MessageId, Compaction]:
         """The compaction that took each message that is not live."""
-        return {message_id: row for row in self.compactions if row.status != "restored" for message_id in row.evicted}
+        return {
+            message_id: row
+            for row in self.compactions
+            if row.status != "restored"
+            for message_id in row.evicted
+        }
 
     @property
     def kept(self) -> list[Kept]:
@@ -127,7 +166,10 @@ class Session:
             row = evicted_by.get(one.message.message_id)
             verdict = verdicts.get(one.message.position, Verdict(None, False))
             paired = replace(
-                one.message, answers=verdict.answers, is_copy=verdict.is_copy, compaction_id=row.compaction_id if row else None
+                one.message,
+                answers=verdict.answers,
+                is_copy=verdict.is_copy,
+                compaction_id=row.compaction_id if row else None,
             )
             found.append(one._replace(message=paired))
         return found
@@ -160,7 +202,11 @@ class Session:
     @property
     def pending(self) -> list[Compaction]:
         """Evictions that no summary speaks for yet."""
-        return [row for row in self.compactions if row.evicted and not row.is_covered and row.status != "restored"]
+        return [
+            row
+            for row in self.compactions
+            if row.evicted and not row.is_covered and row.status != "restored"
+        ]
 
     @property
     def tokens_total(self) -> int:
@@ -177,7 +223,9 @@ class Session:
         self.version = version
         self.reigns.append(Reign(at_ms, version))
         for row in self.compactions:
-            row.is_covered = row.compaction_id in self.speaks_for[version] and row.status == "committed"
+            row.is_covered = (
+                row.compaction_id in self.speaks_for[version] and row.status == "committed"
+            )
 
     def failed(self, reason: str, *, at_ms: int) -> None:
         """The model gave nothing: it rests."""
@@ -188,7 +236,14 @@ class Session:
         """Where its messages were at a moment."""
         kept = {one.message.message_id: one.message for one in self.kept}
         evictions = [
-            EvictionThen(int(row.compaction_id), min(places), max(places), len(places), row.evicted_at_ms, row.restored_at_ms)
+            EvictionThen(
+                int(row.compaction_id),
+                min(places),
+                max(places),
+                len(places),
+                row.evicted_at_ms,
+                row.restored_at_ms,
+            )
             for row in self.compactions
             if (places := [kept[message_id].position for message_id in row.evicted])
         ]
@@ -197,7 +252,11 @@ class Session:
             spoken = {int(row) for row in self.speaks_for[one.version]}
             added = spoken - {int(row) for row in self.speaks_for[one.base_version]}
             last = max(row.last_position for row in evictions if row.compaction_id in spoken)
-            versions.append(VersionThen(one.version, one.base_version, one.created_at_ms, last, frozenset(added)))
+            versions.append(
+                VersionThen(
+                    one.version, one.base_version, one.created_at_ms, last, frozenset(added)
+                )
+            )
         past = Past(tuple(versions), tuple(self.reigns), tuple(evictions))
         match moment:
             case AtVersion(version=number):
@@ -218,27 +277,46 @@ class Session:
         """The messages that were live or pending then, paired as they were."""
         rows = {int(row.compaction_id): row for row in self.compactions}
         pending = {
-            message_id: rows[one.compaction_id].compaction_id for one in state.pending for message_id in rows[one.compaction_id].evicted
+            message_id: rows[one.compaction_id].compaction_id
+            for one in state.pending
+            for message_id in rows[one.compaction_id].evicted
         }
-        was_there = {message_id for one in state.later for message_id in rows[one.compaction_id].evicted}
+        was_there = {
+            message_id for one in state.later for message_id in rows[one.compaction_id].evicted
+        }
         was_there |= {one.message.message_id for one in self.live}
-        was_there -= {message_id for one in state.undone for message_id in rows[one.compaction_id].evicted}
+        was_there -= {
+            message_id for one in state.undone for message_id in rows[one.compaction_id].evicted
+        }
         found = []
         for one in self.kept:
             message = one.message
-            if message.position <= state.until and (message.message_id in was_there or message.message_id in pending):
-                answers = message.answers if message.answers and message.answers.position <= state.until else None
+            if message.position <= state.until and (
+                message.message_id in was_there or message.message_id in pending
+            ):
+                answers = (
+                    message.answers
+                    if message.answers and message.answers.position <= state.until
+                    else None
+                )
                 row = pending.get(message.message_id)
-                found.append(one._replace(message=replace(message, answers=answers, compaction_id=row)))
+                found.append(
+                    one._replace(message=replace(message, answers=answers, compaction_id=row))
+                )
         return found
 
     def _newest_by(self, at_ms: int) -> int:
-        return max((one.message.position for one in self.kept if one.message.created_at_ms <= at_ms), default=0)
+        return max(
+            (one.message.position for one in self.kept if one.message.created_at_ms <= at_ms),
+            default=0,
+        )
 
     def original(self, one: Kept) -> Original:
         """A message as a history shows it."""
         row = self.evicted_by.get(one.message.message_id)
-        state: State = state_of(is_evicted=row is not None, is_covered=row is not None and row.is_covered)
+        state: State = state_of(
+            is_evicted=row is not None, is_covered=row is not None and row.is_covered
+        )
         return Original(one.message.message_id, one.message.position, state, one.body, one.original)
 
     def facts(self, agent_wishes: Wishes) -> SessionFacts:
@@ -299,7 +377,9 @@ class Memory:
         """The session of a key, made if need be; the audit of one that was erased goes on."""
         if key not in self.sessions:
             self.made += 1
-            self.sessions[key] = Session(self.made, key, audit=list(self.erasures.get(key, Erasure(0)).audit))
+            self.sessions[key] = Session(
+                self.made, key, audit=list(self.erasures.get(key, Erasure(0)).audit)
+            )
         return self.sessions[key]
 
     def sessions_of(self, agent_id: AgentId) -> int:
@@ -391,4 +471,8 @@ def _paired(kept: Iterable[Kept]) -> dict[int, Verdict]:
         if one.message.role is Role.TOOL and isinstance(call_id, str) and call_id:
             digest = json.dumps(body.get("content"), sort_keys=True).encode()
             results.setdefault(call_id, []).append(ResultSeen(one.message.position, digest))
-    return {at: verdict for call_id, seen in results.items() for at, verdict in pair(calls.get(call_id, ()), seen).items()}
+    return {
+        at: verdict
+        for call_id, seen in results.items()
+        for at, verdict in pair(calls.get(call_id, ()), seen).items()
+    }

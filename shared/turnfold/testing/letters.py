@@ -15,9 +15,15 @@ class MemoryLetters:
         """The letters of these ids, oldest first."""
         return [self._letter(row) for row in self._memory.dead_letters if row.dead_letter_id in ids]
 
-    async def unreplayed(self, *, reason: str | None, after: int, until: int, limit: int) -> Sequence[Letter]:
+    async def unreplayed(
+        self, *, reason: str | None, after: int, until: int, limit: int
+    ) -> Sequence[Letter]:
         """Letters that were not replayed yet, oldest first."""
-        waiting = [row for row in self._memory.dead_letters if after < row.dead_letter_id <= until and row.replayed_at_ms is None]
+        waiting = [
+            row
+            for row in self._memory.dead_letters
+            if after < row.dead_letter_id <= until and row.replayed_at_ms is None
+        ]
         return [self._letter(row) for row in waiting if reason in (None, row.reason)][:limit]
 
     async def newest_id(self) -> int:
@@ -27,12 +33,19 @@ class MemoryLetters:
     async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None:
         """Note that a letter was published again."""
         rows = self._memory.dead_letters
-        rows[:] = [row._replace(replayed_at_ms=now_ms) if row.dead_letter_id == dead_letter_id else row for row in rows]
+        rows[:] = [
+            row._replace(replayed_at_ms=now_ms) if row.dead_letter_id == dead_letter_id else row
+            for row in rows
+        ]
 
     async def came_to(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
         """Of these sequences those that are ingested, each with the dead letter that it became."""
         letters = {row.stream_seq: row for row in self._memory.dead_letters}
-        return {seq: letters.get(seq) for seq in sequences if any(first <= seq <= last for first, last in self._memory.ingested)}
+        return {
+            seq: letters.get(seq)
+            for seq in sequences
+            if any(first <= seq <= last for first, last in self._memory.ingested)
+        }
 
     def _letter(self, row: DeadLetterRow) -> Letter:
         return Letter(row, self._memory.payloads[row.stream_seq])

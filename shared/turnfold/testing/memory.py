@@ -51,7 +51,9 @@ class MemoryWindows:
             facts = WindowFacts(ingested_to, None)
             seen = glance(facts)
             return (seen if seen is not None else choose(facts)[0]), {}
-        head = WindowFacts(ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary)
+        head = WindowFacts(
+            ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary
+        )
         seen = glance(head)
         if seen is not None:
             return seen, {}
@@ -59,8 +61,12 @@ class MemoryWindows:
         kept = [one for one in session.kept if one.message.compaction_id in waiting]
         pending = tuple(_waiting(row) for row in session.pending)
         messages = tuple(one.message for one in kept)
-        chosen, positions = choose(WindowFacts(ingested_to, head.session, session.summary, pending, messages))
-        return chosen, {one.message.position: one.body for one in kept if one.message.position in set(positions)}
+        chosen, positions = choose(
+            WindowFacts(ingested_to, head.session, session.summary, pending, messages)
+        )
+        return chosen, {
+            one.message.position: one.body for one in kept if one.message.position in set(positions)
+        }
 
     async def window_then(
         self,
@@ -75,7 +81,9 @@ class MemoryWindows:
         ingested_to = next((last for first, last in self._memory.ingested if first == 1), 0)
         head = WindowFacts(ingested_to, None)
         if session is not None:
-            head = WindowFacts(ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary)
+            head = WindowFacts(
+                ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary
+            )
         seen = glance(head)
         if seen is not None:
             return seen, {}
@@ -87,14 +95,27 @@ class MemoryWindows:
         kept = session.kept_then(state)
         rows = {int(row.compaction_id): row for row in session.compactions}
         pending = tuple(_waiting(rows[one.compaction_id]) for one in state.pending)
-        facts = replace(head.session, messages_total=state.covered + len(kept), version=state.version)
+        facts = replace(
+            head.session, messages_total=state.covered + len(kept), version=state.version
+        )
         summary = next((one for one in session.summaries if one.version == state.version), None)
-        chosen, positions = choose(WindowFacts(ingested_to, facts, summary, pending, tuple(one.message for one in kept)))
-        return chosen, {one.message.position: one.body for one in kept if one.message.position in set(positions)}
+        chosen, positions = choose(
+            WindowFacts(ingested_to, facts, summary, pending, tuple(one.message for one in kept))
+        )
+        return chosen, {
+            one.message.position: one.body for one in kept if one.message.position in set(positions)
+        }
 
 
 def _waiting(row: Compaction) -> PendingEviction:
-    return PendingEviction(row.compaction_id, len(row.evicted), row.tokens_evicted, row.digest, row.digest_tokens, row.requested_at_ms)
+    return PendingEviction(
+        row.compaction_id,
+        len(row.evicted),
+        row.tokens_evicted,
+        row.digest,
+        row.digest_tokens,
+        row.requested_at_ms,
+    )
 
 
 def _order(counts: SessionCounts) -> tuple[int, int]:
@@ -107,11 +128,15 @@ class MemoryHistory:
 
     _memory: Memory
 
-    async def page(self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False) -> Sequence[Original]:
+    async def page(
+        self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
+    ) -> Sequence[Original]:
         """Originals behind a position in order, or before it with the newest first."""
         session = self._session(key)
         if newest_first:
-            before = [one for one in reversed(session.kept) if one.message.position < after_position]
+            before = [
+                one for one in reversed(session.kept) if one.message.position < after_position
+            ]
             return [session.original(one) for one in before[:limit]]
         behind = [one for one in session.kept if one.message.position > after_position]
         return [session.original(one) for one in behind[:limit]]
@@ -119,7 +144,9 @@ class MemoryHistory:
     async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]:
         """The originals of these ids, in order of position."""
         session = self._session(key)
-        return [session.original(one) for one in session.kept if one.message.message_id in message_ids]
+        return [
+            session.original(one) for one in session.kept if one.message.message_id in message_ids
+        ]
 
     async def counts(self, key: SessionKey) -> SessionCounts:
         """What a session holds."""
@@ -135,12 +162,20 @@ class MemoryHistory:
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
     ) -> Sequence[SessionCounts]:
         """Sessions behind a place, of these agents or of all, the one with the newest event first."""
-        chosen = [session for key, session in self._memory.sessions.items() if agent_ids is None or key.agent_id in agent_ids]
+        chosen = [
+            session
+            for key, session in self._memory.sessions.items()
+            if agent_ids is None or key.agent_id in agent_ids
+        ]
         found = [session.counts(self._memory.wishes_of(session.key.agent_id)) for session in chosen]
         found.sort(key=_order)
-        return [one for one in found if after is None or _order(one) > (-after[0], after[1])][:limit]
+        return [one for one in found if after is None or _order(one) > (-after[0], after[1])][
+            :limit
+        ]
 
-    async def versions(self, key: SessionKey, version: int | None = None) -> tuple[int | None, Sequence[StoredSummary]]:
+    async def versions(
+        self, key: SessionKey, version: int | None = None
+    ) -> tuple[int | None, Sequence[StoredSummary]]:
         """The version in force, and all versions (or this one), oldest first."""
         session = self._session(key)
         return session.version, [one for one in session.summaries if version in (None, one.version)]
@@ -170,21 +205,35 @@ class MemorySearch:
 
     _memory: Memory
 
-    async def unindexed(self, key: SessionKey, *, scope: Scope, after_position: int) -> Sequence[Original]:
+    async def unindexed(
+        self, key: SessionKey, *, scope: Scope, after_position: int
+    ) -> Sequence[Original]:
         """Every message of the session that is in scope, a hundred at a time."""
         if key not in self._memory.sessions:
             raise UnknownSession("nothing was published in this session yet")
         session = self._memory.sessions[key]
-        behind = [one for one in session.kept if one.message.position > after_position and scope.role in (None, str(one.message.role))]
+        behind = [
+            one
+            for one in session.kept
+            if one.message.position > after_position and scope.role in (None, str(one.message.role))
+        ]
         if scope.version is not None:
             spoken_for = session.speaks_for.get(scope.version, frozenset())
             behind = [one for one in behind if one.message.compaction_id in spoken_for]
         first = -1 if scope.after_position is None else scope.after_position
-        found = [original for original in map(session.original, behind) if original.position > first]
-        found = [one for one in found if scope.before_position is None or one.position < scope.before_position]
+        found = [
+            original for original in map(session.original, behind) if original.position > first
+        ]
+        found = [
+            one
+            for one in found
+            if scope.before_position is None or one.position < scope.before_position
+        ]
         return [one for one in found if scope.state in (None, one.state)][:100]
 
-    async def candidates(self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope) -> Candidates:
+    async def candidates(
+        self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope
+    ) -> Candidates:
         """None beside those."""
         del key, lookups, scope
         return Candidates(())
@@ -206,7 +255,9 @@ class MemoryOutbox:
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Forget notices that the stream has."""
         gone = {notice.outbox_id for notice in notices}
-        self._memory.outbox = [notice for notice in self._memory.outbox if notice.outbox_id not in gone]
+        self._memory.outbox = [
+            notice for notice in self._memory.outbox if notice.outbox_id not in gone
+        ]
 
 
 class MemoryStore(

@@ -4,7 +4,13 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from turnfold.core.eviction import Trigger
-from turnfold.core.usage import COMPACTIONS_LOOKED_AT, NEVER_MS, REPORTS_LOOKED_AT, Difference, learnt_factor
+from turnfold.core.usage import (
+    COMPACTIONS_LOOKED_AT,
+    NEVER_MS,
+    REPORTS_LOOKED_AT,
+    Difference,
+    learnt_factor,
+)
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role, position_of
 from turnfold.testing.kept import Compaction, Memory, Session
 
@@ -14,7 +20,11 @@ def settled_ms(session: Session) -> int:
     if not session.compactions:
         return -1
     newest = session.compactions[-1]
-    return NEVER_MS if newest.is_open and not Trigger(newest.trigger).rewrites else max(_moments([newest]))
+    return (
+        NEVER_MS
+        if newest.is_open and not Trigger(newest.trigger).rewrites
+        else max(_moments([newest]))
+    )
 
 
 class Learning:
@@ -23,7 +33,8 @@ class Learning:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._compacted = {
-            session.sid: list(_moments(session.compactions[-COMPACTIONS_LOOKED_AT:])) for session in memory.sessions.values()
+            session.sid: list(_moments(session.compactions[-COMPACTIONS_LOOKED_AT:]))
+            for session in memory.sessions.values()
         }
 
     def of(self, session: Session) -> Callable[[int, int], float]:
@@ -42,11 +53,18 @@ class Learning:
             if other.key.agent_id == session.key.agent_id:
                 reports += [one for one in _reports(other, session.model) if one[0] <= seq]
         reports.sort(key=lambda one: one[0], reverse=True)
-        return learnt_factor([one for _, one in reports[:REPORTS_LOOKED_AT] if one is not None], self._compacted)
+        return learnt_factor(
+            [one for _, one in reports[:REPORTS_LOOKED_AT] if one is not None], self._compacted
+        )
 
 
 def _moments(rows: Iterable[Compaction]) -> list[int]:
-    return [moment for row in rows for moment in (row.requested_at_ms, row.finished_at_ms, row.restored_at_ms) if moment is not None]
+    return [
+        moment
+        for row in rows
+        for moment in (row.requested_at_ms, row.finished_at_ms, row.restored_at_ms)
+        if moment is not None
+    ]
 
 
 def _reports(session: Session, model: str | None) -> Iterable[tuple[int, Difference | None]]:
@@ -63,8 +81,14 @@ def _reports(session: Session, model: str | None) -> Iterable[tuple[int, Differe
         if later.model != model:
             continue
         between = [message for message in messages if first <= message.position < end]
-        before = [message.created_at_ms for message in messages if message.position < earlier.stream_seq * MESSAGES_PER_EVENT]
-        is_fit = earlier.model == model and not any(message.role.is_system or message.reasoning_tokens for message in between)
+        before = [
+            message.created_at_ms
+            for message in messages
+            if message.position < earlier.stream_seq * MESSAGES_PER_EVENT
+        ]
+        is_fit = earlier.model == model and not any(
+            message.role.is_system or message.reasoning_tokens for message in between
+        )
         yield (
             later.stream_seq,
             Difference(

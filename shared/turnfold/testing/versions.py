@@ -15,7 +15,16 @@ class MemoryVersions:
 
     _memory: Memory
 
-    async def promote(self, key: SessionKey, version: int, *, over: int | None, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:  # noqa: ARG002
+    async def promote(
+        self,
+        key: SessionKey,
+        version: int,
+        *,
+        over: int | None,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:  # noqa: ARG002
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
         session = self._found(key)
         named = _named(session, version)
@@ -34,7 +43,15 @@ class MemoryVersions:
         self._fold(session, rules, now_ms)
         return _in_force(session)
 
-    async def restore(self, key: SessionKey, compaction_id: CompactionId, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> InForce:  # noqa: ARG002
+    async def restore(
+        self,
+        key: SessionKey,
+        compaction_id: CompactionId,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:  # noqa: ARG002
         """Undo an eviction: its messages are live again."""
         session = self._found(key)
         row = next((one for one in session.compactions if one.compaction_id == compaction_id), None)
@@ -45,12 +62,19 @@ class MemoryVersions:
         if not row.evicted:
             raise Conflict("it evicted nothing")
         later = [one for one in session.compactions if one.evicted and one.status == "committed"]
-        if row.version and any((one.version or 0, one.ordinal) > (row.version, row.ordinal) for one in later):
+        if row.version and any(
+            (one.version or 0, one.ordinal) > (row.version, row.ordinal) for one in later
+        ):
             raise Conflict("a later compaction was committed")
         before, was_covered = session.window_tokens, row.is_covered
         _fence_off(session, now_ms)
         taken = [one.message for one in session.kept if one.message.message_id in row.evicted]
-        row.status, row.is_covered, row.lease_until_ms, row.restored_at_ms = "restored", False, None, now_ms
+        row.status, row.is_covered, row.lease_until_ms, row.restored_at_ms = (
+            "restored",
+            False,
+            None,
+            now_ms,
+        )
         session.rounds += load_of(taken).rounds
         session.revision += 1
         policy = rules.policy(self._memory.wishes_of(key.agent_id), session.wishes)
@@ -63,7 +87,9 @@ class MemoryVersions:
         self._fold(session, rules, now_ms)
         return _in_force(session)
 
-    async def regenerate(self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL) -> CompactionId:  # noqa: ARG002
+    async def regenerate(
+        self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId:  # noqa: ARG002
         """Have a version written anew beside the one in force."""
         session = self._found(key)
         if session.version is None:
@@ -84,11 +110,25 @@ class MemoryVersions:
         session.gauge = session.gauge._replace(factor=Learning(self._memory).factor(session))
         session.revision += 1
 
-    def _tell(self, session: Session, phase: str, compaction_id: CompactionId, before: int, now_ms: int) -> None:
+    def _tell(
+        self, session: Session, phase: str, compaction_id: CompactionId, before: int, now_ms: int
+    ) -> None:
         after = session.window_tokens
-        self._memory.seal(session, phase, at_ms=now_ms, compaction_id=compaction_id, tokens_before=before, tokens_after=after)
+        self._memory.seal(
+            session,
+            phase,
+            at_ms=now_ms,
+            compaction_id=compaction_id,
+            tokens_before=before,
+            tokens_after=after,
+        )
         kind = session.summary.kind if session.summary else None
-        told = {"version": session.version, "kind": kind, "tokens_before": before, "tokens_after": after}
+        told = {
+            "version": session.version,
+            "kind": kind,
+            "tokens_before": before,
+            "tokens_after": after,
+        }
         self._memory.tell(session, "summary.updated", **told)
 
     def _fold(self, session: Session, rules: Rules, now_ms: int) -> None:

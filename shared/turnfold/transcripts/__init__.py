@@ -1,5 +1,19 @@
 """Conversations as other programs wrote them down."""
 
-from turnfold.transcripts.reading import STANDARD_INPUT, Conversation, Turn, UnreadableTranscript, read_conversations, turns
+from turnfold.transcripts.reading import (
+    STANDARD_INPUT,
+    Conversation,
+    Turn,
+    UnreadableTranscript,
+    read_conversations,
+    turns,
+)
 
-__all__ = ["STANDARD_INPUT", "Conversation", "Turn", "UnreadableTranscript", "read_conversations", "turns"]
+__all__ = [
+    "STANDARD_INPUT",
+    "Conversation",
+    "Turn",
+    "UnreadableTranscript",
+    "read_conversations",
+    "turns",
+]

@@ -44,7 +44,11 @@ class Transcript:
     def add(self, record: Json) -> None:
         """Take in one line."""
         message = record.get("message")
-        if record["type"] not in ("user", "assistant") or not isinstance(message, Mapping) or record.get("isApiErrorMessage"):
+        if (
+            record["type"] not in ("user", "assistant")
+            or not isinstance(message, Mapping)
+            or record.get("isApiErrorMessage")
+        ):
             return
         identifier = str(record.get("uuid") or "")
         if identifier and identifier in self.seen:
@@ -54,7 +58,9 @@ class Transcript:
         if record["type"] == "assistant":
             _add_answer(told, message, identifier)
         else:
-            _add_request(told, message, is_meta=bool(record.get("isMeta") or record.get("isCompactSummary")))
+            _add_request(
+                told, message, is_meta=bool(record.get("isMeta") or record.get("isCompactSummary"))
+            )
 
     def conversations(self, fallback_name: str) -> Iterator[Told]:
         """What was told, in the order in which each began."""
@@ -88,7 +94,11 @@ def _add_answer(told: Told, message: Json, identifier: str) -> None:
             case "tool_use":
                 told.tools[str(block.get("id"))] = str(block.get("name"))
                 arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-                call = {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
+                call = {
+                    "id": block.get("id"),
+                    "type": "function",
+                    "function": {"name": block.get("name"), "arguments": arguments},
+                }
                 answer.setdefault("tool_calls", []).append(call)
             case "thinking" | "redacted_thinking":
                 answer.setdefault("thinking_blocks", []).append(block)
@@ -106,7 +116,11 @@ def _add_request(told: Told, message: Json, *, is_meta: bool) -> None:
             said.append(block)
             continue
         call_id = str(block.get("tool_use_id"))
-        result: dict[str, Any] = {"role": "tool", "tool_call_id": call_id, "content": _content(_blocks(block.get("content")))}
+        result: dict[str, Any] = {
+            "role": "tool",
+            "tool_call_id": call_id,
+            "content": _content(_blocks(block.get("content"))),
+        }
         if call_id in told.tools:
             result["name"] = told.tools[call_id]
         if block.get("is_error"):
@@ -122,7 +136,10 @@ def _blocks(content: Any) -> list[Json]:
     if content is None:
         return []
     blocks = content if isinstance(content, list) else [content]
-    return [block if isinstance(block, Mapping) else {"type": "text", "text": str(block)} for block in blocks]
+    return [
+        block if isinstance(block, Mapping) else {"type": "text", "text": str(block)}
+        for block in blocks
+    ]
 
 
 def _content(blocks: list[Json]) -> str | list[Json]:

@@ -56,7 +56,10 @@ def turns(messages: Sequence[Json], machine_made: frozenset[int] = frozenset()) 
     """
     starts = [index for index, message in enumerate(messages) if message["role"] == Role.USER]
     edges = [0, *starts[1:], len(messages)] if messages else []
-    return [Turn(tuple(messages[first:last]), not machine_made.isdisjoint(range(first, last))) for first, last in pairwise(edges)]
+    return [
+        Turn(tuple(messages[first:last]), not machine_made.isdisjoint(range(first, last)))
+        for first, last in pairwise(edges)
+    ]
 
 
 def read_conversations(path: Path | str) -> Iterator[Conversation]:
@@ -70,12 +73,18 @@ def read_conversations(path: Path | str) -> Iterator[Conversation]:
         UnreadableTranscript: the file cannot be opened, or a line of it cannot be understood.
     """
     name = "standard input" if str(path) == STANDARD_INPUT else str(path)
-    stem = "stdin" if str(path) == STANDARD_INPUT else Path(path).name.removesuffix(".gz").rpartition(".")[0] or Path(path).name
+    stem = (
+        "stdin"
+        if str(path) == STANDARD_INPUT
+        else Path(path).name.removesuffix(".gz").rpartition(".")[0] or Path(path).name
+    )
     try:
         with _opened(path) as stream:
             yield from _Reader(name, stem).read(stream)
     except (OSError, EOFError, zlib.error) as error:
-        raise UnreadableTranscript(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UnreadableTranscript(
+            f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 @contextmanager
@@ -87,7 +96,9 @@ def _opened(path: Path | str) -> Generator[io.BufferedIOBase, None, None]:
             buffered = sys.stdin.buffer
         else:
             buffered = io.BufferedReader(io.BytesIO(sys.stdin.buffer.read()))
-        yield stack.enter_context(gzip.open(buffered)) if buffered.peek(2)[:2] == _GZIP else buffered
+        yield (
+            stack.enter_context(gzip.open(buffered)) if buffered.peek(2)[:2] == _GZIP else buffered
+        )
 
 
 @dataclass(slots=True)
@@ -101,7 +112,9 @@ class _Reader:
 
     def read(self, stream: io.BufferedIOBase) -> Iterator[Conversation]:
         lines = enumerate(stream, start=1)
-        first = next(((number, line) for number, line in lines if line.strip(b"\xef\xbb\xbf \t\r\n")), None)
+        first = next(
+            ((number, line) for number, line in lines if line.strip(b"\xef\xbb\xbf \t\r\n")), None
+        )
         if first is None:
             self.refuse(1, "the file is empty")
         number, line = first
@@ -116,23 +129,37 @@ class _Reader:
             yield from self.entry(number, value, self.stem)
             for number, line in lines:
                 if line.strip():
-                    yield from self.entry(number, self.parsed(number, line), f"{self.stem}-{number}")
+                    yield from self.entry(
+                        number, self.parsed(number, line), f"{self.stem}-{number}"
+                    )
         if self.loose:
             yield self.conversation(1, self.stem, self.loose, {})
         for told in self.transcript.conversations(self.stem):
-            yield self.conversation(1, told.name, told.messages, {"agent": told.agent, "model": told.model}, told.machine_made)
+            yield self.conversation(
+                1,
+                told.name,
+                told.messages,
+                {"agent": told.agent, "model": told.model},
+                told.machine_made,
+            )
 
     def parsed(self, number: int, text: bytes) -> Any:
         try:
             return json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
         except json.JSONDecodeError as error:
-            self.refuse(number + error.lineno - 1, f"not JSON: {error.msg} at column {error.colno}", error)
+            self.refuse(
+                number + error.lineno - 1, f"not JSON: {error.msg} at column {error.colno}", error
+            )
         except (ValueError, RecursionError) as error:
             self.refuse(number, f"not JSON: {error}", error)
 
     def entry(self, number: int, value: Any, name: str) -> Iterator[Conversation]:
         """What one line tells, or what is left to be told at the end of the file."""
-        if isinstance(value, Mapping) and "messages" not in value and isinstance(value.get("type"), str):
+        if (
+            isinstance(value, Mapping)
+            and "messages" not in value
+            and isinstance(value.get("type"), str)
+        ):
             self.transcript.add(value)
         elif isinstance(value, Mapping) and "messages" not in value and "role" in value:
             self.loose.append(self.message(number, len(self.loose), value))
@@ -143,34 +170,57 @@ class _Reader:
         """What one JSON value holds: a conversation, a list of messages, or a list of conversations."""
         if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
             yield self.conversation(number, name, value["messages"], value)
-        elif isinstance(value, list) and value and all(isinstance(entry, Mapping) and "messages" in entry for entry in value):
+        elif (
+            isinstance(value, list)
+            and value
+            and all(isinstance(entry, Mapping) and "messages" in entry for entry in value)
+        ):
             for index, entry in enumerate(value, start=1):
                 yield from self.conversations(number, entry, f"{name}-{index}")
         elif isinstance(value, list):
             yield self.conversation(number, name, value, {})
         else:
-            self.refuse(number, "neither a conversation ({'messages': [...]}), nor a list of messages, nor a line of a Claude Code log")
+            self.refuse(
+                number,
+                "neither a conversation ({'messages': [...]}), nor a list of messages, nor a line of a Claude Code log",
+            )
 
     def conversation(
-        self, number: int, name: str, messages: Iterable[Any], about: Json, machine_made: frozenset[int] = frozenset()
+        self,
+        number: int,
+        name: str,
+        messages: Iterable[Any],
+        about: Json,
+        machine_made: frozenset[int] = frozenset(),
     ) -> Conversation:
-        checked = tuple(self.message(number, index, message) for index, message in enumerate(messages))
+        checked = tuple(
+            self.message(number, index, message) for index, message in enumerate(messages)
+        )
         if not checked:
             self.refuse(number, "the conversation holds no messages")
-        conversation_id = next((str(about[key]) for key in ("id", "session_id") if about.get(key) is not None), name)
-        agent = next((str(about[key]) for key in ("agent", "agent_id") if about.get(key) is not None), None)
+        conversation_id = next(
+            (str(about[key]) for key in ("id", "session_id") if about.get(key) is not None), name
+        )
+        agent = next(
+            (str(about[key]) for key in ("agent", "agent_id") if about.get(key) is not None), None
+        )
         model = about.get("model")
         for what, identifier in (("id", conversation_id), ("agent", agent)):
             if identifier is not None and (fault := id_fault(identifier)):
                 self.refuse(number, f"the {what} {fault}")
-        return Conversation(conversation_id, checked, agent, model if isinstance(model, str) else None, machine_made)
+        return Conversation(
+            conversation_id, checked, agent, model if isinstance(model, str) else None, machine_made
+        )
 
     def message(self, number: int, index: int, message: Any) -> Json:
         if not isinstance(message, Mapping):
             self.refuse(number, f"message {index} is not an object")
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
-            self.refuse(number, f"message {index} has the role {repr(role)[:80]}; it must be one of {', '.join(Role)}")
+            self.refuse(
+                number,
+                f"message {index} has the role {repr(role)[:80]}; it must be one of {', '.join(Role)}",
+            )
         return message
 
     def refuse(self, number: int, cause: str, error: Exception | None = None) -> NoReturn:
