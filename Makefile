@@ -36,14 +36,14 @@ test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit 
 	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
-	@$(BIN)/python -m tests.prove --cuts $(CUTS) --processes $(PROCESSES)
+	@$(BIN)/python -m tests.window_check --cuts $(CUTS) --processes $(PROCESSES)
 
 chaos: setup ## kill so many processes of whole systems, beside a listener that replies to everything, go on from FIGURES, and check every law (KILLS=1000 MINUTES=120 SEED=...)
 	@$(BIN)/python -m tests.chaos --kills $(KILLS) --minutes $(MINUTES) --figures $(FIGURES) $(if $(SEED),--seed $(SEED))
 
 fuzz: setup ## hand mutated bytes to every reader, to HTTP and to the bus (INPUTS=200000 EXAMPLES=30 SEED=1 PROCESSES=2 ONLY=event)
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(or $(SEED),1) --processes $(PROCESSES) $(if $(ONLY),--only $(ONLY))
-	@$(if $(ONLY),:,FUZZ_SEED=$(or $(SEED),1) FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout 1200 tests/services/test_hostile_requests.py)
+	@$(if $(ONLY),:,FUZZ_SEED=$(or $(SEED),1) FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q --timeout 1200 tests/services/query/test_hostile_requests.py)
 
 mutants: setup ## change committed code in random places and count what no test reports, going on where it ended (MUTANTS=300 SEED=1 PROCESSES=2)
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(MUTANTS_ENV)

@@ -10,14 +10,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnfold.core.growth import PendingRow
-from turnfold.core.pairing import CallSeen, ResultSeen, pair
-from turnfold.core.render import Rendered, render
-from turnfold.core.tokens import Measured, measure, text_of
-from turnfold.core.window import Plan, Stored
-from turnfold.core.wrapping import summary_facts
+from turnfold.core.history.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.text.tokens import Measured, measure, text_of
+from turnfold.core.window.builder import PendingRow
+from turnfold.core.window.framing import summary_facts
+from turnfold.core.window.render import Rendered, render
+from turnfold.core.window.window import Plan, Stored
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
-from turnfold.vocabulary import load_counter
+from turnfold.model_info.tokenizer import load_counter
 
 Json = dict[str, Any]
 
@@ -167,7 +167,7 @@ def history(
 
 def cuts_of(text: str) -> str:
     """The grid of a text, also of a short one."""
-    from turnfold.core.tokens import Cuts
+    from turnfold.core.text.tokens import Cuts
 
     return Cuts.of(text, counter()).encode()
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.system import Streamed
+from tests.running_system import Streamed
 from turnfold.client import Event
 from turnfold.contracts.subjects import TURN_COMPLETED
-from turnfold.core.audit import SEALED_FIELDS, row_hash
-from turnfold.core.sendable import faults
+from turnfold.core.history.audit_chain import SEALED_FIELDS, row_hash
+from turnfold.core.history.validity import faults
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey
 
 Json = dict[str, Any]

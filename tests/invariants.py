@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from turnfold.core.audit import row_hash
-from turnfold.core.blocks import group
-from turnfold.core.pairing import CallSeen, ResultSeen, pair
-from turnfold.core.usage import Gauge
+from turnfold.core.eviction.usage import Gauge
+from turnfold.core.history.audit_chain import row_hash
+from turnfold.core.history.blocks import group
+from turnfold.core.history.pairing import CallSeen, ResultSeen, pair
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey
 from turnfold.ports import AuditRow
-from turnfold.store import schema
-from turnfold.store.engine import Database
-from turnfold.store.rows import FACTS, message_of
+from turnfold.store.database import schema
+from turnfold.store.database.engine import Database
+from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.testing.kept import Memory
 
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from turnfold.embedded.nats import find_server
+from turnfold.process.nats_server import find_server
 
 START_SECONDS = 10.0
 CONFIG = """

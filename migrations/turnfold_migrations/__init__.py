@@ -16,9 +16,9 @@ from turnfold.bus.connection import connect
 from turnfold.bus.streams import provision
 from turnfold.errors import StartError
 from turnfold.settings import Settings
-from turnfold.store.belonging import adopt, belongs_to, next_seq
-from turnfold.store.engine import Database, connecting
-from turnfold.store.schema import REVISION
+from turnfold.store.database.engine import Database, connecting
+from turnfold.store.database.instance_lock import adopt, belongs_to, next_seq
+from turnfold.store.database.schema import REVISION
 
 if TYPE_CHECKING:
     # It takes a fifth of a second to load, and every start but the first finds nothing to do for it.

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from turnfold.store.schema import metadata
+from turnfold.store.database.schema import metadata
 
 connection = context.config.attributes["connection"]
 # Each holds the locks of its own tables alone: all in one transaction would meet services that write meanwhile, in a deadlock.

@@ -22,23 +22,23 @@ from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
-from turnfold.embedded.ready import announce
 from turnfold.errors import Unavailable
-from turnfold.listening import Listener
-from turnfold.model_windows import ModelWindows
-from turnfold.nats_client import HangingUp
+from turnfold.model_info.context_windows import ModelWindows
+from turnfold.nats_client.connection import HangingUp
 from turnfold.operations.policy import explanation
-from turnfold.operations.query import Answering
+from turnfold.operations.query.context import Answering
 from turnfold.operations.rules import policy_rule
+from turnfold.process.http_server import Listener
+from turnfold.process.ready import announce
+from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
-from turnfold.store.belonging import next_seq, wait_for_schema
-from turnfold.store.engine import Database
-from turnfold.store.history import SqlHistory
-from turnfold.store.letters import SqlLetters
-from turnfold.store.search import SqlSearch
-from turnfold.store.secrets import SIGNED_ACTORS, read_secret
-from turnfold.store.window import SqlWindows
-from turnfold.watchdog import Watchdog
+from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import next_seq, wait_for_schema
+from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
+from turnfold.store.query.dead_letters import SqlLetters
+from turnfold.store.query.history import SqlHistory
+from turnfold.store.query.search import SqlSearch
+from turnfold.store.query.window import SqlWindows
 from turnfold_query.handlers import CONTEXT, Desk, Questions, make_router
 from turnfold_query.http import make_http
 from turnfold_query.metrics import Metrics

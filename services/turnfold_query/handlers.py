@@ -35,10 +35,12 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import POLICY_READS, QUERY_QUEUE, key_of_subject
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import AgentId, SessionKey
-from turnfold.operations import expand, history, policy, query, search
+from turnfold.observability.tracing import span, trace_in
+from turnfold.operations import policy
+from turnfold.operations.query import context as query
+from turnfold.operations.query import expand, history, search
 from turnfold.ports import HistoryStore, SearchStore, WindowStore
-from turnfold.tracing import span, trace_in
-from turnfold.turns import Turns
+from turnfold.process.turns import Turns
 from turnfold_query.metrics import Metrics
 
 log = structlog.get_logger()
@@ -150,7 +152,7 @@ class Questions:
                 raise BadRequest(f"{name} is no question")
 
     async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> query.Answer:
-        """A window; see `turnfold.operations.query.context`."""
+        """A window; see `turnfold.operations.query.context.context`."""
         began = time.perf_counter()
         if request.as_of is not None:
             place.search()

@@ -21,11 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from turnfold import contracts
 from turnfold.access.actors import ACTOR_HEADER, signed_actor
 from turnfold.access.bearers import Bearers
-from turnfold.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.bus.admission import Admission
 from turnfold.contracts.answers import read_answer, request_name
 from turnfold.contracts.events import Limits, read_payload
-from turnfold.contracts.refusals import refused
+from turnfold.contracts.publish_errors import refused
 from turnfold.contracts.requests import (
     MAX_WAIT_MS,
     AuditRequest,
@@ -63,11 +62,13 @@ from turnfold.errors import (
     UnknownSession,
 )
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.nats_client import HangingUp
-from turnfold.operations import history, letters
+from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
+from turnfold.nats_client.connection import HangingUp
+from turnfold.observability.tracing import HEADER, is_on, span
+from turnfold.operations.query import dead_letters as letters
+from turnfold.operations.query import history
 from turnfold.ports import DeadLetters, HistoryStore
-from turnfold.tracing import HEADER, is_on, span
-from turnfold_query.admitting import (
+from turnfold_query.admission import (
     BODY_SHARE,
     Admitted,
     BodyMemory,
@@ -75,10 +76,10 @@ from turnfold_query.admitting import (
     refusal,
     retry_after,
 )
-from turnfold_query.guard import Guard, grant_of
+from turnfold_query.auth import Guard, grant_of
 from turnfold_query.handlers import Questions
 from turnfold_query.metrics import Metrics
-from turnfold_query.pages import reference_page
+from turnfold_query.reference_page import reference_page
 
 ENVELOPE_BYTES = 64 * 1024
 REQUEST_BYTES = 256 * 1024

@@ -13,8 +13,8 @@ from nats.errors import Error as BusError
 
 from turnfold.access.actors import ACTOR_HEADER, key_actor, verified_actor
 from turnfold.access.roles import SERVICES_ACCOUNT, USER_INFO
-from turnfold.core.audit import LOCAL
-from turnfold.nats_client import REQUEST_INFO
+from turnfold.core.history.audit_chain import LOCAL
+from turnfold.nats_client.connection import REQUEST_INFO
 
 log = structlog.get_logger()
 

@@ -15,44 +15,44 @@ import structlog
 import uvloop
 from faststream.nats import NatsBroker
 
-from turnfold.acknowledgements import Publisher
 from turnfold.bus.admission import Admission, shares_of
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.events import BusEvents
 from turnfold.bus.streams import last_sequence, wait_for_streams
 from turnfold.contracts.subjects import NOTICES_STREAM
-from turnfold.core.eviction import SUMMARY_DELAY_MS
-from turnfold.core.tokens import Count
-from turnfold.embedded.ready import announce
-from turnfold.ending import end
-from turnfold.listening import Listener
-from turnfold.model_windows import ModelWindows
-from turnfold.nats_client import HangingUp
-from turnfold.operations.ask import Writing
+from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS
+from turnfold.core.text.tokens import Count
+from turnfold.model_info.context_windows import ModelWindows
+from turnfold.model_info.tokenizer import load_counter
+from turnfold.models import Summarizer
+from turnfold.nats_client.acknowledgements import Publisher
+from turnfold.nats_client.connection import HangingUp
+from turnfold.operations.compact.attempt import Writing
+from turnfold.operations.ingest.decode import weigh_all
 from turnfold.operations.rules import make_rules, policy_rule
-from turnfold.operations.weighing import weigh_all
 from turnfold.ports import Ingested, Job, Rules, Writes
+from turnfold.process.http_server import Listener
+from turnfold.process.ready import announce
+from turnfold.process.scheduling import stand_back
+from turnfold.process.tasks import end
+from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
-from turnfold.standing import stand_back
-from turnfold.store.belonging import WriterLock, wait_for_schema, wait_until_adopted
-from turnfold.store.campaigns import SqlCampaigns
-from turnfold.store.changes import SqlChanges
-from turnfold.store.engine import Database
-from turnfold.store.erase import SqlErasures
-from turnfold.store.figures import SqlFigures
-from turnfold.store.history import SqlHistory
-from turnfold.store.idle import SqlIdle
-from turnfold.store.indexing import SqlIndex
-from turnfold.store.ingest import SqlIntake
-from turnfold.store.jobs import SqlJobs
-from turnfold.store.letters import SqlLetters
-from turnfold.store.outbox import SqlOutbox
-from turnfold.store.secrets import SIGNED_ACTORS, read_secret
-from turnfold.store.versions import SqlVersions
-from turnfold.summarizer import Summarizer
-from turnfold.vocabulary import load_counter
-from turnfold.watchdog import Watchdog
+from turnfold.store.compact.campaigns import SqlCampaigns
+from turnfold.store.compact.jobs import SqlJobs
+from turnfold.store.compact.requests import SqlChanges
+from turnfold.store.compact.versions import SqlVersions
+from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import WriterLock, wait_for_schema, wait_until_adopted
+from turnfold.store.database.outbox import SqlOutbox
+from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
+from turnfold.store.database.statistics import SqlFigures
+from turnfold.store.ingest.erase import SqlErasures
+from turnfold.store.ingest.idle import SqlIdle
+from turnfold.store.ingest.ingest import SqlIntake
+from turnfold.store.ingest.search_index import SqlIndex
+from turnfold.store.query.dead_letters import SqlLetters
+from turnfold.store.query.history import SqlHistory
 from turnfold_worker.actors import Actors, watched
 from turnfold_worker.background import (
     Campaigner,
@@ -68,9 +68,9 @@ from turnfold_worker.background import (
     Sweeper,
     Waker,
 )
+from turnfold_worker.dead_letters import make_letters_router
 from turnfold_worker.handlers import Desk, Intake, make_request_router
 from turnfold_worker.health import Health, Parts, make_http
-from turnfold_worker.letters import make_letters_router
 from turnfold_worker.metrics import Metrics
 from turnfold_worker.receiver import Receiver
 from turnfold_worker.versions import make_versions_router

@@ -15,19 +15,19 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from turnfold.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.bus.asking import asking
 from turnfold.bus.retention import forget_old
 from turnfold.bus.streams import acknowledged_to, read_events
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
-from turnfold.core.sharing import Places
-from turnfold.core.tokens import Count
-from turnfold.ending import end
+from turnfold.core.summary.fair_share import Places
+from turnfold.core.text.tokens import Count
 from turnfold.errors import StartError, SummarizerError, Unavailable
-from turnfold.operations.ask import Writing
-from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack, compact
+from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
+from turnfold.observability.tracing import span
+from turnfold.operations.compact.attempt import Writing
+from turnfold.operations.compact.compact import Committed, GivenBack, Outcome, RolledBack, compact
+from turnfold.operations.ingest.decode import Batch, Delivery
 from turnfold.operations.rules import PolicyOf
-from turnfold.operations.weighing import Batch, Delivery
 from turnfold.ports import (
     Campaigns,
     ErasureStore,
@@ -41,8 +41,8 @@ from turnfold.ports import (
     Summarizer,
     WordIndex,
 )
-from turnfold.standing import backoff_seconds
-from turnfold.tracing import span
+from turnfold.process.scheduling import backoff_seconds
+from turnfold.process.tasks import end
 from turnfold_worker.handlers import Intake
 from turnfold_worker.receiver.wire import BATCH
 

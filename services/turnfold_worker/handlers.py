@@ -24,10 +24,10 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import INGESTED, POLICY_READS, WORKER_QUEUE, key_of_subject
 from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
-from turnfold.operations.ingest import ingest
-from turnfold.operations.weighing import Batch
+from turnfold.observability.tracing import is_on, span
+from turnfold.operations.ingest.decode import Batch
+from turnfold.operations.ingest.ingest import ingest
 from turnfold.ports import Arrival, Changes, Ingested, IntakeStore, Rules
-from turnfold.tracing import is_on, span
 from turnfold_worker.actors import Actors
 from turnfold_worker.metrics import Metrics
 from turnfold_worker.receiver import Receiver

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from turnfold.bus.streams import Lag, lag
 from turnfold.errors import Unavailable
-from turnfold.store.figures import SqlFigures, Waiting
+from turnfold.store.database.statistics import SqlFigures, Waiting
 from turnfold_worker.background import Prober
 from turnfold_worker.metrics import Metrics
 from turnfold_worker.receiver import Receiver

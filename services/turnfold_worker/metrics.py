@@ -5,9 +5,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from turnfold.bus.streams import Lag
-from turnfold.operations.compact import Committed, GivenBack, Outcome, RolledBack
+from turnfold.operations.compact.compact import Committed, GivenBack, Outcome, RolledBack
 from turnfold.ports import Ingested
-from turnfold.store.figures import Waiting
+from turnfold.store.database.statistics import Waiting
 
 BATCH_EVENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 BATCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -16,7 +16,8 @@ from turnfold.contracts.requests import (
 )
 from turnfold.contracts.subjects import key_of_subject
 from turnfold.messages import SessionKey
-from turnfold.operations import history, versions
+from turnfold.operations.compact import versions
+from turnfold.operations.query import history
 from turnfold.ports import Campaigns, HistoryStore, Rules, Versions
 from turnfold_worker.handlers import Desk, Handle
 

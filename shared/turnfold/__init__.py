@@ -54,15 +54,15 @@ from turnfold.errors import (
 )
 
 if TYPE_CHECKING:
-    from turnfold.client.counting import counter
     from turnfold.client.provider import History, Provider, Room, SessionProvider
     from turnfold.client.recovery import Recovering
     from turnfold.client.subagent import Ended, Finished, run_subagent
+    from turnfold.client.token_counter import counter
     from turnfold.contracts.notices import ReceivedNotice, notice_of
-    from turnfold.core.assembler import Assembler, assemble
-    from turnfold.core.compressor import Compressed, Compressor, LadderCompressor
-    from turnfold.core.overflow import Overflow, overflow_in, overflow_reported
-    from turnfold.core.presets import Policy, preset_named
+    from turnfold.core.policy.presets import Policy, preset_named
+    from turnfold.core.window.assembler import Assembler, assemble
+    from turnfold.core.window.compressor import Compressed, Compressor, LadderCompressor
+    from turnfold.core.window.overflow import Overflow, overflow_in, overflow_reported
 
 __all__ = [
     "Account",
@@ -113,7 +113,7 @@ __all__ = [
 
 # The services import this package too, and need none of these: each is loaded when somebody asks for it.
 _LATER = {
-    "counter": "turnfold.client.counting",
+    "counter": "turnfold.client.token_counter",
     "History": "turnfold.client.provider",
     "Provider": "turnfold.client.provider",
     "Room": "turnfold.client.provider",
@@ -124,16 +124,16 @@ _LATER = {
     "run_subagent": "turnfold.client.subagent",
     "ReceivedNotice": "turnfold.contracts.notices",
     "notice_of": "turnfold.contracts.notices",
-    "Assembler": "turnfold.core.assembler",
-    "assemble": "turnfold.core.assembler",
-    "Compressed": "turnfold.core.compressor",
-    "Compressor": "turnfold.core.compressor",
-    "LadderCompressor": "turnfold.core.compressor",
-    "Overflow": "turnfold.core.overflow",
-    "overflow_in": "turnfold.core.overflow",
-    "overflow_reported": "turnfold.core.overflow",
-    "Policy": "turnfold.core.presets",
-    "preset_named": "turnfold.core.presets",
+    "Assembler": "turnfold.core.window.assembler",
+    "assemble": "turnfold.core.window.assembler",
+    "Compressed": "turnfold.core.window.compressor",
+    "Compressor": "turnfold.core.window.compressor",
+    "LadderCompressor": "turnfold.core.window.compressor",
+    "Overflow": "turnfold.core.window.overflow",
+    "overflow_in": "turnfold.core.window.overflow",
+    "overflow_reported": "turnfold.core.window.overflow",
+    "Policy": "turnfold.core.policy.presets",
+    "preset_named": "turnfold.core.policy.presets",
 }
 
 

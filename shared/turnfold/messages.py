@@ -115,9 +115,9 @@ class Message:
     `tokens` counts everything of it, overhead included; `content_tokens`, `reasoning_tokens` and each call's `tokens`
     are parts of it. `answers` is set on a result that stands beside its call; a result without it waits for a call, or
     is a copy (`is_copy`). `calls` holds only calls that may be sent; `is_irregular` says that the stored body holds
-    more than that and is mended when it is rendered. `priority` is read with `turnfold.core.priority.priority_of`, which
+    more than that and is mended when it is rendered. `priority` is read with `turnfold.core.history.priority.priority_of`, which
     puts it there where nobody stored it. `cuts` prices the cuts of a long text without reading it
-    (`turnfold.core.tokens.Cuts`), or is that text where nobody stored its prices; it is empty for short ones.
+    (`turnfold.core.text.tokens.Cuts`), or is that text where nobody stored its prices; it is empty for short ones.
     """
 
     position: int

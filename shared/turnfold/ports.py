@@ -7,17 +7,17 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from turnfold.core.allowance import DEFAULT_ALLOWANCE, Allowance
-from turnfold.core.audit import LOCAL
-from turnfold.core.eviction import Due, Evict, Eviction, Hold, Load, Rest
-from turnfold.core.moments import Moment
-from turnfold.core.pairing import CallSeen, ResultSeen, Verdict
-from turnfold.core.precedence import Wishes
-from turnfold.core.presets import Policy
-from turnfold.core.search import Lookup
-from turnfold.core.sharing import Places
-from turnfold.core.sources import Draft, Part, Previous, SummaryJob
-from turnfold.core.usage import Meter, Report
+from turnfold.core.eviction.eviction import Due, Evict, Eviction, Hold, Load, Rest
+from turnfold.core.eviction.usage import Meter, Report
+from turnfold.core.history.as_of import Moment
+from turnfold.core.history.audit_chain import LOCAL
+from turnfold.core.history.pairing import CallSeen, ResultSeen, Verdict
+from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
+from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.presets import Policy
+from turnfold.core.summary.fair_share import Places
+from turnfold.core.summary.sources import Draft, Part, Previous, SummaryJob
+from turnfold.core.text.search import Lookup
 from turnfold.messages import AgentId, Call, CompactionId, EventId, Message, SessionKey, State
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Weighed(NamedTuple):
-    """One message of an event, ready to be stored: what it is, what it costs (see `turnfold.core.tokens.Measured`), and its texts.
+    """One message of an event, ready to be stored: what it is, what it costs (see `turnfold.core.text.tokens.Measured`), and its texts.
 
     `tool_call_id` and `content_digest` are those of a result. `body` is the JSON text as windows show it, `original` the
     content as published where that is another JSON.

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from turnfold.access.identity import Identity
 from turnfold.contracts.events import LIMITS, Limits
-from turnfold.core.allowance import (
+from turnfold.core.policy.allowance import (
     CEILINGS,
     SESSION_MODEL,
     UNLIMITED_AT_ZERO,
@@ -19,7 +19,7 @@ from turnfold.core.allowance import (
     is_model_pattern,
     provider_of,
 )
-from turnfold.core.presets import (
+from turnfold.core.policy.presets import (
     DEFAULT_PRESET,
     FIELD_TYPES,
     MOST,
@@ -28,8 +28,8 @@ from turnfold.core.presets import (
     adjusted,
     preset_named,
 )
-from turnfold.core.prompt import checked_task
-from turnfold.core.redaction import checked_patterns
+from turnfold.core.summary.prompt import checked_task
+from turnfold.core.summary.redaction import checked_patterns
 from turnfold.errors import StartError
 
 Checked = TypeVar("Checked")

@@ -36,9 +36,9 @@ from tests.benchmarks.system import children, cpu_seconds, ready_line, resident_
 from tests.benchmarks.texts import AGENT, question, turn
 from tests.postgres import running_postgres
 from turnfold.access.bearers import new_token
-from turnfold.embedded.ports import ReservedPort
-from turnfold.ending import end
 from turnfold.errors import TurnfoldError
+from turnfold.process.tasks import end
+from turnfold.process.tcp_ports import ReservedPort
 
 NAME = "attacks"
 SECONDS = float(os.environ.get("BENCH_ATTACK_SECONDS", "30"))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.benchmarks.figures import RATIO, Figure
 from tests.benchmarks.samples import samples
-from turnfold.core.estimates import estimate
-from turnfold.vocabulary import load_counter
+from turnfold.core.text.estimates import estimate
+from turnfold.model_info.tokenizer import load_counter
 
 AT_LEAST, AT_MOST = 0.9, 1.15
 """Never under by more than a tenth, and within 15%."""

@@ -22,7 +22,7 @@ from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.floors import echo
 from tests.benchmarks.system import System, cpu_seconds, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
-from turnfold.ending import end
+from turnfold.process.tasks import end
 
 NAME = "load"
 SESSIONS = 200

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from tests.benchmarks.figures import Figure, middle
 from tests.benchmarks.system import children, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
-from turnfold.ending import end
+from turnfold.process.tasks import end
 
 NAME = "memory"
 SESSIONS = 200

@@ -15,7 +15,7 @@ from tests.benchmarks.system import WAIT_SECONDS, system
 from tests.benchmarks.texts import event, headers, subject, turn
 from tests.postgres import running_postgres
 from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.store.engine import Database
+from turnfold.store.database.engine import Database
 
 NAME = "stored"
 SESSIONS = 100

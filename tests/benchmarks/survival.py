@@ -4,7 +4,7 @@ A session is replayed message by message through the product's own evictions, an
 before it by the extractive summariser, as the product does. Then the values of all evicted messages are looked for in the
 last ledger.
 
-**A value** is what the simple expressions below find, and nothing else; they share nothing with `turnfold.core.values`. They
+**A value** is what the simple expressions below find, and nothing else; they share nothing with `turnfold.core.summary.values`. They
 are held against the text of a message and against each string among the arguments of its calls:
 
 - a URL; a UUID; a hash: 7 to 64 hexadecimal characters with digits and letters among them;
@@ -42,19 +42,19 @@ from typing import Any, NamedTuple
 
 from tests.benchmarks.figures import Figure, middle
 from tests.histories import History, Json, counter, data_directory, history
-from tests.stores import KEY, new_sqlite, sql_stores, turn
-from turnfold.core.blocks import newest_request
-from turnfold.core.eviction import evictions
-from turnfold.core.extractive import extract
-from turnfold.core.ledger import entry_values
-from turnfold.core.presets import Policy, preset_named
-from turnfold.core.reading import sources_of, text_of_body
-from turnfold.core.sources import Draft, Previous, SummaryJob
-from turnfold.core.tokens import text_of
-from turnfold.core.values import values_in
+from tests.store_fixtures import KEY, new_sqlite, sql_stores, turn
+from turnfold.core.eviction.eviction import evictions
+from turnfold.core.history.blocks import newest_request
+from turnfold.core.policy.presets import Policy, preset_named
+from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.ledger import entry_values
+from turnfold.core.summary.source_messages import sources_of, text_of_body
+from turnfold.core.summary.sources import Draft, Previous, SummaryJob
+from turnfold.core.summary.values import values_in
+from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
 from turnfold.messages import Message
-from turnfold.operations.search import found, question_of
+from turnfold.operations.query.search import found, question_of
 from turnfold.ports import Scope
 
 NAME = "survival"

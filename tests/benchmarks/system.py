@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.nats_server import NatsServer, nats_server
-from turnfold.embedded.ready import ANNOUNCE
+from turnfold.process.ready import ANNOUNCE
 
 PROGRAM = Path(sys.executable).parent / "turnfold"
 READY_SECONDS = 60.0

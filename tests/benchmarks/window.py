@@ -11,7 +11,7 @@ from random import Random
 from statistics import mean, median
 from typing import Any
 
-from tests import laws
+from tests import window_rules as laws
 from tests.benchmarks.figures import Figure, middle
 from tests.benchmarks.texts import turn
 from tests.benchmarks.trimming import (
@@ -22,18 +22,18 @@ from tests.benchmarks.trimming import (
     trimming,
 )
 from tests.histories import History, Said, Weighed, history
-from tests.prove.sessions import conversations, data_directory
 from tests.reference_tokenizer import vocabularies
-from turnfold.core import forms
-from turnfold.core.compressor import LadderCompressor
-from turnfold.core.eviction import Due, Evict, Load, decide, fired
-from turnfold.core.growth import Growth
-from turnfold.core.presets import Policy
-from turnfold.core.priority import classify
-from turnfold.core.tokens import measure as measure_message
-from turnfold.core.window import Asked, budget_of, grown, plan, planned
+from tests.window_check.sessions import conversations, data_directory
+from turnfold.core.eviction.eviction import Due, Evict, Load, decide, fired
+from turnfold.core.history.priority import classify
+from turnfold.core.policy.presets import Policy
+from turnfold.core.text.tokens import measure as measure_message
+from turnfold.core.window import truncation as forms
+from turnfold.core.window.builder import Growth
+from turnfold.core.window.compressor import LadderCompressor
+from turnfold.core.window.window import Asked, budget_of, grown, plan, planned
 from turnfold.errors import CannotFit
-from turnfold.vocabulary import load_counter
+from turnfold.model_info.tokenizer import load_counter
 
 NAME = "window"
 MESSAGES = 1_000

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.chaos.episode import run
-from tests.chaos.plan import Topology
-from tests.yesterday import TOLERANT, NoHistory, code_of
+from tests.chaos.fault_plan import Topology
+from tests.previous_release import TOLERANT, NoHistory, code_of
 
 EACH = 30
 MODEL_EVERY = 4

@@ -18,17 +18,17 @@ from typing import Any
 import nats
 from sqlalchemy import Connection, Table, delete, insert, select
 
+from tests.chaos.fault_plan import Topology, plan
 from tests.chaos.installation import START_SECONDS, Installation, running
 from tests.chaos.load import PUBLISHERS, READERS, Clients, Load
-from tests.chaos.plan import Topology, plan
 from tests.history_checker import Checker, Published, faults_in_notices
 from tests.model_server import ModelServer, running_model_server
+from tests.running_system import Streamed, eventually, streamed, wait_until
 from tests.strangers import listening
-from tests.system import Streamed, eventually, streamed, wait_until
 from turnfold.client import connect
-from turnfold.nats_client import HangingUp
-from turnfold.store import schema
-from turnfold.store.engine import Database
+from turnfold.nats_client.connection import HangingUp
+from turnfold.store.database import schema
+from turnfold.store.database.engine import Database
 from turnfold_migrations import upgrade
 
 MODEL_FAULTS = ("answer",) * 6 + (

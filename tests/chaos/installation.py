@@ -21,8 +21,8 @@ from typing import Any
 import asyncpg
 
 from tests import postgres
-from tests.chaos.plan import LEASE_SECONDS, Fault, Kind, Topology
-from tests.system import (
+from tests.chaos.fault_plan import LEASE_SECONDS, Fault, Kind, Topology
+from tests.running_system import (
     TURNFOLD,
     arguments_of,
     children_of,
@@ -33,8 +33,8 @@ from tests.system import (
     state_of,
     wait_until,
 )
-from turnfold.embedded.nats import find_server, until_answering
-from turnfold.embedded.ready import die_with_parent
+from turnfold.process.nats_server import find_server, until_answering
+from turnfold.process.ready import die_with_parent
 
 WORKERS = 2
 QUERIES = 2

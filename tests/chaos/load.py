@@ -13,9 +13,9 @@ from time import monotonic
 import nats.errors
 from nats.aio.client import Client as Bus
 
-from tests.chaos.plan import LONGEST_PAUSE_SECONDS
+from tests.chaos.fault_plan import LONGEST_PAUSE_SECONDS
 from tests.history_checker import MARK, Listed, Page, Published, Reading
-from tests.system import eventually, wait_until
+from tests.running_system import eventually, wait_until
 from turnfold.cli.recordings import Recording, Step, events_of, recorded
 from turnfold.client import Client, Event, session_key
 from turnfold.contracts.subjects import session_subject

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.chaos.episode import POLICY, History, connected, recorded
+from tests.chaos.fault_plan import Topology
 from tests.chaos.installation import running
 from tests.chaos.load import Load, conversations
-from tests.chaos.plan import Topology
 from tests.history_checker import MARK, Checker, Listed, Page, Reading, faults_in_notices
 from turnfold.cli.recordings import Step, events_of
 from turnfold.client import Event

@@ -15,19 +15,29 @@ import nats
 import pytest
 from sqlalchemy import text
 
-from tests.chaos.mortal import Fate, Life, Worker, Writer, live, living
-from tests.forked import PATIENCE_SECONDS, begun, ended
+from tests.chaos.crashing_worker import Fate, Life, Worker, Writer, live, living
+from tests.forked_processes import PATIENCE_SECONDS, begun, ended
 from tests.invariants import Seen, SessionSeen, faults, seen_in_database
 from tests.model_server import ModelServer, running_model_server
 from tests.nats_server import nats_server
-from tests.stores import KEY, LEASE_MS, assistant, new_postgres, new_sqlite, tool, turn, turns, user
-from tests.system import wait_until
+from tests.running_system import wait_until
+from tests.store_fixtures import (
+    KEY,
+    LEASE_MS,
+    assistant,
+    new_postgres,
+    new_sqlite,
+    tool,
+    turn,
+    turns,
+    user,
+)
 from turnfold.bus.streams import provision
 from turnfold.contracts.subjects import NOTICES_STREAM
-from turnfold.core.sources import Draft, SummaryJob
-from turnfold.embedded.directory import is_alive
-from turnfold.operations.compact import Committed, Discarded
-from turnfold.store.engine import Database
+from turnfold.core.summary.sources import Draft, SummaryJob
+from turnfold.operations.compact.compact import Committed, Discarded
+from turnfold.process.directory import is_alive
+from turnfold.store.database.engine import Database
 
 TEN_MINUTES_MS = 600_000
 DEED_IDS = 1_000

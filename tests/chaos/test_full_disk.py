@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.installation import limit_files
-from tests.system import eventually, rows, running_parts
+from tests.running_system import eventually, rows, running_parts
 from turnfold.client import connect
 
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.chaos.episode import run
-from tests.chaos.plan import Kind, Topology
+from tests.chaos.fault_plan import Kind, Topology
 
 KILLS = 3
 FRESH_SEED = 20 * secrets.randbelow(50_000) + 1

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.crowd import KEYS, crowd, elsewhere
+from tests.chaos.worker_crowd import KEYS, crowd, elsewhere
 from tests.model_server import ModelServer, running_model_server
 from tests.postgres import Postgres, running_postgres
-from tests.system import Parts, eventually, wait_until
+from tests.running_system import Parts, eventually, wait_until
 
 
 async def deadlocks(parts: Parts) -> int:

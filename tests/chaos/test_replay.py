@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.system import command, rows, running_system
+from tests.running_system import command, rows, running_system
 from turnfold.cli.recordings import Recording, recorded
 
 DATA = os.environ.get("REPLAY_DATA")

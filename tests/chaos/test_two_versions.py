@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.chaos.crowd import ENVIRON, KEYS, Crowd, crowd, elsewhere
+from tests.chaos.worker_crowd import ENVIRON, KEYS, Crowd, crowd, elsewhere
 from tests.nats_server import nats_server
 from tests.postgres import Postgres
-from tests.stores import new_sqlite
-from tests.system import TURNFOLD, Parts, eventually
-from tests.yesterday import EXACT, TOLERANT, NoHistory, code_of
+from tests.previous_release import EXACT, TOLERANT, NoHistory, code_of
+from tests.running_system import TURNFOLD, Parts, eventually
+from tests.store_fixtures import new_sqlite
 from turnfold.client import connect, session_key
 from turnfold.errors import Unavailable
 
@@ -159,7 +159,7 @@ async def test_older_code_that_is_started_on_newer_tables_works_and_dies_beside_
 async def test_code_that_wants_its_own_tables_refuses_to_start_on_newer_ones_and_says_so(
     tmp_path: Path, exact: Environ
 ) -> None:
-    waits = "import asyncio, sys; from turnfold.store.belonging import *; asyncio.run(wait_for_schema(Database(sys.argv[1], writes=False), seconds=0))"
+    waits = "import asyncio, sys; from turnfold.store.database.instance_lock import *; asyncio.run(wait_for_schema(Database(sys.argv[1], writes=False), seconds=0))"
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",

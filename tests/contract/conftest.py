@@ -9,8 +9,8 @@ import pytest
 
 from tests.invariants import faults
 from tests.postgres import Postgres
-from tests.stores import Stores, memory_stores, new_postgres, new_sqlite, sql_stores
-from turnfold.store.schema import metadata, word_index
+from tests.store_fixtures import Stores, memory_stores, new_postgres, new_sqlite, sql_stores
+from turnfold.store.database.schema import metadata, word_index
 
 MEMORY = ""
 

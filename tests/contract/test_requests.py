@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.stores import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
+from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
 from turnfold.contracts.requests import (
     AuditRequest,
     CampaignRequest,
@@ -21,10 +21,12 @@ from turnfold.contracts.requests import (
 )
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.operations import history, letters, versions
-from turnfold.operations.ingest import ingest
-from turnfold.operations.search import search
-from turnfold.operations.weighing import Delivery, weigh_all
+from turnfold.operations.compact import versions
+from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.operations.ingest.ingest import ingest
+from turnfold.operations.query import dead_letters as letters
+from turnfold.operations.query import history
+from turnfold.operations.query.search import search
 
 Json = dict[str, Any]
 NOBODY = SessionKey(AgentId("ada"), SessionId("never"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.stores import NOON, Stores, summary, turns
+from tests.store_fixtures import NOON, Stores, summary, turns
 from turnfold.contracts.events import read_event
 from turnfold.contracts.subjects import EVENT_TYPES, NOTICES_SUBJECTS
 

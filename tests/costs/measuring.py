@@ -105,7 +105,7 @@ def _seconds(build: Build, size: int) -> float:
 def _cache_clears() -> Iterator[Callable[[], Any]]:
     """What empties the caches of our functions, but for the tokenizer, which is loaded once."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("turnfold.") and name != "turnfold.vocabulary":
+        if name.startswith("turnfold.") and name != "turnfold.model_info.tokenizer":
             for value in list(vars(module).values()):
                 clear = getattr(value, "cache_clear", None)
                 if clear is not None and callable(clear):

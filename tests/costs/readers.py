@@ -12,31 +12,37 @@ from tests.costs.texts import Texts, texts
 from turnfold.contracts.events import claimed_key, read_payload
 from turnfold.contracts.requests import SearchRequest, read_request
 from turnfold.contracts.subjects import id_fault, key_of_subject
-from turnfold.core.actions import actions, argument_texts, commands_of, file_changes, touched
-from turnfold.core.anthropic import _assistant, _content
-from turnfold.core.cuts import Cuts
-from turnfold.core.digest import digest
-from turnfold.core.estimates import ceiling, estimate
-from turnfold.core.extractive import evidence, extract, readable
-from turnfold.core.forms import TextCut
-from turnfold.core.gate import Answer, check, missing_facts
-from turnfold.core.markers import defused
-from turnfold.core.merging import merged
-from turnfold.core.overflow import overflow_told
-from turnfold.core.priority import classify
-from turnfold.core.prompt import fitted, parse_answer, prompt_data, shortened
-from turnfold.core.redaction import redact
-from turnfold.core.render import shortened_arguments, shortened_text
-from turnfold.core.search import Question, ranked_by_any, searchable
-from turnfold.core.sentences import language, senses, sentences
-from turnfold.core.sources import Previous, Source, SummaryJob, clip, ends, printable, words
-from turnfold.core.tokens import lines_of, measure, path_in
-from turnfold.core.values import values_in
-from turnfold.core.words import exact_terms, folded, runs, terms
-from turnfold.core.wrapping import Placement, summary_facts, wrapped_digests, wrapped_summary
+from turnfold.core.history.priority import classify
+from turnfold.core.summary.carry_over import merged
+from turnfold.core.summary.digest import digest
+from turnfold.core.summary.extractive import evidence, extract, readable
+from turnfold.core.summary.gate import Answer, check, missing_facts
+from turnfold.core.summary.prompt import fitted, parse_answer, prompt_data, shortened
+from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.sentences import language, senses, sentences
+from turnfold.core.summary.sources import Previous, Source, SummaryJob, clip, ends, printable, words
+from turnfold.core.summary.tool_actions import (
+    actions,
+    argument_texts,
+    commands_of,
+    file_changes,
+    touched,
+)
+from turnfold.core.summary.values import values_in
+from turnfold.core.text.estimates import ceiling, estimate
+from turnfold.core.text.markers import defused
+from turnfold.core.text.search import Question, ranked_by_any, searchable
+from turnfold.core.text.token_offsets import Cuts
+from turnfold.core.text.tokens import lines_of, measure, path_in
+from turnfold.core.text.words import exact_terms, folded, runs, terms
+from turnfold.core.window.anthropic import _assistant, _content
+from turnfold.core.window.framing import Placement, summary_facts, wrapped_digests, wrapped_summary
+from turnfold.core.window.overflow import overflow_told
+from turnfold.core.window.render import shortened_arguments, shortened_text
+from turnfold.core.window.truncation import TextCut
 from turnfold.errors import TurnfoldError
 from turnfold.messages import Call
-from turnfold.vocabulary import load_counter
+from turnfold.model_info.tokenizer import load_counter
 
 count_tokens: Final = load_counter()
 MOST_CHARACTERS: Final = 1 << 20

@@ -11,26 +11,26 @@ from typing import Any, Final
 
 from tests.costs.measuring import Case
 from tests.histories import History, Json, answered, assistant, counter, system, tool, user, words
-from turnfold.core.anthropic import shaped
-from turnfold.core.blocks import group, newest_request
-from turnfold.core.characters import characters_of
-from turnfold.core.compressor import LadderCompressor, estimated
-from turnfold.core.digest import digest
-from turnfold.core.estimates import estimate
-from turnfold.core.eviction import EVERY_EVENT_BELOW, Trigger, decide, evictions
-from turnfold.core.extractive import extract
-from turnfold.core.growth import PendingRow
-from turnfold.core.presets import PRESETS, Policy
-from turnfold.core.reading import sources_of
-from turnfold.core.render import render
-from turnfold.core.sendable import faults
-from turnfold.core.sources import SummaryJob
-from turnfold.core.tokens import Cuts, measure
-from turnfold.core.window import Asked, Stored, grown, planned
-from turnfold.core.wrapping import Placement, summary_facts
+from turnfold.core.eviction.eviction import EVERY_EVENT_BELOW, Trigger, decide, evictions
+from turnfold.core.history.blocks import group, newest_request
+from turnfold.core.history.validity import faults
+from turnfold.core.policy.presets import PRESETS, Policy
+from turnfold.core.summary.digest import digest
+from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.source_messages import sources_of
+from turnfold.core.summary.sources import SummaryJob
+from turnfold.core.text.estimates import estimate
+from turnfold.core.text.tokens import Cuts, measure
+from turnfold.core.window.anthropic import shaped
+from turnfold.core.window.builder import PendingRow
+from turnfold.core.window.character_limit import characters_of
+from turnfold.core.window.compressor import LadderCompressor, estimated
+from turnfold.core.window.framing import Placement, summary_facts
+from turnfold.core.window.render import render
+from turnfold.core.window.window import Asked, Stored, grown, planned
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
-from turnfold.operations.weighing import Delivery, weigh
+from turnfold.operations.ingest.decode import Delivery, weigh
 
 MOST_MESSAGES: Final = 8_192
 TEXTS: Final = (

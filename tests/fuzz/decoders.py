@@ -13,10 +13,10 @@ from warnings import catch_warnings
 
 from tests.fuzz.mutations import mutated
 from tests.histories import history
-from tests.stores import words
+from tests.store_fixtures import words
 from turnfold.access.bearers import Bearers
 from turnfold.cli.deadletters import printable
-from turnfold.client.answers import error_told
+from turnfold.client.replies import error_told
 from turnfold.contracts.events import Limits, claimed_key
 from turnfold.contracts.requests import (
     ContextRequest,
@@ -33,19 +33,19 @@ from turnfold.contracts.subjects import (
     session_subject,
     token_of,
 )
-from turnfold.core.anthropic import shaped
-from turnfold.core.compressor import LadderCompressor
-from turnfold.core.cuts import Cuts
-from turnfold.core.gate import Answer, check, spoken
-from turnfold.core.overflow import overflow_told
-from turnfold.core.precedence import Wishes, in_force
-from turnfold.core.presets import Policy, preset_named
-from turnfold.core.prompt import parse_answer
-from turnfold.core.search import Question, searchable
-from turnfold.core.sendable import anthropic_faults, faults
-from turnfold.core.usage import read_report
-from turnfold.core.window import Asked, plan
-from turnfold.core.words import terms
+from turnfold.core.eviction.usage import read_report
+from turnfold.core.history.validity import anthropic_faults, faults
+from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.policy.presets import Policy, preset_named
+from turnfold.core.summary.gate import Answer, check, spoken
+from turnfold.core.summary.prompt import parse_answer
+from turnfold.core.text.search import Question, searchable
+from turnfold.core.text.token_offsets import Cuts
+from turnfold.core.text.words import terms
+from turnfold.core.window.anthropic import shaped
+from turnfold.core.window.compressor import LadderCompressor
+from turnfold.core.window.overflow import overflow_told
+from turnfold.core.window.window import Asked, plan
 from turnfold.errors import (
     BadEvent,
     BadRequest,
@@ -55,10 +55,10 @@ from turnfold.errors import (
     SummarizerError,
 )
 from turnfold.messages import Role, SessionKey
-from turnfold.operations.moments import moment_of
-from turnfold.operations.weighing import Delivery, bury, weigh
+from turnfold.models.wire import frame, read_frame
+from turnfold.operations.ingest.decode import Delivery, bury, weigh
+from turnfold.operations.query.as_of import moment_of
 from turnfold.settings import read_settings
-from turnfold.summarizer.wire import frame, read_frame
 from turnfold.transcripts import UnreadableTranscript, read_conversations, turns
 from turnfold_query.http import _kind_of, _with
 

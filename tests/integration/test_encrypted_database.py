@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from tests.postgres import Postgres
 from turnfold.errors import StartError, Unavailable
-from turnfold.store.engine import Database
+from turnfold.store.database.engine import Database
 from turnfold_migrations import upgrade
 
 SSL_REQUEST = bytes.fromhex("0000000804d2162f")

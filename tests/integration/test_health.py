@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores import LEASE_MS, NOON, SMALL, new_sqlite, sql_stores, turns, words
+from tests.store_fixtures import LEASE_MS, NOON, SMALL, new_sqlite, sql_stores, turns, words
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.weighing import Delivery, weigh_all
-from turnfold.store.belonging import WriterLock
-from turnfold.store.engine import Database
-from turnfold.store.health import Health, SqlHealth, file_of, is_writer_there
+from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.store.database.engine import Database
+from turnfold.store.database.health import Health, SqlHealth, file_of, is_writer_there
+from turnfold.store.database.instance_lock import WriterLock
 from turnfold_migrations import upgrade
 
 PATIENCE_MS = 5_000

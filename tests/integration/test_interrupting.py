@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from turnfold.store.engine import READERS_EACH, Database
-from turnfold.turns import ASKER
+from turnfold.process.turns import ASKER
+from turnfold.store.database.engine import READERS_EACH, Database
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 

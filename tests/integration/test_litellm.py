@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 AGENT = """
 import asyncio, json, sys
-from turnfold.summarizer.call import load_litellm
+from turnfold.models.call import load_litellm
 from turnfold import ContextOverflow, Recovering
 
 litellm = load_litellm()

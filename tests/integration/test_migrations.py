@@ -15,9 +15,9 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from tests.forked import begun, ended
+from tests.forked_processes import begun, ended
 from tests.postgres import Postgres
-from tests.stores import (
+from tests.store_fixtures import (
     KEY,
     NOON,
     Stores,
@@ -32,9 +32,9 @@ from tests.stores import (
     user,
 )
 from turnfold.errors import StartError
-from turnfold.store.belonging import wait_for_schema
-from turnfold.store.engine import Database
-from turnfold.store.schema import VIEWS, metadata, word_index
+from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import wait_for_schema
+from turnfold.store.database.schema import VIEWS, metadata, word_index
 from turnfold_migrations import downgrade, head, revision_of, upgrade
 from turnfold_migrations.versions import __path__ as versions_path
 

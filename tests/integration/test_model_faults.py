@@ -13,7 +13,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from tests.model_server import ModelServer, running_model_server
-from tests.stores import (
+from tests.store_fixtures import (
     KEY,
     NOON,
     SMALL,
@@ -27,11 +27,11 @@ from tests.stores import (
     user,
     words,
 )
-from turnfold.core.allowance import Allowance
-from turnfold.core.presets import Policy, Style
-from turnfold.operations.ask import Writing
-from turnfold.operations.compact import Committed, GivenBack, Outcome, compact
-from turnfold.summarizer import Summarizer
+from turnfold.core.policy.allowance import Allowance
+from turnfold.core.policy.presets import Policy, Style
+from turnfold.models import Summarizer
+from turnfold.operations.compact.attempt import Writing
+from turnfold.operations.compact.compact import Committed, GivenBack, Outcome, compact
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

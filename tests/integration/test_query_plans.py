@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from tests.stores import (
+from tests.store_fixtures import (
     KEY,
     NOON,
     Stores,
@@ -23,12 +23,12 @@ from tests.stores import (
     turns,
     user,
 )
-from turnfold.core.moments import AtMessage, AtTime, AtVersion, Moment
+from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion, Moment
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
-from turnfold.operations.search import found, question_of
+from turnfold.operations.query.search import found, question_of
 from turnfold.ports import Scope
-from turnfold.store.engine import Database
-from turnfold.store.figures import SqlFigures
+from turnfold.store.database.engine import Database
+from turnfold.store.database.statistics import SqlFigures
 
 GROWING = (
     "messages",

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, select, text
 
 from tests.postgres import Postgres
-from tests.stores import (
+from tests.store_fixtures import (
     KEY,
     NOON,
     Json,
@@ -24,14 +24,14 @@ from tests.stores import (
     turns,
     user,
 )
-from turnfold.core.moments import AtMessage, AtTime, AtVersion
+from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
-from turnfold.operations.search import found, question_of
+from turnfold.operations.query.search import found, question_of
 from turnfold.ports import Scope
-from turnfold.store import schema
-from turnfold.store.bulk import PreparedPairs
-from turnfold.store.engine import Database
-from turnfold.store.evict import quoted_texts
+from turnfold.store.database import schema
+from turnfold.store.database.engine import Database
+from turnfold.store.database.statements import PreparedPairs
+from turnfold.store.ingest.evict import quoted_texts
 from turnfold_migrations import upgrade
 
 GROWING = (

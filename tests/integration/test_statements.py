@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores import new_sqlite, sql_stores, turn, user
+from tests.store_fixtures import new_sqlite, sql_stores, turn, user
 from turnfold.errors import Unavailable
-from turnfold.store import ranges
-from turnfold.store.belonging import adopt, belongs_to, next_seq
-from turnfold.store.engine import Database
+from turnfold.store.database import sequence_ranges as ranges
+from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import adopt, belongs_to, next_seq
 from turnfold_migrations import upgrade
 
 CREATED = "2026-11-20T10:00:00Z"

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from tests.model_server import ModelServer, running_model_server
-from turnfold.core.sources import Part, Source, SummaryJob
+from turnfold.core.summary.sources import Part, Source, SummaryJob
 from turnfold.errors import SummarizerError
-from turnfold.standing import is_calm
-from turnfold.summarizer import Summarizer
+from turnfold.models import Summarizer
+from turnfold.process.scheduling import is_calm
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

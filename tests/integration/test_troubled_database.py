@@ -9,10 +9,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tests.chaos.mortal import Life, living
+from tests.chaos.crashing_worker import Life, living
 from turnfold.errors import Unavailable
-from turnfold.store.belonging import adopt, wait_until_adopted
-from turnfold.store.engine import Database, may_pass
+from turnfold.store.database.engine import Database, may_pass
+from turnfold.store.database.instance_lock import adopt, wait_until_adopted
 from turnfold_migrations import upgrade
 
 DAMAGE = """

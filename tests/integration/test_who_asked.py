@@ -11,7 +11,7 @@ from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.postgres import Postgres
-from tests.stores import (
+from tests.store_fixtures import (
     KEY,
     NOON,
     Stores,
@@ -26,10 +26,10 @@ from tests.stores import (
     user,
 )
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.audit import WORKER, row_hash
+from turnfold.core.history.audit_chain import WORKER, row_hash
 from turnfold.messages import CompactionId
 from turnfold.ports import AuditRow, Wanted
-from turnfold.store.schema import audit, sessions
+from turnfold.store.database.schema import audit, sessions
 
 
 @dataclass(frozen=True, slots=True)

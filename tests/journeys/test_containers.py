@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 
 import turnfold
 from tests.postgres import Postgres, _programs
-from tests.system import eventually, free_port, wait_until
+from tests.running_system import eventually, free_port, wait_until
 from turnfold.access.identity import public_key
 from turnfold.access.keys import read_keys
 from turnfold.access.roles import configuration

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.system import System, running_system
-from turnfold.core.presets import PRESETS, Policy
+from tests.running_system import System, running_system
+from turnfold.core.policy.presets import PRESETS, Policy
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

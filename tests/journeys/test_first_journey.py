@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 import turnfold
-from tests.system import System, client_of, command, eventually, parts_alive, running_system
-from turnfold.core.sendable import faults
+from tests.running_system import System, client_of, command, eventually, parts_alive, running_system
+from turnfold.core.history.validity import faults
 
 Json = dict[str, Any]
 SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}

@@ -7,7 +7,7 @@ import pytest
 
 import turnfold
 from tests.model_server import running_model_server
-from tests.system import eventually, rows, running_system
+from tests.running_system import eventually, rows, running_system
 
 
 @pytest.mark.proves("S4", "S7", "X4", "O5")

@@ -9,9 +9,9 @@ import pytest
 
 import turnfold
 from tests.model_server import ModelServer, running_model_server
-from tests.system import System, eventually, rows, running_system
+from tests.running_system import System, eventually, rows, running_system
 from turnfold import Session, Window
-from turnfold.core.sendable import faults
+from turnfold.core.history.validity import faults
 
 
 class Installation:

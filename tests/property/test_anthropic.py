@@ -30,12 +30,12 @@ from tests.property.test_window import (
     sessions,
     spoken,
 )
-from turnfold.core.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, Shaped, shaped
-from turnfold.core.presets import Policy
-from turnfold.core.sendable import anthropic_faults
-from turnfold.core.tokens import CALL_TOKENS, IMAGE_TOKENS, MESSAGE_TOKENS
-from turnfold.core.window import Asked, Plan, plan
-from turnfold.core.wrapping import Placement
+from turnfold.core.history.validity import anthropic_faults
+from turnfold.core.policy.presets import Policy
+from turnfold.core.text.tokens import CALL_TOKENS, IMAGE_TOKENS, MESSAGE_TOKENS
+from turnfold.core.window.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, Shaped, shaped
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.window import Asked, Plan, plan
 from turnfold.errors import CannotFit
 
 Json = dict[str, Any]

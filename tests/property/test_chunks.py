@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.chunks import OVERSIZE, chunks
-from turnfold.core.sources import Source
+from turnfold.core.summary.chunks import OVERSIZE, chunks
+from turnfold.core.summary.sources import Source
 
 
 def size(source: Source) -> int:

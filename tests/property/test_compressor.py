@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.histories import Said, counter
 from tests.property.test_window import budgets, spoken
-from turnfold.core.compressor import LadderCompressor
-from turnfold.core.presets import PRESETS
-from turnfold.core.sendable import faults
+from turnfold.core.history.validity import faults
+from turnfold.core.policy.presets import PRESETS
+from turnfold.core.window.compressor import LadderCompressor
 from turnfold.errors import CannotFit
 
 

@@ -11,8 +11,23 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.histories import History, Said, assistant, history, tool, user, words
-from turnfold.core.cuts import Cuts
-from turnfold.core.forms import (
+from turnfold.core.policy.presets import Policy
+from turnfold.core.text.token_offsets import Cuts
+from turnfold.core.text.tokens import lines_of
+from turnfold.core.window.builder import Frame, Growth, Limits
+from turnfold.core.window.framing import DIGEST_FRAME_TOKENS, Placement, digest_tokens
+from turnfold.core.window.ladder import (
+    digest_pending,
+    drop_old_reasoning,
+    fold_blocks,
+    fold_old_tool_blocks,
+    preview_costly,
+    relieve_emergency,
+    replace_results,
+    shorten_long_texts,
+    trim_large_results,
+)
+from turnfold.core.window.truncation import (
     LEAST_ARGUMENTS_TOKENS,
     MARK_CHARACTERS,
     MARK_TOKENS,
@@ -27,22 +42,7 @@ from turnfold.core.forms import (
     line_start_tokens,
     line_tokens,
 )
-from turnfold.core.growth import Frame, Growth, Limits
-from turnfold.core.ladder import (
-    digest_pending,
-    drop_old_reasoning,
-    fold_blocks,
-    fold_old_tool_blocks,
-    preview_costly,
-    relieve_emergency,
-    replace_results,
-    shorten_long_texts,
-    trim_large_results,
-)
-from turnfold.core.pieces import Piece, Unit
-from turnfold.core.presets import Policy
-from turnfold.core.tokens import lines_of
-from turnfold.core.wrapping import DIGEST_FRAME_TOKENS, Placement, digest_tokens
+from turnfold.core.window.views import Piece, Unit
 from turnfold.messages import Message, Priority, Role
 
 POLICY = Policy(

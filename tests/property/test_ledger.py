@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import counter
-from turnfold.core.actions import argument_texts
-from turnfold.core.extractive import extract, readable
-from turnfold.core.ledger import entry_values
-from turnfold.core.sources import Draft, Previous, Source, SummaryJob
+from turnfold.core.summary.extractive import extract, readable
+from turnfold.core.summary.ledger import entry_values
+from turnfold.core.summary.sources import Draft, Previous, Source, SummaryJob
+from turnfold.core.summary.tool_actions import argument_texts
 
 VALUES = st.one_of(
     st.sampled_from(

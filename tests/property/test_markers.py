@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.digest import digest
-from turnfold.core.extractive import extract
-from turnfold.core.markers import defused, markers_in
-from turnfold.core.sources import Source, SummaryJob
-from turnfold.core.wrapping import (
+from turnfold.core.summary.digest import digest
+from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.sources import Source, SummaryJob
+from turnfold.core.text.markers import defused, markers_in
+from turnfold.core.window.framing import (
     Placement,
     summary_facts,
     whole_summary,
     wrapped_digests,
     wrapped_summary,
 )
-from turnfold.vocabulary import load_counter
+from turnfold.model_info.tokenizer import load_counter
 
 COUNT = load_counter()
 RAW = [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.merging import LIST_SECTIONS, merged, numbered
+from turnfold.core.summary.carry_over import LIST_SECTIONS, merged, numbered
 
 ROOM = 400
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.stores import (
+from tests.store_fixtures import (
     KEY,
     SMALL,
     Stores,
@@ -21,10 +21,10 @@ from tests.stores import (
     turn,
     user,
 )
-from turnfold.core.search import Question, searchable
-from turnfold.core.words import folded, terms
+from turnfold.core.text.search import Question, searchable
+from turnfold.core.text.words import folded, terms
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.search import found
+from turnfold.operations.query.search import found
 from turnfold.ports import Arrival, Scope
 
 PIECES = (

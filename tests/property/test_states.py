@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from tests.invariants import Seen, SessionSeen, faults
-from tests.stores import (
+from tests.store_fixtures import (
     LEASE_MS,
     NOON,
     SMALL,
@@ -41,10 +41,10 @@ from tests.stores import (
     user,
 )
 from turnfold.contracts.requests import ContextRequest, PolicyRequest
-from turnfold.core import sendable
+from turnfold.core.history import validity as sendable
 from turnfold.errors import BadRequest, CannotFit, Conflict, LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.query import Answering, context
+from turnfold.operations.query.context import Answering, context
 from turnfold.ports import Arrival, Ending, Job, JobInput, Notice, Version, Wanted, Writes
 from turnfold.testing.kept import Compaction
 from turnfold.testing.memory import MemoryStore

@@ -8,11 +8,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.prove.sessions import conversations, data_directory
 from tests.reference_tokenizer import reference
-from turnfold.core.cuts import STEP_BYTES
-from turnfold.core.tokens import MESSAGE_TOKENS, Count, Cuts, ceiling, estimate, lines_of, measure
-from turnfold.vocabulary import load_counter
+from tests.window_check.sessions import conversations, data_directory
+from turnfold.core.text.token_offsets import STEP_BYTES
+from turnfold.core.text.tokens import (
+    MESSAGE_TOKENS,
+    Count,
+    Cuts,
+    ceiling,
+    estimate,
+    lines_of,
+    measure,
+)
+from turnfold.model_info.tokenizer import load_counter
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAGMENTS = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tests import laws
+from tests import window_rules as laws
 from tests.histories import (
     ROW,
     History,
@@ -25,15 +25,15 @@ from tests.histories import (
     user,
     words,
 )
-from turnfold.core.blocks import group, newest_request
-from turnfold.core.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
-from turnfold.core.growth import Growth
-from turnfold.core.pieces import Shown
-from turnfold.core.presets import PRESETS, Mode, Policy
-from turnfold.core.render import Rendered
-from turnfold.core.sendable import faults
-from turnfold.core.window import Asked, Plan, grown, plan, planned
-from turnfold.core.wrapping import Placement
+from turnfold.core.history.blocks import group, newest_request
+from turnfold.core.history.validity import faults
+from turnfold.core.policy.presets import PRESETS, Mode, Policy
+from turnfold.core.window.builder import Growth
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.render import Rendered
+from turnfold.core.window.truncation import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
+from turnfold.core.window.views import Shown
+from turnfold.core.window.window import Asked, Plan, grown, plan, planned
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority, Role
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.stores import words
+from tests.store_fixtures import words
 from turnfold.access.bearers import read_tokens
 from turnfold.contracts.requests import PolicyRequest, read_request
 from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
-from turnfold.core.compressor import LadderCompressor
-from turnfold.core.presets import Policy, adjusted
-from turnfold.core.prompt import parse_answer
-from turnfold.core.sendable import faults
-from turnfold.core.tokens import measure
+from turnfold.core.history.validity import faults
+from turnfold.core.policy.presets import Policy, adjusted
+from turnfold.core.summary.prompt import parse_answer
+from turnfold.core.text.tokens import measure
+from turnfold.core.window.compressor import LadderCompressor
 from turnfold.errors import BadRequest, StartError
-from turnfold.operations.weighing import Delivery, weigh_all
+from turnfold.models.wire import read_frame
+from turnfold.operations.ingest.decode import Delivery, weigh_all
 from turnfold.settings import read_settings
-from turnfold.summarizer.wire import read_frame
 from turnfold.transcripts import UnreadableTranscript, read_conversations
 
 DEEP = 100_000

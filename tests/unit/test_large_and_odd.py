@@ -12,23 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import assistant, history, tool, user, words
-from turnfold.core import search
-from turnfold.core.anthropic import shaped
-from turnfold.core.extractive import extract
-from turnfold.core.markers import defused
-from turnfold.core.pairing import CallSeen, ResultSeen, pair
-from turnfold.core.pieces import Shown
-from turnfold.core.presets import Policy, View
-from turnfold.core.prompt import fitted, parse_answer
-from turnfold.core.redaction import redact
-from turnfold.core.render import shortened_arguments
-from turnfold.core.sources import Previous, Source, SummaryJob
-from turnfold.core.values import values_in
-from turnfold.core.window import Asked, plan
-from turnfold.core.words import MARKS_ON_A_LETTER, folded, is_east
+from turnfold.core.history.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.policy.presets import Policy, View
+from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.prompt import fitted, parse_answer
+from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.sources import Previous, Source, SummaryJob
+from turnfold.core.summary.values import values_in
+from turnfold.core.text import search
+from turnfold.core.text.markers import defused
+from turnfold.core.text.words import MARKS_ON_A_LETTER, folded, is_east
+from turnfold.core.window.anthropic import shaped
+from turnfold.core.window.render import shortened_arguments
+from turnfold.core.window.views import Shown
+from turnfold.core.window.window import Asked, plan
 from turnfold.messages import MESSAGES_PER_EVENT
-from turnfold.operations.search import question_of
-from turnfold.vocabulary import load_counter
+from turnfold.model_info.tokenizer import load_counter
+from turnfold.operations.query.search import question_of
 
 
 def extracted(*calls: tuple[str, str], **more: object) -> str:

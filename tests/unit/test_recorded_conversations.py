@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from tests.histories import Json, Said, counter, history
-from turnfold.core.anthropic import shaped
-from turnfold.core.blocks import group
-from turnfold.core.digest import digest
-from turnfold.core.estimates import ceiling
-from turnfold.core.eviction import Evict, Trigger, decide, fired, load_of
-from turnfold.core.extractive import extract, readable
-from turnfold.core.presets import PRESETS
-from turnfold.core.priority import classify
-from turnfold.core.prompt import build_prompt, message_data
-from turnfold.core.search import Question, ranked, ranked_by_any, searchable
-from turnfold.core.sources import Draft, Previous, Source, SummaryJob
-from turnfold.core.tokens import estimate, measure, text_of
-from turnfold.core.values import values_in
-from turnfold.core.window import Asked, plan
-from turnfold.core.words import terms
-from turnfold.core.wrapping import Placement
+from turnfold.core.eviction.eviction import Evict, Trigger, decide, fired, load_of
+from turnfold.core.history.blocks import group
+from turnfold.core.history.priority import classify
+from turnfold.core.policy.presets import PRESETS
+from turnfold.core.summary.digest import digest
+from turnfold.core.summary.extractive import extract, readable
+from turnfold.core.summary.prompt import build_prompt, message_data
+from turnfold.core.summary.sources import Draft, Previous, Source, SummaryJob
+from turnfold.core.summary.values import values_in
+from turnfold.core.text.estimates import ceiling
+from turnfold.core.text.search import Question, ranked, ranked_by_any, searchable
+from turnfold.core.text.tokens import estimate, measure, text_of
+from turnfold.core.text.words import terms
+from turnfold.core.window.anthropic import shaped
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.window import Asked, plan
 from turnfold.errors import CannotFit
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-from turnfold.core.presets import PRESETS, Mode, adjusted
+from turnfold.core.policy.presets import PRESETS, Mode, adjusted
 from turnfold.errors import StartError
-from turnfold.logs import configure_logs
+from turnfold.observability.logs import configure_logs
 from turnfold.settings import Settings, http_url, read_settings, redacted, short_overrides
 
 

@@ -19,12 +19,12 @@ from nats.aio.msg import Msg
 from turnfold.bus.connection import connect
 from turnfold.bus.pull import Pull
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
-from turnfold.ending import end
 from turnfold.errors import StartError
-from turnfold.operations.weighing import Batch, Delivery, weigh_all
+from turnfold.model_info.tokenizer import load_counter
+from turnfold.observability.tracing import trace_in
+from turnfold.operations.ingest.decode import Batch, Delivery, weigh_all
+from turnfold.process.tasks import end
 from turnfold.settings import Settings
-from turnfold.tracing import trace_in
-from turnfold.vocabulary import load_counter
 from turnfold_worker.receiver import wire
 
 log = structlog.get_logger()

@@ -12,10 +12,10 @@ from typing import Final
 
 import structlog
 
-from turnfold.embedded.ready import ANNOUNCE, die_with_parent
-from turnfold.ending import end
 from turnfold.errors import StartError
-from turnfold.standing import backoff_seconds
+from turnfold.process.ready import ANNOUNCE, die_with_parent
+from turnfold.process.scheduling import backoff_seconds
+from turnfold.process.tasks import end
 from turnfold_worker.receiver import wire
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ import pickle
 from typing import Any, Final, NamedTuple
 
 from turnfold.messages import SessionKey
-from turnfold.operations.weighing import Batch
+from turnfold.operations.ingest.decode import Batch
 from turnfold.ports import Arrival, DeadLetter, Weighed
 
 BATCH: Final = 2_000

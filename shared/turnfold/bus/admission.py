@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from turnfold.errors import Unavailable
+from turnfold.process.turns import ASKER, Rounds
 from turnfold.settings import Settings
-from turnfold.turns import ASKER, Rounds
 
 INSTALLATION = ""
 """The asker of requests about no agent, such as listings. No agent has an empty id."""

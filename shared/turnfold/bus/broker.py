@@ -3,7 +3,7 @@
 from faststream.nats import NatsBroker
 from nats.aio.client import Client
 
-from turnfold.nats_client import HangingUp
+from turnfold.nats_client.connection import HangingUp
 
 
 class Broker(NatsBroker):

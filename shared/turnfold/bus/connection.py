@@ -9,9 +9,9 @@ import structlog
 from nats.aio.client import Client
 
 from turnfold.access.identity import INBOX
-from turnfold.ending import end
 from turnfold.errors import StartError
-from turnfold.nats_client import HangingUp
+from turnfold.nats_client.connection import HangingUp
+from turnfold.process.tasks import end
 from turnfold.settings import Settings, redacted
 
 log = structlog.get_logger()

@@ -7,12 +7,12 @@ from secrets import token_hex
 
 import nats.errors
 
-from turnfold.acknowledgements import Publisher, Rejection
 from turnfold.bus.asking import asking
-from turnfold.contracts.refusals import refused
+from turnfold.contracts.publish_errors import refused
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import Unavailable
-from turnfold.nats_client import HangingUp
+from turnfold.nats_client.acknowledgements import Publisher, Rejection
+from turnfold.nats_client.connection import HangingUp
 
 PUBLISH_SECONDS = 5.0
 READ_SECONDS = 10.0

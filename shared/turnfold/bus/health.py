@@ -70,7 +70,7 @@ async def syncs_always(monitoring_url: str) -> bool | None:
         try:
             with urlopen(
                 f"{monitoring_url.rstrip('/')}/jsz?config=1", timeout=MONITORING_SECONDS
-            ) as answer:  # noqa: S310 - the operator's own URL
+            ) as answer:
                 return bool(json.load(answer)["config"].get("sync_always", False))
         except (OSError, HTTPException, ValueError, LookupError):
             return None

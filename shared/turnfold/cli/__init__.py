@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(given: list[str]) -> int:
-    from turnfold.cli.serving import SERVICES
+    from turnfold.cli.services import SERVICES
 
     # Three of these start together under `turnfold up`; without options they need no parser, which takes a third of a second.
     if len(given) == 1 and given[0] in SERVICES:

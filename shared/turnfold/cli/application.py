@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import turnfold.cli
-from turnfold.cli.serving import SERVICES
+from turnfold.cli.services import SERVICES
 
 
 def application(arguments: Sequence[str] = ()) -> typer.Typer:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.listing import newest_sessions
-from turnfold.cli.reaching import reached
-from turnfold.cli.showing import show_rows
+from turnfold.cli.connection import reached
+from turnfold.cli.list import newest_sessions
+from turnfold.cli.output import show_rows
 from turnfold.client import Client
-from turnfold.core.audit import row_hash
+from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import UnknownSession
 
 COLUMNS = (

@@ -12,10 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from turnfold.cli.reaching import reached
-from turnfold.cli.showing import clipped, console, show_json
+from turnfold.cli.connection import reached
+from turnfold.cli.output import clipped, console, show_json
 from turnfold.client import Summary, Window
-from turnfold.core.wrapping import Placement
+from turnfold.core.window.framing import Placement
 
 CLIP = 600
 ROLE_COLOURS = {

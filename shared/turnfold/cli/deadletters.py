@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.groups import group
-from turnfold.cli.reaching import System, changing, http_get, system_to_change
-from turnfold.cli.showing import show_json, show_rows
+from turnfold.cli.command_groups import group
+from turnfold.cli.connection import System, changing, http_get, system_to_change
+from turnfold.cli.output import show_json, show_rows
 from turnfold.errors import Conflict
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from turnfold.cli.connection import reached
 from turnfold.cli.context import show_window, summary_panel
-from turnfold.cli.reaching import reached
+from turnfold.cli.output import console, table_of
 from turnfold.cli.recordings import Recording, recorded
 from turnfold.cli.replay import Replayed, progress, replayed
-from turnfold.cli.showing import console, table_of
 from turnfold.client import Client, Summary, Window
 from turnfold.errors import StartError
 from turnfold.settings import Settings, read_settings

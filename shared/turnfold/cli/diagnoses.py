@@ -8,7 +8,7 @@ from turnfold.access.bearers import is_loopback
 
 if TYPE_CHECKING:
     from turnfold.bus.health import BusHealth
-    from turnfold.store.health import Health
+    from turnfold.store.database.health import Health
 
 SKEW_MS = 2_000
 LAG_MS = 60_000

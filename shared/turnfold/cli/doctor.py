@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from turnfold.cli.connection import system_here
 from turnfold.cli.diagnoses import (
     MOST_ATTEMPTS,
     STUCK_MS,
@@ -27,17 +28,16 @@ from turnfold.cli.diagnoses import (
     of_room,
     of_work,
 )
-from turnfold.cli.reaching import system_here
-from turnfold.cli.showing import show_rows
-from turnfold.embedded.directory import is_alive
+from turnfold.cli.output import show_rows
 from turnfold.errors import TurnfoldError
+from turnfold.process.directory import is_alive
 from turnfold.settings import READY_FILE, Settings, redacted
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from turnfold.store.engine import Database
-    from turnfold.store.health import Health
+    from turnfold.store.database.engine import Database
+    from turnfold.store.database.health import Health
 
 BUS_SECONDS = 3.0
 MODEL_SECONDS = 5.0
@@ -71,7 +71,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
 ) -> None:
     """Check the bus, the database, the worker, the query service, the model and the machine."""
-    from turnfold.logs import configure_logs
+    from turnfold.observability.logs import configure_logs
 
     system = system_here()
     settings = system.settings
@@ -181,7 +181,7 @@ async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
 async def _stream(settings: Settings, client: "Client") -> list[Finding]:
     """A worker that lives asks for events all the time; the server counts who waits."""
     from turnfold.bus.health import look
-    from turnfold.store.health import file_of, is_writer_there
+    from turnfold.store.database.health import file_of, is_writer_there
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + WORKER_SECONDS
@@ -196,7 +196,7 @@ async def _stream(settings: Settings, client: "Client") -> list[Finding]:
 
 
 async def _database(settings: Settings) -> list[Finding]:
-    from turnfold.store.engine import Database
+    from turnfold.store.database.engine import Database
     from turnfold_migrations import head, revision_of
 
     where = redacted(settings.database_url)
@@ -243,7 +243,7 @@ async def _database(settings: Settings) -> list[Finding]:
 
 
 async def _work(database: "Database") -> list[Finding]:
-    from turnfold.store.health import SqlHealth
+    from turnfold.store.database.health import SqlHealth
 
     async def look() -> "Health":
         return await SqlHealth(database).look(
@@ -345,10 +345,10 @@ async def _model(settings: Settings) -> list[Finding]:
 
 async def _model_asked(settings: Settings) -> list[Finding]:
     """Have the model write, the way a worker does: in a process that loads litellm."""
-    from turnfold.core.gate import Reason
-    from turnfold.core.sources import Source, SummaryJob
+    from turnfold.core.summary.gate import Reason
+    from turnfold.core.summary.sources import Source, SummaryJob
     from turnfold.errors import SummarizerError
-    from turnfold.summarizer import Summarizer
+    from turnfold.models import Summarizer
 
     asked = SummaryJob(
         sources=(
@@ -386,7 +386,7 @@ async def _model_asked(settings: Settings) -> list[Finding]:
 
 def _disk(settings: Settings) -> list[Finding]:
     """The disks of this machine that something is kept on, each once."""
-    from turnfold.store.health import file_of
+    from turnfold.store.database.health import file_of
 
     file = file_of(settings.database_url)
     kept = [

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.reaching import System, changing, system_to_change
-from turnfold.cli.showing import show_json
+from turnfold.cli.connection import System, changing, system_to_change
+from turnfold.cli.output import show_json
 
 
 def register(app: typer.Typer) -> None:

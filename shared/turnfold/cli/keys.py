@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.groups import group
-from turnfold.cli.showing import show_json, show_rows
+from turnfold.cli.command_groups import group
+from turnfold.cli.output import show_json, show_rows
 from turnfold.errors import TurnfoldError
 
 KEYS_DIR = Path("keys")

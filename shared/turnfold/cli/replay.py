@@ -19,9 +19,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from turnfold.cli.reaching import System, changing, system_to_change
+from turnfold.cli.connection import System, changing, system_to_change
+from turnfold.cli.output import show_rows
 from turnfold.cli.recordings import Recording, Step, events_of, recorded
-from turnfold.cli.showing import show_rows
 from turnfold.client import Client, Event, Receipt, Session
 from turnfold.errors import CannotFit, TooLarge, Unavailable
 

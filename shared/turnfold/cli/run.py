@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli import serving
+from turnfold.cli import services as serving
 from turnfold.settings import Settings, read_settings
 
 DATA_DIR = Path(".turnfold")
@@ -41,7 +41,7 @@ def up(
 ) -> None:
     """Run the whole system: bus, database, worker and query. Stop it with Ctrl-C."""
     from turnfold.access.bearers import check_listening
-    from turnfold.embedded.supervisor import Plan, run
+    from turnfold.process.supervisor import Plan, run
 
     # The bus is the one that starts here, whatever ran on this directory before.
     given = {
@@ -91,7 +91,7 @@ def _logger(settings: Settings) -> Callable[..., None]:
     def ready() -> Any:
         import structlog
 
-        from turnfold.logs import configure_logs
+        from turnfold.observability.logs import configure_logs
 
         configure_logs(role="up", level=settings.log_level, format=settings.log_format)
         return structlog.get_logger()

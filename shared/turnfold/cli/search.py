@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from turnfold.cli.connection import reached
 from turnfold.cli.context import ROLE_COLOURS
-from turnfold.cli.reaching import reached
-from turnfold.cli.showing import console, show_json
-from turnfold.core.search import searched_text
+from turnfold.cli.output import console, show_json
+from turnfold.core.text.search import searched_text
 from turnfold.messages import State
 
 COLUMNS = ("position", "message_id", "state", "role", "score", "snippet")

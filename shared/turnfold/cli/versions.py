@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from turnfold.cli.command_groups import group
+from turnfold.cli.connection import System, changing, reached, system_to_change
 from turnfold.cli.context import summary_panel
-from turnfold.cli.differing import Line, Mark, differences
-from turnfold.cli.groups import group
-from turnfold.cli.listing import Agent, AsJson, SessionName
-from turnfold.cli.reaching import System, changing, reached, system_to_change
+from turnfold.cli.diff import Line, Mark, differences
+from turnfold.cli.list import Agent, AsJson, SessionName
+from turnfold.cli.output import clipped, console, show_json, show_rows
 from turnfold.cli.replay import progress
-from turnfold.cli.showing import clipped, console, show_json, show_rows
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import BadRequest, Conflict, Unavailable

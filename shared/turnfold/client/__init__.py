@@ -1,6 +1,5 @@
 """What an agent uses: publish turns, and ask what the model should see next. Needs a bus, no database and no model."""
 
-from turnfold.client.answers import Account, HistoryPage, StoredMessage, Summary, Window
 from turnfold.client.buffer import Buffering
 from turnfold.client.client import Client, connect
 from turnfold.client.events import (
@@ -11,6 +10,7 @@ from turnfold.client.events import (
     session_key,
     turn_event,
 )
+from turnfold.client.replies import Account, HistoryPage, StoredMessage, Summary, Window
 from turnfold.client.session import Session
 
 __all__ = [

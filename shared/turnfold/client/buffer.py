@@ -101,7 +101,7 @@ class Buffer:
                     log.error(
                         "event.refused",
                         extra={"event_id": waiting.event.event_id, "error": type(error).__name__},
-                    )  # noqa: TRY400  # its text names the subject
+                    )  # its text names the subject
                     waiting.receipt.set_exception(error)
                     waiting.receipt.exception()  # whoever left it to the buffer does not come back for it
                 else:

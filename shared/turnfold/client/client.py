@@ -13,7 +13,7 @@ from turnfold.client.session import Session
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import TooLarge, Unavailable
 from turnfold.messages import Json, SessionKey
-from turnfold.tracing import begin, is_wanted
+from turnfold.observability.tracing import begin, is_wanted
 
 if TYPE_CHECKING:
     from turnfold.client.connection import Connection

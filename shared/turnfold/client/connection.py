@@ -12,17 +12,23 @@ from urllib.parse import urlsplit
 import nats.errors
 
 from turnfold.access.identity import INBOX, Identity
-from turnfold.acknowledgements import READ_SECONDS, Acknowledgement, Batch, Publisher, Rejection
-from turnfold.client.answers import error_told
 from turnfold.client.events import Event, Receipt, encoded
+from turnfold.client.replies import error_told
 from turnfold.contracts.answers import read_answer, request_name
-from turnfold.contracts.refusals import NO_BATCH, refused
+from turnfold.contracts.publish_errors import NO_BATCH, refused
 from turnfold.contracts.subjects import EVENTS_STREAM, message_header
-from turnfold.ending import end
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
-from turnfold.nats_client import Denied
-from turnfold.nats_client import HangingUp as Bus
-from turnfold.tracing import span
+from turnfold.nats_client.acknowledgements import (
+    READ_SECONDS,
+    Acknowledgement,
+    Batch,
+    Publisher,
+    Rejection,
+)
+from turnfold.nats_client.connection import Denied
+from turnfold.nats_client.connection import HangingUp as Bus
+from turnfold.observability.tracing import span
+from turnfold.process.tasks import end
 
 _PENDING_BYTES = 32 * 1024 * 1024
 _FIRST_PAUSE_SECONDS = 0.1

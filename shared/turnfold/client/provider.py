@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from turnfold.client.session import Session
-from turnfold.core.wrapping import DIGEST_HEADING, HEADING
+from turnfold.core.window.framing import DIGEST_HEADING, HEADING
 from turnfold.messages import Json
 
 NOTES: Final = (HEADING, DIGEST_HEADING)

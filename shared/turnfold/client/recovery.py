@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from turnfold.client.counting import load
-from turnfold.client.joining import joined
+from turnfold.client.merge import joined
 from turnfold.client.provider import (
     History,
     Provider,
@@ -19,15 +18,16 @@ from turnfold.client.provider import (
     without_notes,
 )
 from turnfold.client.session import Session
-from turnfold.core.assembler import Assembler, assemble, leading_systems
-from turnfold.core.compressor import Compressed, Compressor, LadderCompressor
-from turnfold.core.overflow import Overflow, overflow_in, overflow_reported
-from turnfold.core.presets import Policy
-from turnfold.core.sendable import faults
-from turnfold.core.window import EMERGENCY_FIFTHS, budget_of
+from turnfold.client.token_counter import load
+from turnfold.core.history.validity import faults
+from turnfold.core.policy.presets import Policy
+from turnfold.core.window.assembler import Assembler, assemble, leading_systems
+from turnfold.core.window.compressor import Compressed, Compressor, LadderCompressor
+from turnfold.core.window.overflow import Overflow, overflow_in, overflow_reported
+from turnfold.core.window.window import EMERGENCY_FIFTHS, budget_of
 from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
 from turnfold.messages import Json
-from turnfold.model_windows import ModelWindows
+from turnfold.model_info.context_windows import ModelWindows
 
 LEAST_CORRECTION: Final = 0.4
 """However many tokens more a provider counts than we do, a budget is corrected by no more than this."""

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnfold.client.answers import HistoryPage, StoredMessage, Summary, Window, read
 from turnfold.client.events import Receipt, new_event_id, result_event, turn_event
+from turnfold.client.replies import HistoryPage, StoredMessage, Summary, Window, read
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import TooLarge
 from turnfold.messages import Json, SessionId, SessionKey

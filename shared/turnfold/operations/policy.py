@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from turnfold.core.allowance import Allowance
-from turnfold.core.precedence import Wishes, in_force
-from turnfold.core.presets import Policy
+from turnfold.core.policy.allowance import Allowance
+from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports import HistoryStore
 

@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from secrets import randbits
 
-from turnfold.core.allowance import DEFAULT_ALLOWANCE, Allowance
-from turnfold.core.digest import digest
-from turnfold.core.eviction import (
+from turnfold.core.eviction.eviction import (
     Due,
     Evict,
     Eviction,
@@ -18,12 +16,14 @@ from turnfold.core.eviction import (
     fired,
     kept_within,
 )
-from turnfold.core.pairing import pair
-from turnfold.core.precedence import Wishes, in_force
-from turnfold.core.presets import Policy
-from turnfold.core.reading import sources_of
-from turnfold.core.tokens import Count
-from turnfold.core.usage import Meter
+from turnfold.core.eviction.usage import Meter
+from turnfold.core.history.pairing import pair
+from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
+from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.policy.presets import Policy
+from turnfold.core.summary.digest import digest
+from turnfold.core.summary.source_messages import sources_of
+from turnfold.core.text.tokens import Count
 from turnfold.messages import Message, Role
 from turnfold.ports import Rules
 

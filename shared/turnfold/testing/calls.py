@@ -1,6 +1,6 @@
 """What calls of models left behind, in memory."""
 
-from turnfold.core.sources import Part
+from turnfold.core.summary.sources import Part
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
 from turnfold.ports import Begun, Job

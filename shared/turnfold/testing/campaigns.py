@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from turnfold.core.audit import LOCAL
-from turnfold.core.eviction import Trigger
+from turnfold.core.eviction.eviction import Trigger
+from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.ports import Progress, Rules, Wanted
 from turnfold.testing.jobs import open_work

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import key_of_event_subject
-from turnfold.core.retention import is_over
+from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, EventId, SessionKey
 from turnfold.ports import Erased, Rules
 from turnfold.testing.kept import Erasure, Memory, Session

@@ -8,11 +8,19 @@ from typing import Any
 
 from turnfold.contracts.events import claimed_key
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.audit import LOCAL
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Due, Evict, Eviction, Hold, Trigger, idle_at_ms
-from turnfold.core.precedence import Wishes
-from turnfold.core.presets import Commit, Mode, Policy, preset_named
-from turnfold.core.usage import Meter, Reading, usage_trigger
+from turnfold.core.eviction.eviction import (
+    SUMMARY_DELAY_MS,
+    Due,
+    Evict,
+    Eviction,
+    Hold,
+    Trigger,
+    idle_at_ms,
+)
+from turnfold.core.eviction.usage import Meter, Reading, usage_trigger
+from turnfold.core.history.audit_chain import LOCAL
+from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.presets import Commit, Mode, Policy, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey
 from turnfold.ports import (
@@ -342,7 +350,7 @@ class MemoryChanges:
 
     async def compact_now(
         self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
-    ) -> CompactionId | None:  # noqa: ARG002
+    ) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing."""
         session = self._memory.sessions.get(key)
         if session is None:
@@ -353,7 +361,7 @@ class MemoryChanges:
 
     async def erase(
         self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
-    ) -> Erased:  # noqa: ARG002
+    ) -> Erased:
         """Erase a session or all of an agent; nothing at or below this sequence comes back."""
         return erased(self._memory, key, last_seq, now_ms)
 

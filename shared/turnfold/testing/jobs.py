@@ -3,11 +3,19 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 
-from turnfold.core.eviction import Due, Evict, Eviction, Trigger, decide, kept_within, load_of
-from turnfold.core.precedence import Wishes
-from turnfold.core.presets import Policy
-from turnfold.core.sharing import Places
-from turnfold.core.sources import Previous
+from turnfold.core.eviction.eviction import (
+    Due,
+    Evict,
+    Eviction,
+    Trigger,
+    decide,
+    kept_within,
+    load_of,
+)
+from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.presets import Policy
+from turnfold.core.summary.fair_share import Places
+from turnfold.core.summary.sources import Previous
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId
 from turnfold.ports import Ending, Evicted, Job, JobInput, StoredSummary, Version, Wanted, Writes

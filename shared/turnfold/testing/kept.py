@@ -7,9 +7,9 @@ from secrets import randbits
 from typing import Any, NamedTuple
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.audit import WORKER, row_hash
-from turnfold.core.eviction import Load, cooldown_ms
-from turnfold.core.moments import (
+from turnfold.core.eviction.eviction import Load, cooldown_ms
+from turnfold.core.eviction.usage import Gauge
+from turnfold.core.history.as_of import (
     AtMessage,
     AtTime,
     AtVersion,
@@ -21,11 +21,11 @@ from turnfold.core.moments import (
     VersionThen,
     then,
 )
-from turnfold.core.pairing import CallSeen, ResultSeen, Verdict, pair
-from turnfold.core.precedence import Wishes
-from turnfold.core.sources import Part
-from turnfold.core.states import state_of
-from turnfold.core.usage import Gauge
+from turnfold.core.history.audit_chain import WORKER, row_hash
+from turnfold.core.history.pairing import CallSeen, ResultSeen, Verdict, pair
+from turnfold.core.history.states import state_of
+from turnfold.core.policy.overrides import Wishes
+from turnfold.core.summary.sources import Part
 from turnfold.errors import BadRequest
 from turnfold.messages import (
     AgentId,

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from secrets import randbits
 
-from turnfold.core.moments import AtTime, Moment
-from turnfold.core.precedence import Wishes
-from turnfold.core.search import Lookup
+from turnfold.core.history.as_of import AtTime, Moment
+from turnfold.core.policy.overrides import Wishes
+from turnfold.core.text.search import Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports import (

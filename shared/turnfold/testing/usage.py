@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from turnfold.core.eviction import Trigger
-from turnfold.core.usage import (
+from turnfold.core.eviction.eviction import Trigger
+from turnfold.core.eviction.usage import (
     COMPACTIONS_LOOKED_AT,
     NEVER_MS,
     REPORTS_LOOKED_AT,

@@ -1,7 +1,7 @@
 """Versions that change places, in memory."""
 
-from turnfold.core.audit import LOCAL
-from turnfold.core.eviction import SUMMARY_DELAY_MS, Trigger, load_of
+from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS, Trigger, load_of
+from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
 from turnfold.ports import InForce, Rules, StoredSummary, Wanted
@@ -24,7 +24,7 @@ class MemoryVersions:
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> InForce:  # noqa: ARG002
+    ) -> InForce:
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
         session = self._found(key)
         named = _named(session, version)
@@ -51,7 +51,7 @@ class MemoryVersions:
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> InForce:  # noqa: ARG002
+    ) -> InForce:
         """Undo an eviction: its messages are live again."""
         session = self._found(key)
         row = next((one for one in session.compactions if one.compaction_id == compaction_id), None)
@@ -89,7 +89,7 @@ class MemoryVersions:
 
     async def regenerate(
         self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
-    ) -> CompactionId:  # noqa: ARG002
+    ) -> CompactionId:
         """Have a version written anew beside the one in force."""
         session = self._found(key)
         if session.version is None:

@@ -1,0 +1,288 @@
+"""Admission of HTTP requests: the body is read, then a place is taken, then the request is answered.
+
+An unfinished body holds memory out of a budget and no place. Reading stops when who asked has hung up or the time is over.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager
+from urllib.parse import unquote_to_bytes
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turnfold.bus.admission import INSTALLATION, RETRY_AFTER_MS, Admission, Place
+from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
+from turnfold_query.auth import AGENTS, grant_of
+
+LEAST_BYTES = 64 * 1024
+"""The least that a body counts: its connection takes memory too. Longer answers count until they are read."""
+BODY_SHARE = 0.25
+BODY_SECONDS = 30.0
+PROGRESS_SECONDS = 5.0
+"""A body of which nothing more comes for so long is given up."""
+_PLACE = "turnfold.place"
+
+
+def place_of(scope: Scope) -> Place:
+    """The place of a request."""
+    place: Place = scope[_PLACE]
+    return place
+
+
+def refusal(error: RequestError) -> Response:
+    """The answer that tells of an error."""
+    headers = retry_after(error.retry_after_ms) if isinstance(error, Unavailable) else {}
+    return Response(
+        json.dumps(error.as_json()), error.status, media_type="application/json", headers=headers
+    )
+
+
+def retry_after(milliseconds: int | None) -> dict[str, str]:
+    """The header that says when to try again, in whole seconds."""
+    return {} if milliseconds is None else {"Retry-After": str(-(-milliseconds // 1000))}
+
+
+class BodyMemory:
+    """The memory for bodies and answers that are on their way: so much for all, and an asker at most a part of it."""
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._taken = 0
+        self._each: dict[Hashable, int] = {}
+
+    @contextmanager
+    def room(self, asker: Hashable) -> Generator[Callable[[int], None]]:
+        """Room for one request: call what is given with a size to take more; all is given back at the end.
+
+        Taking more raises `Unavailable` when there is no room.
+        """
+        held = 0
+
+        def take(size: int) -> None:
+            nonlocal held
+            mine = self._each.get(asker, 0)
+            # Something larger than the whole share is possible too, when it is the only one.
+            if (mine and mine + size > self._most_each) or (
+                self._taken and self._taken + size > self._most
+            ):
+                raise Unavailable(
+                    "too many large requests are on their way; try again shortly",
+                    retry_after_ms=RETRY_AFTER_MS,
+                )
+            self._each[asker] = mine + size
+            self._taken += size
+            held += size
+
+        try:
+            yield take
+        finally:
+            if held:
+                self._taken -= held
+                self._each[asker] -= held
+                if not self._each[asker]:
+                    del self._each[asker]
+
+
+class Admitted:
+    """Admits requests below `/v1/`, those of the bus counted in; pages that tell how this process is are always answered."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        admission: Admission,
+        memory: BodyMemory,
+        *,
+        most_bytes: Callable[[Scope], int],
+        seconds: float,
+        on_refusal: Callable[[str], object],
+    ) -> None:
+        self._app = app
+        self._admission = admission
+        self._memory = memory
+        self._most_bytes = most_bytes
+        self._seconds = seconds
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on, or answer that there is no room for it."""
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        askers = askers_of(scope)
+        try:
+            with self._memory.room(askers[-1]) as take:
+                body = await _body(scope, receive, take, most=self._most_bytes(scope))
+                if body is not None:
+                    await self._admit(
+                        scope, body, receive, _Answer(scope, receive, send, take), askers
+                    )
+        except RequestError as error:
+            self._on_refusal(error.code)
+            await refusal(error)(scope, receive, send)
+
+    async def _admit(
+        self,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+        answer: "_Answer",
+        askers: tuple[Hashable, ...],
+    ) -> None:
+        await self._admission.turn(askers[-1])
+        with self._admission.admitted(*askers) as place:
+            # The work is done when the answer begins: who reads slowly keeps a connection, and no place.
+            answer.on_begin = place.release
+            # In the scope itself: who records the trace reads there which route took the request.
+            scope[_PLACE] = place
+            if scope["method"] == "GET":
+                await self._read(scope, body, receive, answer)
+            else:
+                await self._app(scope, _again(body, receive), answer.send)
+
+    async def _read(self, scope: Scope, body: bytes, receive: Receive, answer: "_Answer") -> None:
+        """Answer a request that only reads, for as long as somebody waits for the answer and its time is not over."""
+        leaving = asyncio.ensure_future(receive())
+        working = asyncio.ensure_future(
+            self._app(scope, _again(body, lambda: asyncio.shield(leaving)), answer.send)
+        )
+        try:
+            await asyncio.wait(
+                (working, leaving), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if working.done() or answer.has_begun:
+                await working
+            elif not leaving.done():
+                raise Unavailable(
+                    "the request took too long and was ended", retry_after_ms=RETRY_AFTER_MS
+                )
+        finally:
+            answer.is_over = True
+            leaving.cancel()
+            working.cancel()
+
+
+class _Answer:
+    """An answer on its way. One that is long counts as memory until the other side has read most of it."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, take: Callable[[int], None]
+    ) -> None:
+        self._connection = scope, receive, send
+        self._send = send
+        self._take = take
+        self._start: Message | None = None
+        self.has_begun = False
+        self.is_over = False
+        self.on_begin: Callable[[], object] = lambda: None
+
+    async def send(self, message: Message) -> None:
+        """Send a part; the head together with what follows it."""
+        if self.is_over:
+            return
+        self.on_begin()
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        self.has_begun = True
+        size = len(message.get("body", b""))
+        if size > LEAST_BYTES:
+            try:
+                self._take(size)
+            except Unavailable as error:
+                self.is_over = True
+                await refusal(error)(*self._connection)
+                return
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._send(start)
+        if size > LEAST_BYTES and not message.get("more_body"):
+            await self._send({**message, "more_body": True})
+            # This one is sent once the connection has room again.
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+
+def askers_of(scope: Scope) -> tuple[Hashable, ...]:
+    """Whose share a request counts for: that of the agent in its path, and that of a token that stands for several."""
+    grant = grant_of(scope)
+    several = () if grant.is_operators else (grant.agents,)
+    agent_id = agent_of(scope["path"])
+    if agent_id is None:
+        return several or (INSTALLATION,)
+    return (agent_id,) if not several or len(grant.agents) == 1 else (agent_id, *several)
+
+
+def agent_of(path: str) -> str | None:
+    """The agent that a path names, as it was sent; None where it names none."""
+    if not path.startswith(AGENTS):
+        return None
+    try:
+        return unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode() or None
+    except UnicodeDecodeError:
+        return None
+
+
+async def _body(
+    scope: Scope, receive: Receive, take: Callable[[int], None], *, most: int
+) -> bytes | None:
+    """The whole body, counted as it arrives; None when the other side has hung up.
+
+    Raises:
+        RequestError: it is too long, comes too slowly, or there is no room for it.
+    """
+    parts: list[bytes] = []
+    size = taken = 0
+    if _has_body(scope):
+        taken = LEAST_BYTES
+        take(taken)
+    deadline = asyncio.get_running_loop().time() + BODY_SECONDS
+    while True:
+        message = await _next(receive, deadline)
+        if message["type"] != "http.request":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise TooLarge(f"more than {most} bytes")
+        if size > taken:
+            take(size - taken)
+            taken = size
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+async def _next(receive: Receive, deadline: float) -> Message:
+    """The next part of a body."""
+    left = deadline - asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(max(0.0, min(left, PROGRESS_SECONDS))):
+            return await receive()
+    except TimeoutError:
+        raise BadRequest(
+            f"the body came too slowly: it takes {BODY_SECONDS:g} s at most, and pauses of {PROGRESS_SECONDS:g}"
+        ) from None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that was read already, as the application reads it."""
+    is_given = False
+
+    async def again() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

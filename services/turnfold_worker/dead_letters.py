@@ -1,0 +1,28 @@
+"""The request that publishes dead letters again."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from faststream.nats import NatsRouter
+
+from turnfold.contracts.requests import ReplayRequest, read_command
+from turnfold.operations.query import dead_letters as letters
+from turnfold.ports import DeadLetters, EventStream
+from turnfold_worker.handlers import Desk
+
+REPLAY = "deadletters.replay"
+
+
+def make_letters_router(
+    *, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int], desk: Desk
+) -> NatsRouter:
+    """Who writes answers it: the compaction worker."""
+    router = NatsRouter()
+
+    async def on_replay(_: str, body: bytes, __: str) -> Mapping[str, Any]:
+        return await letters.replay(
+            read_command(ReplayRequest, None, body), store=store, stream=stream, now_ms=now_ms
+        )
+
+    desk.listen(router, REPLAY, 0, on_replay)
+    return router

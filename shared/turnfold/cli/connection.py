@@ -1,0 +1,123 @@
+"""How a command reaches the running system: over the bus, and where the contract has no request, over HTTP."""
+
+import asyncio
+import http.client
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import typer
+
+from turnfold.client import Client, connect
+from turnfold.client.replies import error_told
+from turnfold.errors import StartError, Unavailable
+from turnfold.process.directory import running_system
+from turnfold.settings import Settings, read_settings, redacted
+
+DEFAULT_DATA_DIR = Path(".turnfold")
+HTTP_SECONDS = 30
+
+
+class System(NamedTuple):
+    """The system that a command acts on: how it is reached, and how it is named to people."""
+
+    settings: Settings
+    name: str
+
+
+def system_here(environ: Mapping[str, str] | None = None, *, changes: bool = False) -> System:
+    """Find the system that the environment names: by the URL of its bus, or by the data directory in which it runs.
+
+    With nothing named it is the system that runs in `.turnfold`. The default ports serve reading alone: a command that `changes`
+    something needs a name.
+
+    Raises:
+        StartError: no system runs in the named directory, nothing is named, or a setting is not valid.
+    """
+    found = dict(os.environ if environ is None else environ)
+    settings = read_settings(found)
+    if "nats_url" in settings.named:
+        return System(settings, redacted(settings.nats_url))
+    if settings.data_dir is not None:
+        if running_system(settings.data_dir) is None:
+            raise StartError(
+                f"no system runs in {settings.data_dir}; start it with `turnfold up`, or correct TURNFOLD_DATA_DIR or set TURNFOLD_NATS_URL"
+            )
+        return System(settings, _in_directory(settings.data_dir, settings))
+    if running_system(DEFAULT_DATA_DIR) is not None:
+        settings = read_settings({**found, "TURNFOLD_DATA_DIR": str(DEFAULT_DATA_DIR)})
+        return System(settings, _in_directory(DEFAULT_DATA_DIR, settings))
+    if changes:
+        raise StartError(
+            "no system is named; set TURNFOLD_NATS_URL, or TURNFOLD_DATA_DIR to the data directory of the system that is to be changed"
+        )
+    return System(settings, f"{redacted(settings.nats_url)}, the default")
+
+
+def system_to_change() -> System:
+    """Find the system that a command changes.
+
+    Raises:
+        StartError: see `system_here`.
+    """
+    return system_here(changes=True)
+
+
+@asynccontextmanager
+async def changing(system: System) -> AsyncGenerator[Client, None]:
+    """A client of the system that a command changes; when all is done, the system is named on standard error."""
+    async with reached(system.settings) as client:
+        yield client
+    typer.echo(f"system: {system.name}", err=True)
+
+
+def _in_directory(path: Path, settings: Settings) -> str:
+    return f"{path.expanduser().resolve()} ({redacted(settings.nats_url)})"
+
+
+@asynccontextmanager
+async def reached(settings: Settings | None = None) -> AsyncGenerator[Client, None]:
+    """A client of the running system; without `settings` it may be used for reading alone."""
+    chosen = settings or system_here().settings
+    async with connect(chosen.nats_url, environ=chosen.identity.as_environ()) as client:
+        yield client
+
+
+async def http_get(path: str) -> dict[str, Any]:
+    """What the query service answers on HTTP.
+
+    Raises:
+        RequestError: it answers an error, or nothing answers there.
+        StartError: the bus is named and HTTP is not, so the default port may be that of another system.
+    """
+    chosen = system_here().settings
+    if "nats_url" in chosen.named and {"http_host", "http_port"}.isdisjoint(chosen.named):
+        raise StartError(
+            "TURNFOLD_NATS_URL names a system, and this command reads over HTTP; set TURNFOLD_HTTP_HOST and _PORT as well"
+        )
+    return await asyncio.to_thread(_http_get, chosen.http_url, path, chosen.http_token)
+
+
+def _http_get(url: str, path: str, token: str | None) -> dict[str, Any]:
+    target = urlsplit(url)
+    kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
+    connection = kind(target.hostname or "127.0.0.1", target.port, timeout=HTTP_SECONDS)
+    try:
+        headers = {"Accept": "application/json"} | (
+            {"Authorization": f"Bearer {token}"} if token is not None else {}
+        )
+        connection.request("GET", target.path.rstrip("/") + path, headers=headers)
+        told = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unavailable(
+            f"no query service answers at {url}: start the system with `turnfold up`, or set TURNFOLD_DATA_DIR"
+        ) from error
+    finally:
+        connection.close()
+    if isinstance(told, dict) and isinstance(failure := told.get("error"), Mapping):
+        raise error_told(failure)
+    return dict(told)

@@ -1,0 +1,130 @@
+"""`turnfold sessions` and `summaries list|show`: what is there."""
+
+import asyncio
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from turnfold.cli.command_groups import group
+from turnfold.cli.connection import http_get, reached
+from turnfold.cli.context import summary_panel
+from turnfold.cli.output import console, show_json, show_rows
+from turnfold.client import Session, Summary
+from turnfold.errors import Conflict
+
+Agent = Annotated[str, typer.Argument(help="The agent's id.")]
+SessionName = Annotated[str, typer.Argument(help="The session's id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+SESSION_COLUMNS = ("agent_id", "session_id", "messages_total", "messages_live", "messages_pending", "messages_covered",
+                   "tokens_total", "tokens_live", "factor", "summary_version", "last_event_at")  # fmt: skip
+SUMMARY_COLUMNS = (
+    "version",
+    "in_force",
+    "kind",
+    "style",
+    "model",
+    "tokens",
+    "covered",
+    "created_at",
+)
+
+PAGE = 1_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("sessions")(sessions)
+    summaries = group(app, "summaries", "The versions of a session's summary.")
+    summaries.command("list")(summaries_list)
+    summaries.command("show")(summaries_show)
+
+
+def sessions(
+    agent: Annotated[str | None, typer.Option(help="Those of one agent.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List the sessions with their counters, the one with the newest event first."""
+    rows = asyncio.run(newest_sessions(agent_id=agent, limit=limit))
+    show_rows(
+        "sessions",
+        SESSION_COLUMNS,
+        rows,
+        as_json=as_json,
+        empty="No sessions yet: publish a turn, or `turnfold replay FILE`.",
+    )
+
+
+async def newest_sessions(
+    *, agent_id: str | None = None, limit: int = PAGE
+) -> list[dict[str, Any]]:
+    """The rows of the sessions whose events are the newest, page by page."""
+    rows: list[dict[str, Any]] = []
+    asked: dict[str, Any] = {} if agent_id is None else {"agent_id": agent_id}
+    while len(rows) < limit:
+        told = await http_get(
+            f"/v1/sessions?{urlencode(asked | {'limit': min(PAGE, limit - len(rows))})}"
+        )
+        rows += told["sessions"]
+        if told["next_after"] is None:
+            break
+        asked["after"] = told["next_after"]
+    return rows
+
+
+def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:
+    """List the versions of the summary."""
+    rows = asyncio.run(_asked(agent, session, "summary.list"))["summaries"]
+    shown = (
+        rows
+        if as_json
+        else [
+            row | {"covered": Summary.of(row).covers.get("messages", row.get("messages_covered"))}
+            for row in rows
+        ]
+    )
+    show_rows(
+        "summaries",
+        SUMMARY_COLUMNS,
+        shown,
+        as_json=as_json,
+        empty="No summary yet: nothing was evicted.",
+    )
+
+
+def summaries_show(
+    agent: Agent,
+    session: SessionName,
+    version: Annotated[
+        int | None, typer.Argument(min=1, help="The version; without it, the one in force.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one version of the summary in full."""
+    told = asyncio.run(_version(agent, session, version))
+    if as_json:
+        show_json(told)
+        return
+    console().print(summary_panel(Summary.of(told), lines=1 << 20, entries=1 << 20))
+
+
+async def _asked(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
+    async with reached() as client:
+        return await client.session(agent, session).ask(name, fields)
+
+
+async def _version(agent: str, session: str, version: int | None) -> dict[str, Any]:
+    async with reached() as client:
+        asked = client.session(agent, session)
+        return await asked.ask(
+            "summary.get", {"version": version if version is not None else await _in_force(asked)}
+        )
+
+
+async def _in_force(session: Session) -> int:
+    version: int | None = (await session.status()).get("summary_version")
+    if not version:
+        raise Conflict("there is no summary yet: nothing was evicted")
+    return version

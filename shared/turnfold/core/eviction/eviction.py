@@ -1,0 +1,425 @@
+"""When old messages leave the window, and which."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+from turnfold.core.eviction.usage import Gauge, Meter, usage_trigger
+from turnfold.core.history.blocks import Block, group, newest_request
+from turnfold.core.policy.presets import Mode, Policy
+from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
+
+SUMMARY_DELAY_MS: Final = 150
+"""A summary is begun a moment after its eviction: the window that follows a turn goes first, and a burst makes one version."""
+
+
+class Trigger(StrEnum):
+    """What made a compaction due."""
+
+    MESSAGES = "messages"
+    TOKENS = "tokens"
+    USAGE = "usage"
+    ROUNDS = "rounds"
+    IDLE = "idle"
+    REQUEST = "request"
+    REGENERATE = "regenerate"
+    STAND_IN = "stand_in"
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether such a compaction only says again what a version says: it evicts nothing and adds nothing."""
+        return self is Trigger.REGENERATE or self is Trigger.STAND_IN
+
+
+COOLDOWN_MS: Final = 8_000
+COOLDOWN_MAX_MS: Final = 300_000
+
+
+def cooldown_ms(failures: int) -> int:
+    """How long a session is left alone after so many compactions in a row that came to nothing."""
+    return min(COOLDOWN_MS * 2 ** (failures - 1), COOLDOWN_MAX_MS) if failures else 0
+
+
+class Load(NamedTuple):
+    """What a session's live messages weigh, and how many rounds began since the last eviction; system messages do not count.
+
+    `factor` is by how much the session's model counts more, `reported_tokens` what it last reported of its window.
+    """
+
+    messages: int
+    tokens: int
+    rounds: int = 0
+    factor: float = 1.0
+    reported_tokens: int = 0
+
+    @property
+    def billed_tokens(self) -> float:
+        """The live tokens as the session's model counts them."""
+        return self.tokens * self.factor
+
+
+def load_of(live: Iterable[Message]) -> Load:
+    """What these live messages weigh, each request a round."""
+    counted = [message for message in live if not message.role.is_system]
+    return Load(
+        len(counted),
+        sum([message.tokens for message in counted]),
+        sum([message.is_request for message in counted]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A trigger that fired, and the limit it guards (tokens; 0 where it guards none)."""
+
+    trigger: Trigger
+    budget_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """These messages leave, in order of position."""
+
+    evicted: tuple[Message, ...]
+
+
+class Limits(NamedTuple):
+    """What live messages may come to until one of them is one too many; 0 where that is no matter."""
+
+    tokens: int = 0
+    messages: int = 0
+    rounds: int = 0
+    reported: int = 0
+
+    @classmethod
+    def of(cls, policy: Policy, *, model_window: int) -> "Limits":
+        """Those of a policy; none where nothing leaves by itself."""
+        if policy.mode is not Mode.AUTO:
+            return cls()
+        budget = token_trigger(policy, model_window=model_window)
+        reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
+        return cls(budget, policy.max_live_messages, policy.every_rounds, reported)
+
+    def fired(self, load: Load) -> list[Due]:
+        """The triggers that are set off; where one wins too little, the next may win enough."""
+        found: list[Due] = []
+        if self.tokens and load.billed_tokens > self.tokens:
+            found.append(Due(Trigger.TOKENS, self.tokens))
+        if self.messages and load.messages > self.messages:
+            found.append(Due(Trigger.MESSAGES, self.tokens))
+        if self.rounds and load.rounds >= self.rounds:
+            found.append(Due(Trigger.ROUNDS, self.tokens))
+        if self.reported and load.reported_tokens > self.reported:
+            found.append(Due(Trigger.USAGE, self.reported))
+        return found
+
+
+def fired(load: Load, policy: Policy, *, model_window: int) -> Sequence[Due]:
+    """The triggers that these live messages set off by themselves under this policy."""
+    return Limits.of(policy, model_window=model_window).fired(load)
+
+
+def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
+    """When a session whose last event came then will have been idle for as long as the policy says; None when it says nothing."""
+    if policy.mode is not Mode.AUTO or not policy.idle_seconds:
+        return None
+    return last_event_at_ms + 1_000 * policy.idle_seconds
+
+
+def token_trigger(policy: Policy, *, model_window: int) -> int:
+    """The tokens above which live messages set off an eviction; 0 when no number of tokens does.
+
+    Where neither a number nor a ratio is set, what is counted may take what reports may: the window less its reserve.
+    """
+    if model_window <= 0:
+        return 0
+    limits = [policy.trigger_tokens, int(policy.trigger_ratio * model_window)]
+    reserved = usage_trigger(policy.reserve_tokens, model_window=model_window)
+    return min((limit for limit in limits if limit > 0), default=reserved)
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """One eviction: why, what left, what was live before (all messages, and what the triggers count), and when (ms since 1970).
+
+    `gauge` is the session's afterwards, `seq` the event that set it off. `is_escalated`: as little stayed as may. `stays` is what
+    was live afterwards.
+    """
+
+    due: Due
+    evicted: tuple[Message, ...]
+    live: int
+    load: Load
+    at_ms: int
+    gauge: Gauge = field(default_factory=Gauge)
+    seq: int = 0
+    is_escalated: bool = False
+    stays: tuple[Message, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens of the evicted messages, without system messages."""
+        return sum([message.tokens for message in self.evicted if not message.role.is_system])
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what stayed is still over the limit, as far as counting can tell."""
+        left = self.load.tokens - self.tokens
+        return (
+            self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
+        )
+
+    def seen_at(self, live: Sequence[Message], load: Load, at_ms: int) -> "Eviction":
+        """The same eviction with everything counted at this moment, of these live messages."""
+        gone = {message.position for message in self.evicted}
+        stays = tuple([message for message in live if message.position not in gone])
+        return replace(self, live=len(live), load=load, at_ms=at_ms, stays=stays)
+
+    def counts(self) -> dict[str, Any]:
+        """Return the numbers for the audit row: the messages that left, and those that stayed."""
+        return {
+            "evicted": len(self.evicted),
+            "kept": len(self.stays),
+            "blocks_kept": _blocks(self.stays),
+            "blocks_dropped": _blocks(self.evicted),
+            "calls": _calls(self.evicted),
+            "calls_kept": _calls(self.stays),
+            "results": _results(self.evicted),
+            "results_kept": _results(self.stays),
+        }
+
+
+def _blocks(messages: Iterable[Message]) -> int:
+    """How many blocks these are: a call with its results is one, and so is any other message but a system one."""
+    return sum(
+        [message.role is not Role.TOOL and not message.role.is_system for message in messages]
+    )
+
+
+def _calls(messages: Iterable[Message]) -> int:
+    return sum([len(message.calls) for message in messages])
+
+
+def _results(messages: Iterable[Message]) -> int:
+    return sum([message.role is Role.TOOL for message in messages])
+
+
+UNMETERED = Meter()
+
+
+class Hold(NamedTuple):
+    """What was restored stays until the session, which holds `total_tokens`, has grown to `to_tokens`."""
+
+    to_tokens: int = 0
+    total_tokens: int = 0
+
+
+FREE = Hold()
+
+
+def evictions(
+    live: Sequence[Message],
+    new_seqs: Iterable[int],
+    rounds: int,
+    policy: Policy,
+    *,
+    model_window: int,
+    meter: Meter = UNMETERED,
+    hold: Hold = FREE,
+) -> tuple[Eviction, ...]:
+    """What leaves as each new event is stored, one after the other, so that a batch leaves what its events alone would.
+
+    `live` holds the live messages by position, those of the new events (known by their stream sequences) included;
+    `rounds` counts those that began since the last eviction, likewise.
+    """
+    gauge, usage_limit = (
+        meter.gauge,
+        usage_trigger(policy.reserve_tokens, model_window=model_window),
+    )
+    limits = Limits.of(policy, model_window=model_window)
+    arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
+    present: list[Message] = []
+    messages = tokens = 0
+    for message in live:
+        arrived = arriving.get(message.position // MESSAGES_PER_EVENT)
+        if arrived is not None:
+            arrived.append(message)
+            rounds -= message.is_request
+            continue
+        present.append(message)
+        if not message.role.is_system:
+            messages += 1
+            tokens += message.tokens
+    done: list[Eviction] = []
+    total = hold.total_tokens - sum(
+        [message.tokens for arrived in arriving.values() for message in arrived]
+    )
+    for seq, arrived in arriving.items():
+        if seq in meter.readings:
+            gauge = gauge.told(meter.readings[seq], usage_limit)
+        before = len(present)
+        is_in_order = not present or not arrived or arrived[0].position > present[-1].position
+        present += arrived
+        if not is_in_order:
+            present.sort(key=_position)
+        for message in arrived:
+            total += message.tokens
+            if not message.role.is_system:
+                messages += 1
+                tokens += message.tokens
+                rounds += message.is_request
+        if (hold.to_tokens and total < hold.to_tokens) or not _is_looked_at(before, len(present)):
+            continue
+        load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
+        for found in limits.fired(load):
+            at_ms = max([message.created_at_ms for message in arrived], default=0)
+            eviction = _relieved(
+                Eviction(found, (), len(present), load, at_ms, gauge, seq), present, policy
+            )
+            if not eviction.evicted:
+                continue
+            factor = meter.learn(present[-1].stream_seq, at_ms) if meter.learn else gauge.factor
+            gauge = gauge.evicted(by_report=found.trigger is Trigger.USAGE, factor=factor)
+            eviction = replace(eviction.seen_at(present, load, at_ms), gauge=gauge)
+            done.append(eviction)
+            present = list(eviction.stays)
+            counted = [message.tokens for message in eviction.evicted if not message.role.is_system]
+            messages -= len(counted)
+            tokens -= sum(counted)
+            rounds = 0
+            break
+    return tuple(done)
+
+
+EVERY_EVENT_BELOW: Final = 1_024
+"""With more live messages than this, not every event has the session looked at: each look takes time for all of them."""
+
+
+def _is_looked_at(before: int, after: int) -> bool:
+    """Whether it is seen what leaves as the live messages grow so: at least once for each 512th part of very many.
+
+    Told from the counts alone, so that it does not depend on which events came in one batch.
+    """
+    if after < EVERY_EVENT_BELOW:
+        return True
+    step = 1 << (after.bit_length() - EVERY_EVENT_BELOW.bit_length() + 1)
+    return before // step != after // step
+
+
+def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Eviction:
+    """What this eviction takes; escalated when the usual one would leave the limit broken, or has left it so."""
+    found = eviction.due
+    is_escalated = found.trigger is Trigger.USAGE and eviction.gauge.evictions > 0
+    if not is_escalated:
+        usual = decide(live, kept_within(policy, found), found.trigger, now_ms=eviction.at_ms)
+        eviction = replace(eviction, evicted=usual.evicted if isinstance(usual, Evict) else ())
+        is_escalated = bool(eviction.evicted) and eviction.is_over
+    if not is_escalated:
+        return eviction
+    tight = decide(
+        live, replace(policy, keep_tokens=0, keep_rounds=0), found.trigger, now_ms=eviction.at_ms
+    )
+    return (
+        replace(eviction, evicted=tight.evicted, is_escalated=True)
+        if isinstance(tight, Evict)
+        else eviction
+    )
+
+
+def kept_within(policy: Policy, found: Due) -> Policy:
+    """The policy with a keep that the limit has room for: where it leaves nothing to win, half of the limit is kept."""
+    limit = found.budget_tokens
+    if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
+        return policy
+    return replace(policy, keep_tokens=min(policy.keep_tokens, limit // 2))
+
+
+_position = attrgetter("position")
+
+
+def decide(
+    live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int
+) -> Evict | Rest:
+    """Say which of the live messages leave when this trigger has fired.
+
+    The newest stay as far as the policy keeps them, extended to a safe boundary; so do the pinned system message, the
+    newest request, and blocks with a call that may still be answered. Too small a gain changes nothing.
+    """
+    grouped = group(live)
+    blocks = grouped.blocks
+    first_kept = _boundary(blocks, policy)
+    old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
+    if not old:
+        return Rest()
+    request = newest_request(live)
+    border = blocks[first_kept].position if first_kept < len(blocks) else None
+    leaving = [
+        message
+        for block in old
+        if block.head is not request and not _may_be_answered(block, policy, now_ms)
+        for message in block.stored
+    ]
+    leaving += [message for message in grouped.loose if border is None or message.position < border]
+    evicted = tuple(sorted(leaving, key=_position))
+    return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else Rest()
+
+
+def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
+    """The index of the first block that stays: before a user message where one is near, else between two blocks."""
+    needed = len(blocks)
+    messages = tokens = rounds = 0
+    least = max(policy.keep_messages, 1)
+    while needed and (messages < least or not _is_enough(messages, tokens, rounds, policy)):
+        needed -= 1
+        block = blocks[needed]
+        messages += len(block.stored) if block.results else 1
+        tokens += block.tokens
+        rounds += block.head.is_request
+    allowed = max(policy.keep_messages, messages // 2)
+    extra = 0
+    for index in range(needed, -1, -1):
+        if index < needed:
+            extra += len(blocks[index].stored)
+        if extra > allowed:
+            break
+        if index < len(blocks) and blocks[index].head.role is Role.USER:
+            return index
+    return needed
+
+
+def _surplus(kept: Sequence[Block], policy: Policy) -> Sequence[Block]:
+    """The tool blocks among what is kept that are too many, the oldest ones."""
+    tools = [block for block in kept if block.results]
+    return tools[: -policy.max_live_tool_blocks] if policy.max_live_tool_blocks else ()
+
+
+def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:
+    if rounds < policy.keep_rounds:
+        return False
+    if policy.keep_at_most_messages and messages >= policy.keep_at_most_messages:
+        return True
+    return tokens >= policy.keep_tokens
+
+
+def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
+    age_ms = now_ms - block.head.created_at_ms
+    return (
+        bool(block.results)
+        and bool(block.open_calls)
+        and age_ms < policy.open_call_timeout_seconds * 1000
+    )
+
+
+def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
+    if trigger in (Trigger.REQUEST, Trigger.ROUNDS):
+        return bool(evicted)
+    if trigger is Trigger.MESSAGES:
+        return len(evicted) >= max(policy.min_gain_messages, 1)
+    return bool(evicted) and sum(message.tokens for message in evicted) >= policy.min_gain_tokens

@@ -1,0 +1,286 @@
+"""Priority: which messages resist the ladder, told by rule from words, tools and shell commands."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from turnfold.core.text.tokens import text_of
+from turnfold.messages import Message, Priority, Unjudged
+
+READ_CHARACTERS: Final = 4_000
+NAME_CHARACTERS: Final = 200
+
+_FIRST_IN_SENTENCE: Final = r"(?<![a-z0-9',] {0})(?<![a-z0-9'_-]{0})"
+
+
+class _Phrase(NamedTuple):
+    """A phrase that binds where its pattern is found. Each text that holds it holds one of the `words`."""
+
+    phrase: str
+    pattern: re.Pattern[str]
+    words: tuple[str, ...]
+
+    def binds(self, text: str) -> bool:
+        """Whether a text in lower case holds it, and in this sense."""
+        return self.phrase in text and self.pattern.search(text) is not None
+
+
+def _opening(phrase: str, unless: str = "", *, word: str = "") -> _Phrase:
+    """A phrase that orders something where it opens a sentence."""
+    pattern = (
+        phrase
+        + _FIRST_IN_SENTENCE.replace("{0}", phrase)
+        + r"(?= [a-z])"
+        + (f"(?! (?:{unless}))" if unless else "")
+    )
+    return _Phrase(phrase, re.compile(pattern), (word or phrase,))
+
+
+def _phrase(phrase: str, more: str = r"(?![a-z])", *, word: str = "") -> _Phrase:
+    """A phrase that begins with a word of its own; the literal comes first, so that searching it is quick."""
+    word = word or phrase
+    return _Phrase(
+        phrase,
+        re.compile(phrase + rf"(?<![a-z0-9_.]{phrase})" + more),
+        (word, f"{word}s", f"{word}n"),
+    )
+
+
+STATED: Final = (
+    _phrase("remember", r"(?<!i remember)(?<!do you remember)(?<!n't remember)(?! when)(?![a-z])"),
+    _phrase("from now on", word="now"),
+    _phrase("going forward", word="forward"),
+    _phrase("henceforth"),
+    _phrase("todo", r"s?(?![a-z0-9_.(/])"),
+    _phrase("to-do", word="do"),
+    _phrase("fixme"),
+    _phrase("decided", r" (?:to|on|that|against|not|we)\b"),
+    _phrase("decision", r"(?:s?:|s? (?:is|are|was|were|made)\b|(?<=final decision))"),
+    _phrase("agreed", r" (?:to|that|on)\b"),
+    _phrase("let's go with", word="go"),
+    _phrase("we'll go with", word="go"),
+    _phrase("we will go with", word="go"),
+    _phrase("settled on", word="settled"),
+    _phrase("constraint", r"s?(?![a-z_])"),
+    _phrase("requirement", r"s?(?::| (?:is|are)\b)"),
+    _phrase("must", r"(?:n't)?(?![a-z-])(?! have (?:been|had))"),
+    _phrase("should never", word="never"),
+    _phrase("should always", word="always"),
+    _phrase("please make sure", word="sure"),
+    _phrase("keep in mind", word="mind"),
+    _phrase("don't forget", word="forget"),
+    _phrase("do not forget", word="forget"),
+    _phrase("rule", r"(?:s(?![a-z_])|:| (?:is|that)\b)"),
+    _phrase("not allowed", word="allowed"),
+    _phrase("under no circumstances", word="circumstances"),
+    _phrase("non-negotiable", word="negotiable"),
+    _phrase("mandatory"),
+    _phrase("forbidden"),
+    _phrase("prohibited"),
+    _phrase("deadline"),
+    _phrase("important", r"(?:!|:| note\b)"),
+)
+BINDING: Final = (
+    *STATED,
+    _opening("never", "mind"),
+    _opening("always"),
+    _opening("do not", "worry|hesitate|you", word="not"),
+    _opening("don't", "worry|hesitate|know|think|you|mind|get me wrong", word="don"),
+    _opening("make sure", word="sure"),
+    _opening("only use", word="only"),
+)
+
+
+def _by_word(phrases: Iterable[_Phrase]) -> Mapping[bytes, Sequence[_Phrase]]:
+    """The phrases by their words: most texts hold few of these, and to look a text's words up is quicker than to look for phrases."""
+    found: defaultdict[bytes, list[_Phrase]] = defaultdict(list)
+    for phrase in phrases:
+        for word in phrase.words:
+            found[word.encode()].append(phrase)
+    return found
+
+
+STATED_BY_WORD: Final = _by_word(STATED)
+BINDING_BY_WORD: Final = _by_word(BINDING)
+WORDS_STATED: Final = frozenset(STATED_BY_WORD)
+WORDS_BINDING: Final = frozenset(BINDING_BY_WORD)
+TO_WORDS: Final = bytes(
+    ord(chr(code).lower()) if code < 128 and chr(code).isalpha() else 32 for code in range(256)
+)
+"""Small letters for letters, a space for all else. (Of other signs only two become such letters: one a k, which no word holds, one an i with a dot.)"""
+CHINESE: Final = re.compile(
+    "|".join(
+        """
+        决定 決定 决策 決策 敲定 定下来 定下來 商定 约束 約束 限制条件 限制條件 硬性 必须 必須 务必 務必 不得 不许 不許 禁止 不准 不允许 不允許
+        待办 待辦 记住 記住 牢记 牢記 切记 切記 请记得 請記得 要记得 要記得 别忘 別忘 不要忘 从现在 從現在 从今 從今 今后 今後
+        以后都 以後都 以后请 以後請 以后不 以後不 以后要 以後要 以后就 以後就 规则 規則 规定 規定 原则 原則 一律 截止
+        """.split()
+    )
+)
+
+
+def classify(
+    body: Mapping[str, Any], *, tool_name: str | None = None, call: Mapping[str, Any] | None = None
+) -> Priority:
+    """The priority of one chat message of any shape. A result may be judged by its tool's name, or by the whole call.
+
+    HIGH says something that must hold later; LOW looked at something that can be looked at again. Of a long text only
+    the first and last 4,000 characters are read.
+    """
+    role = body.get("role")
+    if role == "tool":
+        name = tool_name or body.get("name")
+        looked = (
+            _looks(call)
+            if call is not None
+            else isinstance(name, str) and _reads(name[:NAME_CHARACTERS])
+        )
+        return Priority.LOW if looked else Priority.NORMAL
+    if (text := text_of(body)) and _binds(text, is_advice=role == "assistant"):
+        return Priority.HIGH
+    calls = body.get("tool_calls")
+    if isinstance(calls, list) and calls and all(map(_looks, calls)):
+        return Priority.LOW
+    return Priority.NORMAL
+
+
+def priority_of(message: Message) -> Priority:
+    """The priority of a message as the rules see it, told at the first time of asking where nobody stored it."""
+    if isinstance(message.priority, Unjudged):
+        message.priority = classify(message.priority.body, call=message.priority.call)
+    return message.priority
+
+
+def _binds(text: str, *, is_advice: bool) -> bool:
+    """Whether a text decides, demands or asks to be remembered. What an assistant tells others to do is advice and binds nobody."""
+    if len(text) > 2 * READ_CHARACTERS:
+        text = f"{text[:READ_CHARACTERS]}\n{text[-READ_CHARACTERS:]}"
+    if not text.isascii() and CHINESE.search(text):
+        return True
+    words = (WORDS_STATED if is_advice else WORDS_BINDING).intersection(
+        text.encode("ascii", "replace").translate(TO_WORDS).split()
+    )
+    if not words:
+        return False
+    text = text.replace("\u2019", "'").lower()
+    by_word = STATED_BY_WORD if is_advice else BINDING_BY_WORD
+    return any(phrase.binds(text) for word in words for phrase in by_word[word])
+
+
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+READING: Final = frozenset(
+    """
+    read list ls search grep glob find cat view get fetch open head tail query lookup look browse show tree describe inspect
+    retrieve scan peek ripgrep
+    """.split()
+)
+WRITING: Final = frozenset(
+    """
+    write edit create update delete remove insert apply patch send book cancel set put post commit push replace move rename add
+    save append install run exec execute modify change reserve submit upload pay transfer reply
+    """.split()
+)
+SHELLS: Final = frozenset(
+    {
+        "bash",
+        "sh",
+        "zsh",
+        "shell",
+        "terminal",
+        "exec",
+        "execute",
+        "command",
+        "cmd",
+        "powershell",
+        "console",
+        "editor",
+        "run",
+    }
+)
+
+
+@lru_cache(maxsize=1_024)
+def _words(name: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in WORD.findall(name))
+
+
+def _reads(name: str) -> bool:
+    """Whether a tool of this name only looks: `read_file`, `WebSearch`, `FindRestaurants`."""
+    words = _words(name)
+    return not words.isdisjoint(READING) and words.isdisjoint(WRITING)
+
+
+def _looks(call: object) -> bool:
+    """Whether a call only looks, by the name of its tool or by the shell command it runs."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str):
+        return False
+    name = name[:NAME_CHARACTERS]
+    if _reads(name):
+        return True
+    return not _words(name).isdisjoint(SHELLS) and _command_looks(
+        _command(function.get("arguments"))
+    )
+
+
+def _command(arguments: object) -> str:
+    """The shell command in a call's arguments, or an empty string; long arguments are no mere look."""
+    if isinstance(arguments, str):
+        if len(arguments) > READ_CHARACTERS:
+            return ""
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return ""
+    if not isinstance(arguments, Mapping):
+        return ""
+    command = arguments.get("command", arguments.get("cmd"))
+    if isinstance(command, list) and command:
+        is_wrapped = (
+            len(command) > 2
+            and isinstance(command[1], str)
+            and command[1].startswith("-")
+            and command[1].endswith("c")
+        )
+        command = (
+            command[-1]
+            if is_wrapped
+            else " ".join(word for word in command if isinstance(word, str))
+        )
+    return command if isinstance(command, str) and len(command) <= READ_CHARACTERS else ""
+
+
+QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
+HARMLESS = re.compile(r"[12&]?>>? ?/dev/null|2>&1|\d?>&\d")
+SEPARATOR = re.compile(r"\|\||&&|[|;&\n]")
+LOOKING = re.compile(
+    r"\s*(?:(?:sudo|time|command|nice)\s+)*(?:"
+    r"(?:ls|ll|dir|cat|bat|[ef]?grep|zgrep|rg|ag|ack|head|tail|less|more|tree|pwd|wc|stat|file|du|df|which|whereis|type|view|nl|tac"
+    r"|sort|uniq|cut|tr|column|diff|cmp|jq|yq|awk|echo|printf|date|whoami|uname|hostname|id|ps|env|printenv|readlink|realpath|basename"
+    r"|dirname|strings|xxd|hexdump|od|md5sum|sha\d+sum|cd|true|locate|fd)(?![\w-])(?!.*\s-exec)"
+    r"|find(?![\w-])(?!.*\s-(?:delete|exec|ok|fprint))"
+    r"|sed\s+(?:-[Er]+\s+)?-n(?!.*\s-i)"
+    r"|git\s+(?:-C\s+\S+\s+)?(?:--no-pager\s+)?(?:status|log|diff|show|ls-files|ls-tree|blame|grep|rev-parse|describe)(?![\w-])"
+    r"|xargs\s+(?:-\S+\s+)*(?:cat|ls|grep|egrep|rg|head|tail|wc|file|stat)(?![\w-])"
+    r")",
+    re.DOTALL,
+)
+NOTHING_SEEN = re.compile(r"\s*(?:cd(?![\w-])|true|echo(?![\w-])|printf(?![\w-])|\Z)")
+
+
+@lru_cache(maxsize=256)
+def _command_looks(command: str) -> bool:
+    """Whether each part of a shell command only shows what is there, and at least one part does."""
+    if not command or "$(" in command or "`" in command:
+        return False
+    plain = HARMLESS.sub("", QUOTED.sub("q", command))
+    if ">" in plain or "<<" in plain:
+        return False
+    parts = SEPARATOR.split(plain)
+    return all(LOOKING.match(part) or not part.strip() for part in parts) and not all(
+        NOTHING_SEEN.match(part) for part in parts
+    )

@@ -1,0 +1,124 @@
+"""The allowance of an installation: the models that agents and sessions may name, and the highest values of some policy numbers.
+
+Requests are checked when they are accepted. Stored wishes are checked again when they take effect, because they may be older than
+the setting that forbids them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from turnfold.core.policy.presets import Policy, adjusted, is_model_name
+
+SESSION_MODEL: Final = "session"
+"""The word that stands for the model of the session's newest event."""
+
+CEILINGS: Final[Mapping[str, int | None]] = {
+    "summary_tokens_per_day": None,
+    "retain_days": None,
+    "summary_max_tokens": 16_000,
+    "summary_max_words": 10_000,
+    "ledger_max_tokens": 16_000,
+    "rebuild_max_tokens": 1_000_000,
+}
+"""The policy numbers that have a ceiling, and the ceiling where the operator sets none. None: no ceiling."""
+UNLIMITED_AT_ZERO: Final = frozenset({"summary_tokens_per_day", "retain_days", "summary_max_words"})
+"""Numbers for which 0 means: no limit."""
+
+
+def is_model_pattern(pattern: str) -> bool:
+    """Whether a text is the name of a model, or the beginning of names followed by `*`."""
+    return pattern == "*" or is_model_name(pattern.removesuffix("*"))
+
+
+def provider_of(name: str) -> str | None:
+    """The provider in front of a model's name; None if the name has none."""
+    return name.partition("/")[0] if "/" in name else None
+
+
+def is_named(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of these patterns names a model.
+
+    A pattern that ends with `*` never matches a name that holds an address or a parent directory: some providers take the host
+    or a part of the URL from the name.
+    """
+    if name in patterns:
+        return True
+    if not is_model_name(name) or "//" in name or ".." in name:
+        return False
+    return any(_begins(name, pattern) for pattern in patterns if pattern.endswith("*"))
+
+
+def _begins(name: str, pattern: str) -> bool:
+    if pattern == "*":
+        return True
+    return name.startswith(pattern[:-1]) and ("/" in pattern or "/" not in name)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The models that agents, sessions, events and requests may name, and the ceilings of policy numbers.
+
+    `models` are names, or beginnings of names followed by `*`. `ceilings` stand above the default `CEILINGS`.
+    """
+
+    models: tuple[str, ...] = ()
+    ceilings: tuple[tuple[str, int], ...] = ()
+
+    def allows_model(self, name: str) -> bool:
+        """Whether a model of this name may be called."""
+        return is_named(name, self.models)
+
+    def check_model(self, name: str) -> None:
+        """Refuse a name that may not be named; `session` is checked when it is known which model that is.
+
+        Raises:
+            ValueError: it is not allowed; the text names the setting.
+        """
+        if name != SESSION_MODEL and not self.allows_model(name):
+            raise ValueError(
+                "this installation does not allow that summary model; the operator allows models in TURNFOLD_SUMMARY_MODELS"
+            )
+
+    def check_overrides(self, overrides: Mapping[str, Any]) -> None:
+        """Refuse policy numbers above their ceiling, and a summary model that may not be named. Null takes an override back.
+
+        Raises:
+            ValueError: one of them is not allowed, or no value of its kind; the text names the setting.
+        """
+        wished = {name: value for name, value in overrides.items() if value is not None}
+        for name, ceiling in self._ceilings().items():
+            if name in wished:
+                value = getattr(adjusted(Policy(), {name: wished[name]}), name)
+                if _bounded(name, value, ceiling) != value:
+                    raise ValueError(
+                        f"{name} is at most {ceiling} in this installation; the operator sets TURNFOLD_LIMIT__{name.upper()}"
+                    )
+        if isinstance(model := wished.get("summary_model"), str):
+            self.check_model(model)
+
+    def bounded(self, policy: Policy) -> Policy:
+        """The policy with every number at its ceiling or below."""
+        values = {
+            name: _bounded(name, getattr(policy, name), ceiling)
+            for name, ceiling in self._ceilings().items()
+        }
+        changed = {name: value for name, value in values.items() if value != getattr(policy, name)}
+        return replace(policy, **changed) if changed else policy
+
+    def _ceilings(self) -> dict[str, int]:
+        return {
+            name: value
+            for name, value in {**CEILINGS, **dict(self.ceilings)}.items()
+            if value is not None
+        }
+
+
+DEFAULT_ALLOWANCE: Final = Allowance()
+"""No model may be named, and the default ceilings hold."""
+
+
+def _bounded(name: str, value: Any, ceiling: int) -> Any:
+    if name in UNLIMITED_AT_ZERO and value == 0:
+        return ceiling
+    return min(value, ceiling)

@@ -1,0 +1,57 @@
+"""Whose wish counts: a session's above its agent's above the installation's."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from turnfold.core.policy.presets import FOR_ALL, Mode, Policy, adjusted
+
+
+class Wishes(NamedTuple):
+    """What somebody set for an agent or a session; None is left to whoever stands above. `overrides` is a JSON text."""
+
+    preset: str | None = None
+    mode: str | None = None
+    overrides: str | None = None
+
+    def changed(
+        self, *, preset: str | None, mode: str | None, overrides: Mapping[str, Any] | None
+    ) -> "Wishes":
+        """These wishes with some set anew; overrides are added to, and null takes one back."""
+        merged = {**self.numbers(), **(overrides or {})}
+        kept = {name: value for name, value in merged.items() if value is not None}
+        return Wishes(preset or self.preset, mode or self.mode, json.dumps(kept) if kept else None)
+
+    def differences(self, before: "Wishes") -> dict[str, Any]:
+        """Return the differences: `preset`, `mode` and the changed `overrides`, null for one that was taken back."""
+        old, new = before.numbers(), self.numbers()
+        overrides = {
+            name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)
+        }
+        changes = {"preset": self.preset, "mode": self.mode, "overrides": overrides}
+        same: dict[str, Any] = {"preset": before.preset, "mode": before.mode, "overrides": {}}
+        return {name: value for name, value in changes.items() if value != same[name]}
+
+    def numbers(self) -> dict[str, Any]:
+        """The overrides as a mapping."""
+        numbers: dict[str, Any] = json.loads(self.overrides) if self.overrides else {}
+        return numbers
+
+
+def in_force(
+    agent: Wishes, session: Wishes, *, default_preset: str, policy_of: Callable[[str], Policy]
+) -> Policy:
+    """The policy of a session. `policy_of` gives a preset's numbers with the installation's own above them.
+
+    Raises:
+        ValueError: a preset or a number that does not exist; the text says which.
+    """
+    policy = policy_of(session.preset or agent.preset or default_preset)
+    wished = {**agent.numbers(), **session.numbers()}
+    if set_for_all := sorted(FOR_ALL & set(wished)):
+        raise ValueError(
+            f"{set_for_all[0]} holds for a whole installation: set TURNFOLD_POLICY__{set_for_all[0].upper()} there"
+        )
+    policy = adjusted(policy, wished)
+    mode = session.mode or agent.mode
+    return adjusted(policy, {"mode": Mode(mode)}) if mode else policy

@@ -1,0 +1,80 @@
+"""A few lines that stand for evicted messages until their summary does; cheap enough for the transaction that evicts."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from turnfold.core.summary.sources import Source, clip, printable
+from turnfold.core.text.markers import defused
+
+_ROLES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
+_SHOWN_ARGUMENT = re.compile(
+    r'"(?:file_?path|path|file_?name|command|cmd|query|url|pattern|[a-z_]*id|[a-z_]*name)"\s*:\s*"((?:[^"\\]|\\.){1,80})',
+    re.IGNORECASE,
+)
+_FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60})"')
+_MARK_TOKENS = 16
+
+
+def digest(
+    sources: Sequence[Source],
+    *,
+    max_tokens: int = 300,
+    count: Callable[[str], int],
+    older: int = 0,
+    silent: int = 0,
+) -> str:
+    """One line a message: what was said, clipped, and which tools were called on what.
+
+    At most `max_tokens`. Results that went well have no line of their own. What has no line is counted exactly, in a first
+    line that says so: older messages, and results. `older` and `silent` are messages of either kind that were not handed in.
+    """
+    told = [
+        source
+        for source in sources
+        if source.role in ("user", "assistant") or (source.role == "tool" and source.is_error)
+    ]
+    width = min(160, max(40, max_tokens * 3 // max(len(told), 1)))
+    lines = [defused(line) for line in (_line(source, width) for source in told) if line]
+    silent += len(sources) - len(lines)
+    kept = _newest_within(lines, max_tokens * 4)
+    while True:
+        text = "\n".join([*_mark(older + len(lines) - len(kept), silent), *kept])
+        tokens = count(text)
+        if tokens <= max_tokens:
+            return text
+        if not kept:
+            return ""
+        kept = kept[max(1, len(kept) - len(kept) * max(max_tokens - _MARK_TOKENS, 0) // tokens) :]
+
+
+def _line(source: Source, width: int) -> str:
+    said = clip(printable(source.text[: width * 5]), width)
+    if source.role == "tool":
+        return f"{source.tool_name or 'tool'} failed: {said}"
+    called = ", ".join(f"{name}({_argument(arguments)})" for name, arguments in source.calls[:4])
+    if len(source.calls) > 4:
+        called += f" and {len(source.calls) - 4} more"
+    parts = [part for part in (said, f"called {called}" if called else "") if part]
+    return f"{_ROLES[source.role]}: {'; '.join(parts)}" if parts else ""
+
+
+def _argument(arguments: str) -> str:
+    found = _SHOWN_ARGUMENT.search(arguments, 0, 400) or _FIRST_ARGUMENT.match(arguments, 0, 400)
+    return clip(printable(found[1]), 60) if found else ""
+
+
+def _newest_within(lines: list[str], characters: int) -> list[str]:
+    first = len(lines)
+    while first and characters > 0:
+        first -= 1
+        characters -= len(lines[first]) if lines[first].isascii() else 3 * len(lines[first])
+    return lines[first:]
+
+
+def _mark(older: int, silent: int) -> list[str]:
+    parts = [
+        f"{older} earlier message{'s' * (older != 1)}" if older else "",
+        f"{silent} without words of their own" if silent else "",
+    ]
+    told = " and ".join(part for part in parts if part)
+    return [f"({told} left out)"] if told else []

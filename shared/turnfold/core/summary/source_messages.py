@@ -1,0 +1,57 @@
+"""Stored messages as a summariser sees them."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from turnfold.core.summary.sources import Source
+from turnfold.core.text.tokens import text_of
+from turnfold.messages import Message, Role
+
+Stored = tuple[Message, str, bool]
+"""A message, its JSON text, and whether it tells of an error."""
+
+
+def sources_of(stored: Iterable[Stored]) -> tuple[Source, ...]:
+    """Sources in the order given, but older system messages, which are superseded and not summarised."""
+    rows = [row for row in stored if not row[0].role.is_system]
+    names = {
+        (message.position, call.slot): call.name for message, _, _ in rows for call in message.calls
+    }
+    return tuple(
+        _source(message, json.loads(body), names, is_error=is_error)
+        for message, body, is_error in rows
+    )
+
+
+def text_of_body(body: str | None) -> str | None:
+    """The text of a stored message; None where there is none."""
+    return None if body is None else text_of(json.loads(body)) or None
+
+
+def _source(
+    message: Message, body: dict[str, Any], names: dict[tuple[int, int], str], *, is_error: bool
+) -> Source:
+    answers = message.answers
+    tool_name = body.get("name") if isinstance(body.get("name"), str) else None
+    if answers is not None:
+        tool_name = names.get(answers, tool_name)
+    return Source(
+        message_id=message.message_id,
+        role=str(message.role),
+        text=text_of(body),
+        calls=_calls(message, body),
+        tool_name=tool_name,
+        is_error=is_error,
+        is_late=message.role is Role.TOOL and answers is not None and answers not in names,
+    )
+
+
+def _calls(message: Message, body: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    calls = []
+    for call in message.calls:
+        arguments = body["tool_calls"][call.slot]["function"].get("arguments")
+        calls.append(
+            (call.name, arguments if isinstance(arguments, str) else json.dumps(arguments))
+        )
+    return tuple(calls)

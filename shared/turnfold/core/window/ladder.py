@@ -1,0 +1,337 @@
+"""The ladder: what a window gives up, step by step, when it outgrows its budget."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from turnfold.core.policy.presets import View
+from turnfold.core.window.builder import Growth, levelled
+from turnfold.core.window.truncation import (
+    LEAST_ARGUMENTS_TOKENS,
+    LEAST_CHARACTERS,
+    cut_characters,
+    cut_to,
+    cut_within,
+)
+from turnfold.core.window.views import Piece, Unit
+from turnfold.messages import Role
+
+Step = Callable[[Growth, int], None]
+
+PLAIN_CHARACTERS: Final = 2_048
+"""A result no longer than this becomes the preview of (5), however much that frees."""
+
+
+def relieve(window: Growth) -> None:
+    """Trim a window that holds more than it may: step by step down to the low-water mark, and only then what is protected."""
+    if window.total > window.limits.tokens:
+        for step in STEPS[window.policy.view]:
+            if window.total <= window.limits.target_tokens:
+                break
+            step(window, window.limits.target_tokens)
+        squeeze(window)
+    if window.size > window.limits.messages:
+        window.fold_oldest(lambda: window.size <= window.limits.target_messages)
+        if window.size > window.limits.messages:
+            window.drop_digests()
+
+
+def drop_old_reasoning(window: Growth, target: int) -> None:
+    """(1) Long reasoning from before the latest round goes whole."""
+    window.work_off(window.with_reasoning, lambda _, piece: piece.drop_reasoning(), target)
+
+
+def trim_large_results(window: Growth, target: int) -> None:
+    """(2) A single large result keeps its first 20 and last 10 lines; when that frees far too much, more of them, as far as it fits."""
+    cap = window.policy.tool_result_max_chars
+
+    def trim(_: Unit, piece: Piece) -> int:
+        brief = cut_within(
+            piece.message,
+            piece.grid,
+            max_tokens=window.soft_tokens,
+            max_characters=cap,
+            is_brief=True,
+        )
+        may_keep = piece.text - (window.total - target)
+        if brief is not None and may_keep - brief.tokens > window.large_waste_tokens:
+            longer = cut_within(
+                piece.message, piece.grid, max_tokens=may_keep, max_characters=cap, is_brief=False
+            )
+            return piece.shorten(longer or brief)
+        return piece.shorten(brief)
+
+    window.work_off(window.large_results, trim, target)
+
+
+def replace_results(window: Growth, target: int) -> None:
+    """(3) While all results together take too large a share, they become one line each; one of which less has to go is cut."""
+
+    def replace(_: Unit, piece: Piece) -> int:
+        excess = window.total - target
+        if piece.text - excess > window.waste_tokens:
+            freed = piece.shorten(cut_to(piece.message, piece.grid, piece.text - excess))
+            if freed >= excess:
+                return freed
+            return freed + piece.to_line(window.line_starts)
+        return piece.to_line(window.line_starts)
+
+    window.work_off(
+        window.seen_results,
+        replace,
+        target,
+        above=int(window.policy.hard_ratio * window.limits.tokens),
+    )
+
+
+def shorten_long_texts(window: Growth, target: int) -> None:
+    """(4) Very long texts of users and assistants keep their beginning and their end."""
+
+    def shorten(_: Unit, piece: Piece) -> int:
+        is_user = piece.message.role is Role.USER
+        cap = window.policy.user_max_chars if is_user else window.policy.assistant_max_chars
+        return piece.shorten(cut_characters(piece.message, piece.grid, cap))
+
+    window.work_off(window.long_texts, shorten, target)
+
+
+def preview_costly(window: Growth, target: int) -> None:
+    """(5) Large arguments and results of calls that the model has seen become previews; longer ones when that frees far too much."""
+    policy = window.policy
+
+    def preview(_: Unit, piece: Piece) -> int:
+        excess = window.total - target
+        if piece.call is None:
+            may_keep = levelled(piece.arguments_sizes, excess)
+            freed = (
+                piece.preview_arguments(policy.arguments_max_tokens, may_keep)
+                if is_waste(may_keep)
+                else 0
+            )
+            return freed or piece.preview_arguments(
+                policy.arguments_max_tokens, policy.preview_tokens
+            )
+        may_keep = piece.text - excess
+        is_softened = piece.message.characters > PLAIN_CHARACTERS and is_waste(may_keep)
+        freed = piece.shorten(cut_to(piece.message, piece.grid, may_keep)) if is_softened else 0
+        return freed or piece.shorten(
+            cut_to(piece.message, piece.grid, policy.preview_tokens, is_preview=True)
+        )
+
+    def is_waste(may_keep: int) -> bool:
+        return may_keep - policy.preview_tokens > window.large_waste_tokens
+
+    window.work_off(window.costly, preview, target)
+
+
+def cap_unseen_results(window: Growth, _: int) -> None:
+    """Before anything is left out, and only if the window does not fit: results the model has yet to see keep to the caps of (2)."""
+    _cap_unseen(window, window.soft_tokens, window.policy.tool_result_max_chars)
+
+
+def fold_old_tool_blocks(window: Growth, target: int) -> None:
+    """(6) All tool blocks but the newest few are left out."""
+    window.work_off(window.tool_units, _fold_or_soften(window, target), target)
+
+
+def digest_pending(window: Growth, target: int) -> None:
+    """(7) What was evicted and is not summarised yet is shown as its digest, the oldest compaction first."""
+    for row in window.frame.rows.values():
+        if window.total <= target:
+            return
+        if row.compaction_id in window.folded_rows:
+            window.looked_at += 1
+            continue
+        row_units = window.row_units.get(row.compaction_id, ())
+        window.looked_at += 1 + len(row_units)
+        units = [unit for unit in row_units if unit.is_shown and not window.is_protected(unit)]
+        if sum(unit.tokens for unit in units) <= window.digest_cost(row):
+            continue
+        window.folded_rows.add(row.compaction_id)
+        for unit in units:
+            window.fold(unit)
+
+
+def fold_blocks(window: Growth, target: int) -> None:
+    """(7) Then blocks are left out one by one."""
+    window.work_off(window.all_units, _fold_or_soften(window, target), target)
+
+
+def fold_oldest(window: Growth, target: int) -> None:
+    """The oldest messages are left out first, whatever their priority; the last one of them is cut where that is enough."""
+    act = _fold_or_soften(window, target)
+    for unit in window.oldest(lambda: window.total <= target):
+        window.free(unit, unit.head, act)
+
+
+def _fold_or_soften(window: Growth, target: int) -> Callable[[Unit, Piece], int]:
+    def act(unit: Unit, _: Piece) -> int:
+        if not window.soften(unit, target):
+            window.fold(unit)
+        return 0
+
+    return act
+
+
+STEPS: Final[Mapping[View, tuple[Step, ...]]] = {
+    View.FULL: (
+        drop_old_reasoning,
+        trim_large_results,
+        replace_results,
+        shorten_long_texts,
+        preview_costly,
+        cap_unseen_results,
+        fold_old_tool_blocks,
+        digest_pending,
+        fold_blocks,
+    ),
+    View.NEWEST: (
+        shorten_long_texts,
+        trim_large_results,
+        cap_unseen_results,
+        digest_pending,
+        fold_oldest,
+    ),
+    View.PREVIEWS: (preview_costly, cap_unseen_results, digest_pending, fold_blocks),
+    View.PRIORITY: (cap_unseen_results, digest_pending, fold_blocks),
+}
+
+
+def squeeze(window: Growth) -> None:
+    """When all that may go is gone: shorten what is protected, only as far as it must be."""
+    for step in SQUEEZES:
+        if window.total <= window.limits.tokens:
+            return
+        step(window)
+
+
+def _preview_unseen_arguments(window: Growth) -> None:
+    """Long arguments become previews, no shorter than they must be."""
+    policy = window.policy
+    if unit := window.unseen:
+        window.looked_at += len(unit.results)
+        cap = max(
+            policy.preview_tokens,
+            levelled(unit.head.arguments_sizes, window.total - window.limits.tokens),
+        )
+        window.free(
+            unit,
+            unit.head,
+            lambda _, piece: piece.preview_arguments(max(cap, policy.arguments_max_tokens), cap),
+        )
+
+
+def _shorten_unseen_results(window: Growth) -> None:
+    _cap_unseen(window, window.policy.preview_tokens)
+
+
+def _level_unseen(window: Growth) -> None:
+    """The longest parts of the block, be they text, arguments or results, to one length."""
+    if unit := window.unseen:
+        window.level(unit, window.limits.tokens, least=window.policy.preview_tokens)
+
+
+def _reduce_unseen(window: Growth) -> None:
+    """Each part of the block as short as it can be, one after the other."""
+    unit = window.unseen
+    if unit is None:
+        return
+    results = [piece for piece in unit.results if piece is not None]
+    window.looked_at += len(unit.results)
+    for shorten in (
+        lambda _, piece: piece.to_line(window.line_starts),
+        lambda _, piece: piece.to_mark(),
+    ):
+        for piece in results:
+            if window.total > window.limits.tokens:
+                window.free(unit, piece, shorten)
+    window.level(unit, window.limits.tokens, least=LEAST_ARGUMENTS_TOKENS)
+    if window.total > window.limits.tokens:
+        window.free(unit, unit.head, lambda _, piece: piece.to_mark())
+
+
+def _shorten_request(window: Growth) -> None:
+    """The request, or the block that stands for it, keeps its beginning."""
+    unit = window.request or window.unseen or (window.units[-1] if window.units else None)
+    if unit is None or not unit.is_shown:
+        return
+    piece = unit.head
+    room = piece.text - (window.total - window.limits.tokens)
+    window.free(
+        unit,
+        piece,
+        lambda _, piece: piece.shorten(
+            cut_to(piece.message, piece.grid, room, least_head=LEAST_CHARACTERS)
+        ),
+    )
+
+
+def _drop_newest_reasoning(window: Growth) -> None:
+    for unit in (window.request, window.unseen, window.units[-1] if window.units else None):
+        if unit is not None and unit.is_shown and window.total > window.limits.tokens:
+            window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
+
+
+SQUEEZES: Final[tuple[Callable[[Growth], None], ...]] = (
+    _preview_unseen_arguments,
+    Growth.drop_digests,
+    _shorten_unseen_results,
+    Growth.cut_summary,
+    _level_unseen,
+    _reduce_unseen,
+    _shorten_request,
+    _drop_newest_reasoning,
+)
+
+
+def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
+    """Shorten the results the model has not seen, the longest first and none below `least`, until the window fits."""
+    unit = window.unseen
+    excess = window.total - window.limits.tokens
+    if unit is None or excess <= 0:
+        return
+    window.looked_at += len(unit.results)
+    pieces = [piece for piece in unit.results if piece is not None and piece.line is None]
+    cap = max(least, levelled([piece.text for piece in pieces], excess))
+
+    def shorten(_: Unit, piece: Piece) -> int:
+        return piece.shorten(
+            cut_within(
+                piece.message,
+                piece.grid,
+                max_tokens=cap,
+                max_characters=max_characters,
+                is_brief=False,
+            )
+        )
+
+    for piece in pieces:
+        if piece.text > cap:
+            window.free(unit, piece, shorten)
+
+
+def relieve_emergency(window: Growth) -> None:
+    """(8) Reasoning gone and results one line each, then 5 rounds, then 2, then the oldest blocks, until it fits."""
+    for unit in window.units:
+        if not window.is_protected(unit):
+            window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
+            for piece in unit.results:
+                if piece is not None:
+                    window.free(unit, piece, lambda _, piece: piece.to_line(window.line_starts))
+    limit = window.limits.tokens
+    for step in (shorten_long_texts, preview_costly, cap_unseen_results, digest_pending):
+        step(window, limit)
+    for rounds in (5, 2):
+        if window.is_over:
+            _keep_rounds(window, rounds)
+    window.fold_oldest(lambda: not window.is_over)
+    squeeze(window)
+    if window.size > window.limits.messages:
+        window.drop_digests()
+
+
+def _keep_rounds(window: Growth, rounds: int) -> None:
+    starts = [index for index, unit in enumerate(window.units) if unit.head.message.is_request]
+    if len(starts) > rounds:
+        for unit in window.units[: starts[-rounds]]:
+            if unit.is_shown and not window.is_protected(unit):
+                window.fold(unit)

@@ -1,0 +1,5 @@
+"""Who writes summaries: a child process without database access, the only one that loads litellm."""
+
+from turnfold.models.parent import Summarizer
+
+__all__ = ["Summarizer"]

@@ -1,0 +1,8 @@
+"""`python -m turnfold.models [--preload]`: the child that writes summaries for its parent."""
+
+import sys
+
+from turnfold.models.child import run
+
+if __name__ == "__main__":
+    run(preload="--preload" in sys.argv[1:])

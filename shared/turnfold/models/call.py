@@ -1,0 +1,194 @@
+"""One call of a model, and what it came to."""
+
+import asyncio
+import importlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from turnfold.core.summary.gate import Answer, Reason
+from turnfold.core.summary.sources import SummaryJob
+from turnfold.errors import SummarizerError
+from turnfold.models.failures import failure_of, refuses_schema
+from turnfold.models.usage_meter import Bill, Used
+
+_ROOM_FOR_THOUGHT: Final = 512
+_TEXTS: Final = {"type": "array", "items": {"type": "string"}}
+_CHANGE: Final = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "action": {"type": "string", "enum": ["modified", "read"]},
+    },
+    "required": ["path", "action"],
+    "additionalProperties": False,
+}
+_FIELDS: Final[Mapping[str, Any]] = {
+    "decisions": _TEXTS,
+    "constraints": _TEXTS,
+    "open_questions": _TEXTS,
+    "resolved": _TEXTS,
+    "file_changes": {"type": "array", "items": _CHANGE},
+    "context": {"type": "string"},
+}
+_SCHEMA: Final = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "record",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": _FIELDS,
+            "required": list(_FIELDS),
+            "additionalProperties": False,
+        },
+    },
+}
+_SCHEMA_FAILED: Final = frozenset(
+    {Reason.TOOL_CALL, Reason.UNPARSABLE, Reason.CONTENT_NONE, Reason.PROVIDER_ERROR}
+)
+"""Some models answer a schema with a call of a tool, or with nothing; the next attempt asks in words alone."""
+
+_OPENAI: Final = frozenset({"openai", "text-completion-openai"})
+"""The providers to which OPENAI_API_KEY belongs."""
+_without_schema: set[str] = set()
+"""Models that refused the parameter while this process lives."""
+
+
+def load_litellm() -> Any:
+    """Import litellm, quiet and offline; 4 to 6 s, so call it in a thread."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    os.environ.setdefault("LITELLM_LOG", "CRITICAL")
+    litellm = importlib.import_module("litellm")
+    logging.disable(logging.CRITICAL)
+    for name, value in {
+        "telemetry": False,
+        "suppress_debug_info": True,
+        "turn_off_message_logging": True,
+        "drop_params": True,
+    }.items():
+        setattr(litellm, name, value)
+    return litellm
+
+
+async def ask(
+    job: SummaryJob,
+    prompt: Sequence[Mapping[str, str]],
+    *,
+    litellm: Any,
+    count: Callable[[str], int],
+    bill: Bill,
+) -> tuple[Answer, Used]:
+    """Ask a model once; its deadline is the clock's, however slowly an answer trickles.
+
+    The bill has the tokens that the provider reports, or ours where it does not; those of the question also where no answer
+    came in time, since whoever was slow may have read it.
+
+    Raises:
+        SummarizerError: there is no answer.
+    """
+    asked_tokens = sum(count(message["content"]) for message in prompt)
+    bill.unpaid_tokens += asked_tokens
+    try:
+        async with asyncio.timeout(job.timeout_seconds):
+            response = await _asked(job, prompt, litellm)
+    except Exception as error:  # noqa: BLE001 - providers raise whatever they like; each becomes one of ours
+        failure = failure_of(error)
+        if failure.reason != Reason.TIMEOUT:
+            bill.unpaid_tokens -= asked_tokens
+        raise failure from None
+    usage = getattr(response, "usage", None)
+    used = Used(
+        _number(getattr(usage, "prompt_tokens", None)),
+        _number(getattr(usage, "completion_tokens", None)),
+        _cost_of(response),
+    )
+    bill.add(used)
+    bill.unpaid_tokens += (
+        (used.prompt_tokens or asked_tokens) - asked_tokens + (used.completion_tokens or 0)
+    )
+    choices = getattr(response, "choices", None)
+    if not choices:
+        raise SummarizerError(Reason.PROVIDER_ERROR, "no choice in the answer")
+    answer = _answer_of(choices[0])
+    if used.completion_tokens is None:
+        bill.unpaid_tokens += count(answer.content or "")
+    return answer, used
+
+
+async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: Any) -> Any:
+    model = job.model or ""
+    key = job.api_key or _no_key(model, litellm)
+    options: dict[str, Any] = {
+        name: value for name, value in (("api_base", job.api_base), ("api_key", key)) if value
+    }
+    options |= {
+        "max_tokens": job.max_tokens * 2 + _ROOM_FOR_THOUGHT,
+        "timeout": job.timeout_seconds,
+        "num_retries": 0,
+        "max_retries": 0,
+    }
+    if not _takes_schema(job, model, litellm):
+        return await litellm.acompletion(model=model, messages=list(prompt), **options)
+    try:
+        return await litellm.acompletion(
+            model=model, messages=list(prompt), response_format=_SCHEMA, **options
+        )
+    except Exception as error:
+        if not refuses_schema(error):
+            raise
+        _without_schema.add(model)
+    return await litellm.acompletion(model=model, messages=list(prompt), **options)
+
+
+def _no_key(model: str, litellm: Any) -> str | None:
+    """Return a key that opens nothing, for a provider without a key of its own: litellm would send it the key of OpenAI."""
+    if "OPENAI_API_KEY" not in os.environ:
+        return None
+    try:
+        _, provider, own_key, _ = litellm.get_llm_provider(model=model)
+        borrows = (
+            own_key is None
+            and provider in litellm.openai_compatible_providers
+            and provider not in _OPENAI
+        )
+    except Exception:  # noqa: BLE001 - a name that it does not know; the call itself says so
+        return None
+    return "none" if borrows else None
+
+
+def _takes_schema(job: SummaryJob, model: str, litellm: Any) -> bool:
+    if job.style == "narrative" or model in _without_schema or job.last_reason in _SCHEMA_FAILED:
+        return False
+    try:
+        return bool(litellm.supports_response_schema(model=model))
+    except Exception:  # noqa: BLE001 - a name that its map does not know
+        return False
+
+
+def _answer_of(choice: Any) -> Answer:
+    message = choice.message
+    content = getattr(message, "content", None)
+    return Answer(
+        content=content if isinstance(content, str) else None,
+        finish_reason=getattr(choice, "finish_reason", None),
+        calls_tools=bool(
+            getattr(message, "tool_calls", None) or getattr(message, "function_call", None)
+        ),
+        has_reasoning=bool(
+            getattr(message, "reasoning_content", None) or getattr(message, "thinking_blocks", None)
+        ),
+        refusal=getattr(message, "refusal", None)
+        or (getattr(message, "provider_specific_fields", None) or {}).get("refusal"),
+    )
+
+
+def _cost_of(response: Any) -> float | None:
+    hidden = getattr(response, "_hidden_params", None)
+    cost = hidden.get("response_cost") if isinstance(hidden, dict) else None
+    return float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

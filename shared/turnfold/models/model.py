@@ -1,0 +1,222 @@
+"""One version from as many calls of a model as its input takes."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, Final
+
+from turnfold.core.summary.carry_over import merged
+from turnfold.core.summary.chunks import chunks
+from turnfold.core.summary.extractive import Evidence, evidence, readable, render, with_evidence
+from turnfold.core.summary.gate import Answer, Reason, check, missing_facts
+from turnfold.core.summary.prompt import (
+    build_prompt,
+    fitted,
+    message_data,
+    parse_answer,
+    prompt_data,
+    prompt_version,
+)
+from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.sources import Draft, Part, Previous, Source, SummaryJob, printable
+from turnfold.core.summary.values import REQUEST_CHARACTERS
+from turnfold.errors import SummarizerError
+from turnfold.models.call import ask
+from turnfold.models.usage_meter import Bill, Used
+
+LEAST_PART_TOKENS: Final = 400
+"""Below this no smaller question is tried: the model reads too little to sum anything up."""
+
+Keep = Callable[[Part], Awaitable[None]]
+Count = Callable[[str], int]
+
+
+async def write_with_model(
+    job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: Bill
+) -> Draft:
+    """Ask, part by part where the input is too large for one call, check what comes, and put files and exact values beside it.
+
+    `keep` is given each answer of several as it comes, and that a question was too large; with these among `job.parts`
+    another attempt goes the same way without asking again.
+
+    Raises:
+        SummarizerError: a call failed, or its answer did not pass the gate; what was kept until then is good.
+    """
+    draft = await _Writing(job, litellm, count, keep, bill).written()
+    return replace(draft, **bill.used._asdict())
+
+
+class _Writing:
+    """The parts of one version, in order."""
+
+    def __init__(self, job: SummaryJob, litellm: Any, count: Count, keep: Keep, bill: Bill) -> None:
+        self._job = job
+        self._litellm = litellm
+        self._count = count
+        self._keep = keep
+        self._bill = bill
+        # A record has to be smaller than all that it speaks for; a part may be a short message beside a long one.
+        self._input_tokens = 0
+
+    async def written(self) -> Draft:
+        """The last record, which speaks for all parts."""
+        job = self._job
+        whole = await asyncio.to_thread(readable, job.sources)
+        sizes = await asyncio.to_thread(lambda: [self._size(source) for source in whole])
+        self._input_tokens = sum(sizes) + self._count(prompt_data(job, boundary="", shown=()))
+        room = self._room(sizes)
+        pieces = [whole] if sum(sizes) <= room else self._pieces(whole, sizes, room)
+        room = min(room, sum(sizes))
+        done, offset, draft, previous = 0, 0, None, job.previous
+        while pieces or draft is None:
+            shown = pieces[0] if pieces else ()
+            part = replace(job, sources=whole[offset : offset + len(shown)], previous=previous)
+            draft = await self._part(part, shown, (done + 1, done + max(1, len(pieces))))
+            if draft is None:
+                room = min(room, sum(sizes[offset : offset + len(shown)])) // 2
+                if room < LEAST_PART_TOKENS:
+                    raise SummarizerError(
+                        Reason.CONTEXT_OVERFLOW,
+                        "the smallest part is too large for the model",
+                        is_transient=False,
+                    )
+                pieces = self._pieces(whole[offset:], sizes[offset:], room)
+                continue
+            previous = Previous(draft.text, draft.sections, draft.ledger)
+            done, offset, pieces = done + 1, offset + len(shown), pieces[1:]
+        return draft
+
+    async def _part(
+        self, part: SummaryJob, shown: Sequence[Source], place: tuple[int, int]
+    ) -> Draft | None:
+        """The record after a part; None when it was too large for the model."""
+        digest = _digest(part, shown)
+        known = part.parts.get(digest)
+        if known is not None:
+            return (
+                await asyncio.to_thread(self._draft, part, _restored(known, self._bill))
+                if known
+                else None
+            )
+        found = await asyncio.to_thread(evidence, part, part.sources, count=self._count)
+        boundary = secrets.token_hex(8)
+        prompt = build_prompt(
+            part, boundary=boundary, shown=shown, part=place, values=_values(found)
+        )
+        try:
+            answer, used = await ask(
+                part, prompt, litellm=self._litellm, count=self._count, bill=self._bill
+            )
+        except SummarizerError as error:
+            if error.reason != Reason.CONTEXT_OVERFLOW:
+                raise
+            await self._keep(Part(digest, "", self._bill.paid()))
+            return None
+        draft = await asyncio.to_thread(self._draft, part, answer, found)
+        if place[1] > 1:
+            await self._keep(
+                Part(
+                    digest,
+                    json.dumps([answer.content, answer.finish_reason, *used]),
+                    self._bill.paid(),
+                )
+            )
+        return draft
+
+    def _draft(self, part: SummaryJob, answer: Answer, found: Evidence | None = None) -> Draft:
+        """The version that an answer comes to; what is checked is what would be stored, and the answer as it came."""
+        count = self._count
+        found = evidence(part, part.sources, count=count) if found is None else found
+        input_tokens = self._input_tokens
+        _refuse(check(answer, input_tokens=input_tokens, output_tokens=0))
+        content = answer.content or ""
+        whole, _ = parse_answer(content, part.style)
+        _refuse(check(answer, input_tokens=input_tokens, output_tokens=count(whole)))
+        text, sections = parse_answer(content, part.style, max_words=part.max_words)
+        if part.style != "narrative" and part.previous is not None:
+            sections = merged(
+                part.previous.sections, sections, max_tokens=part.max_tokens, count=count
+            )
+            text = render(sections) if set(sections) != {"context"} else text
+        sections.pop("resolved", None)
+        text, sections = fitted(
+            *_with_known_files(text, sections, found), max_tokens=part.max_tokens, count=count
+        )
+        draft = Draft(text=text, sections=sections, ledger=(), kind="llm", model=part.model)
+        draft = replace(with_evidence(draft, found), prompt_version=prompt_version(part.task))
+        _refuse(
+            check(
+                replace(answer, content=draft.text),
+                input_tokens=input_tokens,
+                output_tokens=count(draft.text),
+            )
+        )
+        request = printable(redact(part.newest_request or "")).strip()[:REQUEST_CHARACTERS]
+        if missing := missing_facts(
+            draft.text, draft.ledger, facts=_values(found), request=request
+        ):
+            raise SummarizerError(
+                Reason.FACTS_MISSING, f"{len(missing)} exact values are in neither text nor ledger"
+            )
+        return draft
+
+    def _room(self, sizes: Sequence[int]) -> int:
+        """How many tokens of messages one call may show: the share of the window less everything else that is sent."""
+        job = self._job
+        # A boundary that is always the same, and no word of the attempt before: each attempt cuts where the last one did.
+        empty = build_prompt(
+            replace(job, last_reason=None), boundary="0" * 16, shown=(), part=(1, 2)
+        )
+        around = sum(self._count(message["content"]) for message in empty)
+        free = int(job.window_tokens * job.chunk_share) - around
+        if sum(sizes) > free and job.previous is None:
+            # From the second part on there is a record to send along.
+            free -= job.max_tokens
+        return max(free, LEAST_PART_TOKENS)
+
+    def _pieces(
+        self, sources: Sequence[Source], sizes: Sequence[int], room: int
+    ) -> list[tuple[Source, ...]]:
+        return chunks(sources, sizes, max_tokens=room, size=self._size)
+
+    def _size(self, source: Source) -> int:
+        return self._count(message_data(source)) + 1
+
+
+def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
+    """Everything that an answer depends on: model, caps, and the prompt but for what is new in each."""
+    prompt = build_prompt(replace(part, last_reason=None), boundary="", shown=shown)
+    return sha256(
+        json.dumps([part.model, part.api_base, part.max_tokens, prompt]).encode()
+    ).hexdigest()
+
+
+def _restored(stored: str, bill: Bill) -> Answer:
+    """An answer that an earlier attempt had; it passed the gate, and passes it again."""
+    content, finish_reason, *used = json.loads(stored)
+    bill.add(Used(*used))
+    return Answer(content=content, finish_reason=finish_reason)
+
+
+def _values(found: Evidence) -> tuple[str, ...]:
+    """The exact values that are within the cap of the ledger."""
+    parted = (entry.partition(" ") for entry in found.ledger.entries)
+    return tuple(value for kind, _, value in parted if kind != "left_out")
+
+
+def _refuse(reason: Reason | None) -> None:
+    if reason is not None:
+        raise SummarizerError(reason, "the answer did not pass the gate")
+
+
+def _with_known_files(
+    text: str, sections: dict[str, Any], found: Evidence
+) -> tuple[str, dict[str, Any]]:
+    """The version with the files that calls are known to have touched, whatever the model said of them."""
+    if "file_changes" not in sections or not found.files:
+        return text, sections
+    sections = sections | {"file_changes": [change.as_json() for change in found.files]}
+    return render(sections), sections

@@ -1,0 +1,135 @@
+"""One attempt at a version: what a summariser is given, and the tokens of the day within which a model may be asked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, SESSION_MODEL, Allowance, is_named
+from turnfold.core.summary.gate import Reason
+from turnfold.core.summary.source_messages import sources_of, text_of_body
+from turnfold.core.summary.sources import Draft, Part, SummaryJob
+from turnfold.errors import BudgetSpent, SummarizerError
+from turnfold.ports import Calls, Job, JobInput, Summarizer
+
+log = structlog.get_logger()
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How summaries are written here. Times are seconds; without a model the extractive summariser writes.
+
+    `window` tells how many tokens a model reads, `task` stands in place of our own text of what to do, and `redactions` are
+    the operator's own patterns. Only models that `allowance` allows are called besides the installation's own. `api_base` and
+    `api_key` are used for the models that `key_models` names, and for no other.
+    """
+
+    model: str | None = None
+    api_base: str | None = None
+    api_key: str | None = None
+    key_models: tuple[str, ...] = ()
+    allowance: Allowance = DEFAULT_ALLOWANCE
+    call_timeout_seconds: float = 120.0
+    job_timeout_seconds: float = 600.0
+    lease_seconds: float = 60.0
+    attempts: int = 3
+    backoff_seconds: float = 1.0
+    backoff_max_seconds: float = 30.0
+    retry_after_max_seconds: float = 60.0
+    window: Callable[[str], int] = lambda _: 128_000
+    task: str | None = None
+    redactions: tuple[str, ...] = ()
+
+
+def model_of(job: Job, writing: Writing) -> str | None:
+    """Choose the model of this version: the requested one, else the policy's, else the installation's; None: extractive.
+
+    This is the last check before a call. A name that is not allowed is passed over, because it may have been stored before it was
+    forbidden, or it comes from an event.
+    """
+    if not job.policy.uses_model:
+        return None
+    for named in (job.wanted.model, job.policy.summary_model, writing.model):
+        model = job.model if named == SESSION_MODEL else named
+        if model is None:
+            continue
+        if (named == writing.model and named != SESSION_MODEL) or writing.allowance.allows_model(
+            model
+        ):
+            return model
+        log.warning(
+            "model.not_allowed", agent_id=job.key.agent_id, compaction_id=job.compaction_ids[-1]
+        )
+    return None
+
+
+def summary_job(job: Job, given: JobInput, model: str | None, writing: Writing) -> SummaryJob:
+    """What a summariser is given."""
+    policy, wanted = job.policy, job.wanted
+    has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
+    return SummaryJob(
+        sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted),
+        previous=given.previous,
+        newest_request=text_of_body(given.newest_request),
+        style=wanted.style or str(policy.style),
+        max_tokens=policy.summary_max_tokens,
+        max_words=policy.summary_max_words,
+        ledger_max_tokens=policy.ledger_max_tokens,
+        model=model,
+        timeout_seconds=writing.call_timeout_seconds,
+        job_timeout_seconds=writing.job_timeout_seconds,
+        window_tokens=writing.window(model) if model else 0,
+        chunk_share=policy.chunk_share,
+        task=wanted.prompt or writing.task,
+        redactions=writing.redactions,
+        api_base=writing.api_base if has_key else None,
+        api_key=writing.api_key if has_key else None,
+    )
+
+
+def without_model(asked: SummaryJob) -> SummaryJob:
+    """The same job for the extractive summariser, which cannot fail for want of a model."""
+    return replace(asked, model=None, api_base=None, api_key=None, parts={})
+
+
+async def ask(
+    asked: SummaryJob, job: Job, *, store: Calls, summarizer: Summarizer, now_ms: Callable[[], int]
+) -> Draft:
+    """Have a version written, and count what that took; answers on the way are kept, so that another attempt continues.
+
+    Raises:
+        SummarizerError: there is none.
+        BudgetSpent: the agent's tokens of the day are spent, and nobody was asked.
+        LostLease: the job is somebody else's by now.
+    """
+    if asked.model is None:
+        return await summarizer.summarize(asked)
+    limit, agent_id, today = job.policy.summary_tokens_per_day, job.key.agent_id, now_ms() // DAY_MS
+    if limit and await store.spent(agent_id, today) >= limit:
+        raise BudgetSpent(Reason.RATE_LIMITED, until_ms=(today + 1) * DAY_MS)
+
+    async def pay(tokens: int) -> None:
+        if not tokens:
+            return
+        day = now_ms() // DAY_MS
+        total = await store.spend(agent_id, day, tokens)
+        if limit and total - tokens < limit <= total:
+            # Only the call that goes over the limit says so, whoever is told of it afterwards.
+            log.warning("budget.spent", agent_id=agent_id, tokens=total, limit_tokens=limit)
+
+    async def keep(part: Part) -> None:
+        await store.keep(job, part, now_ms=now_ms())
+        await pay(part.tokens)
+
+    begun = await store.begun(job)
+    try:
+        draft = await summarizer.summarize(
+            replace(asked, parts=begun.parts, last_reason=begun.last_reason), keep=keep
+        )
+    except SummarizerError as error:
+        await pay(error.unpaid_tokens)
+        raise
+    await pay(draft.unpaid_tokens)
+    return draft

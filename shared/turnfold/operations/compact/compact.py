@@ -1,0 +1,218 @@
+"""The second journey: what was evicted lives on in a summary, written while nobody waits."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from random import uniform
+
+from turnfold.core.summary.prompt import truncated
+from turnfold.core.summary.sources import Draft
+from turnfold.core.text.tokens import Count, Cuts
+from turnfold.errors import BudgetSpent, LostLease, SummarizerError, Unavailable
+from turnfold.observability.tracing import span
+from turnfold.operations.compact.attempt import Writing, ask, model_of, summary_job, without_model
+from turnfold.ports import Ending, Job, JobInput, JobStore, Summarizer, Version, Writes
+
+PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
+"""Reasons that speak of the provider; the others speak of what the model wrote."""
+RENEWALS = 3
+"""How often a lease is renewed in the time that it holds: one that fails, or is late, does not lose it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A new version stands; `reason` says why it is a stand-in, where it is one.
+
+    `tokens_saved` is what the messages counted that left for it, less what it counts more than the version before.
+    """
+
+    version: int
+    reason: str | None
+    made: Version | None = field(default=None, compare=False, repr=False)
+    tokens_saved: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """The attempt failed; the job is tried again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A compaction that evicted nothing came to nothing, and everything is as before; without `reason` there was nothing to do."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Another worker has the job, or another version stands: what was written is thrown away."""
+
+
+Outcome = Committed | GivenBack | RolledBack | Discarded
+
+
+async def compact(
+    job: Job,
+    *,
+    store: JobStore,
+    summarizer: Summarizer,
+    writing: Writing,
+    count: Count,
+    now_ms: Callable[[], int],
+) -> Outcome:
+    """Write and commit the summary of a claimed job. No transaction is open while the model writes; one that is cancelled is due at once."""
+    model = model_of(job, writing)
+    try:
+        given = await store.load(
+            job, now_ms=now_ms(), by_model=model is not None and job.cooling is None
+        )
+        if nothing := _nothing_to_do(job, given, model):
+            await store.end(job, ending=Ending.STALE, reason=None, detail=nothing, now_ms=now_ms())
+            return RolledBack(None)
+        async with _renewed(job, store, writing, now_ms):
+            return await _write(job, given, model, store, summarizer, writing, count, now_ms)
+    except LostLease:
+        await store.discard(job, now_ms=now_ms())
+        return Discarded()
+    except asyncio.CancelledError:
+        # A worker that is told to stop: the next one need not wait for its lease.
+        with contextlib.suppress(LostLease, Unavailable):
+            await store.renew(job, lease_ms=0, now_ms=now_ms())
+        raise
+
+
+def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
+    """Why a job that evicted nothing is not worth anybody's while; None when it is."""
+    if job.writes is Writes.STAND_IN and model is None:
+        return "no model writes here any more"
+    if not given.evicted:
+        return "nothing would leave" if job.planned else "nothing is left to be written"
+    return None
+
+
+async def _write(
+    job: Job, given: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count,
+    now_ms: Callable[[], int],
+) -> Outcome:  # fmt: skip
+    asked, began_ms = summary_job(job, given, model, writing), now_ms()
+    # While the model rests it is not asked, and what was evicted does not wait for it.
+    reason = job.cooling
+    try:
+        with span("summarise", messages=len(asked.sources)) as summarising:
+            draft = await ask(
+                asked if reason is None else without_model(asked),
+                job,
+                store=store,
+                summarizer=summarizer,
+                now_ms=now_ms,
+            )
+            summarising.note(
+                kind=draft.kind,
+                prompt_tokens=draft.prompt_tokens,
+                completion_tokens=draft.completion_tokens,
+            )
+    except SummarizerError as error:
+        reason = error.reason
+        if error.is_transient and job.attempt < writing.attempts:
+            retry_at_ms = now_ms() + int(1000 * _pause(job.attempt, error, writing))
+            await store.give_back(
+                job,
+                reason=reason,
+                detail=str(error),
+                retry_at_ms=retry_at_ms,
+                now_ms=now_ms(),
+                model=asked.model,
+            )
+            return GivenBack(reason)
+        if job.planned or job.writes is not Writes.NEXT:
+            if isinstance(error, BudgetSpent):
+                await store.give_back(
+                    job,
+                    reason=reason,
+                    detail=str(error),
+                    retry_at_ms=error.until_ms,
+                    now_ms=now_ms(),
+                    model=asked.model,
+                )
+                return GivenBack(reason)
+            ending = Ending.FAILED if reason in PROVIDER_REASONS else Ending.REJECTED
+            await store.end(
+                job,
+                ending=ending,
+                reason=reason,
+                detail=str(error),
+                now_ms=now_ms(),
+                model=asked.model,
+            )
+            return RolledBack(reason)
+        draft = await summarizer.summarize(without_model(asked))
+    made = replace(
+        _counted(draft, asked.style, given.depth, count), seconds=(now_ms() - began_ms) / 1000
+    )
+    if draft.kind == "llm":
+        calls, results = truncated(asked.sources)
+        made = replace(made, calls_truncated=calls, results_truncated=results)
+    # Only what a model should have written is a stand-in.
+    reason = reason if model is not None else None
+    with span("commit") as committing:
+        version = await store.commit(
+            job, made, leaving=given.leaving, reason=reason, now_ms=now_ms()
+        )
+        committing.note(version=version)
+    return Committed(version, reason, made, _saved(job, given, made))
+
+
+def _saved(job: Job, given: JobInput, made: Version) -> int:
+    """By how many tokens windows are smaller for this version; what is only said again saves nothing."""
+    if job.writes is not Writes.NEXT:
+        return 0
+    leaving = sum(one.tokens for one in given.leaving.evicted) if given.leaving else 0
+    return max(0, job.tokens_evicted + leaving + job.summary_tokens - made.tokens)
+
+
+def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
+    grid = Cuts.of(draft.text, count)
+    ledger_tokens = sum(count(entry) + 1 for entry in draft.ledger)
+    return Version(
+        draft=draft,
+        style=style,
+        prompt_version=draft.prompt_version,
+        tokens=grid.total + ledger_tokens,
+        text_tokens=grid.total,
+        cuts=grid.encode(),
+        depth=depth,
+    )
+
+
+def _pause(attempt: int, error: SummarizerError, writing: Writing) -> float:
+    """Seconds to wait: doubling, with jitter so that many workers do not come back at once; longer where a provider asks for it."""
+    longest = min(writing.backoff_seconds * 2 ** (attempt - 1), writing.backoff_max_seconds)
+    asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
+    return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
+
+
+@contextlib.asynccontextmanager
+async def _renewed(
+    job: Job, store: JobStore, writing: Writing, now_ms: Callable[[], int]
+) -> AsyncGenerator[None]:
+    """Keep the lease while the body runs."""
+    lease_ms = int(1000 * writing.lease_seconds)
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(writing.lease_seconds / RENEWALS)
+            with contextlib.suppress(Unavailable):
+                await store.renew(job, lease_ms=lease_ms, now_ms=now_ms())
+
+    keeper = asyncio.create_task(keep(), name="lease")
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        # A lease lost meanwhile shows at the commit, which is fenced.
+        with contextlib.suppress(asyncio.CancelledError, LostLease):
+            await keeper

@@ -1,0 +1,149 @@
+"""Events read, counted and classified: everything about them that needs no database.
+
+This is nearly all that a receiver loads besides the bus, and loads little.
+"""
+
+import json
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from turnfold.contracts.events import LIMITS, Event, Limits, claimed_key, read_event
+from turnfold.contracts.subjects import key_of_event_subject
+from turnfold.core.eviction.usage import read_report
+from turnfold.core.history.priority import classify
+from turnfold.core.text.tokens import IMAGE_TOKENS, Count, measure
+from turnfold.errors import BadEvent
+from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Weighed
+
+
+class Delivery(NamedTuple):
+    """One message as the stream delivered it; times are the stream's, in milliseconds since 1970. `trace` is that of its event."""
+
+    subject: str
+    payload: bytes
+    stream_seq: int
+    at_ms: int
+    trace: str | None = None
+
+
+class Batch(NamedTuple):
+    """Deliveries that were read: what may be stored, what never can be, and what was published, by the sequences of the stream."""
+
+    arrivals: list[Arrival]
+    dead: list[DeadLetter]
+    payloads: dict[int, bytes]
+
+
+def weigh_all(
+    deliveries: Iterable[Delivery],
+    *,
+    count: Count,
+    limits: Limits = LIMITS,
+    image_tokens: int = IMAGE_TOKENS,
+) -> Batch:
+    """Read and weigh each; a bad one becomes a dead letter."""
+    batch = Batch([], [], {})
+    for delivery in deliveries:
+        batch.payloads[delivery.stream_seq] = delivery.payload
+        try:
+            batch.arrivals.append(
+                weigh(delivery, count=count, limits=limits, image_tokens=image_tokens)
+            )
+        except BadEvent as error:
+            batch.dead.append(bury(delivery, error))
+    return batch
+
+
+def weigh(
+    delivery: Delivery, *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS
+) -> Arrival:
+    """Read an event, and count and classify its messages: the only place where anything is tokenised.
+
+    Raises:
+        BadEvent: it can never be stored.
+    """
+    event = read_event(delivery.subject, delivery.payload, limits)
+    calls = _calls(event) if len(event.parsed) > 1 else {}
+    return Arrival(
+        delivery.stream_seq,
+        delivery.at_ms,
+        delivery.subject,
+        event.key,
+        event.event_id,
+        event.digest,
+        event.model,
+        event.is_meta,
+        event.is_truncated,
+        event.is_error,
+        event.envelope,
+        tuple(
+            [
+                _weighed(*texts, calls, count, image_tokens)
+                for texts in zip(event.parsed, event.originals, event.bodies, strict=True)
+            ]
+        ),
+        read_report(event.usage),
+        delivery.trace,
+    )
+
+
+def _weighed(
+    body: dict[str, Any],
+    original: str | None,
+    text: str,
+    calls: dict[str, dict[str, Any]],
+    count: Count,
+    image_tokens: int,
+) -> Weighed:
+    measured = measure(body, count, image_tokens=image_tokens)
+    call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None
+    return Weighed(
+        body["role"],
+        measured.tokens,
+        measured.content_tokens,
+        measured.reasoning_tokens,
+        measured.characters,
+        measured.lines,
+        int(classify(body, call=calls.get(str(call_id)) if calls else None)),
+        measured.is_irregular,
+        measured.calls,
+        measured.cuts,
+        call_id if isinstance(call_id, str) and call_id else None,
+        _digest_of_content(body) if body["role"] == "tool" else None,
+        original,
+        text,
+    )
+
+
+def _digest_of_content(result: dict[str, Any]) -> bytes:
+    """Equal for results that say the same."""
+    content = result.get("content")
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _calls(event: Event) -> dict[str, dict[str, Any]]:
+    """The calls of this very event by id: enough to tell, in a whole turn, a result that was read from one that was written."""
+    found: dict[str, dict[str, Any]] = {}
+    for body in event.parsed:
+        calls = body.get("tool_calls")
+        if isinstance(calls, list):
+            found.update((str(call.get("id")), call) for call in calls if isinstance(call, dict))
+    return found
+
+
+def bury(delivery: Delivery, error: BadEvent) -> DeadLetter:
+    """The dead letter of an event that can never be stored."""
+    payload = delivery.payload
+    detail = str(error).partition(": ")[2]
+    return DeadLetter(
+        delivery.stream_seq,
+        delivery.at_ms,
+        delivery.subject.encode("utf-8", "replace").decode().replace("\0", ""),
+        error.reason,
+        json.dumps(detail)[1:-1],
+        len(payload),
+        payload[:PAYLOAD_KEPT_BYTES],
+        key_of_event_subject(delivery.subject) or claimed_key(payload),
+    )

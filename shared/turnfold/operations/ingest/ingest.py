@@ -1,0 +1,50 @@
+"""The first journey: what was published becomes rows, and old rows leave the window."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from turnfold.errors import BadEvent, UnstorableBatch
+from turnfold.operations.ingest.decode import Batch, Delivery, bury
+from turnfold.ports import Arrival, DeadLetter, Ingested, IntakeStore, Rules
+
+Store = Callable[[Sequence[Arrival], Sequence[DeadLetter]], Awaitable[Ingested]]
+
+
+async def ingest(batch: Batch, *, store: IntakeStore, rules: Rules) -> Ingested:
+    """Store a batch; whatever cannot be stored becomes a dead letter without taking its neighbours along.
+
+    Raises:
+        Unavailable: nothing was stored; the same batch may be tried again.
+    """
+
+    async def stored(arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+        return await store.ingest(arrivals, dead, rules=rules, payloads=batch.payloads)
+
+    return await _store(batch.arrivals, batch.dead, batch.payloads, stored)
+
+
+async def _store(
+    arrivals: list[Arrival], dead: list[DeadLetter], payloads: Mapping[int, bytes], store: Store
+) -> Ingested:
+    try:
+        return await store(arrivals, dead)
+    except UnstorableBatch as error:
+        if len(arrivals) <= 1 and not (arrivals and dead):
+            refused = BadEvent("refused_by_database", str(error))
+            letters = [
+                bury(
+                    Delivery(one.subject, payloads[one.stream_seq], one.stream_seq, one.at_ms),
+                    refused,
+                )
+                for one in arrivals
+            ]
+            if not letters:
+                raise
+            return await store([], letters)
+    half = len(arrivals) // 2
+    first = await _store(arrivals[:half], dead, payloads, store)
+    second = await _store(arrivals[half:], [], payloads, store)
+    return Ingested(*(a + b for a, b in zip(_figures(first), _figures(second), strict=True)))
+
+
+def _figures(done: Ingested) -> tuple[int, int, int, int, int]:
+    return done.events, done.messages, done.duplicates, done.dead_letters, done.evictions

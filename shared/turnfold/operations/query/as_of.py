@@ -1,0 +1,54 @@
+"""What a caller calls a moment, read."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from turnfold.contracts.subjects import id_fault
+from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion, Moment
+from turnfold.errors import BadRequest
+from turnfold.messages import split_message_id
+
+VERSIONS = 2**31
+_RFC3339 = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:)(\d\d)(\.\d+)?([Zz]|[+ -]\d\d:\d\d)", re.ASCII
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment_of(text: str | int) -> Moment:
+    """The moment that `as_of` names: digits a version, what ends in `#` and digits a message, anything else a time of RFC 3339.
+
+    Raises:
+        BadRequest: it is none of these.
+    """
+    named = str(text)
+    if named.isascii() and named.isdigit():
+        if int(named) >= VERSIONS:
+            raise BadRequest("as_of: no session has that many versions")
+        return AtVersion(int(named))
+    message = split_message_id(named)
+    if message is not None and id_fault(message[0]) is None:
+        return AtMessage(*message)
+    at_ms = _milliseconds(named)
+    if at_ms is None:
+        raise BadRequest(
+            "as_of: give a version, a message id, or a time such as 2026-11-20T10:00:00Z"
+        )
+    return AtTime(at_ms)
+
+
+def _milliseconds(text: str) -> int | None:
+    """A time of RFC 3339, rounded down. A URL turns the `+` of an offset into a space; a leap second is the one after it."""
+    found = _RFC3339.fullmatch(text)
+    if found is None:
+        return None
+    date, minutes, second, fraction, offset = found.groups()
+    is_leap = second == "60"
+    zone = "+00:00" if offset in "Zz" else offset.replace(" ", "+")
+    try:
+        at = datetime.fromisoformat(
+            f"{date}T{minutes}{'59' if is_leap else second}{(fraction or '')[:7]}{zone}"
+        )
+        return (at - _EPOCH + timedelta(seconds=is_leap)) // timedelta(milliseconds=1)
+    except (ValueError, OverflowError):
+        return None

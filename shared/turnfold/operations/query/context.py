@@ -1,0 +1,456 @@
+"""The third journey: what should the model see next? Answered from one snapshot, without a model or a tokenizer."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import blake2b
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Any, Protocol
+
+from turnfold.cache import Lately
+from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
+from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.presets import Mode, Policy
+from turnfold.core.text.markers import defused
+from turnfold.core.window.anthropic import (
+    ASIDE_MESSAGES,
+    ASIDE_TOKENS,
+    OPENING,
+    SILENT,
+    Shaped,
+    shaped,
+)
+from turnfold.core.window.builder import Growth, PendingRow
+from turnfold.core.window.character_limit import characters_of, next_spread
+from turnfold.core.window.framing import Placement, SummaryFacts, summary_facts
+from turnfold.core.window.render import Rendered, render
+from turnfold.core.window.window import Account, Asked, Plan, Stored, budget_of, grown, planned
+from turnfold.errors import RequestError
+from turnfold.messages import SessionKey
+from turnfold.operations.query.as_of import moment_of
+from turnfold.operations.rules import PolicyOf
+from turnfold.ports import SessionFacts, StoredSummary, WindowFacts, WindowStore
+
+
+class Arrivals(Protocol):
+    """Tells when an event is ingested."""
+
+    async def reached(self, seq: int, seconds: float) -> None:
+        """Return when everything up to this sequence is ingested, or after so many seconds.
+
+        Raises:
+            Unavailable: too many requests wait.
+        """
+        ...
+
+
+GROWN_BYTES = 16_000_000
+MESSAGE_BYTES = 400
+"""Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
+
+GIVEN_BYTES = 8_000_000
+"""So many bytes of answers are remembered, to be given again while their session is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What answers depend on besides the store.
+
+    The rest only saves work: `grown` that of growing a window from the start, `given`, by etag and freshness, that of
+    answering the same question about the same session again.
+    """
+
+    policy: PolicyOf
+    model_window: Callable[[str | None, Policy], int]
+    grown: Lately[tuple[int, Asked], Growth] = field(default_factory=lambda: Lately(GROWN_BYTES))
+    given: "Lately[tuple[str, bool], Answer]" = field(default_factory=lambda: Lately(GIVEN_BYTES))
+
+    def forget(self) -> None:
+        """Keep no text in memory: something was erased."""
+        self.grown.clear()
+        self.given.clear()
+        _told.cache_clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A window as the JSON that travels.
+
+    `is_fresh` says whether it shows what was asked for, `account` what became of the messages, and `seconds` how long it took
+    to build, without the waiting; None where nothing had to be built.
+    """
+
+    body: bytes
+    etag: str
+    is_modified: bool = True
+    is_fresh: bool = True
+    account: Account | None = None
+    seconds: float | None = field(default=None, compare=False)
+
+
+async def context(
+    key: SessionKey,
+    request: ContextRequest,
+    *,
+    store: WindowStore,
+    answering: Answering,
+    arrivals: Arrivals,
+) -> Answer:
+    """Answer `context.get`; waits, bounded, for the sequence that the request wants to see.
+
+    Raises:
+        BadRequest: the session has no such version or message, or `as_of` is no time either.
+        CannotFit: no window of this session is that small; it says which would be.
+        Unavailable: the database cannot be read now.
+    """
+    deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
+    moment = None if request.as_of is None else moment_of(request.as_of)
+    spread = 1.0
+    while True:
+        patience, began = deadline - asyncio.get_running_loop().time(), time.perf_counter()
+        reading = _Reading(key, request, answering, may_wait=patience > 0, spread=spread)
+        if moment is None:
+            seen, bodies = await store.window(key, glance=reading.glance, choose=reading.choose)
+        else:
+            seen, bodies = await store.window_then(
+                key, moment, glance=reading.glance, choose=reading.choose
+            )
+        match seen:
+            case Answer():
+                return seen
+            case _Stale():
+                await arrivals.reached(request.after or 0, patience)
+            case _Planned():
+                rendered = seen.rendered(bodies)
+                if seen.max_chars and (characters := seen.characters(rendered)) > seen.max_chars:
+                    spread = next_spread(spread, characters, seen.max_chars)
+                    continue
+                answer = seen.answer(rendered, began)
+                if moment is None and seen.facts.session is not None:
+                    _remember(answering, seen, answer, seen.facts.session.sid)
+                return answer
+
+
+def _remember(answering: Answering, seen: "_Planned", answer: Answer, sid: int) -> None:
+    """Keep what the next request about this session may use."""
+    answering.given.keep(
+        (answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body)
+    )
+    if not seen.asked.is_emergency:
+        answering.grown.keep(
+            (sid, seen.asked),
+            seen.window,
+            len(answer.body) + MESSAGE_BYTES * len(seen.window.taken),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stale:
+    """The sequence asked for is not ingested yet, and there is time left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A window that only lacks its texts."""
+
+    key: SessionKey
+    facts: WindowFacts
+    asked: Asked
+    window: Growth
+    plan: Plan
+    model_window: int
+    is_fresh: bool
+    etag: str
+    max_chars: int
+    is_anthropic: bool
+
+    def rendered(self, bodies: Mapping[int, str]) -> Rendered:
+        """Put the texts to it."""
+        summary = self.facts.summary
+        return render(
+            self.plan,
+            bodies,
+            digests={row.compaction_id: row.digest for row in self.facts.pending},
+            summary_text=summary.text if summary else "",
+            ledger=_told(summary).ledger if summary else (),
+        )
+
+    def characters(self, rendered: Rendered) -> int:
+        """How many characters it has, at most."""
+        beside = len(OPENING) + len(SILENT) if self.is_anthropic else 0
+        return beside + characters_of(
+            rendered, with_summary=self.plan.placement is Placement.SEPARATE
+        )
+
+    def answer(self, rendered: Rendered, began: float) -> Answer:
+        """Write it in the shape that was asked for; work on it `began` then."""
+        body = _as_json(self, shaped(self.plan, rendered) if self.is_anthropic else None, rendered)
+        return Answer(
+            body,
+            self.etag,
+            is_fresh=self.is_fresh,
+            account=self.plan.account,
+            seconds=time.perf_counter() - began,
+        )
+
+
+class _Reading:
+    """One look at a session for one request."""
+
+    def __init__(
+        self,
+        key: SessionKey,
+        request: ContextRequest,
+        answering: Answering,
+        *,
+        may_wait: bool,
+        spread: float,
+    ) -> None:
+        self._key = key
+        self._request = request
+        self._answering = answering
+        self._may_wait = may_wait
+        self._spread = spread
+
+    def glance(self, facts: WindowFacts) -> "Answer | _Stale | _Planned | None":
+        """What can be said before any message is read."""
+        request = self._request
+        is_fresh = request.after is None or request.after <= facts.ingested_to
+        if not is_fresh and self._may_wait:
+            return _Stale()
+        etag = self._etag(facts.session, *self._terms(facts.session))
+        if request.etag == etag:
+            return Answer(
+                json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False
+            )
+        given = self._answering.given.take((etag, is_fresh))
+        if given is not None:
+            self._answering.given.keep((etag, is_fresh), given, len(given.body))
+        return given
+
+    def choose(self, facts: WindowFacts) -> "tuple[Answer | _Stale | _Planned, Sequence[int]]":
+        """Decide the window, and which texts it needs."""
+        request, session = self._request, facts.session
+        policy, model_window = self._terms(session)
+        stored = _stored(facts)
+        budget = budget_of(
+            max_tokens=request.max_tokens,
+            model_window=model_window,
+            policy=policy,
+            system_tokens=request.system_tokens,
+            tools_tokens=request.tools_tokens,
+            max_output_tokens=request.max_output_tokens,
+        )
+        is_free = policy.mode is Mode.OFF and request.max_tokens is None
+        max_chars = policy.max_chars if request.max_tokens is None and not is_free else 0
+        is_anthropic = request.format == "anthropic"
+        asked = Asked(
+            budget_tokens=None
+            if is_free
+            else min(budget, int(max_chars / self._spread))
+            if max_chars
+            else budget,
+            max_messages=request.max_messages,
+            is_emergency=request.mode == "emergency",
+            placement=Placement(request.placement),
+            aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
+            aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
+        )
+        # By its number: a session that begins afresh after it was erased has another.
+        earlier = (
+            self._answering.grown.take((session.sid, asked))
+            if session is not None and request.as_of is None
+            else None
+        )
+        window = grown(stored, asked, policy, earlier)
+        found = planned(window, stored, asked)
+        is_fresh = request.after is None or request.after <= facts.ingested_to
+        etag = self._etag(session, policy, model_window)
+        done = _Planned(
+            self._key,
+            facts,
+            asked,
+            window,
+            found,
+            model_window,
+            is_fresh,
+            etag,
+            max_chars,
+            is_anthropic,
+        )
+        return done, found.positions
+
+    def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
+        from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
+        policy = self._answering.policy(*from_session)
+        model = self._request.model or (session.model if session else None)
+        return policy, self._answering.model_window(model, policy)
+
+    def _etag(self, session: SessionFacts | None, policy: Policy, window: int) -> str:
+        request = self._request
+        asked = (
+            request.max_tokens, request.system_tokens, request.tools_tokens, request.max_output_tokens, request.max_messages,
+            request.mode, request.placement, window, request.format, request.as_of,
+        )  # fmt: skip
+        state = (session.sid, session.revision) if session else (0, 0)
+        text = f"{state} {asked} {_fingerprint(policy)}"
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _stored(facts: WindowFacts) -> Stored:
+    session, summary = facts.session, facts.summary
+    if session is None:
+        return Stored(messages=())
+    return Stored(
+        messages=facts.messages,
+        pending=tuple(
+            PendingRow(row.compaction_id, row.digest_tokens, row.messages) for row in facts.pending
+        ),
+        summary=_told(summary).facts if summary else None,
+        covered=session.messages_total - len(facts.messages),
+        total=session.messages_total,
+        factor=session.factor,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A version as windows use it, which is immutable as the version is: its measures, its entries, and the whole as JSON text."""
+
+    facts: SummaryFacts
+    ledger: tuple[str, ...]
+    as_json: str
+
+
+@lru_cache(maxsize=128)
+def _told(summary: StoredSummary) -> _Told:
+    ledger = tuple(json.loads(summary.ledger))
+    facts = summary_facts(
+        summary.version,
+        summary.text,
+        ledger,
+        tokens=summary.tokens,
+        text_tokens=summary.text_tokens,
+        cuts=summary.cuts,
+    )
+    told = summary_json(summary)
+    told["sections"] = {
+        name: value for name, value in told["sections"].items() if name not in BOOKKEEPING
+    }
+    return _Told(facts, ledger, json.dumps(told))
+
+
+def _as_json(done: _Planned, shape: Shaped | None, rendered: Rendered) -> bytes:
+    """The answer, its messages spliced in as they were stored, or in their other shape.
+
+    Written out, field by field: an encoder that is asked once in a while is slow each time.
+    """
+    shown, pending, counts = done.plan, done.facts.pending, done.plan.account
+    since = _quoted(rfc3339(min(row.requested_at_ms for row in pending))) if pending else "null"
+    budget = "null" if shown.budget_tokens is None else shown.budget_tokens
+    messages, system = (
+        (rendered.messages, "")
+        if shape is None
+        else (shape.messages, f'"system": {json.dumps(shape.system)}, ')
+    )
+    if shape is None:
+        ids = ", ".join(["null" if one is None else _quoted(one) for one in rendered.message_ids])
+    else:
+        ids = ", ".join(map(json.dumps, shape.message_ids))
+    head = (
+        f'{{"agent_id": {_quoted(done.key.agent_id)}, "session_id": {_quoted(done.key.session_id)}, '
+        f'"fresh": {"true" if done.is_fresh else "false"}, "etag": "{done.etag}", '
+        f'"summary": {_summary_text(done.facts.summary, rendered)}, {system}"messages": ['
+    )
+    tail = (
+        f'], "message_ids": [{ids}], "window": {{"tokens": {shown.tokens}, "budget_tokens": {budget}, '
+        f'"messages": {len(messages)}, "model_window": {done.model_window}}}, '
+        f'"account": {{"total": {counts.total}, "shown": {counts.shown}, "trimmed": {counts.trimmed}, "folded": {counts.folded}, '
+        f'"covered": {counts.covered}, "pending_shown": {counts.pending_shown}, "pending_digested": {counts.pending_digested}, '
+        f'"recalled": {counts.recalled}, "synthesised": {counts.synthesised}}}, '
+        f'"pending": {{"messages": {sum([row.messages for row in pending])}, "tokens": {sum([row.tokens for row in pending])}, '
+        f'"since": {since}}}}}'
+    )
+    # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
+    return b"".join(
+        (head.encode(), b", ".join([message.encode() for message in messages]), tail.encode())
+    )
+
+
+def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
+    """The version as far as it is shown, as JSON text."""
+    if summary is None:
+        return "null"
+    told = _told(summary)
+    if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(told.ledger):
+        return told.as_json
+    shown = {
+        "text": rendered.summary_text,
+        "ledger": rendered.ledger,
+        "sections": {},
+        "trimmed": True,
+    }
+    return json.dumps(summary_json(summary) | shown)
+
+
+BOOKKEEPING = frozenset({"provenance", "left_out", "sources"})
+"""Parts of a version that say where it has what it says from: as long as the rest, and no use to a model. `summary.get` tells them."""
+
+
+def summary_json(summary: StoredSummary) -> dict[str, Any]:
+    """A version in the words of the contract, whole."""
+    return {
+        "version": summary.version,
+        "kind": summary.kind,
+        "style": summary.style,
+        "model": summary.model,
+        "text": defused(summary.text),
+        "sections": _defused(json.loads(summary.sections)),
+        "ledger": _defused(json.loads(summary.ledger)),
+        "tokens": summary.tokens,
+        "covers": {
+            "first": summary.covers_first,
+            "last": summary.covers_last,
+            "messages": summary.messages_covered,
+        },
+        "created_at": rfc3339(summary.created_at_ms),
+    }
+
+
+def _defused(value: Any) -> Any:
+    """Return the content of a version with every text defused."""
+    match value:
+        case str():
+            return defused(value)
+        case list():
+            return [_defused(one) for one in value]
+        case dict():
+            return {defused(name): _defused(one) for name, one in value.items()}
+        case _:
+            return value
+
+
+def rfc3339(at_ms: int) -> str:
+    """A time as the contract writes it."""
+    return (
+        datetime.fromtimestamp(at_ms / 1000, tz=UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
+
+
+@lru_cache(maxsize=1_024)
+def _fingerprint(policy: Policy) -> str:
+    return blake2b(repr(policy).encode(), digest_size=8).hexdigest()
+
+
+_NONE = Wishes()
+
+
+def as_error(error: RequestError) -> str:
+    """A refusal as the JSON text that travels."""
+    return json.dumps(error.as_json())

@@ -1,0 +1,125 @@
+"""Dead letters, read in full and published again after a fix."""
+
+import asyncio
+import base64
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from turnfold.contracts.requests import ReplayRequest
+from turnfold.errors import BadRequest
+from turnfold.operations.query.history import dead_letter_json
+from turnfold.ports import DeadLetterRow, DeadLetters, EventStream, Letter
+
+AT_ONCE = 50
+SETTLE_SECONDS = 3.0
+"""How long an answer waits to tell what came of a replay."""
+LOOK_SECONDS = 0.05
+
+
+class Again(NamedTuple):
+    """What was done with a letter: at which sequence it stands now, or why it does not."""
+
+    letter: Letter
+    seq: int | None
+    outcome: str
+
+
+async def show(dead_letter_id: int, *, store: DeadLetters) -> dict[str, Any]:
+    """A dead letter with what is kept of its bytes: as text where they are UTF-8, else in base64.
+
+    Raises:
+        BadRequest: there is none of that id.
+    """
+    found = await store.letters([dead_letter_id])
+    if not found:
+        raise BadRequest(f"there is no dead letter {dead_letter_id}")
+    (letter,) = found
+    try:
+        payload = {"payload": letter.payload.decode()}
+    except UnicodeDecodeError:
+        payload = {"payload_base64": base64.b64encode(letter.payload).decode()}
+    return dead_letter_json(letter.row) | {"is_whole": letter.is_whole} | payload
+
+
+async def replay(
+    request: ReplayRequest, *, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int]
+) -> dict[str, Any]:
+    """Publish dead letters again, a page at a time, and tell what came of each.
+
+    A letter is replayed once. What is bad as before becomes a new dead letter, which may be replayed in its turn; an
+    event that was stored meanwhile is a copy like any other.
+
+    Raises:
+        Unavailable: the stream takes none, or is full; those published before are noted.
+    """
+    letters, until, is_done = await _chosen(request, store)
+    done = [await _again(letter, store, stream, now_ms) for letter in letters]
+    came = await _came_to([one.seq for one in done if one.seq is not None], store)
+    known = {letter.row.dead_letter_id for letter in letters}
+    unknown = [
+        {"dead_letter_id": one, "outcome": "unknown"}
+        for one in request.dead_letter_ids or ()
+        if one not in known
+    ]
+    return {
+        "dead_letters": [*(_told(one, came) for one in done), *unknown],
+        "after": max(known, default=request.after),
+        "until": until,
+        "is_done": is_done,
+    }
+
+
+async def _chosen(request: ReplayRequest, store: DeadLetters) -> tuple[Sequence[Letter], int, bool]:
+    """A page of the letters that are meant, up to which they go, and whether it is the last."""
+    if [request.dead_letter_ids is not None, request.reason is not None, request.all].count(
+        True
+    ) != 1:
+        raise BadRequest("name dead_letter_ids, or a reason, or all")
+    until = await store.newest_id() if request.until is None else request.until
+    if request.dead_letter_ids is not None:
+        return await store.letters(request.dead_letter_ids), until, True
+    letters = await store.unreplayed(
+        reason=request.reason, after=request.after, until=until, limit=AT_ONCE
+    )
+    return letters, until, len(letters) < AT_ONCE
+
+
+async def _again(
+    letter: Letter, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int]
+) -> Again:
+    """Publish a letter. Only then it is noted: who dies between the two leaves one that is published again, as the same event."""
+    if letter.row.replayed_at_ms is not None:
+        return Again(letter, None, "replayed_before")
+    payload = letter.payload if letter.is_whole else await stream.payload_of(letter.row.stream_seq)
+    if payload is None:
+        return Again(letter, None, "gone")
+    seq = await stream.publish(
+        letter.row.subject, payload, message_id=f"again.{letter.row.stream_seq}"
+    )
+    await store.replayed(letter.row.dead_letter_id, now_ms=now_ms())
+    return Again(letter, seq, "published")
+
+
+async def _came_to(sequences: Sequence[int], store: DeadLetters) -> dict[int, DeadLetterRow | None]:
+    """What these sequences became, as far as they are ingested soon."""
+    deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    while True:
+        found = await store.came_to(sequences)
+        if len(found) == len(set(sequences)) or asyncio.get_running_loop().time() > deadline:
+            return dict(found)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _told(one: Again, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
+    told = {
+        "dead_letter_id": one.letter.row.dead_letter_id,
+        "subject": one.letter.row.subject,
+        "outcome": one.outcome,
+        "seq": one.seq,
+    }
+    if one.seq is None or one.seq not in came:
+        return told
+    worse = came[one.seq]
+    if worse is None:
+        return told | {"outcome": "stored"}
+    return told | {"outcome": "dead", "reason": worse.reason, "became": worse.dead_letter_id}

@@ -1,0 +1,83 @@
+"""From a summary back to the messages it was made of."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from turnfold.contracts.requests import ExpandRequest
+from turnfold.core.text.search import Question
+from turnfold.errors import BadRequest
+from turnfold.messages import SessionKey
+from turnfold.operations.query.history import original_json
+from turnfold.operations.query.search import found
+from turnfold.ports import HistoryStore, Original, Scope, SearchStore, StoredSummary
+
+MOST_MATCHED = 3
+NEAR_ENOUGH = 0.6
+"""Of matched messages those stay whose score is at least this share of the best one's."""
+LEFT_OUT = "left_out"
+
+
+async def expand(
+    key: SessionKey, request: ExpandRequest, *, histories: HistoryStore, searching: SearchStore
+) -> str:
+    """The messages that an entry of the ledger or a line of the text came from, as the JSON text that travels.
+
+    `how` is `recorded` where the version says so itself, and `matched` where the messages it speaks for were searched:
+    for what a model wrote, and for what was carried from a version that did not say.
+    """
+    if (request.entry is None) == (request.line is None):
+        raise BadRequest(
+            "give entry or line: the place of an entry in the ledger, or of a line in the text, counted from 0"
+        )
+    _, versions = await histories.versions(key, request.version)
+    if not versions:
+        raise BadRequest(f"version: there is no version {request.version} in this session")
+    (version,) = versions
+    field, place = ("entry", request.entry) if request.line is None else ("line", request.line)
+    told = json.loads(version.ledger) if field == "entry" else version.text.split("\n")
+    if place is None or place >= len(told):
+        raise BadRequest(f"{field}: version {version.version} has {len(told)}, counted from 0")
+    recorded = _recorded(version, field, place)
+    if recorded:
+        sources, how = await histories.named(key, recorded), "recorded"
+    else:
+        sources, how = await _matched(key, version, field, told[place], searching), "matched"
+    head = json.dumps({"version": version.version, field: place, "text": told[place], "how": how})
+    return f'{head[:-1]}, "messages": [{", ".join(original_json(one) for one in sources)}]}}'
+
+
+def _recorded(version: StoredSummary, field: str, place: int) -> list[str]:
+    """The ids of the messages that the version itself names for an entry or a line."""
+    sections: dict[str, Any] = json.loads(version.sections)
+    stored = sections.get("provenance" if field == "entry" else "sources")
+    return (
+        list(dict.fromkeys(_texts_in(stored[place])))
+        if isinstance(stored, list) and place < len(stored)
+        else []
+    )
+
+
+def _texts_in(stored: Any) -> Iterator[str]:
+    """The ids in what is recorded of one entry or line, which holds figures besides, and a list for each value of several."""
+    if isinstance(stored, str):
+        if stored:
+            yield stored
+    elif isinstance(stored, list):
+        for one in stored:
+            yield from _texts_in(one)
+
+
+async def _matched(
+    key: SessionKey, version: StoredSummary, field: str, told: str, store: SearchStore
+) -> Sequence[Original]:
+    """The messages that speak most of this; an entry is sought in the whole session, for its message may be live."""
+    kind, _, value = told.partition(" ")
+    if field == "entry" and kind == LEFT_OUT:
+        return []
+    question = Question.of((value or kind if field == "entry" else told)[:1_000])
+    if not question.words:
+        return []
+    scope = Scope() if field == "entry" else Scope(version=version.version)
+    hits = await found(key, question, scope=scope, limit=MOST_MATCHED, store=store)
+    return [original for original, score in hits if score >= NEAR_ENOUGH * hits[0][1]]

@@ -1,0 +1,163 @@
+"""Questions about the past: originals, versions, the audit, and what an installation holds."""
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from turnfold.contracts.requests import AuditRequest, HistoryRequest, SessionRequest, SummaryRequest
+from turnfold.core.eviction.usage import usage_state
+from turnfold.errors import BadRequest
+from turnfold.messages import SessionKey
+from turnfold.operations.query.context import rfc3339, summary_json
+from turnfold.ports import DeadLetterRow, HistoryStore, Original, SessionCounts
+
+_PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
+
+
+async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
+    """Originals, as the JSON text that travels; their messages are spliced in as they were stored."""
+    if request.message_ids is not None:
+        return _page(await store.named(key, request.message_ids), None)
+    page = await store.page(key, after_position=request.after_position or 0, limit=request.limit)
+    is_last = not page or not await store.page(key, after_position=page[-1].position, limit=1)
+    return _page(page, None if is_last else page[-1].position)
+
+
+def _page(originals: Sequence[Original], next_position: int | None) -> str:
+    messages = ", ".join(original_json(one) for one in originals)
+    return f'{{"messages": [{messages}], "next_position": {json.dumps(next_position)}}}'
+
+
+def original_json(original: Original, score: float | None = None) -> str:
+    """A stored message as it travels, its text spliced in as it was stored."""
+    fields: dict[str, Any] = {
+        "message_id": original.message_id,
+        "position": original.position,
+        "state": str(original.state),
+    }
+    if score is not None:
+        fields["score"] = score
+    content = (
+        f', "original_content": {original.original_content}'
+        if original.original_content is not None
+        else ""
+    )
+    return f'{json.dumps(fields)[:-1]}, "message": {original.body}{content}}}'
+
+
+async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
+    """A session's counters."""
+    return session_json(await store.counts(key))
+
+
+def session_json(counts: SessionCounts) -> dict[str, Any]:
+    """A session's counters in the words of the contract."""
+    told = counts._asdict()
+    del told["sid"]
+    told["messages_covered"] = counts.messages_covered
+    last = told.pop("last_event_at_ms")
+    told["usage"] = {
+        "state": usage_state(told.pop("usage_evictions")),
+        "reported_tokens": told.pop("reported_tokens"),
+    }
+    failures, until_ms, reason = (
+        told.pop(name) for name in ("failures", "cooldown_until_ms", "cooldown_reason")
+    )
+    told["cooldown"] = (
+        {"failures": failures, "until": rfc3339(until_ms), "reason": reason} if failures else None
+    )
+    told["audit"] = {"rows": told.pop("audit_rows"), "hash": told.pop("audit_hash")}
+    return told | {"last_event_at": rfc3339(last) if last is not None else None}
+
+
+async def sessions(
+    *, agent_ids: Collection[str] | None, after: str | None, limit: int, store: HistoryStore
+) -> dict[str, Any]:
+    """The sessions of an installation or of these agents, a page of them; `next_after` asks for the next, and is null at the end.
+
+    A session whose newest event comes while somebody turns pages moves to the front: it may be missed behind, or be seen again.
+    """
+    page = await store.sessions(
+        agent_ids=agent_ids, after=None if after is None else _place(after), limit=limit
+    )
+    at_ms, number = page[-1].place if page else (0, 0)
+    return {
+        "sessions": [session_json(one) for one in page],
+        "next_after": f"{at_ms}.{number}" if len(page) == limit else None,
+    }
+
+
+def _place(after: str) -> tuple[int, int]:
+    found = _PLACE.fullmatch(after)
+    if found is None:
+        raise BadRequest("after: take next_after of the page before")
+    return int(found[1]), int(found[2])
+
+
+async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
+    """All versions, without their texts."""
+    in_force, versions = await store.versions(key)
+    told = []
+    for one in versions:
+        fields = summary_json(one)
+        for name in ("text", "sections", "ledger"):
+            del fields[name]
+        told.append(
+            fields
+            | {
+                "in_force": one.version == in_force,
+                "base_version": one.base_version,
+                "compaction_id": one.compaction_id,
+            }
+        )
+    return {"summaries": told}
+
+
+async def summary(
+    key: SessionKey, request: SummaryRequest, *, store: HistoryStore
+) -> dict[str, Any]:
+    """One version."""
+    in_force, versions = await store.versions(key, request.version)
+    if not versions:
+        raise BadRequest(f"version: there is no version {request.version} in this session")
+    (found,) = versions
+    return summary_json(found) | {
+        "in_force": found.version == in_force,
+        "base_version": found.base_version,
+        "compaction_id": found.compaction_id,
+    }
+
+
+async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) -> dict[str, Any]:
+    """Audit rows; `audit_id` counts those of the session, and is what `after` takes."""
+    rows = await store.audit(key, after=request.after, limit=request.limit)
+    if not rows and request.after == 0:
+        await store.counts(key)
+    told = []
+    for row in rows:
+        fields = row._asdict()
+        fields["audit_id"] = row.ordinal
+        fields["compaction_id"] = None if row.compaction_id is None else str(row.compaction_id)
+        fields["at"] = rfc3339(row.at_ms)
+        told.append(fields)
+    return {"audit": told}
+
+
+async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:
+    """Events that could not be stored."""
+    return {
+        "dead_letters": [
+            dead_letter_json(row) for row in await store.dead_letters(after=after, limit=limit)
+        ]
+    }
+
+
+def dead_letter_json(row: DeadLetterRow) -> dict[str, Any]:
+    """A dead letter without its bytes."""
+    fields = row._asdict()
+    at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
+    return fields | {
+        "at": rfc3339(at),
+        "replayed_at": rfc3339(replayed) if replayed is not None else None,
+    }

@@ -1,0 +1,152 @@
+"""Words, characters and exact values, found in all messages of a session."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+
+from turnfold.contracts.requests import SearchRequest
+from turnfold.core.text.search import (
+    BEGINNINGS,
+    Found,
+    Grade,
+    Lookup,
+    Question,
+    ranked,
+    ranked_by_any,
+    searchable,
+)
+from turnfold.errors import BadRequest
+from turnfold.messages import SessionKey, State
+from turnfold.operations.query.history import original_json
+from turnfold.ports import Original, Scope, SearchStore
+
+PART_CHARACTERS = 200_000
+"""How much text is graded at a time."""
+
+
+async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
+    """The hits of a query, as the JSON text that travels."""
+    search = _Search(key, question_of(request.q), scope_of(request), store)
+    hits = ", ".join(
+        original_json(original, score) for original, score in await search.best(request.limit)
+    )
+    return f'{{"hits": [{hits}], "is_partial": {json.dumps(search.is_partial)}}}'
+
+
+async def found(
+    key: SessionKey, question: Question, *, scope: Scope, limit: int, store: SearchStore
+) -> list[tuple[Original, float]]:
+    """The messages that answer a question, best first, with their scores.
+
+    Those that hold all its words, else those with words that begin so, else those that hold some. What is not indexed
+    yet is read whole, so that nothing is missed for being new.
+    """
+    return await _Search(key, question, scope, store).best(limit)
+
+
+def scope_of(request: SearchRequest) -> Scope:
+    """Which messages a request is about."""
+    return Scope(
+        state=None if request.state is None else State(request.state),
+        role=request.role,
+        after_position=request.after_position,
+        before_position=request.before_position,
+    )
+
+
+def question_of(q: str) -> Question:
+    """The question of a query.
+
+    Raises:
+        BadRequest: there is no word in it.
+    """
+    question = Question.of(q)
+    if not question.words:
+        raise BadRequest(
+            "q: there is no word in it; a word, a path, an id or a number can be found"
+        )
+    return question
+
+
+class _Search:
+    """What one search has read so far."""
+
+    def __init__(
+        self, key: SessionKey, question: Question, scope: Scope, store: SearchStore
+    ) -> None:
+        self._key = key
+        self._question = question
+        self._scope = scope
+        self._store = store
+        self.originals: dict[int, Original] = {}
+        self.texts: dict[int, str] = {}
+        self.graded: dict[int, Grade] = {}
+        self.is_partial = False
+
+    async def best(self, limit: int) -> list[tuple[Original, float]]:
+        """The messages that answer, best first, with their scores."""
+        await self.read_unindexed()
+        await self.look(self._question.lookups())
+        if self.whole_words < limit:
+            await self.look(self._question.beginnings())
+        best: Sequence[Found] = ranked(self._question, self.graded)
+        if not best and len(self._question.words) > 1:
+            await self.look(self._question.any_word())
+            best = await asyncio.to_thread(ranked_by_any, self._question, self.texts)
+        return [(self.originals[one.position], one.score) for one in best[:limit]]
+
+    @property
+    def whole_words(self) -> int:
+        """How many messages hold all words as they are."""
+        return sum(grade.tier > BEGINNINGS for grade in self.graded.values())
+
+    async def read_unindexed(self) -> None:
+        """Read what the index may not have; of that only messages with a word of the question are kept."""
+        after_position = -1
+        while page := await self._store.unindexed(
+            self._key, scope=self._scope, after_position=after_position
+        ):
+            await self._take(page)
+            after_position = page[-1].position
+
+    async def look(self, lookups: Sequence[Lookup]) -> None:
+        """Read what the index has."""
+        if not lookups:
+            return
+        candidates = await self._store.candidates(self._key, lookups, scope=self._scope)
+        self.is_partial |= candidates.is_partial
+        await self._take(candidates.originals)
+
+    async def _take(self, page: Sequence[Original]) -> None:
+        new = [one for one in page if one.position not in self.originals]
+        # Part by part: of a search that is cancelled only the part in hand is finished.
+        for part in _parts(new):
+            for original, text, grade in await asyncio.to_thread(_graded, self._question, part):
+                self.originals[original.position] = original
+                self.texts[original.position] = text
+                if grade is not None:
+                    self.graded[original.position] = grade
+
+
+def _parts(originals: Sequence[Original]) -> Iterator[Sequence[Original]]:
+    """The messages in parts of so many characters, or of one longer message."""
+    start, characters = 0, 0
+    for end, original in enumerate(originals, 1):
+        characters += len(original.body)
+        if characters >= PART_CHARACTERS:
+            yield originals[start:end]
+            start, characters = end, 0
+    if start < len(originals):
+        yield originals[start:]
+
+
+def _graded(
+    question: Question, originals: Sequence[Original]
+) -> list[tuple[Original, str, Grade | None]]:
+    graded = []
+    for original in originals:
+        text = searchable(json.loads(original.body))
+        grade = question.grade(text)
+        if grade is not None or question.holds(text):
+            graded.append((original, text, grade))
+    return graded

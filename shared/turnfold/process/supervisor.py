@@ -1,0 +1,300 @@
+"""`turnfold up`: nats-server and the services as children of one process, kept alive until a signal stops them all."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from turnfold.access.identity import NAMES, PREFIX
+from turnfold.errors import StartError
+from turnfold.process.child import Child, Part
+from turnfold.process.directory import DataDirectory
+from turnfold.process.nats_server import (
+    HOST,
+    find_server,
+    log_file,
+    log_tail,
+    until_answering,
+    write_config,
+)
+from turnfold.process.ready import ANNOUNCE
+from turnfold.process.tcp_ports import ReservedPort
+from turnfold.settings import http_url
+
+READY_SECONDS = 120.0
+SERVICE_STOP_SECONDS = 10.0
+NATS_STOP_SECONDS = 5.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+STEADY_SECONDS = 30.0
+"""A child that lived so long is started again without delay."""
+
+TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
+COMMANDS: Mapping[str, Sequence[str]] = {
+    name: (*TURNFOLD, name) for name in ("migrate", "worker", "query")
+}
+"""The command lines of the services; `migrate` runs once."""
+DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
+"""Credentials of another server; the embedded one listens on loopback only and asks for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run and where. Port 0 is a free one; without `database_url` it is a SQLite file in the data directory."""
+
+    data_dir: Path
+    nats_port: int = 4222
+    http_host: str = "127.0.0.1"
+    http_port: int = 8080
+    worker_http_port: int = 0
+    is_http_encrypted: bool = False
+    database_url: str | None = None
+    nats_server: Path | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, Sequence[str]] = field(default_factory=lambda: COMMANDS)
+
+
+async def run(
+    plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log: Callable[..., None]
+) -> None:
+    """Run the whole system until SIGTERM, SIGINT or SIGHUP.
+
+    `on_ready` gets each ready line as it becomes true, `log` an event's name and its fields.
+
+    Raises:
+        StartError: the directory or a port is taken, or a part cannot start.
+    """
+    directory = DataDirectory.claim(plan.data_dir)
+    with contextlib.ExitStack() as stack:
+        stack.callback(directory.close)
+        directory.forget_ready()
+        stack.callback(directory.forget_ready)
+        nats_port = ReservedPort.reserve(HOST, plan.nats_port, option="--nats-port")
+        stack.callback(nats_port.release)
+        http_port = ReservedPort.reserve(plan.http_host, plan.http_port, option="--http-port")
+        stack.callback(http_port.release)
+        worker_port = ReservedPort.reserve(
+            HOST, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT"
+        )
+        stack.callback(worker_port.release)
+        ports = _Ports(nats_port.number, http_port.number, worker_port.number)
+        system = _System(plan, directory, ports, on_ready=on_ready, log=log)
+        await system.run()
+
+
+def absolute_database_url(url: str) -> str:
+    """The URL with the path of a SQLite file made absolute, so that it means the same everywhere."""
+    scheme, mark, path = url.partition(":///")
+    if (
+        not scheme.startswith("sqlite")
+        or not mark
+        or path.startswith("/")
+        or path in ("", ":memory:")
+    ):
+        return url
+    name, query, rest = path.partition("?")
+    return f"{scheme}:///{Path(name).absolute().resolve()}{query}{rest}"
+
+
+class _Ports(NamedTuple):
+    """Where the parts listen."""
+
+    nats: int
+    http: int
+    worker: int
+
+
+class _System:
+    """The children, which of them are ready, and what was last said about them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: DataDirectory,
+        ports: _Ports,
+        *,
+        on_ready: Callable[[Mapping[str, Any]], None],
+        log: Callable[..., None],
+    ) -> None:
+        self._directory = directory
+        self._log = log
+        self._nats_directory = directory.path / "nats"
+        self._nats_port = ports.nats
+        self._on_ready = on_ready
+        self._children: dict[str, Child] = {}
+        self._ready: dict[str, Mapping[str, int]] = {}
+        self._told: Mapping[str, int] = {}
+        self._failure: Exception | None = None
+        self._stop = asyncio.Event()
+        self._is_ready = asyncio.Event()
+        self._urls = {
+            "nats_url": f"nats://{HOST}:{ports.nats}",
+            "http_url": http_url(plan.http_host, ports.http, is_encrypted=plan.is_http_encrypted),
+            "worker_url": http_url(HOST, ports.worker),
+            "database_url": absolute_database_url(
+                plan.database_url or f"sqlite+aiosqlite:///{directory.path}/turnfold.db"
+            ),
+        }
+        self._environ = {
+            name: value for name, value in plan.environ.items() if name not in DROPPED
+        } | {
+            "TURNFOLD_NATS_URL": self._urls["nats_url"],
+            "TURNFOLD_DATABASE_URL": self._urls["database_url"],
+            "TURNFOLD_DATA_DIR": str(directory.path),
+            "TURNFOLD_HTTP_HOST": plan.http_host,
+            "TURNFOLD_HTTP_PORT": str(ports.http),
+            "TURNFOLD_WORKER_HTTP_HOST": HOST,
+            "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
+            ANNOUNCE: "1",
+        }
+        config = write_config(self._nats_directory, port=ports.nats)
+        binary = find_server(plan.nats_server)
+        # The lock lives as long as the server: no second one can open the same streams.
+        nats = Part(
+            "nats",
+            (str(binary), "-c", str(config)),
+            announces=False,
+            inherits=(directory.lock_fd,),
+            errors=log_file(self._nats_directory),
+            orphaned_by=signal.SIGTERM,
+        )
+        services = [
+            Part(name, command, runs_once=name == "migrate")
+            for name, command in plan.commands.items()
+        ]
+        self._parts = (nats, *services)
+
+    async def run(self) -> None:
+        """Start everything at once, then keep it running until told to stop."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._look)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        keepers = [asyncio.create_task(self._guard(part), name=part.name) for part in self._parts]
+        try:
+            await self._until_stopped()
+        finally:
+            self._stop.set()
+            await self._end()
+            await asyncio.gather(*keepers)
+        if self._failure:
+            raise self._failure
+
+    async def _until_stopped(self) -> None:
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await _first(self._stop.wait(), self._is_ready.wait())
+        except TimeoutError as error:
+            missing = sorted({part.name for part in self._parts} - set(self._ready))
+            raise StartError(
+                f"{', '.join(missing)} not ready after {READY_SECONDS:g} s; see the log above"
+            ) from error
+        await self._stop.wait()
+
+    async def _guard(self, part: Part) -> None:
+        """Keep a part; what makes that hopeless stops the system."""
+        try:
+            await self._keep(part)
+        except Exception as error:  # noqa: BLE001 - it is raised when all children have ended
+            self._failure = self._failure or error
+            self._stop.set()
+
+    async def _keep(self, part: Part) -> None:
+        """Start a part again and again, with growing pauses, until the system stops."""
+        loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stop.is_set():
+            began = loop.time()
+            child = self._start(part)
+            greeting = None if part.announces else asyncio.create_task(self._greet(part, child))
+            status = await child.ended
+            if greeting:
+                greeting.cancel()
+            self._ready.pop(part.name, None)
+            if self._stop.is_set():
+                return
+            if part.runs_once and status == 0:
+                self._heard(part, {})
+                return
+            if status > 0 and (part.runs_once or not self._is_ready.is_set()):
+                raise StartError(self._cannot_start(part, status))
+            if loop.time() - began > STEADY_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            self._log(
+                "child.ended", name=part.name, pid=child.pid, status=status, pause_seconds=pause
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stop.wait()
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _start(self, part: Part) -> Child:
+        def on_ready(pids: Mapping[str, int]) -> None:
+            self._heard(part, {part.name: child.pid, **pids})
+
+        try:
+            child = Child(part, self._environ, on_ready)
+        except OSError as error:
+            raise StartError(f"{part.command[0]} cannot be run ({error.strerror})") from error
+        self._children[part.name] = child
+        if part.inherits:
+            self._directory.sign({"up": os.getpid(), part.name: child.pid})
+        return child
+
+    async def _greet(self, part: Part, child: Child) -> None:
+        await until_answering(self._nats_port)
+        if not child.ended.done():
+            self._heard(part, {part.name: child.pid})
+
+    def _heard(self, part: Part, pids: Mapping[str, int]) -> None:
+        """A part is ready; when all are, say so, unless nothing changed since it was last said."""
+        self._ready[part.name] = pids
+        if self._stop.is_set() or len(self._ready) < len(self._parts):
+            return
+        merged = {name: pid for one in self._parts for name, pid in self._ready[one.name].items()}
+        if merged == self._told:
+            return
+        self._told = merged
+        line = {"ready": True, **self._urls, "pids": merged}
+        self._directory.write_ready(line)
+        self._is_ready.set()
+        self._on_ready(line)
+
+    def _cannot_start(self, part: Part, status: int) -> str:
+        if part.announces:
+            return f"{part.name} could not start (exit status {status}); its own words stand above"
+        return (
+            f"nats-server could not start (exit status {status}): {log_tail(self._nats_directory)}"
+        )
+
+    def _look(self) -> None:
+        for child in list(self._children.values()):
+            child.look()
+
+    def _on_stop_signal(self) -> None:
+        """Once to stop in good order, twice to stop at once."""
+        if self._stop.is_set():
+            for child in self._children.values():
+                child.signal(signal.SIGKILL)
+        self._stop.set()
+
+    async def _end(self) -> None:
+        """The services first, while the bus is still there; then the bus."""
+        services = [child for child in self._children.values() if child.part.announces]
+        await asyncio.gather(*(child.stop(seconds=SERVICE_STOP_SECONDS) for child in services))
+        rest = [child for child in self._children.values() if not child.part.announces]
+        await asyncio.gather(*(child.stop(seconds=NATS_STOP_SECONDS) for child in rest))
+
+
+async def _first(*waits: Any) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

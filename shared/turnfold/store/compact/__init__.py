@@ -1,0 +1,1 @@
+"""Say here what lives in this folder."""

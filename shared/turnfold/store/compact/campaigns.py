@@ -1,0 +1,173 @@
+"""Regenerations of many sessions: where each campaign stands is stored, so that whoever comes next goes on."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, update
+
+from turnfold.core.history.audit_chain import LOCAL, WORKER
+from turnfold.messages import AgentId
+from turnfold.ports import Progress, Rules, Wanted
+from turnfold.store.compact.rewriting import open_regeneration, wanted_of
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import campaigns, compactions, sessions
+from turnfold.store.database.session_rows import Records, lock_by_sid, write_back
+from turnfold.store.database.statements import Prepared
+
+_is_unfinished = campaigns.c.finished_at_ms.is_(None)
+_UNFINISHED = Prepared(
+    select(campaigns.c.campaign_id).where(_is_unfinished).order_by(campaigns.c.requested_at_ms), ()
+)
+_CAMPAIGN = Prepared(select(campaigns).where(campaigns.c.campaign_id == bindparam("by")), ("by",))
+_ALIKE = Prepared(
+    select(campaigns.c.campaign_id).where(
+        _is_unfinished,
+        campaigns.c.wanted == bindparam("wanted"),
+        func.coalesce(campaigns.c.agent_id, literal_column("''")) == bindparam("of_agent"),
+    ),
+    ("wanted", "of_agent"),
+)
+_has_version = sessions.c.version.is_not(None)
+_of_agent = or_(
+    bindparam("of_agent") == literal_column("''"), sessions.c.agent_id == bindparam("of_agent")
+)
+_SCOPE = Prepared(
+    select(func.count(), func.coalesce(func.max(sessions.c.sid), literal_column("0"))).where(
+        _has_version, _of_agent
+    ),
+    ("of_agent",),
+)
+_NEXT = Prepared(
+    select(sessions.c.sid)
+    .where(
+        _has_version,
+        _of_agent,
+        sessions.c.sid > bindparam("last"),
+        sessions.c.sid <= bindparam("until"),
+    )
+    .order_by(sessions.c.sid)
+    .limit(bindparam("most", type_=Integer)),
+    ("of_agent", "last", "until", "most"),
+)
+_STATUSES = Prepared(
+    select(compactions.c.status, func.count())
+    .where(compactions.c.campaign_id == bindparam("by"))
+    .group_by(compactions.c.status),
+    ("by",),
+)
+OPEN = frozenset({"pending", "running"})
+FAILED = frozenset({"rejected", "failed", "stale"})
+
+
+class SqlCampaigns:
+    """Campaigns in a database; see `turnfold.ports.Campaigns`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def begin(
+        self,
+        agent_id: AgentId | None,
+        wanted: Wanted,
+        *,
+        at_once: int,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> Progress:
+        """Begin one for an agent or for all; the one that is under way where the same was asked before."""
+        told = json.dumps(
+            {name: value for name, value in asdict(wanted).items() if value is not None},
+            sort_keys=True,
+        )
+
+        def begin(connection: Connection) -> Progress:
+            for (known,) in _ALIKE.rows(connection, told, agent_id or ""):
+                return _progress(connection, known)
+            ((count, until),) = _SCOPE.rows(connection, agent_id or "")
+            campaign_id = rules.new_id()
+            row = {
+                "campaign_id": campaign_id, "agent_id": agent_id, "wanted": told, "at_once": at_once, "until_sid": until, "sessions": count,
+                "requested_at_ms": now_ms, "finished_at_ms": None if count else now_ms, "actor": actor,
+            }  # fmt: skip
+            connection.execute(campaigns.insert(), row)
+            return _progress(connection, campaign_id)
+
+        return await self._database.write(begin)
+
+    async def advance(self, *, rules: Rules, now_ms: int) -> int:
+        """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
+        unfinished = await self._database.snapshot(
+            lambda connection: [one for (one,) in _UNFINISHED.rows(connection)]
+        )
+        opened = 0
+        for campaign_id in unfinished:
+            opened += await self._database.write(
+                lambda connection, one=campaign_id: _advance(connection, one, rules, now_ms)
+            )  # type: ignore[misc]
+        return opened
+
+    async def progress(self, campaign_id: str) -> Progress | None:
+        """How far one is; None where there is none of that id."""
+        by = int(campaign_id) if campaign_id.isdecimal() and len(campaign_id) < 20 else -1
+        return await self._database.snapshot(
+            lambda connection: _progress(connection, by) if _CAMPAIGN.rows(connection, by) else None
+        )
+
+
+def _row(connection: Connection, campaign_id: int) -> dict[str, Any]:
+    (row,) = _CAMPAIGN.rows(connection, campaign_id)
+    return dict(zip(campaigns.c.keys(), row, strict=True))
+
+
+def _counts(connection: Connection, campaign_id: int) -> dict[str, int]:
+    return {status: int(count) for status, count in _STATUSES.rows(connection, campaign_id)}
+
+
+def _advance(connection: Connection, campaign_id: int, rules: Rules, now_ms: int) -> int:
+    row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
+    if row["finished_at_ms"] is not None:
+        return 0
+    room = row["at_once"] - sum(counts.get(status, 0) for status in OPEN)
+    chosen: Sequence[int] = ()
+    if room > 0:
+        chosen = [
+            sid
+            for (sid,) in _NEXT.rows(
+                connection, row["agent_id"] or "", row["last_sid"], row["until_sid"], room
+            )
+        ]
+        if not chosen and room == row["at_once"]:
+            connection.execute(
+                update(campaigns)
+                .where(campaigns.c.campaign_id == campaign_id)
+                .values(finished_at_ms=now_ms)
+            )
+    if not chosen:
+        return 0
+    locked, records, wanted = (
+        list(lock_by_sid(connection, chosen).values()),
+        Records(row["actor"] or WORKER),
+        wanted_of(row["wanted"]),
+    )
+    still = [session for session in locked if session.version is not None]
+    for session in still:
+        open_regeneration(
+            connection, session, records, wanted, rules, now_ms=now_ms, campaign_id=campaign_id
+        )
+    records.write(connection)
+    write_back(connection, locked)
+    moved = update(campaigns).where(campaigns.c.campaign_id == campaign_id)
+    connection.execute(moved.values(last_sid=chosen[-1], opened=campaigns.c.opened + len(still)))
+    return len(still)
+
+
+def _progress(connection: Connection, campaign_id: int) -> Progress:
+    row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
+    return Progress(
+        str(campaign_id), row["agent_id"], row["sessions"], row["opened"], counts.get("committed", 0),
+        sum(counts.get(status, 0) for status in FAILED), sum(counts.get(status, 0) for status in OPEN), row["requested_at_ms"],
+        row["finished_at_ms"],
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""What calls of models left behind: answers on the way to a version, and the tokens that they took."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, literal_column, select
+
+from turnfold.core.summary.sources import Part
+from turnfold.errors import LostLease
+from turnfold.messages import AgentId, CompactionId
+from turnfold.ports import Begun, Job
+from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.schema import chunks, compactions, spending
+from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
+
+_PARTS = PreparedIn(
+    select(chunks.c.digest, chunks.c.answer).where(
+        chunks.c.compaction_id.in_(bindparam("chosen", expanding=True))
+    ),
+    "chosen",
+)
+_REASONS = PreparedIn(
+    select(compactions.c.reason)
+    .where(
+        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)),
+        compactions.c.reason.is_not(None),
+    )
+    .order_by(compactions.c.ordinal),
+    "chosen",
+)
+_SPENT = Prepared(
+    select(spending.c.tokens).where(
+        spending.c.agent_id == bindparam("of_agent"), spending.c.day == bindparam("on_day")
+    ),
+    ("of_agent", "on_day"),
+)
+
+_open = select(compactions.c.compaction_id).where(
+    compactions.c.sid == bindparam("in_sid"),
+    compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")]),
+)
+_FORGET = Bulk(
+    delete(chunks).where(chunks.c.sid == bindparam("of_sid"), chunks.c.compaction_id.not_in(_open)),
+    ("of_sid", "in_sid"),
+)
+
+
+class SqlCalls:
+    """See `turnfold.ports.Calls`."""
+
+    _database: Database
+
+    async def begun(self, job: Job) -> Begun:
+        """What came of a job before."""
+
+        def begun(connection: Connection) -> Begun:
+            ids = _ids(job.compaction_ids)
+            reasons = _REASONS.rows(connection, ids) if job.attempt > 1 else ()
+            reason = reasons[-1][0] if reasons else None
+            return Begun(
+                {str(digest): str(answer) for digest, answer in _PARTS.rows(connection, ids)},
+                reason,
+            )
+
+        return await self._database.snapshot(begun)
+
+    async def keep(self, job: Job, part: Part, *, now_ms: int) -> None:
+        """Keep an answer until the job ends; `LostLease` when the job is not ours any more."""
+        ids = _ids(job.compaction_ids)
+
+        def keep(connection: Connection) -> None:
+            ours = select(compactions.c.compaction_id).where(
+                compactions.c.compaction_id == ids[0],
+                compactions.c.status == "running",
+                compactions.c.fence == job.fence,
+            )
+            if connection.execute(ours.with_for_update()).first() is None:
+                raise LostLease(job.compaction_ids[-1])
+            # The oldest row belongs to the job whatever is evicted meanwhile.
+            row = {
+                "sid": job.sid,
+                "compaction_id": ids[0],
+                "digest": part.digest,
+                "answer": part.answer,
+                "at_ms": now_ms,
+            }
+            connection.execute(
+                insert_for(connection)(chunks).values(**row).on_conflict_do_nothing()
+            )
+
+        await self._database.write(keep)
+
+    async def spent(self, agent_id: AgentId, day: int) -> int:
+        """The tokens that an agent's summaries took on a day."""
+        found = await self._database.snapshot(
+            lambda connection: _SPENT.rows(connection, agent_id, day)
+        )
+        return next((int(tokens) for (tokens,) in found), 0)
+
+    async def spend(self, agent_id: AgentId, day: int, tokens: int) -> int:
+        """Add to the tokens of a day; their number now."""
+
+        def spend(connection: Connection) -> int:
+            made = insert_for(connection)(spending).values(
+                agent_id=agent_id, day=day, tokens=tokens
+            )
+            added: Any = made.on_conflict_do_update(
+                index_elements=["agent_id", "day"],
+                set_={"tokens": spending.c.tokens + made.excluded.tokens},
+            ).returning(spending.c.tokens)
+            return int(connection.execute(added).scalar_one())
+
+        return await self._database.write(spend)
+
+
+def forget_chunks(connection: Connection, sid: int) -> None:
+    """Let go of the answers of a session's jobs that have ended, however they did."""
+    _FORGET.run(connection, [(sid, sid)])
+
+
+def _ids(compaction_ids: Iterable[CompactionId]) -> list[int]:
+    return [int(one) for one in compaction_ids]

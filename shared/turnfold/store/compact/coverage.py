@@ -1,0 +1,166 @@
+"""Which version speaks for a session, and which evictions each version speaks for."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    literal_column,
+    select,
+    text,
+    update,
+)
+
+from turnfold.store.database.schema import compactions, coverage, reigns, summaries
+from turnfold.store.database.session_rows import SessionRow
+from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
+from turnfold.store.ingest.usage import Learning
+
+ADD = BulkInsert(coverage, ("sid", "version", "compaction_id"))
+"""The evictions that a new version adds to those of its base."""
+
+_REIGN = BulkInsert(reigns, ("sid", "ordinal", "at_ms", "version"))
+_of_sid: ColumnElement[int] = bindparam("of_sid")
+
+
+def _chain(*, while_extractive: bool = False) -> CTE:
+    """A version and those it was written on, one below the other; if asked, only down to the first that a model wrote."""
+    columns = (summaries.c.version, summaries.c.base_version, summaries.c.kind)
+    start = (
+        select(*columns)
+        .where(summaries.c.sid == _of_sid, summaries.c.version == bindparam("number"))
+        .cte("chain", recursive=True)
+    )
+    below: list[ColumnElement[bool]] = [
+        summaries.c.sid == _of_sid,
+        summaries.c.version == start.c.base_version,
+    ]
+    if while_extractive:
+        below.append(start.c.kind == literal_column("'extractive'"))
+    return start.union_all(select(*columns).where(*below))
+
+
+_all = _chain()
+_spoken_for = (
+    select(coverage.c.compaction_id)
+    .join(_all, _all.c.version == coverage.c.version)
+    .where(coverage.c.sid == _of_sid)
+)
+_COVERED_BY = Prepared(_spoken_for, ("of_sid", "number"))
+_told = _chain(while_extractive=True)
+_TOLD = Prepared(
+    select(_told.c.version, _told.c.kind, compactions.c.compaction_id, compactions.c.tokens_evicted)
+    .outerjoin(coverage, (coverage.c.sid == _of_sid) & (coverage.c.version == _told.c.version))
+    .outerjoin(compactions, compactions.c.compaction_id == coverage.c.compaction_id)
+    .order_by(_told.c.version.desc()),
+    ("of_sid", "number"),
+)
+_evicting = (compactions.c.sid == _of_sid, compactions.c.messages_evicted > literal_column("0"))
+_is_committed = compactions.c.status == literal_column("'committed'")
+_RESTORED = PreparedIn(
+    select(compactions.c.compaction_id).where(
+        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)),
+        compactions.c.status == literal_column("'restored'"),
+    ),
+    "chosen",
+)
+_UNCOVERED = Prepared(
+    select(compactions.c.compaction_id)
+    .where(*_evicting, _is_committed, text("NOT is_covered"))
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
+)
+_SUMMARY_TOKENS = Prepared(
+    select(summaries.c.tokens).where(
+        summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
+)
+
+
+def covered_by(connection: Connection, sid: int, version: int | None) -> frozenset[int]:
+    """The evictions that a version speaks for, those that were restored since included."""
+    return (
+        frozenset()
+        if version is None
+        else frozenset(one for (one,) in _COVERED_BY.rows(connection, sid, version))
+    )
+
+
+def speaks_for(sid: int, version: int) -> Select[tuple[int]]:
+    """The same as a part of another statement."""
+    return _spoken_for.params(of_sid=sid, number=version)
+
+
+def uncovered(connection: Connection, sid: int) -> list[int]:
+    """Evictions that a version was written for, and the version in force does not speak for; oldest first."""
+    return [one for (one,) in _UNCOVERED.rows(connection, sid)]
+
+
+def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:
+    """Whether the messages of one of these evictions are live again."""
+    return bool(_RESTORED.rows(connection, compaction_ids))
+
+
+class Retold(NamedTuple):
+    """The evictions that only extractive versions speak for, down from one of them, and the version that stands below."""
+
+    compaction_ids: tuple[int, ...]
+    base_version: int | None
+
+
+def retold(connection: Connection, sid: int, version: int, *, max_tokens: int) -> Retold:
+    """What a model has to read to write again what extractive versions say: the newest of them, and more while it is few tokens."""
+    added: dict[int, list[int]] = {}
+    tokens: dict[int, int] = {}
+    kinds: dict[int, str] = {}
+    for number, kind, compaction_id, evicted in _TOLD.rows(connection, sid, version):
+        kinds[number] = kind
+        added.setdefault(number, [])
+        if compaction_id is not None:
+            added[number].append(compaction_id)
+            tokens[number] = tokens.get(number, 0) + int(evicted)
+    chosen: list[int] = []
+    total = 0
+    for number in sorted(kinds, reverse=True):
+        total += tokens.get(number, 0)
+        if kinds[number] != "extractive" or (chosen and total > max_tokens):
+            return Retold(tuple(chosen), number)
+        chosen += added[number]
+    return Retold(tuple(chosen), None)
+
+
+def take_force(
+    connection: Connection, session: SessionRow, version: int | None, *, at_ms: int
+) -> None:
+    """Put a version in force, or none: what it speaks for is covered, and nothing else."""
+    speaks_for = (
+        compactions.c.compaction_id.in_(_spoken_for)
+        if version is not None
+        else literal_column("false")
+    )
+    changed = update(compactions).where(*_evicting, _is_committed).values(is_covered=speaks_for)
+    connection.execute(changed, {"of_sid": session.sid, "number": version or 0})
+    ((tokens,),) = (
+        _SUMMARY_TOKENS.rows(connection, session.sid, version) if version is not None else ((0,),)
+    )
+    begin_reign(connection, session, version, int(tokens), at_ms=at_ms)
+
+
+def begin_reign(
+    connection: Connection,
+    session: SessionRow,
+    version: int | None,
+    summary_tokens: int,
+    *,
+    at_ms: int,
+) -> None:
+    """Count a version as the one in force; the audit row that tells of it comes next."""
+    session.version, session.summary_tokens = version, summary_tokens
+    session.factor = Learning(connection).factor(session.key.agent_id, session.model)
+    session.revision += 1
+    _REIGN.run(connection, [(session.sid, session.audit_rows + 1, at_ms, version)])

@@ -1,0 +1,195 @@
+"""Requests that change a session: its policy, and a compaction asked for."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.history.audit_chain import LOCAL, SEALED_FIELDS, seal
+from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.presets import Mode, preset_named
+from turnfold.errors import BadRequest, Conflict
+from turnfold.messages import AgentId, CompactionId, SessionKey
+from turnfold.ports import Erased, Rules
+from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.schema import agents, audit, sessions
+from turnfold.store.database.session_rows import Records, lock_by_key, write_back
+from turnfold.store.ingest.erase import ALL_SESSIONS, erase, keep_apart
+from turnfold.store.ingest.evict import REQUESTED, evict_now
+
+
+class SqlChanges:
+    """Changes in a database; see `turnfold.ports.Changes`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def set_policy(
+        self,
+        key: SessionKey | AgentId,
+        request: PolicyRequest,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> Mapping[str, Any]:
+        """Set what a session or an agent wants, and evict what that makes due; the wishes as they stand now."""
+        if isinstance(key, SessionKey):
+            return await self._database.write(
+                lambda connection: _set_for_session(connection, key, request, rules, now_ms, actor)
+            )
+        return await self._database.write(
+            lambda connection: _set_for_agent(connection, key, request, rules, now_ms, actor)
+        )
+
+    async def compact_now(
+        self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId | None:
+        """Evict what the policy would let go; None when there is nothing.
+
+        Raises:
+            Conflict: the session's mode is `off`.
+        """
+        return await self._database.write(
+            lambda connection: _compact(connection, key, rules, now_ms, actor)
+        )
+
+    async def erase(
+        self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
+    ) -> Erased:
+        """Erase a session or all of an agent; nothing at or below this sequence comes back."""
+        return await self._database.write(
+            lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms, actor=actor)
+        )
+
+
+def _set_for_session(
+    connection: Connection,
+    key: SessionKey,
+    request: PolicyRequest,
+    rules: Rules,
+    now_ms: int,
+    actor: str,
+) -> Mapping[str, Any]:
+    keep_apart(connection)
+    session = lock_by_key(connection, [key], create=rules.max_sessions).get(key)
+    if session is None:
+        raise Conflict(
+            f"the agent has {rules.max_sessions} sessions, and may have no more; erase some, or set TURNFOLD_MAX_SESSIONS_PER_AGENT"
+        )
+    before, session.wishes = session.wishes, _wished(session.wishes, request, rules)
+    _check(rules, session.agent_wishes, session.wishes)
+    session.revision += 1
+    values = {
+        "preset": session.wishes.preset,
+        "mode": session.wishes.mode,
+        "overrides": session.wishes.overrides,
+    }
+    connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
+    records = Records(actor)
+    if changes := session.wishes.differences(before):
+        records.seal(session, "policy", at_ms=now_ms, **changes)
+    evict_now(connection, session, None, rules, records, now_ms=now_ms)
+    records.write(connection)
+    write_back(connection, [session])
+    return {"agent_id": key.agent_id, "session_id": key.session_id, **_told(session.wishes)}
+
+
+def _set_for_agent(
+    connection: Connection,
+    agent_id: AgentId,
+    request: PolicyRequest,
+    rules: Rules,
+    now_ms: int,
+    actor: str,
+) -> Mapping[str, Any]:
+    # The row is made first: it is the lock of the agent's audit chain.
+    connection.execute(
+        insert_for(connection)(agents).values(agent_id=agent_id).on_conflict_do_nothing()
+    )
+    found = connection.execute(
+        select(agents).where(agents.c.agent_id == agent_id).with_for_update()
+    ).one()
+    before = Wishes(found.preset, found.mode, found.overrides)
+    wishes = _wished(before, request, rules)
+    _check(rules, wishes, Wishes())
+    values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
+    connection.execute(update(agents).where(agents.c.agent_id == agent_id).values(**values))
+    if changes := wishes.differences(before):
+        _record_for_agent(connection, agent_id, changes, now_ms, actor)
+    # Every window of the agent may look different now.
+    mine = sessions.c.agent_id == agent_id
+    connection.execute(update(sessions).where(mine).values(revision=sessions.c.revision + 1))
+    return {"agent_id": agent_id, **_told(wishes)}
+
+
+def _record_for_agent(
+    connection: Connection, agent_id: AgentId, changes: Mapping[str, Any], now_ms: int, actor: str
+) -> None:
+    """Add an audit row to the chain of the agent itself, whose session id is empty. The row of the agent is locked."""
+    mine = (audit.c.agent_id == agent_id) & (audit.c.session_id == ALL_SESSIONS)
+    newest = (
+        select(audit.c.ordinal, audit.c.hash).where(mine).order_by(audit.c.ordinal.desc()).limit(1)
+    )
+    ordinal, prev_hash = next(
+        ((row.ordinal, row.hash) for row in connection.execute(newest)), (0, "")
+    )
+    details = json.dumps(changes, separators=(",", ":"))
+    sealed = (
+        agent_id,
+        ALL_SESSIONS,
+        ordinal + 1,
+        now_ms,
+        None,
+        "policy",
+        None,
+        None,
+        None,
+        details,
+    )
+    row = dict(zip(SEALED_FIELDS, sealed, strict=True))
+    connection.execute(
+        audit.insert().values(
+            **row, prev_hash=prev_hash, hash=seal(prev_hash, sealed, actor), actor=actor
+        )
+    )
+
+
+def _compact(
+    connection: Connection, key: SessionKey, rules: Rules, now_ms: int, actor: str
+) -> CompactionId | None:
+    session = lock_by_key(connection, [key]).get(key)
+    if session is None:
+        return None
+    if rules.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
+        raise Conflict(
+            "the session's mode is off: nothing is evicted; set it to manual or auto first"
+        )
+    records = Records(actor)
+    opened = evict_now(connection, session, REQUESTED, rules, records, now_ms=now_ms)
+    records.write(connection)
+    write_back(connection, [session])
+    return CompactionId(str(opened)) if opened is not None else None
+
+
+def _wished(wishes: Wishes, request: PolicyRequest, rules: Rules) -> Wishes:
+    try:
+        if request.preset is not None:
+            preset_named(request.preset)
+        rules.allowance.check_overrides(request.overrides or {})
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return wishes.changed(preset=request.preset, mode=request.mode, overrides=request.overrides)
+
+
+def _check(rules: Rules, agent: Wishes, session: Wishes) -> None:
+    try:
+        rules.policy(agent, session)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def _told(wishes: Wishes) -> dict[str, Any]:
+    return {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}

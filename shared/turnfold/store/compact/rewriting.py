@@ -1,0 +1,205 @@
+"""Compactions that evict nothing: they have a version written again, or what lost its version written for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, func, literal_column, select, update
+
+from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS, Trigger
+from turnfold.ports import Rules, Wanted
+from turnfold.store.compact.coverage import uncovered
+from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.schema import compactions, messages
+from turnfold.store.database.session_rows import Records, SessionRow
+from turnfold.store.database.statements import Prepared, PreparedIn
+
+_of_sid = compactions.c.sid == bindparam("of_sid")
+_is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
+_evicts_nothing = compactions.c.messages_evicted == literal_column("0")
+# A fold names the span of what it folds, a stand-in what is wanted of it; a plan has neither.
+_SUPERSEDED = Prepared(
+    select(compactions.c.compaction_id)
+    .where(
+        _of_sid,
+        _is_open,
+        _evicts_nothing,
+        (compactions.c.trigger == literal_column("'stand_in'"))
+        | compactions.c.first_position.is_not(None),
+    )
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
+)
+_REGENERATIONS = Prepared(
+    select(compactions.c.compaction_id, compactions.c.wanted)
+    .where(_of_sid, _is_open, compactions.c.trigger == literal_column("'regenerate'"))
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
+)
+_is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
+_SPAN = PreparedIn(
+    select(func.min(compactions.c.first_position), func.max(compactions.c.last_position)).where(
+        _is_chosen
+    ),
+    "chosen",
+)
+_WITHOUT_DIGEST = PreparedIn(
+    select(
+        compactions.c.compaction_id, compactions.c.first_position, compactions.c.last_position
+    ).where(_is_chosen, compactions.c.digest == literal_column("''")),
+    "chosen",
+)
+_MESSAGES = Prepared(
+    select(*FACTS, messages.c.body)
+    .where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        messages.c.compaction_id == bindparam("by"),
+    )
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last", "by"),
+)
+
+
+def wanted_of(stored: str | None) -> Wanted:
+    """What a regeneration asks for, from its JSON text."""
+    return Wanted(**json.loads(stored)) if stored else Wanted()
+
+
+def open_stand_in(
+    connection: Connection,
+    session: SessionRow,
+    records: Records,
+    compaction_id: int,
+    *,
+    now_ms: int,
+) -> None:
+    """Have the extractive version in force written by the model, when that may be asked again."""
+    begins_ms = max(session.cooldown_until_ms, now_ms)
+    _open(
+        connection,
+        session,
+        records,
+        _Work(compaction_id, Trigger.STAND_IN, begins_ms, Wanted()),
+        now_ms=now_ms,
+    )
+
+
+def open_regeneration(
+    connection: Connection,
+    session: SessionRow,
+    records: Records,
+    wanted: Wanted,
+    rules: Rules,
+    *,
+    now_ms: int,
+    campaign_id: int | None = None,
+) -> int:
+    """Have a version written beside the one in force; the same work that is open already is not opened twice."""
+    for known, stored in _REGENERATIONS.rows(connection, session.sid):
+        if wanted_of(stored) == wanted:
+            return int(known)
+    compaction_id = rules.new_id()
+    _open(
+        connection,
+        session,
+        records,
+        _Work(compaction_id, Trigger.REGENERATE, now_ms, wanted, campaign_id=campaign_id),
+        now_ms=now_ms,
+    )
+    return compaction_id
+
+
+def open_fold(
+    connection: Connection, session: SessionRow, records: Records, rules: Rules, *, now_ms: int
+) -> int | None:
+    """Have what lost its version written for again, where anything did."""
+    lost = uncovered(connection, session.sid)
+    if not lost:
+        return None
+    _give_digests(connection, session.sid, lost, rules)
+    ((first, last),) = _SPAN.rows(connection, lost)
+    work = _Work(rules.new_id(), Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, span=(first, last))
+    _open(connection, session, records, work, now_ms=now_ms)
+    return work.compaction_id
+
+
+def end_rewriting(
+    connection: Connection, session: SessionRow, records: Records, *, now_ms: int
+) -> None:
+    """Another version took force: what was to be written on the one before comes to nothing."""
+    for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
+        values = {"status": "stale", "lease_until_ms": None, "finished_at_ms": now_ms}
+        connection.execute(
+            update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
+        )
+        records.seal(
+            session,
+            "stale",
+            at_ms=now_ms,
+            compaction_id=compaction_id,
+            detail="another version took force",
+        )
+
+
+def fence_off(connection: Connection, session: SessionRow, *, now_ms: int) -> None:
+    """Whoever works on the session's evictions works on a version that is not in force any more: the work begins again."""
+    mine = (
+        (compactions.c.sid == session.sid)
+        & (compactions.c.status == "running")
+        & (compactions.c.trigger != "regenerate")
+    )
+    connection.execute(
+        update(compactions)
+        .where(mine)
+        .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
+    )
+
+
+class _Work(NamedTuple):
+    """A compaction to be opened that evicts nothing."""
+
+    compaction_id: int
+    trigger: Trigger
+    begins_ms: int
+    wanted: Wanted | None = None
+    span: tuple[int | None, int | None] = (None, None)
+    campaign_id: int | None = None
+
+
+def _open(
+    connection: Connection, session: SessionRow, records: Records, work: _Work, *, now_ms: int
+) -> None:
+    session.compactions += 1
+    asked = (
+        {name: value for name, value in asdict(work.wanted).items() if value is not None}
+        if work.wanted
+        else {}
+    )
+    row = {
+        "compaction_id": work.compaction_id, "sid": session.sid, "ordinal": session.compactions, "trigger": str(work.trigger),
+        "status": "pending", "first_position": work.span[0], "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
+        "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0, "next_attempt_at_ms": work.begins_ms,
+        "requested_at_ms": now_ms, "wanted": json.dumps(asked) if work.wanted else None,
+        "campaign_id": work.campaign_id, "actor": records.asked_by,
+    }  # fmt: skip
+    connection.execute(compactions.insert(), row)
+    records.seal(
+        session, "opened", at_ms=now_ms, compaction_id=work.compaction_id, tokens_before=session.window_tokens,
+        trigger=str(work.trigger), version=session.version, **asked,
+    )  # fmt: skip
+
+
+def _give_digests(
+    connection: Connection, sid: int, compaction_ids: Sequence[int], rules: Rules
+) -> None:
+    """What left with its summary never had a digest, and is to be shown by one now."""
+    for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
+        rows = _MESSAGES.rows(connection, sid, first, last, compaction_id)
+        bodies = {row[1]: row[-1] for row in rows}
+        digest, tokens = rules.digest([message_of(row) for row in rows], bodies)
+        values: Mapping[str, Any] = {"digest": digest, "digest_tokens": tokens}
+        connection.execute(
+            update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
+        )

@@ -1,0 +1,322 @@
+"""Requests that have versions change places: one is promoted, an eviction undone, a version written again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    func,
+    literal_column,
+    null,
+    select,
+    text,
+    update,
+)
+
+from turnfold.core.eviction.eviction import load_of
+from turnfold.core.history.audit_chain import LOCAL
+from turnfold.errors import BadRequest, Conflict, UnknownSession
+from turnfold.messages import CompactionId, SessionKey
+from turnfold.ports import InForce, Rules, Wanted
+from turnfold.store.compact.coverage import any_restored, covered_by, take_force
+from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
+from turnfold.store.database.engine import Database
+from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.schema import compactions, messages, restorations, summaries
+from turnfold.store.database.session_rows import Records, SessionRow, lock_by_key, write_back
+from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
+
+_of_sid: ColumnElement[int] = bindparam("of_sid")
+_VERSION = Prepared(
+    select(summaries.c.compaction_id, summaries.c.base_version, summaries.c.kind).where(
+        summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
+)
+_EVICTION = Prepared(
+    select(
+        *(
+            compactions.c[name]
+            for name in (
+                "status",
+                "ordinal",
+                "version",
+                "messages_evicted",
+                "is_covered",
+                "first_position",
+                "last_position",
+            )
+        )
+    ).where(compactions.c.sid == _of_sid, compactions.c.compaction_id == bindparam("by")),
+    ("of_sid", "by"),
+)
+_COMMITTED_LATER = Prepared(
+    select(compactions.c.compaction_id)
+    .where(
+        compactions.c.sid == _of_sid,
+        compactions.c.messages_evicted > literal_column("0"),
+        compactions.c.status == literal_column("'committed'"),
+        (compactions.c.version > bindparam("number"))
+        | (
+            (compactions.c.version == bindparam("number"))
+            & (compactions.c.ordinal > bindparam("place"))
+        ),
+    )
+    .limit(literal_column("1")),
+    ("of_sid", "number", "place"),
+)
+_between = (messages.c.sid == _of_sid) & messages.c.position.between(
+    bindparam("first"), bindparam("last")
+)
+_TAKEN = Prepared(
+    select(*FACTS)
+    .where(_between, messages.c.compaction_id == bindparam("by"))
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last", "by"),
+)
+_AMONG = Prepared(
+    select(messages.c.position, messages.c.compaction_id)
+    .where(_between)
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last"),
+)
+_FREE = Bulk(
+    update(messages)
+    .where(_between, messages.c.compaction_id == bindparam("by"))
+    .values(compaction_id=null()),
+    ("of_sid", "first", "last", "by"),
+)
+_RESTORE = BulkInsert(restorations, ("sid", "compaction_id", "first_position", "last_position"))
+_PENDING = Prepared(
+    select(func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0"))).where(
+        compactions.c.sid == _of_sid,
+        text("NOT is_covered AND status IN ('pending', 'running', 'committed')"),
+    ),
+    ("of_sid",),
+)
+
+
+class SqlVersions:
+    """Changes of place in a database; see `turnfold.ports.Versions`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def promote(
+        self,
+        key: SessionKey,
+        version: int,
+        *,
+        over: int | None,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:
+        """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
+
+        def promote(connection: Connection) -> InForce:
+            session, records = _locked(connection, key), Records(actor)
+            _version(connection, session, version)
+            if over is not None and session.version != over:
+                raise Conflict(
+                    f"version {session.version} is in force, not {over}: look again, then decide again"
+                )
+            if version != session.version:
+                _promote(connection, session, version, rules, records, now_ms)
+            return _done(connection, session, records)
+
+        return await self._database.write(promote)
+
+    async def restore(
+        self,
+        key: SessionKey,
+        compaction_id: CompactionId,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
+    ) -> InForce:
+        """Undo an eviction: its messages are live again, and what spoke for them is not in force."""
+
+        def restore(connection: Connection) -> InForce:
+            session, records = _locked(connection, key), Records(actor)
+            _restore(connection, session, compaction_id, rules, records, now_ms)
+            return _done(connection, session, records)
+
+        return await self._database.write(restore)
+
+    async def regenerate(
+        self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
+    ) -> CompactionId:
+        """Have a version written anew beside the one in force; the compaction that stands for the work."""
+
+        def regenerate(connection: Connection) -> CompactionId:
+            session, records = _locked(connection, key), Records(actor)
+            if session.version is None:
+                raise Conflict("no version is in force yet, so there is nothing to write again")
+            if wanted.from_version is not None:
+                _check_range(connection, session, wanted.from_version)
+            opened = open_regeneration(connection, session, records, wanted, rules, now_ms=now_ms)
+            _done(connection, session, records)
+            return CompactionId(str(opened))
+
+        return await self._database.write(regenerate)
+
+
+def _locked(connection: Connection, key: SessionKey) -> SessionRow:
+    session = lock_by_key(connection, [key]).get(key)
+    if session is None:
+        raise UnknownSession("nothing was published in this session yet")
+    return session
+
+
+def _done(connection: Connection, session: SessionRow, records: Records) -> InForce:
+    records.write(connection)
+    write_back(connection, [session])
+    ((pending,),) = _PENDING.rows(connection, session.sid)
+    return InForce(session.version, int(pending))
+
+
+def _version(connection: Connection, session: SessionRow, version: int) -> Sequence[Any]:
+    """The compaction and the base of a version.
+
+    Raises:
+        BadRequest: the session has none of that number.
+    """
+    for row in _VERSION.rows(connection, session.sid, version):
+        return row
+    raise BadRequest(f"version: there is no version {version} in this session")
+
+
+def _promote(
+    connection: Connection,
+    session: SessionRow,
+    version: int,
+    rules: Rules,
+    records: Records,
+    now_ms: int,
+) -> None:
+    compaction_id, _, kind = _version(connection, session, version)
+    if any_restored(connection, sorted(covered_by(connection, session.sid, version))):
+        raise Conflict(
+            f"version {version} speaks for messages that were restored since; they are live again"
+        )
+    before, replaced = session.window_tokens, session.version
+    fence_off(connection, session, now_ms=now_ms)
+    take_force(connection, session, version, at_ms=now_ms)
+    after = session.window_tokens
+    records.seal(
+        session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before, tokens_after=after, version=version,
+        replaced=replaced,
+    )  # fmt: skip
+    records.tell(
+        session,
+        "summary.updated",
+        version=version,
+        kind=kind,
+        tokens_before=before,
+        tokens_after=after,
+    )
+    end_rewriting(connection, session, records, now_ms=now_ms)
+    open_fold(connection, session, records, rules, now_ms=now_ms)
+
+
+def _restore(
+    connection: Connection,
+    session: SessionRow,
+    compaction_id: CompactionId,
+    rules: Rules,
+    records: Records,
+    now_ms: int,
+) -> None:
+    by = int(compaction_id) if compaction_id.isdecimal() and len(compaction_id) < 20 else -1
+    rows = _EVICTION.rows(connection, session.sid, by)
+    if not rows:
+        raise BadRequest("compaction_id: this session has no compaction of that id")
+    ((status, ordinal, version, evicted, is_covered, first, last),) = rows
+    if status == "restored":
+        return
+    if not evicted:
+        raise Conflict("this compaction evicted nothing, so there is nothing to restore")
+    if version is not None and _COMMITTED_LATER.rows(connection, session.sid, version, ordinal):
+        raise Conflict("a later compaction was committed: restore the newest first")
+    before = session.window_tokens
+    fence_off(connection, session, now_ms=now_ms)
+    taken = [message_of(row) for row in _TAKEN.rows(connection, session.sid, first, last, by)]
+    _RESTORE.run(
+        connection,
+        [(session.sid, by, *run) for run in _runs(connection, session.sid, first, last, by)],
+    )
+    _FREE.run(connection, [(session.sid, first, last, by)])
+    values = {
+        "status": "restored",
+        "is_covered": False,
+        "lease_until_ms": None,
+        "restored_at_ms": now_ms,
+    }
+    connection.execute(
+        update(compactions).where(compactions.c.compaction_id == by).values(**values)
+    )
+    load = load_of(taken)
+    session.live_messages += load.messages
+    session.live_tokens += load.tokens
+    session.rounds += load.rounds
+    session.revision += 1
+    policy = rules.policy(session.agent_wishes, session.wishes)
+    session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
+    if is_covered and version is not None:
+        _, base_version, _ = _version(connection, session, version)
+        take_force(connection, session, base_version, at_ms=now_ms)
+    after = session.window_tokens
+    records.seal(
+        session, "restored", at_ms=now_ms, compaction_id=by, tokens_before=before, tokens_after=after, messages=len(taken),
+        version=session.version,
+    )  # fmt: skip
+    kind = None if session.version is None else _version(connection, session, session.version)[2]
+    records.tell(
+        session,
+        "summary.updated",
+        version=session.version,
+        kind=kind,
+        tokens_before=before,
+        tokens_after=after,
+    )
+    if is_covered:
+        end_rewriting(connection, session, records, now_ms=now_ms)
+    open_fold(connection, session, records, rules, now_ms=now_ms)
+
+
+def _runs(
+    connection: Connection, sid: int, first: int, last: int, by: int
+) -> list[tuple[int, int]]:
+    """What an eviction took, as ranges of positions that hold nothing else."""
+    runs: list[tuple[int, int]] = []
+    is_open = False
+    for position, compaction_id in _AMONG.rows(connection, sid, first, last):
+        if compaction_id != by:
+            is_open = False
+        elif is_open:
+            runs[-1] = (runs[-1][0], position)
+        else:
+            runs.append((position, position))
+            is_open = True
+    return runs
+
+
+def _check_range(connection: Connection, session: SessionRow, from_version: int) -> None:
+    """See that something lies between that version and the one in force.
+
+    Raises:
+        BadRequest: nothing does, or the version speaks for what the one in force does not.
+    """
+    _version(connection, session, from_version)
+    whole, begun = (
+        covered_by(connection, session.sid, session.version),
+        covered_by(connection, session.sid, from_version),
+    )
+    if not begun < whole:
+        raise BadRequest(
+            f"from_version: nothing lies between version {from_version} and version {session.version}, which is in force"
+        )

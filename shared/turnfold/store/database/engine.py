@@ -1,0 +1,454 @@
+"""Connections to the database: one that writes, several that read from a snapshot."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from turnfold.errors import StartError, Unavailable
+from turnfold.process.turns import Turns
+from turnfold.store.database.inline_reader import Bare, Near, NotAtHand
+from turnfold.store.database.private_files import make_private
+
+BUSY_SECONDS = 30
+LOG_WAIT_MS = 200
+READERS = 4
+READERS_EACH = 2
+"""The most reading transactions that run at once, of all agents and of one."""
+TURN_SECONDS = 10
+CLOSE_SECONDS = 2
+LOCK_NOT_AVAILABLE = "55P03"
+
+Found = TypeVar("Found")
+
+
+class Database:
+    """One database, as the transactions that the store makes: plain code that writes or reads, and reading in steps.
+
+    On SQLite there is one writing connection (WAL, `synchronous=FULL`, BEGIN IMMEDIATE), because two that write or
+    checkpoint at once can corrupt the file before 3.51.3; readers open it read-only and see one snapshot each.
+    """
+
+    def __init__(self, url: str, *, writes: bool) -> None:
+        self.url = make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
+            raise StartError(
+                f"TURNFOLD_DATABASE_URL names {self.url.get_backend_name()}; SQLite and PostgreSQL are supported"
+            )
+        if writes:
+            make_private(self.url)
+        self._steps = self._engine(writes=False)
+        self._step_turns = Turns(READERS, READERS_EACH)
+        self._reader = (
+            _InThreads(self._thread_engine(writes=False), READERS)
+            if self.is_sqlite
+            else _Awaited(self._steps)
+        )
+        self._reader_turns = Turns(READERS, READERS_EACH) if self.is_sqlite else self._step_turns
+        self._writer: _InThreads | _Awaited | None = None
+        if writes:
+            self._writer = (
+                _InThreads(self._thread_engine(writes=True), 1)
+                if self.is_sqlite
+                else _Awaited(self._engine(writes=True))
+            )
+        self._near = Near(self._thread_engine(writes=False)) if self.is_sqlite else None
+
+    async def write(self, work: Callable[[Connection], Found]) -> Found:
+        """Do some writing in one transaction, committed at its end and rolled back on any error.
+
+        On SQLite all of it runs in the one thread that writes: however many statements there are, none waits for the
+        event loop. Who is cancelled meanwhile does not learn whether it was committed.
+
+        Raises:
+            Unavailable: the database cannot be reached or written now; nothing was changed.
+        """
+        if self._writer is None:
+            raise StartError("this process was opened for reading only")
+        return await self._writer.run(work)
+
+    async def empty_log(self) -> bool:
+        """On SQLite: bring what was written into the file itself, and empty the log beside it, where deleted text may still be.
+
+        False when somebody who reads was in the way.
+        """
+        return not isinstance(self._writer, _InThreads) or await self._writer.apart(_emptied)
+
+    async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
+        """Do some reading in one snapshot; on SQLite in one thread, as `write` does.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        asker = await self._reader_turns.take()
+        return await self._reader.run(work, on_end=partial(self._reader_turns.give_back, asker))
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[AsyncConnection]:
+        """A snapshot to be read in awaited steps, so that large pages never hold anything else up.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        asker = await self._step_turns.take()
+        try:
+            with _Translated():
+                async with self._steps.begin() as connection:
+                    yield connection
+        finally:
+            self._step_turns.give_back(asker)
+
+    @asynccontextmanager
+    async def turn(self, lock: int) -> AsyncGenerator[None]:
+        """Hold off others who want the same turn; for who has it so long that it hangs, nobody waits. On SQLite one writes anyway.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        if self.is_sqlite:
+            yield
+            return
+        with _Translated():
+            async with self._steps.connect() as connection:
+                await connection.execute(text(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'"))
+                try:
+                    await connection.execute(text(f"SELECT pg_advisory_xact_lock({lock})"))
+                except DBAPIError as error:
+                    if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+                        raise
+                yield
+
+    def at_hand(self, work: Callable[[Bare], Found]) -> Found:
+        """Do a little reading in one snapshot here and now; see `turnfold.store.database.inline_reader`.
+
+        Raises:
+            NotAtHand: use `snapshot`, which keeps nobody else waiting.
+        """
+        if self._near is None:
+            raise NotAtHand
+        return self._near.read(work)
+
+    async def glance(self, work: Callable[[Any], Found]) -> Found:
+        """As `snapshot`, for a few rows of an index: read at once where they are at hand.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        try:
+            return self.at_hand(work)
+        except NotAtHand:
+            return await self.snapshot(work)
+
+    async def close(self) -> None:
+        """Give every connection back."""
+        if self._near is not None:
+            self._near.close()
+        await self._reader.close()
+        if self._writer is not None:
+            await self._writer.close()
+        await _dispose(self._steps)
+
+    def _engine(self, *, writes: bool) -> AsyncEngine:
+        """Connections to await; on SQLite only to read."""
+        if not self.is_sqlite:
+            url, arguments = connecting(self.url)
+            options = {} if writes else {"isolation_level": "REPEATABLE READ"}
+            return create_async_engine(
+                url,
+                connect_args=arguments,
+                pool_size=READERS,
+                max_overflow=0,
+                pool_pre_ping=True,
+                **options,
+            )
+        engine = create_async_engine(
+            self._read_only(),
+            pool_size=READERS,
+            max_overflow=0,
+            pool_timeout=BUSY_SECONDS,
+            connect_args={"timeout": BUSY_SECONDS},
+        )
+        _prepare_sqlite(engine.sync_engine, writes=False)
+        return engine
+
+    def _thread_engine(self, *, writes: bool) -> Engine:
+        """Connections for the threads of ours, on SQLite."""
+        url = (self.url if writes else self._read_only()).set(drivername="sqlite+pysqlite")
+        arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False, "cached_statements": 256}
+        engine = create_engine(
+            url,
+            poolclass=QueuePool,
+            pool_size=1 if writes else READERS,
+            max_overflow=0,
+            connect_args=arguments,
+        )
+        _prepare_sqlite(engine, writes=writes)
+        return engine
+
+    def _read_only(self) -> URL:
+        path = self.url.database
+        if not path or path == ":memory:":
+            raise StartError(
+                "TURNFOLD_DATABASE_URL names no file; sqlite+aiosqlite:///path/to/turnfold.db does"
+            )
+        return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
+
+
+def connecting(url: URL) -> tuple[URL, dict[str, str]]:
+    """What an engine takes for a URL: its words on encryption (`sslmode`, `sslrootcert`) are libpq's, and asyncpg knows them in a DSN alone."""
+    words = {
+        name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"
+    }
+    return url.difference_update_query(words), {
+        "dsn": f"postgresql://?{urlencode(words)}"
+    } if words else {}
+
+
+class _InThreads:
+    """Transactions in threads of ours, each with a connection of its own: to take one from a pool costs more than to begin."""
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="database")
+        self._own = threading.local()
+        self._opened: list[Connection] = []
+
+    async def run(
+        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None
+    ) -> Found:
+        """Do it in one of the threads. With `on_end` it may be interrupted: who is cancelled leaves no statement running.
+
+        `on_end` is called in the event loop once the thread is free again.
+        """
+        if on_end is None:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._transact, work
+            )
+        interrupting = _Interrupting()
+        running = self._threads.submit(self._transact_while_wanted, work, interrupting)
+        try:
+            found = await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            interrupting.end()
+            running.add_done_callback(partial(_told_in, asyncio.get_running_loop(), on_end))
+            raise
+        except BaseException:
+            on_end()
+            raise
+        on_end()
+        return found
+
+    def _transact(self, work: Callable[[Connection], Found]) -> Found:
+        with _Translated(), self._connection() as connection, connection.begin():
+            return work(connection)
+
+    def _transact_while_wanted(
+        self, work: Callable[[Connection], Found], interrupting: "_Interrupting"
+    ) -> Found:
+        with (
+            _Translated(),
+            self._connection() as connection,
+            interrupting.of(connection),
+            connection.begin(),
+        ):
+            return work(connection)
+
+    @contextmanager
+    def _connection(self) -> Generator[Connection]:
+        """The connection of this thread; after an error another one, so that nothing is left of what went wrong."""
+        connection: Connection | None = getattr(self._own, "connection", None)
+        if connection is None:
+            self._own.connection = connection = self._engine.connect()
+            self._opened.append(connection)
+        try:
+            yield connection
+        except BaseException:
+            self._own.connection = None
+            self._opened.remove(connection)
+            connection.close()
+            raise
+
+    async def apart(self, work: Callable[[Any], Found]) -> Found:
+        """Do something outside of any transaction, with the driver's own connection."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._apart, work)
+
+    def _apart(self, work: Callable[[Any], Found]) -> Found:
+        with _Translated(), self._connection() as connection:
+            return work(connection.connection.driver_connection)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+        for connection in self._opened:
+            connection.close()
+        self._engine.dispose()
+
+
+def _told_in(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
+    with suppress(RuntimeError):  # the loop may be closed by now
+        loop.call_soon_threadsafe(on_end)
+
+
+class _Interrupting:
+    """Interrupts what a thread does in SQLite, from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._is_over = False
+
+    @contextmanager
+    def of(self, connection: Connection) -> Generator[None]:
+        """Allow statements on this connection to be interrupted while the body runs."""
+        with self._lock:
+            if self._is_over:
+                raise Unavailable("nobody waits for this any more")
+            self._connection = connection.connection.driver_connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+    def end(self) -> None:
+        """Interrupt it now, or as soon as it would begin."""
+        with self._lock:
+            self._is_over = True
+            if self._connection is not None:
+                self._connection.interrupt()
+
+
+class _Awaited:
+    """Transactions whose statements are awaited behind the plain code."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def run(
+        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None
+    ) -> Found:
+        """Do it; who is cancelled has the server end the statement."""
+        try:
+            with _Translated():
+                async with self._engine.begin() as connection:
+                    return await connection.run_sync(work)
+        finally:
+            on_end()
+
+    async def close(self) -> None:
+        await _dispose(self._engine)
+
+
+async def _dispose(engine: AsyncEngine) -> None:
+    """Say goodbye on each connection. A server that hangs is not waited for: it learns of it when the process ends."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await engine.dispose()
+
+
+def _emptied(connection: Any) -> bool:
+    """A short wait for readers: whoever wants to write waits behind this."""
+    connection.execute(f"PRAGMA busy_timeout={LOG_WAIT_MS}")
+    try:
+        ((is_busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+    return not is_busy
+
+
+def insert_for(connection: Connection) -> Any:
+    """The dialect's INSERT, which knows ON CONFLICT."""
+    return sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+
+
+class _Translated:
+    """Turn errors of the driver that a later try may not meet into `Unavailable`."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (
+            isinstance(error, DBAPIError) and (error.connection_invalidated or may_pass(error.orig))
+        ):
+            raise Unavailable(
+                f"the database cannot be used now ({_first_line(error)}); try again later"
+            ) from error
+
+
+_PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
+"""Classes of SQLSTATE that say nothing against the statement: connections, transactions (a server that only reads since a
+failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system, damage."""
+_PASSING_KINDS = (
+    "OperationalError",
+    "InterfaceError",
+    "InternalClientError",
+    "InvalidCachedStatementError",
+)
+"""The last two are asyncpg's words for a connection that its server ended a moment ago, and for tables that were migrated meanwhile."""
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether a later try of what made the driver raise this may succeed."""
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    return sqlstate[:2] in _PASSING or type(error).__name__ in _PASSING_KINDS
+
+
+def _first_line(error: BaseException | None) -> str:
+    cause = getattr(error, "orig", None) or error
+    return str(cause).partition("\n")[0][:200]
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+# The driver binds these as they are, but looks for a better way each time, which takes longer, unless it is told that there is none.
+sqlite3.register_adapter(type(None), {None: None}.get)
+sqlite3.register_adapter(bool, int)
+sqlite3.register_adapter(bytes, bytes)
+
+
+def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
+    settings = (
+        [
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "cache_size=-65536",
+            "wal_autocheckpoint=4000",
+            "secure_delete=ON",
+        ]
+        if writes
+        else ["query_only=ON", "cache_size=-4096"]
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        # The driver begins no transaction by itself; `begin` says which kind it is.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
+            cursor.execute(f"PRAGMA {setting}")
+        cursor.close()
+
+    def begin(connection: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        cursor.close()
+
+    # Whoever listens for the event of that name has every statement ask who listens.
+    engine.dialect.do_begin = begin  # type: ignore[assignment]  # the dialect is this engine's own

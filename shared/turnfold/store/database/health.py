@@ -1,0 +1,111 @@
+"""What a database tells about how the work goes, for whoever looks after it."""
+
+import fcntl
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, and_, func, literal_column, select, text
+from sqlalchemy.engine import make_url
+
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import compactions, dead_letters, outbox
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Counts and times; `clock_ms` is the database's own clock, None where it has none of its own.
+
+    `overdue` jobs are due and nobody takes them, `abandoned` ones are taken and their lease is long over, and `retried` ones
+    were begun oftener than any attempt should need. `outbox_first` is the oldest notice that waits, by its number.
+    """
+
+    clock_ms: int | None
+    overdue: int
+    oldest_due_ms: int | None
+    abandoned: int
+    retried: int
+    outbox: int
+    outbox_first: int | None
+    dead_letters: int
+
+
+class SqlHealth:
+    """The health of a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def look(self, *, now_ms: int, patience_ms: int, most_attempts: int) -> Health:
+        """Look once; what has waited for less than `patience_ms` is no trouble yet.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        before = now_ms - patience_ms
+
+        def read(connection: Connection) -> Health:
+            is_open = compactions.c.status.in_(
+                [literal_column("'pending'"), literal_column("'running'")]
+            )
+            is_due = and_(
+                compactions.c.status == "pending", compactions.c.next_attempt_at_ms < before
+            )
+            is_left = and_(compactions.c.status == "running", compactions.c.lease_until_ms < before)
+            jobs = connection.execute(
+                select(
+                    func.count().filter(is_due),
+                    func.min(compactions.c.next_attempt_at_ms).filter(is_due),
+                    func.count().filter(is_left),
+                    func.count().filter(compactions.c.attempts > most_attempts),
+                ).where(is_open)
+            ).one()
+            notices = connection.execute(select(func.count(), func.min(outbox.c.outbox_id))).one()
+            letters = (
+                select(func.count())
+                .select_from(dead_letters)
+                .where(dead_letters.c.replayed_at_ms.is_(None))
+            )
+            clock_ms = None
+            if connection.dialect.name == "postgresql":
+                clock_ms = int(
+                    connection.execute(
+                        text("SELECT extract(epoch FROM clock_timestamp()) * 1000")
+                    ).scalar_one()
+                )
+            overdue, oldest_due_ms, abandoned, retried = jobs
+            waiting, first = notices
+            return Health(
+                clock_ms,
+                overdue,
+                oldest_due_ms,
+                abandoned,
+                retried,
+                waiting,
+                first,
+                connection.execute(letters).scalar_one(),
+            )
+
+        return await self._database.snapshot(read)
+
+
+def file_of(database_url: str) -> Path | None:
+    """Where a database of SQLite is; None for any other."""
+    url = make_url(database_url)
+    return (
+        Path(url.database).absolute()
+        if url.get_backend_name() == "sqlite" and url.database
+        else None
+    )
+
+
+def is_writer_there(database_url: str) -> bool:
+    """Whether a process holds the writer's lock of a SQLite file."""
+    path = Path(f"{file_of(database_url)}.writer.lock")
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,136 @@
+"""Which stream a database belongs to, and who may write to a SQLite file."""
+
+import asyncio
+import fcntl
+import os
+from typing import IO
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+
+from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.errors import StartError, Unavailable
+from turnfold.store.database import sequence_ranges as ranges
+from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.private_files import FILE_MODE
+from turnfold.store.database.schema import REVISION, ingested, stream
+
+POLL_SECONDS = 0.1
+
+
+async def next_seq(database: Database) -> int:
+    """The sequence at which a stream made anew has to begin: above everything ever stored."""
+    async with database.read() as connection:
+        return (
+            int(
+                (
+                    await connection.execute(
+                        select(func.coalesce(func.max(ingested.c.last_seq), 0))
+                    )
+                ).scalar_one()
+            )
+            + 1
+        )
+
+
+async def adopt(database: Database, *, created: str, first_seq: int) -> None:
+    """Record the stream that this database belongs to from now on; what lies below its first sequence never comes."""
+
+    def adopt(connection: Connection) -> None:
+        made = insert_for(connection)(stream).values(name=EVENTS_STREAM, created=created)
+        connection.execute(
+            made.on_conflict_do_update(index_elements=["name"], set_={"created": created})
+        )
+        if first_seq > 1:
+            ranges.add(connection, [(1, first_seq - 1)])
+
+    await database.write(adopt)
+
+
+async def belongs_to(database: Database) -> str | None:
+    """When the stream of this database was created; None before any was adopted."""
+    async with database.read() as connection:
+        created: str | None = (
+            await connection.execute(select(stream.c.created).where(stream.c.name == EVENTS_STREAM))
+        ).scalar()
+        return created
+
+
+async def wait_until_adopted(
+    database: Database, *, created: str, seconds: float = 60.0, patience_seconds: float = 5.0
+) -> None:
+    """Wait until the database is recorded as belonging to the stream made then: a migration may be about to say so.
+
+    Raises:
+        StartError: it belongs to none after `seconds`, or still to another one after `patience_seconds`.
+        Unavailable: it cannot be read, and could not for `seconds`.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    while True:
+        recorded, trouble = None, None
+        try:
+            recorded = await belongs_to(database)
+        except Unavailable as error:
+            trouble = error
+        if recorded == created:
+            return
+        if clock() - began > (seconds if recorded is None else patience_seconds):
+            raise trouble or StartError(
+                f"the database belongs to {f'the stream made at {recorded}' if recorded else 'no stream yet'}, and the bus has the one "
+                f"made at {created}; point the worker at the right bus, or run `turnfold migrate` to go on with this stream"
+            )
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
+    """Wait until the tables are those of this code, or of newer code: migrations add, so that older code can go on.
+
+    Raises:
+        StartError: they are not after `seconds`.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            async with database.read() as connection:
+                found = (
+                    await connection.exec_driver_sql("SELECT version_num FROM alembic_version")
+                ).scalar()
+        except (Unavailable, DBAPIError):
+            found = None
+        if found is not None and found >= REVISION:
+            return
+        if asyncio.get_running_loop().time() > deadline:
+            raise StartError(
+                f"the tables are not there after {seconds:g} s; run `turnfold migrate` first"
+            )
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class WriterLock:
+    """On SQLite one worker writes and others stand by; the lock is a file beside the database, held for life."""
+
+    def __init__(self, database_url: str) -> None:
+        url = make_url(database_url)
+        self._path = f"{url.database}.writer.lock" if url.get_backend_name() == "sqlite" else None
+        self._file: IO[str] | None = None
+
+    def try_to_take(self) -> bool:
+        """Whether this process may write now."""
+        if self._path is None or self._file is not None:
+            return True
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        file = open(descriptor, "w")  # noqa: PTH123, SIM115  # held until the process ends
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    async def take(self) -> None:
+        """Stand by until this process may write."""
+        while not self.try_to_take():  # noqa: ASYNC110  # another process holds it and tells nobody
+            await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,165 @@
+"""Rows as the values the rules speak of, and back."""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from turnfold.messages import (
+    MESSAGES_PER_EVENT,
+    ROLES,
+    Answer,
+    Call,
+    CompactionId,
+    EventId,
+    Message,
+    Priority,
+    position_of,
+)
+from turnfold.ports import Arrival
+from turnfold.store.database.schema import messages
+
+FACTS = [
+    messages.c[name]
+    for name in (
+        "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority",
+        "is_meta", "is_irregular", "is_truncated", "calls", "answers_position", "answers_slot", "is_copy", "created_at_ms",
+        "compaction_id", "cuts", "is_error",
+    )
+]  # fmt: skip
+"""The columns of a message without its text, in the order in which `message_of` reads them."""
+
+_PRIORITIES = tuple(Priority)
+
+
+@lru_cache(maxsize=1_024)
+def _named(compaction_id: int) -> CompactionId:
+    """An eviction's id as a text: one text for all of its messages, of which thousands are remembered."""
+    return CompactionId(str(compaction_id))
+
+
+def message_of(row: Sequence[Any]) -> Message:
+    """A message from a row of `FACTS`."""
+    (
+        _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular,
+        is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts, is_error,
+    ) = row[: len(FACTS)]  # fmt: skip
+    return Message(
+        position,
+        EventId(event_id),
+        position % MESSAGES_PER_EVENT,
+        ROLES[role],
+        tokens,
+        content_tokens,
+        reasoning_tokens,
+        characters,
+        lines,
+        _PRIORITIES[priority],
+        tuple(Call(*call) for call in json.loads(calls)) if calls else (),
+        None if answers_position is None else Answer(answers_position, answers_slot),
+        bool(is_copy),
+        bool(is_meta),
+        bool(is_irregular),
+        bool(is_truncated),
+        cuts or "",
+        created_at_ms,
+        None if compaction_id is None else _named(compaction_id),
+        bool(is_error),
+    )
+
+
+EVICTABLE = [
+    messages.c[name]
+    for name in (
+        "sid", "position", "event_id", "role", "tokens", "is_meta", "created_at_ms", "calls", "answers_position", "answers_slot",
+    )
+]  # fmt: skip
+"""What an eviction is decided by, in the order in which `evictable_of` reads them."""
+
+
+def evictable_of(row: Sequence[Any]) -> Message:
+    """A message from a row of `EVICTABLE`, as far as evictions look at it."""
+    (
+        _,
+        position,
+        event_id,
+        role,
+        tokens,
+        is_meta,
+        created_at_ms,
+        calls,
+        answers_position,
+        answers_slot,
+    ) = row
+    return Message(
+        position,
+        event_id,
+        position % MESSAGES_PER_EVENT,
+        ROLES[role],
+        tokens,
+        is_meta=bool(is_meta),
+        created_at_ms=created_at_ms,
+        calls=tuple([Call(*call) for call in json.loads(calls)]) if calls else (),
+        answers=None if answers_position is None else Answer(answers_position, answers_slot),
+    )
+
+
+STORED = (
+    "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority", "is_meta",
+    "is_irregular", "is_truncated", "is_error", "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body",
+)  # fmt: skip
+"""The columns of a message as intake fills them, in the order of `message_rows`."""
+
+
+def message_rows(arrival: Arrival, sid: int) -> list[tuple[Any, ...]]:
+    """The rows of an event's messages, before pairing."""
+    event_id, at_ms, is_truncated, is_error = (
+        arrival.event_id,
+        arrival.at_ms,
+        arrival.is_truncated,
+        arrival.is_error,
+    )
+    position = position_of(arrival.stream_seq, 0)
+    rows = []
+    for (
+        role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_irregular, calls, cuts, tool_call_id, digest,
+        original, body,
+    ) in arrival.messages:  # fmt: skip
+        rows.append(
+            (
+                sid,
+                position,
+                event_id,
+                role,
+                tokens,
+                content_tokens,
+                reasoning_tokens,
+                characters,
+                lines,
+                priority,
+                arrival.is_meta and role == "user",
+                is_irregular,
+                is_truncated,
+                is_error,
+                json.dumps(calls) if calls else None,
+                tool_call_id and storable(tool_call_id),
+                digest,
+                at_ms,
+                cuts or None,
+                original,
+                body,
+            )
+        )
+        position += 1
+    return rows
+
+
+def storable(text: str) -> str:
+    """A text that both databases take as it is; what holds NUL or a lone surrogate is written as JSON."""
+    if text.isascii() and "\0" not in text:
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(text)
+    return json.dumps(text) if "\0" in text else text

@@ -1,0 +1,33 @@
+"""Notices leave the database only after the stream has them."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Integer, bindparam, delete, select
+
+from turnfold.ports import Notice
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import outbox
+from turnfold.store.database.statements import Bulk, Prepared
+
+_OLDEST = Prepared(
+    select(outbox).order_by(outbox.c.outbox_id).limit(bindparam("most", type_=Integer)), ("most",)
+)
+_FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("sent",))
+
+
+class SqlOutbox:
+    """The outbox in a database; see `turnfold.ports.Outbox`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def unsent(self, limit: int) -> Sequence[Notice]:
+        """The oldest notices that the stream may not have yet."""
+        return await self._database.glance(
+            lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)]
+        )
+
+    async def sent(self, notices: Sequence[Notice]) -> None:
+        """Forget notices that the stream has."""
+        told = [(notice.outbox_id,) for notice in notices]
+        await self._database.write(lambda connection: _FORGET.run(connection, told))

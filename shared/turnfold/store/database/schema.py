@@ -1,0 +1,613 @@
+"""The tables, as they are now; a migration test compares them with what the migrations build.
+
+Every table of one session hangs on `sessions.sid`, so that equal ids under two agents never share a row. Positions are
+those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC, as the stream told them.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    column,
+    false,
+    table,
+    text,
+)
+
+REVISION = "0014"
+"""The migration that builds this schema; the services wait for it without loading Alembic."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Big = BigInteger().with_variant(Integer, "sqlite")
+"""A 64-bit integer; on SQLite the plain one, which alone can be a row id."""
+
+
+def _session_key(*, primary: bool = False) -> Column[int]:
+    return Column("sid", Big, ForeignKey("sessions.sid"), primary_key=primary, nullable=False)
+
+
+stream = Table(
+    "stream",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("created", Text, nullable=False),
+)
+"""Which stream this database belongs to, by the time at which it was made."""
+
+ingested = Table(
+    "ingested",
+    metadata,
+    Column("first_seq", Big, primary_key=True, autoincrement=False),
+    Column("last_seq", Big, nullable=False),
+    CheckConstraint("first_seq <= last_seq", name="rising"),
+)
+"""The stream sequences that are stored or dead-lettered, as ranges that neither meet nor overlap."""
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("preset", Text),
+    Column("mode", Text),
+    Column("overrides", Text),
+)
+"""What an agent wants for all its sessions; null is whatever stands above."""
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("sid", Big, primary_key=True, autoincrement=True),
+    Column("agent_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("preset", Text),
+    Column("mode", Text),
+    Column("overrides", Text),
+    # The model of the newest event that names one, and that event's sequence: stragglers change nothing.
+    Column("model", Text),
+    Column("model_seq", Big, nullable=False, server_default=text("0")),
+    # Counts the changes a window can show; an answer's etag holds it.
+    Column("revision", Big, nullable=False, server_default=text("0")),
+    Column("messages_total", Big, nullable=False, server_default=text("0")),
+    Column("tokens_total", Big, nullable=False, server_default=text("0")),
+    # Live messages but system ones: what the triggers look at.
+    Column("live_messages", Big, nullable=False, server_default=text("0")),
+    Column("live_tokens", Big, nullable=False, server_default=text("0")),
+    Column("factor", Float, nullable=False, server_default=text("1.0")),
+    Column("version", Integer),
+    Column("versions", Integer, nullable=False, server_default=text("0")),
+    Column("compactions", Integer, nullable=False, server_default=text("0")),
+    Column("audit_rows", Integer, nullable=False, server_default=text("0")),
+    Column("audit_hash", Text, nullable=False, server_default=text("''")),
+    Column("last_event_at_ms", Big),
+    # Counts the changes to messages after they were evicted: who knows such messages need not read them again.
+    Column("evicted_changes", Big, nullable=False, server_default=text("0")),
+    # Rounds that began since the last eviction.
+    Column("rounds", Big, nullable=False, server_default=text("0")),
+    # When the session will have been idle for as long as its policy says; null where that is not asked for, or was acted on.
+    Column("idle_at_ms", Big),
+    # The newest report of a provider by the order of the stream, and the evictions in a row that such reports set off.
+    Column("reported_seq", Big, nullable=False, server_default=text("0")),
+    Column("reported_at_ms", Big, nullable=False, server_default=text("0")),
+    Column("reported_tokens", Big, nullable=False, server_default=text("0")),
+    Column("usage_evictions", Integer, nullable=False, server_default=text("0")),
+    # Compactions in a row for which the model gave nothing, until when it is not asked again, and why.
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("cooldown_until_ms", Big, nullable=False, server_default=text("0")),
+    Column("cooldown_reason", Text),
+    # What was restored stays until the session has grown to so many tokens, or somebody asks.
+    Column("held_to_tokens", Big, nullable=False, server_default=text("0")),
+    # The first message that the search index may not have; null when it has all.
+    Column("unindexed_from", Big),
+    UniqueConstraint("agent_id", "session_id"),
+    CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
+    # The sessions that fall idle next.
+    Index(
+        "ix_sessions_idle",
+        "idle_at_ms",
+        sqlite_where=text("idle_at_ms IS NOT NULL"),
+        postgresql_where=text("idle_at_ms IS NOT NULL"),
+    ),
+    # The sessions with messages to index, the one that waited longest first.
+    Index(
+        "ix_sessions_unindexed",
+        "unindexed_from",
+        sqlite_where=text("unindexed_from IS NOT NULL"),
+        postgresql_where=text("unindexed_from IS NOT NULL"),
+    ),
+    sqlite_autoincrement=True,
+)
+
+session_counts = Table(
+    "session_counts",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    # What services from before migration 0012 count, each for itself.
+    Column("sessions", Big, nullable=False, server_default=text("0")),
+    Column("total", Big, nullable=False, server_default=text("0")),
+    sqlite_with_rowid=False,
+)
+"""How many sessions an agent has: asked when it begins a new one, and locked by who makes it. Triggers keep the total."""
+
+events = Table(
+    "events",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
+    _session_key(),
+    Column("stream_seq", Big, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    # What the event said besides its messages, as JSON; null where it said nothing.
+    Column("envelope", Text),
+    # Erasing a session.
+    Index("ix_events_sid", "sid"),
+    sqlite_with_rowid=False,
+)
+"""One row an event, whichever way and however often it came."""
+
+messages = Table(
+    "messages",
+    metadata,
+    _session_key(primary=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("event_id", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("content_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("characters", Integer, nullable=False),
+    Column("lines", Integer, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("is_meta", Boolean, nullable=False),
+    Column("is_irregular", Boolean, nullable=False),
+    Column("is_truncated", Boolean, nullable=False),
+    Column("is_error", Boolean, nullable=False),
+    Column("calls", Text),
+    Column("tool_call_id", Text),
+    Column("content_digest", LargeBinary),
+    Column("answers_position", Big),
+    Column("answers_slot", Integer),
+    Column("is_copy", Boolean, nullable=False, server_default=false()),
+    Column("created_at_ms", Big, nullable=False),
+    Column("compaction_id", Big),
+    Column("cuts", Text),
+    # The message as a window shows it. `original` is kept where that is not what was published to the letter.
+    Column("original", Text),
+    Column("body", Text, nullable=False),
+    CheckConstraint("role IN ('system', 'developer', 'user', 'assistant', 'tool')", name="role"),
+    CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name="answer"),
+    CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name="copy_answers_nothing"),
+    # The window: the live messages of a session in order.
+    Index(
+        "ix_messages_live",
+        "sid",
+        "position",
+        sqlite_where=text("compaction_id IS NULL"),
+        postgresql_where=text("compaction_id IS NULL"),
+    ),
+    # Pairing: the results that carry one call id, in order.
+    Index(
+        "ix_messages_results",
+        "sid",
+        "tool_call_id",
+        "position",
+        sqlite_where=text("tool_call_id IS NOT NULL"),
+        postgresql_where=text("tool_call_id IS NOT NULL"),
+    ),
+    sqlite_with_rowid=False,
+)
+
+usage_reports = Table(
+    "usage_reports",
+    metadata,
+    _session_key(primary=True),
+    # Where the answer stands that the report speaks of: everything before it was counted.
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("agent_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("prompt_tokens", Big, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    # Learning: the newest reports of one model that one agent uses.
+    Index("ix_usage_reports_model", "agent_id", "model", "position"),
+    sqlite_with_rowid=False,
+)
+"""What providers counted; a model's factor is a function of these rows and of the messages between them."""
+
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    _session_key(primary=True),
+    Column("call_id", Text, primary_key=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""The calls of every message by id, so that pairing never reads a message's text."""
+
+compactions = Table(
+    "compactions",
+    metadata,
+    # Drawn at random: a counter would tell one agent of another's work.
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    _session_key(),
+    Column("ordinal", Integer, nullable=False),
+    Column("trigger", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    # Whether the summary in force speaks for its messages.
+    Column("is_covered", Boolean, nullable=False, server_default=false()),
+    # The limit of the trigger that fired, in tokens.
+    Column("budget_tokens", Big, nullable=False, server_default=text("0")),
+    # Null while nothing has left: the messages of such a row leave when its summary stands.
+    Column("first_position", Big),
+    Column("last_position", Big),
+    Column("messages_evicted", Integer, nullable=False),
+    Column("tokens_evicted", Big, nullable=False),
+    Column("tokens_before", Big, nullable=False),
+    Column("tokens_after", Big),
+    Column("digest", Text, nullable=False),
+    Column("digest_tokens", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("reason", Text),
+    Column("version", Integer),
+    Column("fence", Integer, nullable=False, server_default=text("0")),
+    Column("lease_until_ms", Big),
+    Column("next_attempt_at_ms", Big, nullable=False),
+    Column("requested_at_ms", Big, nullable=False),
+    Column("finished_at_ms", Big),
+    # When its messages left the window, and when they came back.
+    Column("evicted_at_ms", Big),
+    Column("restored_at_ms", Big),
+    # What a regeneration was asked for, as JSON, and the campaign that asked.
+    Column("wanted", Text),
+    Column("campaign_id", Big),
+    # The trace of the event that set it off, where there is one.
+    Column("trace", Text),
+    # Who asked for it; null where nobody did.
+    Column("actor", Text),
+    UniqueConstraint("sid", "ordinal"),
+    CheckConstraint(
+        "status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')",
+        name="status",
+    ),
+    CheckConstraint("(status = 'running') = (lease_until_ms IS NOT NULL)", name="lease"),
+    CheckConstraint("NOT is_covered OR status = 'committed'", name="covered"),
+    # Work to do: the open jobs, the one that waited longest first.
+    Index(
+        "ix_compactions_open",
+        "next_attempt_at_ms",
+        sqlite_where=text("status IN ('pending', 'running')"),
+        postgresql_where=text("status IN ('pending', 'running')"),
+    ),
+    # The window: evictions that no summary speaks for yet.
+    Index(
+        "ix_compactions_campaign",
+        "campaign_id",
+        sqlite_where=text("campaign_id IS NOT NULL"),
+        postgresql_where=text("campaign_id IS NOT NULL"),
+    ),
+    Index(
+        "ix_compactions_pending",
+        "sid",
+        sqlite_where=text("NOT is_covered"),
+        postgresql_where=text("NOT is_covered"),
+    ),
+)
+
+campaigns = Table(
+    "campaigns",
+    metadata,
+    Column("campaign_id", Big, primary_key=True, autoincrement=False),
+    # Null: of every agent.
+    Column("agent_id", Text),
+    Column("wanted", Text, nullable=False),
+    Column("at_once", Integer, nullable=False),
+    # It goes through the sessions by their numbers: the last that was opened, and the last that there was when it began.
+    Column("last_sid", Big, nullable=False, server_default=text("0")),
+    Column("until_sid", Big, nullable=False),
+    Column("sessions", Integer, nullable=False),
+    Column("opened", Integer, nullable=False, server_default=text("0")),
+    Column("requested_at_ms", Big, nullable=False),
+    Column("finished_at_ms", Big),
+    # Null in rows of before migration 0014.
+    Column("actor", Text),
+    Index(
+        "ix_campaigns_unfinished",
+        "requested_at_ms",
+        sqlite_where=text("finished_at_ms IS NULL"),
+        postgresql_where=text("finished_at_ms IS NULL"),
+    ),
+)
+"""Regenerations of many sessions, a few at a time."""
+
+summaries = Table(
+    "summaries",
+    metadata,
+    _session_key(primary=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("base_version", Integer),
+    Column("compaction_id", Big, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("style", Text, nullable=False),
+    Column("model", Text),
+    Column("prompt_version", Text),
+    Column("text", Text, nullable=False),
+    Column("sections", Text, nullable=False),
+    Column("ledger", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("text_tokens", Integer, nullable=False),
+    Column("cuts", Text),
+    Column("first_position", Big, nullable=False),
+    Column("last_position", Big, nullable=False),
+    Column("covers_first", Text, nullable=False),
+    Column("covers_last", Text, nullable=False),
+    Column("messages_covered", Big, nullable=False),
+    # How many versions ago one was written from the originals; that one is 1.
+    Column("depth", Integer, nullable=False, server_default=text("1")),
+    # What the provider counted, and what it costs in US dollars; null where nobody said.
+    Column("prompt_tokens", Big),
+    Column("completion_tokens", Big),
+    Column("cost", Float),
+    Column("created_at_ms", Big, nullable=False),
+    CheckConstraint("kind IN ('llm', 'extractive')", name="kind"),
+    CheckConstraint(
+        "version > 0 AND (base_version IS NULL OR base_version < version)", name="version"
+    ),
+    sqlite_with_rowid=False,
+)
+
+coverage = Table(
+    "coverage",
+    metadata,
+    _session_key(primary=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""The evictions that each version speaks for besides those that its base does."""
+
+reigns = Table(
+    "reigns",
+    metadata,
+    _session_key(primary=True),
+    # The audit row that tells of it.
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("at_ms", Big, nullable=False),
+    Column("version", Integer),
+    sqlite_with_rowid=False,
+)
+"""Which version was in force from when on; none where the first compaction was undone."""
+
+restorations = Table(
+    "restorations",
+    metadata,
+    _session_key(primary=True),
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    Column("first_position", Big, primary_key=True, autoincrement=False),
+    Column("last_position", Big, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The messages that a restored compaction had taken, as ranges: the past is told from them, since the messages are live again."""
+
+copies = Table(
+    "copies",
+    metadata,
+    _session_key(primary=True),
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""Further sequences at which the stream holds events of a session: erasing it takes them out of the stream too."""
+
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    # Empty where all of an agent was erased; no session is called so.
+    Column("session_id", Text, primary_key=True),
+    # Nothing at or below this sequence comes back.
+    Column("last_seq", Big, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    # Where the audit of the session goes on.
+    Column("audit_rows", Integer, nullable=False, server_default=text("0")),
+    Column("audit_hash", Text, nullable=False, server_default=text("''")),
+    sqlite_with_rowid=False,
+)
+"""What was erased; see `turnfold.store.ingest.erase`."""
+
+erased_events = Table(
+    "erased_events",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    sqlite_with_rowid=False,
+)
+"""The events that were erased, as digests of their agent and id."""
+
+purges = Table(
+    "purges",
+    metadata,
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+)
+"""Sequences that the stream has still to forget."""
+
+chunks = Table(
+    "chunks",
+    metadata,
+    # The oldest compaction of the job; what is evicted while it is tried again joins it.
+    Column("compaction_id", Big, primary_key=True, autoincrement=False),
+    Column("digest", Text, primary_key=True),
+    _session_key(),
+    # Empty where what was asked was too large for the model.
+    Column("answer", Text, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    # Erasing: what a session has left here.
+    Index("ix_chunks_session", "sid"),
+    sqlite_with_rowid=False,
+)
+"""A model's answers on the way to a version that takes several, by a digest of what was asked; gone when the job ends."""
+
+spending = Table(
+    "spending",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("tokens", Big, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The tokens that an agent's summaries took, by days since 1970, UTC; those of attempts that failed included."""
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("audit_id", Big, primary_key=True, autoincrement=True),
+    Column("agent_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    Column("compaction_id", Big),
+    Column("phase", Text, nullable=False),
+    Column("reason", Text),
+    Column("tokens_before", Big),
+    Column("tokens_after", Big),
+    Column("details", Text, nullable=False),
+    Column("prev_hash", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    # Null in rows of code from before migration 0014; those are sealed without it.
+    Column("actor", Text),
+    UniqueConstraint("agent_id", "session_id", "ordinal"),
+    sqlite_autoincrement=True,
+)
+"""What happened to a session, each row sealed with the hash of the one before; triggers refuse UPDATE and DELETE."""
+
+installation_secrets = Table(
+    "installation_secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""Random secrets that the services of one installation share; migrations make them."""
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("outbox_id", Big, primary_key=True, autoincrement=True),
+    Column("subject", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""Notices that their transaction decided to send; a row goes when the stream has it."""
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("dead_letter_id", Big, primary_key=True, autoincrement=True),
+    Column("stream_seq", Big, nullable=False, unique=True),
+    Column("at_ms", Big, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("size_bytes", Big, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("replayed_at_ms", Big),
+    # The session it speaks of, as far as that can be told.
+    Column("agent_id", Text),
+    Column("session_id", Text),
+    sqlite_autoincrement=True,
+)
+
+leftovers = Table(
+    "leftovers",
+    metadata,
+    Column("position", Big, primary_key=True, autoincrement=False),
+    # No key of a session: that is gone.
+    Column("sid", Big, nullable=False),
+    Column("body", Text, nullable=False),
+)
+"""Erased messages whose words SQLite's index still has: it holds no texts, so it has to be told what it held. Gone within seconds."""
+
+word_index = table(
+    "word_index",
+    column("rowid", Big),
+    column("position", Big),
+    column("sid", Big),
+    column("terms", Text),
+)
+"""The search index, one row a message; each database has its own kind, which the migrations make (`turnfold.store.ingest.search_index`)."""
+
+VIEWS = {
+    "sessions_view": """
+        SELECT s.agent_id, s.session_id, s.model, coalesce(s.preset, a.preset) AS policy, coalesce(s.mode, a.mode) AS mode,
+               s.messages_total,
+               (SELECT count(*) FROM messages m WHERE m.sid = s.sid AND m.compaction_id IS NULL) AS messages_live,
+               (SELECT coalesce(sum(c.messages_evicted), 0) FROM compactions c
+                 WHERE c.sid = s.sid AND NOT c.is_covered AND c.status IN ('pending', 'running', 'committed')) AS messages_pending,
+               (SELECT coalesce(sum(c.messages_evicted), 0) FROM compactions c WHERE c.sid = s.sid AND c.is_covered) AS messages_covered,
+               s.tokens_total,
+               (SELECT coalesce(sum(m.tokens), 0) FROM messages m WHERE m.sid = s.sid AND m.compaction_id IS NULL) AS tokens_live,
+               s.version AS summary_version, s.last_event_at_ms AS last_event_at
+          FROM sessions s LEFT JOIN agents a ON a.agent_id = s.agent_id""",
+    "messages_view": """
+        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id,
+               m.position / 1024 AS stream_seq, m.position, m.role, m.tool_call_id, m.tokens,
+               CASE m.priority WHEN 0 THEN 'low' WHEN 1 THEN 'normal' ELSE 'high' END AS priority,
+               CASE WHEN m.compaction_id IS NULL THEN 'live' WHEN c.is_covered THEN 'covered' ELSE 'pending' END AS state,
+               CAST(m.compaction_id AS TEXT) AS compaction_id, m.created_at_ms AS created_at,
+               {text} AS text, {body} AS body
+          FROM messages m JOIN sessions s ON s.sid = m.sid
+               LEFT JOIN compactions c ON c.compaction_id = m.compaction_id""",
+    "summaries_view": """
+        SELECT s.agent_id, s.session_id, v.version, v.version = s.version AS in_force, v.kind, v.style, v.model, v.tokens,
+               v.messages_covered, CAST(v.compaction_id AS TEXT) AS compaction_id, v.created_at_ms AS created_at, v.text
+          FROM summaries v JOIN sessions s ON s.sid = v.sid""",
+    "compactions_view": """
+        SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id, c.trigger, c.status, c.messages_evicted,
+               c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at,
+               coalesce(c.restored_at_ms, c.finished_at_ms) AS finished_at
+          FROM compactions c JOIN sessions s ON s.sid = c.sid""",
+    "reigns_view": """
+        SELECT s.agent_id, s.session_id, r.version, r.at_ms AS from_at,
+               (SELECT min(n.at_ms) FROM reigns n WHERE n.sid = r.sid AND n.ordinal > r.ordinal) AS until_at
+          FROM reigns r JOIN sessions s ON s.sid = r.sid""",
+    "coverage_view": """
+        SELECT s.agent_id, s.session_id, v.version, v.base_version, CAST(c.compaction_id AS TEXT) AS compaction_id
+          FROM summaries v JOIN sessions s ON s.sid = v.sid
+               LEFT JOIN coverage c ON c.sid = v.sid AND c.version = v.version""",
+    "moves_view": """
+        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id, m.position,
+               CAST(c.compaction_id AS TEXT) AS compaction_id, c.evicted_at_ms AS left_at, c.restored_at_ms AS back_at
+          FROM compactions c JOIN sessions s ON s.sid = c.sid
+               JOIN messages m ON m.sid = c.sid AND m.position BETWEEN c.first_position AND c.last_position
+         WHERE m.compaction_id = c.compaction_id
+            OR EXISTS (SELECT 1 FROM restorations r WHERE r.sid = c.sid AND r.compaction_id = c.compaction_id
+                                                      AND m.position BETWEEN r.first_position AND r.last_position)""",
+    "costs_view": """
+        SELECT s.agent_id, s.session_id, v.created_at_ms AS at, v.version, CAST(v.compaction_id AS TEXT) AS compaction_id, v.model,
+               v.prompt_tokens, v.completion_tokens, v.cost
+          FROM summaries v JOIN sessions s ON s.sid = v.sid
+         WHERE v.kind = 'llm'""",
+    "audit_view": """
+        SELECT audit_id, at_ms AS at, agent_id, session_id, CAST(compaction_id AS TEXT) AS compaction_id, phase, reason,
+               tokens_before, tokens_after, details, prev_hash, hash, actor
+          FROM audit""",
+    "dead_letters_view": """
+        SELECT dead_letter_id, at_ms AS at, subject, stream_seq, reason, size_bytes, replayed_at_ms AS replayed_at
+          FROM dead_letters""",
+}
+"""The contract's views and those for auditors. Both databases read this SQL; `{text}` and `{body}` differ, see migration 0014."""

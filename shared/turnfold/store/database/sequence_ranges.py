@@ -1,0 +1,76 @@
+"""Which stream sequences are ingested, as ranges."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from sqlalchemy import Connection, bindparam, delete, func, select, text
+
+from turnfold.store.database.schema import ingested
+from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
+
+Range = tuple[int, int]
+
+_MEETING = Prepared(
+    select(ingested).where(
+        ingested.c.first_seq <= bindparam("high"), ingested.c.last_seq >= bindparam("low")
+    ),
+    ("high", "low"),
+)
+_REMOVE = Bulk(delete(ingested).where(ingested.c.first_seq == bindparam("first")), ("first",))
+_INSERT = BulkInsert(ingested, ("first_seq", "last_seq"))
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """The same sequences in as few ranges as will do."""
+    done: list[Range] = []
+    for first, last in sorted(ranges):
+        if done and first <= done[-1][1] + 1:
+            done[-1] = (done[-1][0], max(done[-1][1], last))
+        else:
+            done.append((first, last))
+    return done
+
+
+def add(connection: Connection, ranges: Iterable[Range]) -> None:
+    """Count these sequences as ingested."""
+    new = joined(ranges)
+    if not new:
+        return
+    _alone(connection)
+    stored = sorted(
+        {
+            (first, last)
+            for low, high in new
+            for first, last in _MEETING.rows(connection, high + 1, low - 1)
+        }
+    )
+    after = joined([*stored, *new])
+    if after == stored:
+        return
+    _REMOVE.run(connection, [(first,) for first, _ in stored])
+    _INSERT.run(connection, after)
+
+
+def _alone(connection: Connection) -> None:
+    """Wait until nobody else joins ranges: two that do it at once would leave ranges that meet and are never joined."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("LOCK TABLE ingested IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def whole_to(connection: Connection) -> int:
+    """The sequence up to which none is missing."""
+    return int(
+        connection.execute(
+            select(func.coalesce(func.max(ingested.c.last_seq), 0)).where(ingested.c.first_seq == 1)
+        ).scalar_one()
+    )
+
+
+def gaps(connection: Connection, up_to: int) -> Sequence[Range]:
+    """The ranges that are missing up to the highest ingested sequence, or up to this one where that is higher."""
+    stored = [
+        (first, last)
+        for first, last in connection.execute(select(ingested).order_by(ingested.c.first_seq))
+    ]
+    behind = pairwise([(0, 0), *stored, (up_to + 1, up_to + 1)])
+    return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]

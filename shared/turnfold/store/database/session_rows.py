@@ -1,0 +1,304 @@
+"""Session rows inside one transaction: locked, changed, sealed into the audit, and written back at its end."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, literal_column, select
+
+from turnfold.contracts.subjects import session_subject
+from turnfold.core.eviction.eviction import Load, cooldown_ms
+from turnfold.core.eviction.usage import Gauge
+from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
+from turnfold.core.policy.overrides import Wishes
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.store.database.engine import insert_for
+from turnfold.store.database.schema import (
+    agents,
+    audit,
+    erasures,
+    outbox,
+    session_counts,
+    sessions,
+    summaries,
+)
+from turnfold.store.database.statements import BulkInsert, PreparedIn, PreparedPairs, bulk_update
+
+COUNTERS = (
+    "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
+    "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq", "reported_at_ms",
+    "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms", "cooldown_reason", "held_to_tokens", "unindexed_from",
+)  # fmt: skip
+
+
+ANY_NUMBER = 1 << 62
+"""More sessions than there will ever be."""
+
+
+@dataclass(slots=True)
+class SessionRow:
+    """One session while a transaction holds it; what is changed here is written by `write_back`."""
+
+    sid: int
+    key: SessionKey
+    wishes: Wishes
+    agent_wishes: Wishes
+    model: str | None
+    model_seq: int
+    revision: int
+    messages_total: int
+    tokens_total: int
+    live_messages: int
+    live_tokens: int
+    version: int | None
+    versions: int
+    compactions: int
+    audit_rows: int
+    audit_hash: str
+    last_event_at_ms: int | None
+    evicted_changes: int
+    rounds: int
+    idle_at_ms: int | None
+    factor: float
+    reported_seq: int
+    reported_at_ms: int
+    reported_tokens: int
+    usage_evictions: int
+    failures: int
+    cooldown_until_ms: int
+    cooldown_reason: str | None
+    held_to_tokens: int
+    unindexed_from: int | None
+    summary_tokens: int
+
+    @property
+    def load(self) -> Load:
+        """What the triggers look at; a report does not count before it was metered."""
+        return Load(self.live_messages, self.live_tokens, self.rounds, self.factor)
+
+    @property
+    def window_tokens(self) -> int:
+        """Live messages and the summary in force together."""
+        return self.live_tokens + self.summary_tokens
+
+    @property
+    def held_tokens(self) -> int:
+        """How many tokens must still come before triggers may evict what was restored."""
+        return max(0, self.held_to_tokens - self.tokens_total)
+
+    def failed(self, reason: str, *, at_ms: int) -> None:
+        """The model gave nothing, attempts spent: it rests, each time longer."""
+        self.failures += 1
+        self.cooldown_until_ms, self.cooldown_reason = at_ms + cooldown_ms(self.failures), reason
+
+    def succeeded(self) -> None:
+        """The model wrote a version: it is asked again at once."""
+        self.failures, self.cooldown_until_ms, self.cooldown_reason = 0, 0, None
+
+    @property
+    def gauge(self) -> Gauge:
+        """What its model reported, as if no compaction had ever been."""
+        return Gauge(
+            self.factor,
+            self.reported_seq,
+            self.reported_at_ms,
+            self.reported_tokens,
+            -1,
+            self.usage_evictions,
+        )
+
+    @gauge.setter
+    def gauge(self, gauge: Gauge) -> None:
+        (
+            self.factor,
+            self.reported_seq,
+            self.reported_at_ms,
+            self.reported_tokens,
+            _,
+            self.usage_evictions,
+        ) = gauge
+
+
+_LOCKED = (
+    select(
+        sessions.c.sid,
+        sessions.c.agent_id,
+        sessions.c.session_id,
+        sessions.c.preset,
+        sessions.c.mode,
+        sessions.c.overrides,
+        agents.c.preset,
+        agents.c.mode,
+        agents.c.overrides,
+        *(sessions.c[name] for name in COUNTERS),
+        func.coalesce(summaries.c.tokens, literal_column("0")),
+    )
+    .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+    .outerjoin(
+        summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version)
+    )
+    # One order for every transaction that locks several sessions, or PostgreSQL finds deadlocks.
+    .order_by(sessions.c.sid)
+    .with_for_update(of=sessions)
+)
+_pairs = PreparedPairs.pairs
+_is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
+_BY_KEY = PreparedPairs(
+    _LOCKED.where(_is_of_key),
+    (sessions.c.agent_id.type, sessions.c.session_id.type),
+    is_locked=True,
+)
+_KNOWN = PreparedPairs(
+    select(sessions.c.agent_id, sessions.c.session_id).where(_is_of_key),
+    (sessions.c.agent_id.type, sessions.c.session_id.type),
+)
+_AUDIT_ENDS = PreparedPairs(
+    select(
+        erasures.c.agent_id, erasures.c.session_id, erasures.c.audit_rows, erasures.c.audit_hash
+    ).where(erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b),
+    (erasures.c.agent_id.type, erasures.c.session_id.type),
+)
+_MADE = ("agent_id", "session_id", "audit_rows", "audit_hash")
+_BY_SID = PreparedIn(_LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True))), "sids")
+_COUNTS = PreparedIn(
+    select(session_counts.c.agent_id, session_counts.c.total)
+    .where(session_counts.c.agent_id.in_(bindparam("ids", expanding=True)))
+    .order_by(session_counts.c.agent_id)
+    .with_for_update(),
+    "ids",
+)
+_WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
+_stored_values = attrgetter(*COUNTERS, "sid")
+_SEALED = BulkInsert(audit, (*SEALED_FIELDS, "prev_hash", "hash", "actor"))
+_TOLD = BulkInsert(outbox, ("subject", "payload"))
+
+
+def lock_by_key(
+    connection: Connection, keys: Iterable[SessionKey], *, create: int = 0
+) -> dict[SessionKey, SessionRow]:
+    """Lock the sessions of these keys. Those that are missing are made, the first first, while their agent has less than `create`."""
+    wanted = list(dict.fromkeys(keys))
+    if create and (missing := _unknown(connection, wanted)):
+        _make(connection, missing, create)
+    return _by_key(_BY_KEY.rows(connection, sorted(wanted)))
+
+
+def _unknown(connection: Connection, keys: Sequence[SessionKey]) -> list[SessionKey]:
+    known = {SessionKey(*row) for row in map(tuple, _KNOWN.rows(connection, sorted(keys)))}
+    return [key for key in keys if key not in known]
+
+
+def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> None:
+    """Make sessions. Whoever does so holds the count of their agent: nobody makes the same ones, or one too many, meanwhile."""
+    counts = hold_counts(connection, {key.agent_id for key in missing})
+    chosen: list[SessionKey] = []
+    for key in _unknown(connection, missing):
+        if counts[key.agent_id] < most:
+            counts[key.agent_id] += 1
+            chosen.append(key)
+    if chosen:
+        # The audit of a session that was erased goes on.
+        ends = {row[:2]: row[2:] for row in map(tuple, _AUDIT_ENDS.rows(connection, chosen))}
+        connection.execute(
+            sessions.insert(),
+            [dict(zip(_MADE, (*key, *ends.get(key, (0, ""))), strict=True)) for key in chosen],
+        )
+
+
+def hold_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
+    """How many sessions each of these agents has; locked, which has to be done before any session is."""
+    wanted = sorted(set(agent_ids))
+    rows = [{"agent_id": agent_id} for agent_id in wanted]
+    connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
+    return {str(agent_id): int(number) for agent_id, number in _COUNTS.rows(connection, wanted)}
+
+
+def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:
+    """Lock the sessions of these numbers."""
+    wanted = sorted(set(sids))
+    found = _by_key(_BY_SID.rows(connection, wanted)) if wanted else {}
+    return {row.sid: row for row in found.values()}
+
+
+def _by_key(rows: Iterable[Sequence[Any]]) -> dict[SessionKey, SessionRow]:
+    return {row.key: row for row in (_session(*row) for row in rows)}
+
+
+def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow:
+    """A row of `_LOCKED`."""
+    return SessionRow(
+        sid,
+        SessionKey(AgentId(agent_id), SessionId(session_id)),
+        Wishes(*rest[:3]),
+        Wishes(*rest[3:6]),
+        *rest[6:],
+    )
+
+
+def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
+    """Store what changed in these rows."""
+    _WRITE_BACK.run(connection, [_stored_values(row) for row in rows])
+
+
+@dataclass(slots=True)
+class Records:
+    """The audit rows and notices of one transaction, in order; `actor` is who asked for it."""
+
+    actor: str = WORKER
+    audit_rows: list[tuple[Any, ...]] = field(default_factory=list)
+    notices: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def asked_by(self) -> str | None:
+        """The actor of this transaction; None for work that a worker does by itself."""
+        return None if self.actor == WORKER else self.actor
+
+    def seal(
+        self,
+        session: SessionRow,
+        phase: str,
+        *,
+        at_ms: int,
+        compaction_id: int | None = None,
+        reason: str | None = None,
+        tokens_before: int | None = None,
+        tokens_after: int | None = None,
+        actor: str | None = None,
+        **details: Any,
+    ) -> None:
+        """Add an audit row to the session's chain; `actor` where another asked for this row than for the transaction."""
+        session.audit_rows += 1
+        told = json.dumps(details, separators=(",", ":"))
+        key = session.key
+        sealed = (
+            key.agent_id,
+            key.session_id,
+            session.audit_rows,
+            at_ms,
+            compaction_id,
+            phase,
+            reason,
+            tokens_before,
+            tokens_after,
+            told,
+        )
+        by = actor or self.actor
+        before, session.audit_hash = session.audit_hash, seal(session.audit_hash, sealed, by)
+        self.audit_rows.append((*sealed, before, session.audit_hash, by))
+
+    def tell(self, session: SessionRow, subject: str, **fields: Any) -> None:
+        """Add a notice about the session; it carries the newest seal, so that a cut-off audit shows."""
+        payload = {
+            "agent_id": session.key.agent_id,
+            "session_id": session.key.session_id,
+            **fields,
+            "audit": {"rows": session.audit_rows, "hash": session.audit_hash},
+        }
+        self.notices.append((session_subject(subject, session.key), json.dumps(payload)))
+
+    def write(self, connection: Connection) -> None:
+        """Store them."""
+        _SEALED.run(connection, self.audit_rows)
+        _TOLD.run(connection, self.notices)

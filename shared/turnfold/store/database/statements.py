@@ -1,0 +1,281 @@
+"""Hot statements: SQLAlchemy writes the SQL once, and the driver takes plain tuples."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+from sqlalchemy import (
+    Connection,
+    Select,
+    Table,
+    bindparam,
+    column,
+    literal_column,
+    select,
+    table,
+    update,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.sql.dml import UpdateBase
+from sqlalchemy.types import TypeEngine
+from sqlalchemy.util import await_only
+
+from turnfold.errors import Unavailable
+from turnfold.store.database.engine import may_pass
+
+
+class Readable(Protocol):
+    """What a prepared statement needs of a connection: SQLAlchemy's has it, and so has `turnfold.store.database.inline_reader`."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How SQL is written there."""
+        ...
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection."""
+        ...
+
+
+class Prepared:
+    """A SELECT that is written once for each dialect; its parameters are given by place, in the order of `names`."""
+
+    def __init__(self, statement: Select[*tuple[Any, ...]], names: Sequence[str]) -> None:
+        self._statement = statement
+        self._names = tuple(names)
+        self._written: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...]]] = {}
+
+    def rows(self, connection: Readable, *values: Any) -> Sequence[Sequence[Any]]:
+        """All rows, in the types the driver gives."""
+        sql, order, fixed = self._sql(connection.dialect)
+        given = values + fixed
+        return _fetched(connection, sql, tuple([given[place] for place in order]))
+
+    def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
+        """The statement in a dialect's words, the order in which it wants the values, and those that are always the same."""
+        if dialect.name not in self._written:
+            compiled = self._statement.compile(
+                dialect=dialect, compile_kwargs={"render_postcompile": True, "literal_binds": False}
+            )
+            fixed = {
+                name: value for name, value in compiled.params.items() if name not in self._names
+            }
+            if None in fixed.values():
+                raise ValueError(
+                    f"parameters without a place: {sorted(name for name, value in fixed.items() if value is None)}"
+                )
+            places = (*self._names, *fixed)
+            order = tuple(places.index(name) for name in compiled.positiontup or ())
+            self._written[dialect.name] = (str(compiled), order, tuple(fixed.values()))
+        return self._written[dialect.name]
+
+
+class PreparedIn:
+    """A SELECT whose one parameter is a list.
+
+    Written once for PostgreSQL, which takes the list as an array and plans it once; for SQLite once for each length.
+    """
+
+    def __init__(self, statement: Select[*tuple[Any, ...]], name: str) -> None:
+        self._statement = statement
+        self._name = name
+        self._written: dict[tuple[str, int], str] = {}
+
+    def rows(self, connection: Connection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """All rows, in the types the driver gives."""
+        if not values:
+            return ()
+        dialect = connection.dialect
+        has_arrays = dialect.name == "postgresql"
+        written = (dialect.name, 0 if has_arrays else len(values))
+        if written not in self._written:
+            self._written[written] = (
+                self._as_array(dialect) if has_arrays else self._as_places(dialect, values)
+            )
+        return _fetched(
+            connection, self._written[written], (list(values),) if has_arrays else tuple(values)
+        )
+
+    def _as_places(self, dialect: Dialect, values: Sequence[Any]) -> str:
+        named = self._statement.params({self._name: list(values)})
+        return str(named.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}))
+
+    def _as_array(self, dialect: Dialect) -> str:
+        compiled = self._statement.compile(dialect=dialect)
+        kind = compiled.binds[self._name].type.compile(dialect=dialect)
+        return str(compiled).replace(f"IN (__[POSTCOMPILE_{self._name}])", f"= ANY ($1::{kind}[])")
+
+
+class PreparedPairs:
+    """A SELECT that joins `pairs`, a list of two values each; written as often as `PreparedIn`.
+
+    SQLite reads a whole table for `(a, b) IN (VALUES ...)`, however short the list; a join it answers by index. PostgreSQL
+    reads a whole table of some hundred thousand rows for a list of some hundred pairs; it is told to look each of them up,
+    but where all that is found is locked in one order (`is_locked`).
+    """
+
+    pairs = table("pairs", column("a"), column("b"))
+
+    def __init__(
+        self,
+        statement: Select[*tuple[Any, ...]],
+        kinds: tuple[TypeEngine[Any], TypeEngine[Any]],
+        *,
+        is_locked: bool = False,
+    ) -> None:
+        self._statement = statement
+        self._kinds = kinds
+        self._is_locked = is_locked
+        self._written: dict[tuple[str, int], str] = {}
+
+    def rows(
+        self, connection: Connection, values: Sequence[tuple[Any, Any]]
+    ) -> Sequence[Sequence[Any]]:
+        """All rows, in the types the driver gives."""
+        if not values:
+            return ()
+        dialect = connection.dialect
+        has_arrays = dialect.name == "postgresql"
+        written = (dialect.name, 0 if has_arrays else len(values))
+        if written not in self._written:
+            statement = self._looked_up() if has_arrays and not self._is_locked else self._statement
+            self._written[written] = (
+                f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) {statement.compile(dialect=dialect)}"
+            )
+        given = (
+            [list(side) for side in zip(*values, strict=True)]
+            if has_arrays
+            else chain.from_iterable(values)
+        )
+        return _fetched(connection, self._written[written], tuple(given))
+
+    def _looked_up(self) -> Select[*tuple[Any, ...]]:
+        """The statement once for each pair: what has an offset is not joined in another way."""
+        found = self._statement.offset(literal_column("0")).lateral("found")
+        return select(found).select_from(self.pairs, found)
+
+    def _pairs(self, dialect: Dialect, length: int) -> str:
+        if dialect.name == "postgresql":
+            a, b = (kind.compile(dialect=dialect) for kind in self._kinds)
+            return f"SELECT * FROM unnest($1::{a}[], $2::{b}[])"  # noqa: S608  # names of types, not values
+        return f"VALUES {', '.join(['(?, ?)'] * length)}"
+
+
+def _fetched(connection: Readable, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+    """Straight from the driver: what SQLAlchemy would learn about the columns costs as much as the reading itself."""
+    driver = connection.dialect.loaded_dbapi
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(sql, values)
+        rows: Sequence[Sequence[Any]] = cursor.fetchall()
+    except driver.Error as error:
+        if may_pass(error):
+            raise Unavailable(
+                f"the database cannot be used now ({str(error)[:200]}); try again later"
+            ) from error
+        raise
+    finally:
+        cursor.close()
+    return rows
+
+
+class Bulk:
+    """A statement run for many tuples of values; `names` says which parameter each place of a tuple is."""
+
+    def __init__(self, statement: UpdateBase, names: Sequence[str]) -> None:
+        self._statement = statement
+        self._names = tuple(names)
+        self._written: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+
+    def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Run it for each row."""
+        if not rows:
+            return
+        sql, order = self._sql(connection.dialect)
+        if order is not None:
+            rows = [tuple([row[place] for place in order]) for row in rows]
+        self._execute(connection, sql, rows)
+
+    def _execute(self, connection: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        connection.exec_driver_sql(sql, list(rows))
+
+    def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...] | None]:
+        """The statement in a dialect's words, and the order in which it wants the values (None: as they come)."""
+        if dialect.name not in self._written:
+            compiled = self._statement.compile(dialect=dialect, column_keys=list(self._names))
+            wanted = compiled.positiontup or ()
+            order = tuple(self._names.index(name) for name in wanted)
+            self._written[dialect.name] = (
+                str(compiled),
+                None if order == tuple(range(len(self._names))) else order,
+            )
+        return self._written[dialect.name]
+
+
+class BulkInsert(Bulk):
+    """Insert rows of these columns, in a transaction that another statement began.
+
+    SQLite is given many rows a statement: between two statements a thread gives up the interpreter and may wait long to
+    get it back. PostgreSQL is given them by COPY, which takes a third of the time of as many INSERTs.
+    """
+
+    def __init__(self, table: Table, names: Sequence[str]) -> None:
+        super().__init__(table.insert(), names)
+        self._table = table.name
+        self._places = f"({', '.join('?' * len(names))})"
+
+    def _execute(self, connection: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if connection.dialect.name == "postgresql" and len(rows) >= ROWS_A_COPY:
+            _, order = self._sql(connection.dialect)
+            _copied(
+                connection,
+                self._table,
+                [self._names[place] for place in order] if order is not None else self._names,
+                rows,
+            )
+            return
+        done = 0
+        if connection.dialect.name == "sqlite":
+            for size in ROWS_A_STATEMENT:
+                while len(rows) - done >= size:
+                    many = sql + f", {self._places}" * (size - 1)
+                    connection.exec_driver_sql(
+                        many, tuple(chain.from_iterable(rows[done : done + size]))
+                    )
+                    done += size
+        if done < len(rows):
+            super()._execute(connection, sql, rows[done:])
+
+
+ROWS_A_STATEMENT = (256, 32)
+ROWS_A_COPY = 8
+"""Fewer are inserted as quickly one by one."""
+
+
+def _copied(
+    connection: Connection, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """Copy rows into a table; what the driver raises comes as SQLAlchemy would have brought it."""
+    import asyncpg  # noqa: PLC0415  # not loaded where the database is SQLite
+
+    driver: Any = connection.connection.driver_connection
+    try:
+        await_only(driver.copy_records_to_table(table, records=rows, columns=names))
+    except asyncpg.IntegrityConstraintViolationError as error:
+        raise IntegrityError(f"COPY {table}", None, error) from error
+    except (asyncpg.DataError, asyncpg.exceptions.DataError) as error:
+        raise DataError(f"COPY {table}", None, error) from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DBAPIError(f"COPY {table}", None, error) from error
+
+
+def bulk_update(table: Table, *, where: Sequence[str], values: Sequence[str]) -> Bulk:
+    """Update rows found by some columns; a tuple holds the values first, then what is compared with."""
+    statement = update(table).values({name: bindparam(f"new_{name}") for name in values})
+    for name in where:
+        statement = statement.where(table.c[name] == bindparam(f"old_{name}"))
+    return Bulk(
+        statement, [*(f"new_{name}" for name in values), *(f"old_{name}" for name in where)]
+    )

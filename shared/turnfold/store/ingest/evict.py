@@ -1,0 +1,514 @@
+"""Old messages leave the live window, in the transaction that found them too many."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, select, text, update
+
+from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
+from turnfold.core.eviction.eviction import (
+    SUMMARY_DELAY_MS,
+    Due,
+    Evict,
+    Eviction,
+    Hold,
+    Trigger,
+    decide,
+    kept_within,
+    load_of,
+)
+from turnfold.core.eviction.usage import Meter, Reading, usage_trigger
+from turnfold.core.policy.presets import Commit, Policy
+from turnfold.errors import LostLease
+from turnfold.messages import CompactionId, Message
+from turnfold.observability.tracing import span
+from turnfold.ports import Arrival, Rules
+from turnfold.store.database.message_rows import EVICTABLE, evictable_of
+from turnfold.store.database.schema import compactions, messages
+from turnfold.store.database.session_rows import Records, SessionRow
+from turnfold.store.database.statements import (
+    Bulk,
+    BulkInsert,
+    Prepared,
+    PreparedIn,
+    PreparedPairs,
+    bulk_update,
+)
+from turnfold.store.ingest.usage import Learning, settled
+
+_LIVE = PreparedIn(
+    select(*EVICTABLE)
+    .where(
+        messages.c.sid.in_(bindparam("sids", expanding=True)), messages.c.compaction_id.is_(None)
+    )
+    .order_by(messages.c.sid, messages.c.position),
+    "sids",
+)
+_between = (messages.c.sid == bindparam("of_sid")) & messages.c.position.between(
+    bindparam("first"), bindparam("last")
+)
+_pairs = PreparedPairs.pairs
+_TEXTS = PreparedPairs(
+    select(messages.c.position, messages.c.body).where(
+        messages.c.sid == _pairs.c.a, messages.c.position == _pairs.c.b
+    ),
+    (messages.c.sid.type, messages.c.position.type),
+)
+_MARK = Bulk(
+    update(messages)
+    .where(_between, messages.c.compaction_id.is_(None))
+    .values(compaction_id=bindparam("by")),
+    ("by", "of_sid", "first", "last"),
+)
+_LEFT = Prepared(
+    select(func.count())
+    .select_from(messages)
+    .where(_between, messages.c.compaction_id == bindparam("by")),
+    ("of_sid", "first", "last", "by"),
+)
+_PLANNED = Prepared(
+    select(compactions.c.compaction_id).where(
+        compactions.c.sid == bindparam("of_sid"),
+        text(
+            "NOT is_covered AND first_position IS NULL AND wanted IS NULL AND status IN ('pending', 'running')"
+        ),
+    ),
+    ("of_sid",),
+)
+_CARRIED_OUT = bulk_update(
+    compactions,
+    where=("compaction_id",),
+    values=(
+        "first_position",
+        "last_position",
+        "messages_evicted",
+        "tokens_evicted",
+        "tokens_before",
+        "evicted_at_ms",
+    ),
+)
+_OPENED = (
+    "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
+    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "trace", "actor",
+    "digest", "digest_tokens",
+)  # fmt: skip
+_OPEN = BulkInsert(compactions, _OPENED)
+_ASKED_BY = Prepared(
+    select(compactions.c.actor).where(compactions.c.compaction_id == bindparam("by")), ("by",)
+)
+
+
+def evict(
+    connection: Connection,
+    changed: Sequence[SessionRow],
+    new: Mapping[int, Mapping[int, Reading | None]],
+    arrived: Mapping[int, Arrival],
+    learning: Learning,
+    rules: Rules,
+    records: Records,
+) -> int:
+    """Evict what became due as these events of each session were stored; how many compactions that opened.
+
+    `new` holds, for each session, the sequences of its new events and what they report; `arrived` the events themselves.
+    """
+    readings = {
+        sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()
+    }
+    metered = [
+        session
+        for session in changed
+        if _has_to_be_metered(session, readings.get(session.sid, {}), rules)
+    ]
+    settled_ms = settled(connection, metered)
+    due = [session for session in changed if session.sid in settled_ms or _fired(session, rules)]
+    opening = _Opening(connection, rules, records, arrived)
+    live = _live(connection, due)
+    for session in due:
+        policy = rules.policy(session.agent_wishes, session.wishes)
+        window = rules.model_window(session.model, policy)
+        here = live[session.sid]
+        meter = _meter(
+            session, settled_ms.get(session.sid, -1), readings.pop(session.sid, {}), learning
+        )
+        gauge, seq = meter.gauge, 0
+        usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
+        if policy.commit is Commit.ON_SUMMARY:
+            session.gauge = gauge = meter.after(0, gauge, usage_limit)
+            if session.held_tokens:
+                continue
+            found = rules.fired(
+                session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window
+            )
+            newest = max(new.get(session.sid, ()), default=0)
+            opening.plan(
+                session, found, here, policy, at_ms=session.last_event_at_ms or 0, seq=newest
+            )
+            continue
+        hold = Hold(session.held_to_tokens, session.tokens_total)
+        for eviction in rules.evictions(
+            here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter, hold
+        ):
+            opening.open(session, eviction, here)
+            gauge, seq = eviction.gauge, eviction.seq
+        session.gauge = meter.after(seq, gauge, usage_limit)
+    for session in changed:
+        if newer := readings.get(session.sid):
+            session.gauge = session.gauge.told(newer[max(newer)], limit=0)
+    return opening.store()
+
+
+def _has_to_be_metered(session: SessionRow, readings: Mapping[int, Reading], rules: Rules) -> bool:
+    """Whether a report may be over the limit, or may end a row of evictions; that is seldom so."""
+    reported = max([one.tokens for one in readings.values()], default=0)
+    if session.usage_evictions and reported:
+        return True
+    reported = max(reported, session.reported_tokens)
+    if not reported:
+        return False
+    policy = rules.policy(session.agent_wishes, session.wishes)
+    limit = usage_trigger(
+        policy.reserve_tokens, model_window=rules.model_window(session.model, policy)
+    )
+    return 0 < limit < reported
+
+
+def _meter(
+    session: SessionRow, settled_ms: int, readings: Mapping[int, Reading], learning: Learning
+) -> Meter:
+    def learn(seq: int, at_ms: int) -> float:
+        learning.evicted(session.sid, at_ms)
+        return learning.factor(session.key.agent_id, session.model, seq)
+
+    return Meter(session.gauge._replace(settled_ms=settled_ms), readings, learn)
+
+
+def evict_now(
+    connection: Connection,
+    session: SessionRow,
+    reason: Due | None,
+    rules: Rules,
+    records: Records,
+    *,
+    now_ms: int,
+) -> int | None:
+    """Evict from one locked session, on request (`reason` None: only if its triggers say so); the compaction that opened."""
+    found = (reason,) if reason else _fired(session, rules)
+    if not found or (session.held_tokens and reason is not REQUESTED):
+        return None
+    policy = rules.policy(session.agent_wishes, session.wishes)
+    live = _live(connection, [session])[session.sid]
+    opening = _Opening(connection, rules, records)
+    if policy.commit is Commit.ON_SUMMARY:
+        opened = opening.plan(session, found, live, policy, at_ms=now_ms)
+    else:
+        due, evicted = _first_to_win(found, live, policy, rules, now_ms)
+        if due is None:
+            return None
+        eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(
+            live, session.load, now_ms
+        )
+        opened = opening.open(session, eviction, live)
+        learning = Learning(connection)
+        learning.evicted(session.sid, now_ms)
+        factor = learning.factor(session.key.agent_id, session.model, live[-1].stream_seq)
+        session.gauge = session.gauge.evicted(by_report=False, factor=factor)
+    opening.store()
+    return opened
+
+
+def planned(
+    connection: Connection, sid: int, due: Due, policy: Policy, *, now_ms: int
+) -> Eviction | None:
+    """What a planned compaction of a session comes to now; None when nothing would leave."""
+    live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
+    decision = decide(live, kept_within(policy, due), due.trigger, now_ms=now_ms)
+    return (
+        Eviction(due, decision.evicted, len(live), load_of(live), now_ms)
+        if isinstance(decision, Evict)
+        else None
+    )
+
+
+def leave(
+    connection: Connection,
+    session: SessionRow,
+    compaction_id: int,
+    eviction: Eviction,
+    records: Records,
+    *,
+    model: str | None,
+    now_ms: int,
+) -> None:
+    """Carry out an eviction that was planned: its messages leave in the transaction that commits their summary, which `model` wrote.
+
+    Raises:
+        LostLease: one of them is not live any more.
+    """
+    evicted = eviction.evicted
+    ((actor,),) = _ASKED_BY.rows(connection, compaction_id)
+    # Messages may have come since it was planned.
+    eviction = eviction.seen_at(_live(connection, [session])[session.sid], session.load, now_ms)
+    before = _let_go(
+        session, compaction_id, eviction, records, checkpoint=None, model=model, actor=actor
+    )
+    session.gauge = session.gauge.evicted(
+        by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor
+    )
+    _MARK.run(
+        connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted]
+    )
+    ((left,),) = _LEFT.rows(
+        connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id
+    )
+    if left != len(evicted):
+        raise LostLease(CompactionId(str(compaction_id)))
+    tokens = sum([one.tokens for one in evicted])
+    _CARRIED_OUT.run(
+        connection,
+        [
+            (
+                evicted[0].position,
+                evicted[-1].position,
+                len(evicted),
+                tokens,
+                before,
+                now_ms,
+                compaction_id,
+            )
+        ],
+    )
+
+
+def _fired(session: SessionRow, rules: Rules) -> Sequence[Due]:
+    """The triggers that all live messages together set off; where they set off none, no part of them does."""
+    policy = rules.policy(session.agent_wishes, session.wishes)
+    return rules.fired(session.load, policy, rules.model_window(session.model, policy))
+
+
+def _first_to_win(
+    found: Sequence[Due], live: Sequence[Message], policy: Policy, rules: Rules, now_ms: int
+) -> tuple[Due | None, tuple[Message, ...]]:
+    """The first of these triggers for which enough would leave, and what that is."""
+    for due in found:
+        decision = rules.decide(live, policy, due, now_ms)
+        if isinstance(decision, Evict):
+            return due, decision.evicted
+    return None, ()
+
+
+def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, list[Message]]:
+    live: defaultdict[int, list[Message]] = defaultdict(list)
+    for row in _LIVE.rows(connection, [session.sid for session in sessions]):
+        live[row[0]].append(evictable_of(row))
+    return live
+
+
+def quoted_texts(connection: Connection, places: Sequence[tuple[int, int]]) -> Mapping[int, str]:
+    """The messages at these positions of these sessions, by position."""
+    # A position is made from a sequence of the stream: no two sessions have one in common.
+    return {row[0]: row[1] for row in _TEXTS.rows(connection, places)}
+
+
+CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
+"""What the audit calls the moment in which a trigger was looked at: as a tool returned, or as a turn was over."""
+
+
+def _let_go(
+    session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, checkpoint: str | None, model: str | None = None,
+    actor: str | None = None,
+) -> int:  # fmt: skip
+    """Take these messages off the session's counters, and say so; what live messages and summary counted before.
+
+    `model` has summarised them, where that is done already. `actor` asked for it, where that is another than for the transaction.
+    """
+    evicted, due = eviction.evicted, eviction.due
+    before = eviction.load.tokens + session.summary_tokens
+    after = before - eviction.tokens
+    session.live_messages -= sum([not message.role.is_system for message in evicted])
+    session.live_tokens -= eviction.tokens
+    session.rounds -= eviction.load.rounds
+    session.revision += 1
+    records.seal(
+        session,
+        "evicted",
+        at_ms=eviction.at_ms,
+        compaction_id=compaction_id,
+        tokens_before=before,
+        tokens_after=after,
+        actor=actor,
+        trigger=str(due.trigger),
+        **eviction.counts(),
+        first=evicted[0].message_id,
+        last=evicted[-1].message_id,
+        checkpoint=checkpoint,
+        model=model,
+        session_model=session.model,
+        **_escalation(eviction),
+    )
+    records.tell(
+        session,
+        "context.compressed",
+        compaction_id=str(compaction_id),
+        trigger=str(due.trigger),
+        original_count=eviction.live,
+        compressed_count=len(eviction.stays),
+        estimated_tokens=after,
+        budget_tokens=due.budget_tokens,
+    )
+    return before
+
+
+def _escalation(eviction: Eviction) -> dict[str, Any]:
+    """What the audit tells of an eviction after which as little stayed as may."""
+    return {"is_escalated": True, "is_over": eviction.is_over} if eviction.is_escalated else {}
+
+
+def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int, int]]:
+    """The evicted messages as ranges of positions that hold no other live message."""
+    leaving = {message.position for message in evicted}
+    runs: list[tuple[int, int]] = []
+    is_open = False
+    for message in live:
+        if message.position not in leaving:
+            is_open = False
+        elif is_open:
+            runs[-1] = (runs[-1][0], message.position)
+        else:
+            runs.append((message.position, message.position))
+            is_open = True
+    return runs
+
+
+NOTHING: Mapping[int, Arrival] = {}
+
+
+class _Opening:
+    """The compactions that one transaction opens."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        rules: Rules,
+        records: Records,
+        arrived: Mapping[int, Arrival] = NOTHING,
+    ) -> None:
+        self._connection = connection
+        self._rules = rules
+        self._records = records
+        self._arrived = arrived
+        self._rows: list[tuple[Any, ...]] = []
+        self._evicted: dict[int, tuple[int, Sequence[Message]]] = {}
+        self._marks: list[tuple[int, int, int, int]] = []
+
+    def open(self, session: SessionRow, eviction: Eviction, live: Sequence[Message]) -> int:
+        """Take these messages out of the session's live ones, all of which are given; the compaction that stands for it."""
+        compaction_id = self._rules.new_id()
+        trace = self._trace(eviction.seq)
+        with span(
+            "evict", parent=trace, compaction_id=str(compaction_id), messages=len(eviction.evicted)
+        ) as evicting:
+            self._open(session, compaction_id, eviction, live, evicting.trace or trace)
+        return compaction_id
+
+    def _open(
+        self,
+        session: SessionRow,
+        compaction_id: int,
+        eviction: Eviction,
+        live: Sequence[Message],
+        trace: str | None,
+    ) -> None:
+        evicted, due = eviction.evicted, eviction.due
+        checkpoint = self._checkpoint(eviction.seq)
+        before = _let_go(session, compaction_id, eviction, self._records, checkpoint=checkpoint)
+        session.compactions += 1
+        self._marks += [
+            (compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)
+        ]
+        all_tokens = sum([message.tokens for message in evicted])
+        self._rows.append(
+            (
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
+                evicted[-1].position, len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms, eviction.at_ms,
+                trace, self._records.asked_by,
+            )
+        )  # fmt: skip
+        self._evicted[compaction_id] = session.sid, evicted
+
+    def _trace(self, seq: int) -> str | None:
+        """The trace of the event that set it off; None when none did, or it has none."""
+        return self._arrived[seq].trace if seq in self._arrived else None
+
+    def _checkpoint(self, seq: int) -> str | None:
+        """What kind of event set it off; None when none did."""
+        subject = self._arrived[seq].subject if seq in self._arrived else ""
+        return next(
+            (
+                name
+                for kind, name in CHECKPOINTS.items()
+                if subject == kind or subject.startswith(f"{kind}.")
+            ),
+            None,
+        )
+
+    def plan(
+        self,
+        session: SessionRow,
+        found: Sequence[Due],
+        live: Sequence[Message],
+        policy: Policy,
+        *,
+        at_ms: int,
+        seq: int = 0,
+    ) -> int | None:
+        """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is.
+
+        None when nothing would leave. While the session's model rests it is left alone, unless somebody asks.
+        """
+        already = _PLANNED.rows(self._connection, session.sid) if found else ()
+        if already:
+            return int(already[0][0])
+        due, _ = _first_to_win(found, live, policy, self._rules, at_ms)
+        if due is None:
+            return None
+        compaction_id = self._rules.new_id()
+        session.compactions += 1
+        before = session.window_tokens
+        self._records.seal(
+            session, "selective_start", at_ms=at_ms, compaction_id=compaction_id, tokens_before=before, trigger=str(due.trigger),
+            live=len(live), session_model=session.model, checkpoint=self._checkpoint(seq),
+        )  # fmt: skip
+        begins_ms = at_ms + SUMMARY_DELAY_MS
+        if due.trigger is not Trigger.REQUEST:
+            begins_ms = max(begins_ms, session.cooldown_until_ms)
+        self._rows.append(
+            (
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
+                begins_ms, at_ms, None, self._trace(seq), self._records.asked_by,
+            )
+        )  # fmt: skip
+        return compaction_id
+
+    def store(self) -> int:
+        """Write them, each with its digest; how many there are."""
+        digests = self._digests()
+        _OPEN.run(self._connection, [(*row, *digests.get(row[0], ("", 0))) for row in self._rows])
+        _MARK.run(self._connection, self._marks)
+        return len(self._rows)
+
+    def _digests(self) -> Mapping[int, tuple[str, int]]:
+        """What stands for each eviction until its summary does, and its tokens; the texts of all are read at once."""
+        quoted = {
+            compaction_id: (sid, self._rules.quoted(evicted))
+            for compaction_id, (sid, evicted) in self._evicted.items()
+        }
+        places = [(sid, message.position) for sid, some in quoted.values() for message in some]
+        texts = quoted_texts(self._connection, places)
+        return {
+            compaction_id: self._rules.digest(evicted, texts)
+            for compaction_id, (_, evicted) in self._evicted.items()
+        }
+
+
+REQUESTED = Due(Trigger.REQUEST, 0)

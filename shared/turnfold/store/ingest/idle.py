@@ -1,0 +1,62 @@
+"""Sessions that nobody speaks in are found by an index, and give up what they no longer need."""
+
+from sqlalchemy import Connection, Integer, bindparam, func, select
+
+from turnfold.core.eviction.eviction import Due, Trigger
+from turnfold.core.policy.presets import Mode
+from turnfold.ports import Rules
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import sessions
+from turnfold.store.database.session_rows import Records, lock_by_sid, write_back
+from turnfold.store.database.statements import Prepared
+from turnfold.store.ingest.evict import evict_now
+
+_IDLE = Prepared(
+    select(sessions.c.sid)
+    .where(sessions.c.idle_at_ms <= bindparam("now_ms"))
+    .order_by(sessions.c.idle_at_ms)
+    .limit(bindparam("most", type_=Integer)),
+    ("now_ms", "most"),
+)
+_NEXT_IDLE = Prepared(
+    select(func.min(sessions.c.idle_at_ms)).where(sessions.c.idle_at_ms.is_not(None)), ()
+)
+
+
+class SqlIdle:
+    """Idle sessions in a database; see `turnfold.ports.IdleStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
+        """Look at sessions that have fallen idle, and evict from those that are worth it; how many were looked at."""
+        idle = await self._database.snapshot(
+            lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, limit)]
+        )
+        if idle:
+            await self._database.write(
+                lambda connection: _evict_idle(connection, idle, rules, now_ms)
+            )
+        return len(idle)
+
+    async def next_idle_ms(self) -> int | None:
+        """When the next session falls idle; None when none will."""
+        ((at_ms,),) = await self._database.snapshot(_NEXT_IDLE.rows)
+        return None if at_ms is None else int(at_ms)
+
+
+def _evict_idle(connection: Connection, idle: list[int], rules: Rules, now_ms: int) -> None:
+    locked = [
+        session
+        for session in lock_by_sid(connection, idle).values()
+        if session.idle_at_ms is not None and session.idle_at_ms <= now_ms
+    ]
+    records = Records()
+    for session in locked:
+        # Once until somebody speaks again.
+        session.idle_at_ms = None
+        if rules.policy(session.agent_wishes, session.wishes).mode is Mode.AUTO:
+            evict_now(connection, session, Due(Trigger.IDLE, 0), rules, records, now_ms=now_ms)
+    records.write(connection)
+    write_back(connection, locked)

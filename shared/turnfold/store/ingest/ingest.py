@@ -1,0 +1,474 @@
+"""Events become rows: stored once, paired, and the old ones evicted, in one transaction."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from hashlib import sha256
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy.exc import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    ProgrammingError,
+    StatementError,
+)
+
+from turnfold.core.eviction.eviction import idle_at_ms
+from turnfold.core.eviction.usage import Reading
+from turnfold.errors import Unavailable, UnstorableBatch
+from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
+from turnfold.ports import NO_PAYLOADS, PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Rules
+from turnfold.store.database import sequence_ranges as ranges
+from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.message_rows import STORED, message_rows, storable
+from turnfold.store.database.schema import (
+    compactions,
+    dead_letters,
+    events,
+    messages,
+    sessions,
+    tool_calls,
+    usage_reports,
+)
+from turnfold.store.database.session_rows import Records, SessionRow, lock_by_key, write_back
+from turnfold.store.database.statements import BulkInsert, PreparedPairs, bulk_update
+from turnfold.store.ingest.erase import erased_before, keep_apart, note_copies
+from turnfold.store.ingest.evict import evict
+from turnfold.store.ingest.pairing import Touched, pair_again
+from turnfold.store.ingest.search_index import forget
+from turnfold.store.ingest.usage import INSERT_REPORTS, Learning
+
+EVENT_ID_REUSED = "event_id_reused"
+ANOTHER_EVENT = "this event id stands for other content or another session of the agent"
+TOO_MANY_SESSIONS = "too_many_sessions"
+USER = str(Role.USER)
+SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
+
+_pairs = PreparedPairs.pairs
+_KNOWN = PreparedPairs(
+    select(
+        events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest
+    ).where(events.c.agent_id == _pairs.c.a, events.c.event_id == _pairs.c.b),
+    (events.c.agent_id.type, events.c.event_id.type),
+)
+_INSERT_EVENTS = BulkInsert(
+    events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
+)
+_INSERT_MESSAGES = BulkInsert(messages, STORED)
+_INSERT_CALLS = BulkInsert(tool_calls, ("sid", "call_id", "position", "slot"))
+_EVICTED_BEFORE = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
+_BODIES = (
+    select(messages.c.body, messages.c.is_error)
+    .where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+    )
+    .order_by(messages.c.position)
+)
+
+_MISSING = int.from_bytes(sha256(b"turnfold.missing").digest()[:7])
+"""The lock of whoever stores what is missing."""
+
+
+class Known(NamedTuple):
+    """A stored event, as far as a copy of it is compared with it."""
+
+    sid: int
+    stream_seq: int
+    digest: bytes
+
+
+class SqlIntake:
+    """The intake on a database; see `turnfold.ports.IntakeStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ingest(
+        self,
+        arrivals: Sequence[Arrival],
+        dead: Sequence[DeadLetter],
+        *,
+        rules: Rules,
+        payloads: Mapping[int, bytes] = NO_PAYLOADS,
+    ) -> Ingested:
+        """Store a batch in one transaction."""
+        ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
+        try:
+            return await self._database.write(
+                lambda connection: _Batch(connection, rules, payloads).store(ordered, dead)
+            )
+        except IntegrityError as error:
+            # Another worker stored one of these events between our look and our insert.
+            raise Unavailable("two workers met at one event; try again") from error
+        except (
+            DataError,
+            InterfaceError,
+            ProgrammingError,
+            StatementError,
+            OverflowError,
+            UnicodeError,
+        ) as error:
+            raise UnstorableBatch(type(error).__name__) from error
+
+    async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
+        """Count sequences that the stream no longer holds as ingested."""
+        await self._database.write(lambda connection: ranges.add(connection, ranges_))
+
+    async def gaps(self, *, up_to: int = 0) -> Sequence[ranges.Range]:
+        """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
+        return await self._database.snapshot(lambda connection: ranges.gaps(connection, up_to))
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Take turns with other workers that store what is missing."""
+        return self._database.turn(_MISSING)
+
+    async def ingested_to(self) -> int:
+        """The sequence up to which none is missing."""
+        return await self._database.snapshot(ranges.whole_to)
+
+
+class _Batch:
+    """One batch while its transaction is open."""
+
+    def __init__(self, connection: Connection, rules: Rules, payloads: Mapping[int, bytes]) -> None:
+        self._connection = connection
+        self._rules = rules
+        self._payloads = payloads
+        self._records = Records()
+        self._sessions: dict[SessionKey, SessionRow] = {}
+        self._touched: set[Touched] = set()
+        self._dead: list[DeadLetter] = []
+        self._new: list[Arrival] = []
+        self._moved: set[SessionKey] = set()
+        self._copies: set[tuple[int, int]] = set()
+        self._duplicates = 0
+
+    def store(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+        sequences = [arrival.stream_seq for arrival in arrivals] + [
+            letter.stream_seq for letter in dead
+        ]
+        keep_apart(self._connection)
+        if erased := erased_before(self._connection, arrivals, dead):
+            self._duplicates += len(erased)
+            arrivals = [arrival for arrival in arrivals if arrival.stream_seq not in erased]
+            dead = [letter for letter in dead if letter.stream_seq not in erased]
+        self._dead.extend(dead)
+        evictions = 0
+        if arrivals:
+            arrivals = self._admit(arrivals)
+        if arrivals:
+            self._insert(arrivals)
+            paired = pair_again(self._connection, self._touched, self._rules.pair)
+            for session in self._sessions.values():
+                session.evicted_changes += session.sid in paired
+            nameless = {session.sid for session in self._sessions.values() if session.model is None}
+            changed = self._count()
+            new: defaultdict[int, dict[int, Reading | None]] = defaultdict(dict)
+            for arrival in self._new:
+                seq, at_ms, report = arrival.stream_seq, arrival.at_ms, arrival.report
+                new[self._sessions[arrival.key].sid][seq] = (
+                    Reading(seq, at_ms, report.tokens) if report else None
+                )
+            learning = Learning(
+                self._connection, sum(arrival.report is not None for arrival in self._new)
+            )
+            # A session that names its model for the first time begins with what was known of that before.
+            for key, first in {
+                arrival.key: arrival for arrival in reversed(self._new) if arrival.model
+            }.items():
+                session = self._sessions[key]
+                if session.sid in nameless:
+                    session.factor = learning.factor(
+                        key.agent_id, session.model, first.stream_seq - 1
+                    )
+            arrived = {arrival.stream_seq: arrival for arrival in self._new}
+            evictions = evict(
+                self._connection, changed, new, arrived, learning, self._rules, self._records
+            )
+            write_back(self._connection, changed)
+            self._remove_empty()
+        self._records.write(self._connection)
+        self._bury()
+        note_copies(self._connection, self._copies)
+        ranges.add(self._connection, runs(sequences))
+        messages_new = sum(len(arrival.messages) for arrival in self._new)
+        return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
+
+    def _admit(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Lock the sessions of these events and make those that are new, as far as their agents may have more; the rest is refused."""
+        keys = dict.fromkeys(arrival.key for arrival in arrivals)
+        self._sessions = lock_by_key(self._connection, keys, create=self._rules.max_sessions)
+        if len(self._sessions) == len(keys):
+            return arrivals
+        for arrival in arrivals:
+            if arrival.key not in self._sessions:
+                self._refuse(
+                    arrival,
+                    TOO_MANY_SESSIONS,
+                    f"the agent has {self._rules.max_sessions} sessions, and may have no more",
+                )
+        return [arrival for arrival in arrivals if arrival.key in self._sessions]
+
+    def _remove_empty(self) -> None:
+        """Remove the sessions that this batch made and whose events it refused; one that a policy made has a revision."""
+        stored = {arrival.key for arrival in self._new} | self._moved
+        empty = [
+            session.sid
+            for key, session in self._sessions.items()
+            if key not in stored and session.last_event_at_ms is None and session.revision == 0
+        ]
+        if empty:
+            self._connection.execute(delete(sessions).where(sessions.c.sid.in_(empty)))
+
+    # --- new, known, or another under a known id
+
+    def _insert(self, arrivals: Sequence[Arrival]) -> None:
+        """Insert what is new. Nearly always all of it is, so that is tried first; the keys of the tables say when it is not."""
+        fresh, again = _first_of_each(arrivals)
+        try:
+            with self._connection.begin_nested():
+                self._insert_rows(fresh)
+        except IntegrityError:
+            fresh = self._unknown(fresh)
+            self._insert_rows(fresh)
+        self._new = fresh
+        for arrival in again:
+            self._unknown([arrival])
+
+    def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Those whose event is not stored; the others are duplicates, moved or refused."""
+        ids = sorted((arrival.key.agent_id, arrival.event_id) for arrival in arrivals)
+        known = {
+            (agent_id, event_id): Known(*rest)
+            for agent_id, event_id, *rest in _KNOWN.rows(self._connection, ids)
+        }
+        fresh: list[Arrival] = []
+        for arrival in arrivals:
+            row = known.get((arrival.key.agent_id, arrival.event_id))
+            if row is None:
+                fresh.append(arrival)
+            else:
+                self._meet_known(arrival, row)
+        return fresh
+
+    def _meet_known(self, arrival: Arrival, row: Known) -> None:
+        """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
+        sid = self._sessions[arrival.key].sid
+        if row.sid != sid:
+            self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
+            return
+        span = {
+            "of_sid": sid,
+            "first": position_of(row.stream_seq, 0),
+            "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1),
+        }
+        if row.digest != arrival.digest and not self._is_stored(arrival, span):
+            self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
+            return
+        self._duplicates += 1
+        if arrival.stream_seq != row.stream_seq:
+            self._copies.add((sid, max(arrival.stream_seq, row.stream_seq)))
+        if arrival.stream_seq < row.stream_seq:
+            self._move(arrival, span)
+
+    def _is_stored(self, arrival: Arrival, span: dict[str, int]) -> bool:
+        """Whether the messages at these positions say what the event says, written otherwise."""
+        stored = self._connection.execute(_BODIES, span).all()
+        said = [json.loads(message.body) for message in arrival.messages]
+        return [json.loads(body) for body, _ in stored] == said and all(
+            bool(one) == arrival.is_error for _, one in stored
+        )
+
+    def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
+        """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
+        connection, sid = self._connection, span["of_sid"]
+        first = position_of(arrival.stream_seq, 0)
+        mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
+        rows = select(messages.c.position, messages.c.compaction_id).where(
+            mine, messages.c.compaction_id.is_not(None)
+        )
+        evicted = [
+            (row, sid, first + position - span["first"])
+            for position, row in connection.execute(rows)
+        ]
+        came_last = (
+            connection.execute(select(func.max(messages.c.created_at_ms)).where(mine)).scalar()
+            == self._sessions[arrival.key].last_event_at_ms
+        )
+        forget(connection, sid, first=span["first"], last=span["last"])
+        connection.execute(delete(messages).where(mine))
+        calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(
+            span["first"], span["last"]
+        )
+        connection.execute(delete(tool_calls).where(calls))
+        reports = (usage_reports.c.sid == sid) & usage_reports.c.position.between(
+            span["first"], span["last"]
+        )
+        connection.execute(delete(usage_reports).where(reports))
+        identity = (events.c.agent_id == arrival.key.agent_id) & (
+            events.c.event_id == arrival.event_id
+        )
+        connection.execute(delete(events).where(identity))
+        self._insert_rows([arrival])
+        _EVICTED_BEFORE.run(connection, evicted)
+        # A compaction finds its messages between its first and last position: they widen with the move.
+        reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (
+            compactions.c.first_position > first
+        )
+        connection.execute(update(compactions).where(reaches).values(first_position=first))
+        session = self._sessions[arrival.key]
+        session.revision += 1
+        session.evicted_changes += bool(evicted)
+        session.unindexed_from = (
+            first if session.unindexed_from is None else min(first, session.unindexed_from)
+        )
+        session.gauge = session.gauge.moved(
+            span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms
+        )
+        if came_last:
+            session.last_event_at_ms = connection.execute(
+                select(func.max(messages.c.created_at_ms)).where(messages.c.sid == sid)
+            ).scalar_one()
+            session.idle_at_ms = self._idle_at_ms(session)
+        self._moved.add(arrival.key)
+
+    def _refuse(self, arrival: Arrival, reason: str, detail: str) -> None:
+        payload = self._payloads.get(arrival.stream_seq, b"")
+        told = (
+            arrival.stream_seq,
+            arrival.at_ms,
+            arrival.subject,
+            reason,
+            detail,
+            len(payload),
+            payload[:PAYLOAD_KEPT_BYTES],
+        )
+        self._dead.append(DeadLetter(*told, key=arrival.key))
+
+    def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:
+        event_rows: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
+        calls: list[tuple[Any, ...]] = []
+        reports: list[tuple[Any, ...]] = []
+        for arrival in arrivals:
+            seq, sid = arrival.stream_seq, self._sessions[arrival.key].sid
+            event_rows.append(
+                (arrival.key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
+            )
+            rows += message_rows(arrival, sid)
+            if (
+                arrival.report is not None
+                and arrival.model
+                and (answer := arrival.answer) is not None
+            ):
+                model, counted = storable(arrival.model), arrival.report.prompt_tokens
+                reports.append(
+                    (
+                        sid,
+                        position_of(seq, answer),
+                        arrival.key.agent_id,
+                        model,
+                        counted,
+                        arrival.at_ms,
+                    )
+                )
+            for index, message in enumerate(arrival.messages):
+                if message.calls:
+                    made = [
+                        (sid, storable(call.call_id), position_of(seq, index), call.slot)
+                        for call in message.calls
+                    ]
+                    calls += made
+                    self._touched.update([one[:2] for one in made])
+                if message.tool_call_id:
+                    self._touched.add((sid, storable(message.tool_call_id)))
+        inserts = (
+            (_INSERT_EVENTS, event_rows),
+            (_INSERT_MESSAGES, rows),
+            (_INSERT_CALLS, calls),
+            (INSERT_REPORTS, reports),
+        )
+        for insert, values in inserts:
+            # In the order of the table's key, what belongs to one page is written to it at once.
+            values.sort(key=_first_two)
+            insert.run(self._connection, values)
+
+    def _idle_at_ms(self, session: SessionRow) -> int | None:
+        return idle_at_ms(
+            session.last_event_at_ms or 0, self._rules.policy(session.agent_wishes, session.wishes)
+        )
+
+    def _count(self) -> list[SessionRow]:
+        """Bring the counters of the touched sessions up to date; the sessions that changed."""
+        by_session: defaultdict[SessionKey, list[Arrival]] = defaultdict(list)
+        for arrival in self._new:
+            by_session[arrival.key].append(arrival)
+        for key, arrivals in by_session.items():
+            session = self._sessions[key]
+            session.revision += 1
+            messages = tokens = live = live_tokens = rounds = 0
+            for arrival in arrivals:
+                if arrival.model and arrival.stream_seq >= session.model_seq:
+                    session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
+                for message in arrival.messages:
+                    messages += 1
+                    tokens += message.tokens
+                    if message.role not in SYSTEM_ROLES:
+                        live += 1
+                        live_tokens += message.tokens
+                    rounds += message.role == USER and not arrival.is_meta
+            session.messages_total += messages
+            session.tokens_total += tokens
+            session.live_messages += live
+            session.live_tokens += live_tokens
+            session.rounds += rounds
+            first = position_of(min([arrival.stream_seq for arrival in arrivals]), 0)
+            session.unindexed_from = (
+                first if session.unindexed_from is None else min(first, session.unindexed_from)
+            )
+            session.last_event_at_ms = max(
+                session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals]
+            )
+            session.idle_at_ms = self._idle_at_ms(session)
+        return [
+            session
+            for key, session in self._sessions.items()
+            if key in by_session or key in self._moved
+        ]
+
+    def _bury(self) -> None:
+        if self._dead:
+            rows = [_letter_row(letter) for letter in self._dead]
+            self._connection.execute(
+                insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows
+            )
+
+
+_first_two = itemgetter(0, 1)
+
+
+def runs(sequences: Sequence[int]) -> list[ranges.Range]:
+    """The sequences as ranges."""
+    return ranges.joined((seq, seq) for seq in sequences)
+
+
+def _letter_row(letter: DeadLetter) -> dict[str, Any]:
+    row = letter._asdict()
+    agent_id, session_id = row.pop("key") or (None, None)
+    return {**row, "agent_id": agent_id, "session_id": session_id}
+
+
+def _first_of_each(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
+    """The first of each event in a batch, and those that name an event again."""
+    first: dict[tuple[str, str], Arrival] = {}
+    again = [
+        one
+        for one in arrivals
+        if first.setdefault((one.key.agent_id, one.event_id), one) is not one
+    ]
+    return list(first.values()), again

@@ -1,0 +1,296 @@
+"""The index of words: filled behind the intake, one short transaction after the other.
+
+Each term begins with the number of its session, so a look at it reads what that session holds and nothing else. SQLite
+keeps the terms in FTS5, without the texts and without places in them; PostgreSQL keeps them as a tsvector under GIN.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.elements import ColumnElement
+
+from turnfold.core.text.search import searchable
+from turnfold.core.text.words import terms
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import leftovers, messages, sessions, word_index
+from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
+
+SESSIONS_AT_ONCE = 50
+MESSAGES_AT_ONCE = 200
+CHARACTERS_AT_ONCE = 400_000
+MERGED_PAGES = 200
+UNDIVIDED = "z"
+"""The term of a text with too many terms: it is read whenever its session is searched."""
+
+
+class Waiting(NamedTuple):
+    """A message that is not in the index yet."""
+
+    sid: int
+    position: int
+    body: str
+
+
+def of_session(sid: int, term: str) -> str:
+    """A term as the index has it; the number ends where the first letter stands."""
+    return f"{sid}{term}"
+
+
+class SqlIndex:
+    """The index of a database; see `turnfold.ports.WordIndex`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def index_some(self) -> bool:
+        """Index some messages of the sessions that wait longest; whether more waited when it began."""
+        found, is_more = await self._database.snapshot(_waiting)
+        if found:
+            # Taken apart before the transaction begins, and while none is open: on SQLite there is one writer.
+            made = await asyncio.to_thread(_taken_apart, found)
+            await self._database.write(lambda connection: _store(connection, made))
+        return is_more
+
+
+class _Unindexed:
+    """What is asked about messages of a session that the index does not have, by what it knows their positions as."""
+
+    def __init__(self, key: ColumnElement[int]) -> None:
+        indexed = exists().where(key == messages.c.position)
+        of_session = (messages.c.sid == bindparam("of_sid")) & (
+            messages.c.position >= bindparam("first")
+        )
+        places = (
+            select(messages.c.position).where(of_session, ~indexed).order_by(messages.c.position)
+        )
+        between = (messages.c.position <= bindparam("last"),)
+        self.next = Prepared(places.limit(literal_column("1")), ("of_sid", "first"))
+        self.between = Prepared(places.where(*between), ("of_sid", "first", "last"))
+        self.bodies = Prepared(
+            places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last")
+        )
+        sized = places.add_columns(messages.c.characters + literal_column("4") * messages.c.tokens)
+        self.sizes = Prepared(
+            sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most")
+        )
+
+
+_KEYS = {"sqlite": word_index.c.rowid, "postgresql": word_index.c.position}
+_UNINDEXED = {name: _Unindexed(key) for name, key in _KEYS.items()}
+_DUE = Prepared(
+    select(sessions.c.sid, sessions.c.unindexed_from)
+    .where(sessions.c.unindexed_from.is_not(None))
+    .order_by(sessions.c.unindexed_from)
+    .limit(bindparam("most", type_=Integer)),
+    ("most",),
+)
+_LOCKED = PreparedIn(
+    select(sessions.c.sid, sessions.c.unindexed_from)
+    .where(sessions.c.sid.in_(bindparam("sids", expanding=True)))
+    .order_by(sessions.c.sid)
+    .with_for_update(),
+    "sids",
+)
+_WAIT = bulk_update(sessions, where=("sid",), values=("unindexed_from",))
+_INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
+
+
+def _waiting(connection: Connection) -> tuple[dict[int, list[Waiting]], bool]:
+    """What is next of each session with something to index, and whether more waits."""
+    unindexed = _UNINDEXED[connection.dialect.name]
+    found: dict[int, list[Waiting]] = {}
+    room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
+    due = _DUE.rows(connection, SESSIONS_AT_ONCE)
+    is_more = len(due) == SESSIONS_AT_ONCE
+    for sid, first in due:
+        last: int | None = None
+        for position, size in unindexed.sizes.rows(connection, sid, first, room):
+            if last is not None and size > characters:
+                is_more = True
+                break
+            last = position
+            room, characters = room - 1, characters - size
+        found[sid] = (
+            []
+            if last is None
+            else [Waiting(sid, *row) for row in unindexed.bodies.rows(connection, sid, first, last)]
+        )
+        if room <= 0 or characters <= 0:
+            return found, True
+    return found, is_more
+
+
+def _taken_apart(found: Mapping[int, Iterable[Waiting]]) -> dict[int, dict[int, list[str]]]:
+    return {
+        sid: {row.position: terms_of_body(sid, row.body) for row in rows}
+        for sid, rows in found.items()
+    }
+
+
+def terms_of_body(sid: int, body: str) -> list[str]:
+    """The terms under which the index has a message of this session."""
+    found = terms(searchable(json.loads(body)))
+    of_this = of_session(sid, "")
+    return [of_this + term for term in ((UNDIVIDED,) if found is None else found)]
+
+
+def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) -> None:
+    """Add what is not there yet, and say from where on these sessions wait now: stragglers may have come meanwhile."""
+    unindexed = _UNINDEXED[connection.dialect.name]
+    wait: list[tuple[int | None, int]] = []
+    for sid, first in _LOCKED.rows(connection, sorted(made)):
+        if first is None:
+            continue
+        mine = made[sid]
+        if mine:
+            absent = [
+                position
+                for (position,) in unindexed.between.rows(connection, sid, min(mine), max(mine))
+                if position in mine
+            ]
+            _insert(connection, sid, {position: mine[position] for position in absent})
+        wait.append(
+            (
+                next(
+                    (position for (position,) in unindexed.next.rows(connection, sid, first)), None
+                ),
+                sid,
+            )
+        )
+    _WAIT.run(connection, wait)
+
+
+def forget(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
+    """Take the messages of a session between two positions, or all, out of the index.
+
+    To be called in the transaction that deletes them, and before it does: an index without texts has to be told what it held.
+    """
+    if connection.dialect.name != "sqlite":
+        mine = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
+        connection.execute(delete(word_index).where(mine))
+        return
+    while True:
+        indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
+        some = select(messages.c.position, messages.c.body).where(
+            messages.c.sid == sid, messages.c.position.between(first, last), indexed
+        )
+        rows = connection.execute(some.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)).all()
+        if not rows:
+            return
+        connection.execute(_DELETE_SQLITE, [_told(sid, position, body) for position, body in rows])
+        first = rows[-1].position + 1
+
+
+def _told(sid: int, position: int, body: str) -> dict[str, Any]:
+    return {"position": position, "terms": " ".join(terms_of_body(sid, body))}
+
+
+_DELETE_SQLITE = text(
+    "INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)"
+)
+
+
+def leave_behind(connection: Connection, sids: Sequence[int]) -> None:
+    """Take whole sessions out of the index, which are about to be deleted.
+
+    Nobody looks for their numbers any more. What it takes to remove their words from SQLite's index would hold up all who
+    write, so the texts are put aside for `clear_away`.
+    """
+    if connection.dialect.name != "sqlite":
+        connection.execute(delete(word_index).where(word_index.c.sid.in_(sids)))
+        return
+    indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
+    aside = select(messages.c.position, messages.c.sid, messages.c.body).where(
+        messages.c.sid.in_(sids), indexed
+    )
+    connection.execute(insert(leftovers).from_select(["position", "sid", "body"], aside))
+
+
+async def clear_away(database: Database) -> None:
+    """Remove the words of what was erased from the index and from the file, one short transaction after the other."""
+    if not database.is_sqlite:
+        return
+    waiting = (
+        select(leftovers.c.sid, leftovers.c.position, leftovers.c.body)
+        .where(leftovers.c.body != "")
+        .limit(MESSAGES_AT_ONCE)
+    )
+    while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
+        gone = await asyncio.to_thread(_told_of, [Waiting(*row) for row in aside])
+        await database.write(partial(_clear, gone=gone))
+    # A word goes from the file when the part of the index that names it is written anew.
+    if await database.snapshot(
+        lambda connection: connection.execute(select(leftovers.c.position).limit(1)).first()
+    ):
+        pages = -MERGED_PAGES
+        while await database.write(partial(_merged, pages=pages)):
+            pages = MERGED_PAGES
+        await database.write(
+            lambda connection: connection.execute(delete(leftovers).where(leftovers.c.body == ""))
+        )
+
+
+def _told_of(rows: Iterable[Waiting]) -> list[dict[str, Any]]:
+    return [_told(row.sid, row.position, row.body) for row in rows]
+
+
+def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
+    """Take words out of the index once; that the rest has still to be done stays written down."""
+    connection.execute(_DELETE_SQLITE, gone)
+    connection.execute(
+        update(leftovers)
+        .where(leftovers.c.position.in_([one["position"] for one in gone]))
+        .values(body="")
+    )
+
+
+def _merged(connection: Connection, *, pages: int) -> bool:
+    """Write so many pages of the index anew; whether there are more (a negative number begins it)."""
+    before = connection.execute(text("SELECT total_changes()")).scalar_one()
+    connection.execute(
+        text("INSERT INTO word_index (word_index, rank) VALUES ('merge', :pages)"), {"pages": pages}
+    )
+    return int(connection.execute(text("SELECT total_changes()")).scalar_one()) - int(before) >= 2
+
+
+def _insert(connection: Connection, sid: int, made: Mapping[int, list[str]]) -> None:
+    if not made:
+        return
+    if connection.dialect.name == "sqlite":
+        _INSERT_SQLITE.run(
+            connection, [(position, " ".join(found)) for position, found in made.items()]
+        )
+        return
+    listed = [{"at": position, "of_sid": sid, "found": found} for position, found in made.items()]
+    connection.execute(_INSERT_POSTGRESQL, listed)
+
+
+_INSERT_POSTGRESQL = (
+    postgresql.insert(word_index)
+    .values(
+        position=bindparam("at", type_=BigInteger),
+        sid=bindparam("of_sid", type_=BigInteger),
+        terms=func.array_to_tsvector(cast(bindparam("found"), postgresql.ARRAY(Text))),
+    )
+    .on_conflict_do_nothing()
+)

@@ -1,0 +1,226 @@
+"""What providers reported, as rows: the factor they teach, and until when reports are stale."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, Integer, bindparam, case, func, literal_column, or_, select
+
+from turnfold.core.eviction.eviction import Trigger
+from turnfold.core.eviction.usage import (
+    COMPACTIONS_LOOKED_AT,
+    NEVER_MS,
+    REPORTS_LOOKED_AT,
+    Difference,
+    learnt_factor,
+)
+from turnfold.messages import MESSAGES_PER_EVENT, position_of
+from turnfold.store.database.schema import compactions, messages, sessions, usage_reports
+from turnfold.store.database.session_rows import SessionRow
+from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, PreparedPairs
+
+INSERT_REPORTS = BulkInsert(
+    usage_reports, ("sid", "position", "agent_id", "model", "prompt_tokens", "at_ms")
+)
+
+_later = (
+    select(usage_reports)
+    .where(
+        usage_reports.c.agent_id == bindparam("agent_id"),
+        usage_reports.c.model == bindparam("model"),
+    )
+    .order_by(usage_reports.c.position.desc())
+    .limit(bindparam("most", type_=Integer))
+    .subquery("later")
+)
+_earlier, _before, _between, _first = (
+    usage_reports.alias("earlier"),
+    usage_reports.alias("before"),
+    messages.alias("between"),
+    messages.alias("first"),
+)
+_previous = (
+    select(func.max(_before.c.position))
+    .where(_before.c.sid == _later.c.sid, _before.c.position < _later.c.position)
+    .scalar_subquery()
+)
+# Put together before any message is looked at, or PostgreSQL walks a session from its first message for each report.
+_step = (
+    select(
+        _later.c.sid,
+        _later.c.position,
+        _later.c.at_ms,
+        (_later.c.prompt_tokens - _earlier.c.prompt_tokens).label("more_tokens"),
+        _earlier.c.position.label("since"),
+        _earlier.c.model,
+    )
+    .select_from(_later)
+    .join(_earlier, (_earlier.c.sid == _later.c.sid) & (_earlier.c.position == _previous))
+    .cte("step")
+    .prefix_with("MATERIALIZED", dialect="postgresql")
+)
+_called_after = (
+    select(_first.c.created_at_ms)
+    .where(
+        _first.c.sid == _step.c.sid,
+        _first.c.position < _step.c.since - _step.c.since % literal_column(str(MESSAGES_PER_EVENT)),
+    )
+    .order_by(_first.c.position.desc())
+    .limit(literal_column("1"))
+    .scalar_subquery()
+)
+_is_system = _between.c.role.in_([literal_column("'system'"), literal_column("'developer'")])
+_is_shown = or_(
+    _between.c.role != literal_column("'tool'"), _between.c.answers_position.is_not(None)
+)
+_ZERO, _ONE = literal_column("0", Integer), literal_column("1", Integer)
+_DIFFERENCES = Prepared(
+    select(
+        _step.c.sid,
+        _step.c.position,
+        func.coalesce(_called_after, _ZERO),
+        _step.c.at_ms,
+        _step.c.more_tokens,
+        func.sum(case((_is_shown, _between.c.tokens), else_=_ZERO)),
+        # A new system message takes another's place, and who sends old reasoning again is for the agent to say.
+        func.sum(case((or_(_is_system, _between.c.reasoning_tokens > _ZERO), _ONE), else_=_ZERO)),
+        _step.c.model,
+    )
+    .select_from(_step)
+    .join(
+        _between,
+        (_between.c.sid == _step.c.sid)
+        & (_between.c.position >= _step.c.since)
+        & (_between.c.position < _step.c.position),
+    )
+    .group_by(*_step.c)
+    .order_by(_step.c.position.desc()),
+    ("agent_id", "model", "most"),
+)
+_REPORTED = Prepared(
+    select(usage_reports.c.position)
+    .where(
+        usage_reports.c.agent_id == bindparam("agent_id"),
+        usage_reports.c.model == bindparam("model"),
+    )
+    .order_by(usage_reports.c.position.desc())
+    .limit(bindparam("most", type_=Integer)),
+    ("agent_id", "model", "most"),
+)
+_COMPACTED = PreparedIn(
+    select(
+        compactions.c.sid,
+        compactions.c.requested_at_ms,
+        compactions.c.finished_at_ms,
+        compactions.c.restored_at_ms,
+    )
+    .join(sessions, sessions.c.sid == compactions.c.sid)
+    .where(
+        sessions.c.sid.in_(bindparam("sids", expanding=True)),
+        compactions.c.ordinal > sessions.c.compactions - literal_column(str(COMPACTIONS_LOOKED_AT)),
+    ),
+    "sids",
+)
+_pairs = PreparedPairs.pairs
+_NEWEST_COMPACTION = PreparedPairs(
+    select(
+        *(
+            compactions.c[name]
+            for name in (
+                "sid",
+                "status",
+                "trigger",
+                "requested_at_ms",
+                "finished_at_ms",
+                "restored_at_ms",
+            )
+        ),
+    ).where(compactions.c.sid == _pairs.c.a, compactions.c.ordinal == _pairs.c.b),
+    (compactions.c.sid.type, compactions.c.ordinal.type),
+)
+
+
+def settled(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, int]:
+    """When the last compaction of each session was done (ms since 1970): far off where it is not, -1 where there was none.
+
+    One that only writes a version again is opened when all others are done, and keeps nothing waiting.
+    """
+    rows = _NEWEST_COMPACTION.rows(
+        connection, [(session.sid, session.compactions) for session in some]
+    )
+    found = {
+        sid: NEVER_MS
+        if status in ("pending", "running") and not Trigger(trigger).rewrites
+        else max(begun, done or 0, undone or 0)
+        for sid, status, trigger, begun, done, undone in rows
+    }
+    return {session.sid: found.get(session.sid, -1) for session in some}
+
+
+class Learning:
+    """The factors of one transaction: learnt from what is stored, and from the evictions it is about to store."""
+
+    def __init__(self, connection: Connection, new_reports: int = 0) -> None:
+        self._connection = connection
+        self._most = REPORTS_LOOKED_AT + new_reports
+        self._known: dict[tuple[str, str], tuple[list[int], list[Difference]]] = {}
+        self._compacted: defaultdict[int, list[int]] = defaultdict(list)
+        self._looked_up: set[int] = set()
+
+    def evicted(self, sid: int, at_ms: int) -> None:
+        """Count an eviction that is not stored yet."""
+        self._compacted[sid].append(at_ms)
+
+    def factor(self, agent_id: str, model: str | None, seq: int | None = None) -> float:
+        """The factor of a model that an agent uses, as the reports up to a stream sequence tell it.
+
+        Agents learn by themselves: what one reports changes no window of another.
+        """
+        if model is None:
+            return 1.0
+        reports, differences = self._read(agent_id, model)
+        last = position_of(
+            (1 << 53) // MESSAGES_PER_EVENT if seq is None else seq, MESSAGES_PER_EVENT - 1
+        )
+        looked_at = [position for position in reports if position <= last][:REPORTS_LOOKED_AT]
+        if not looked_at:
+            return 1.0
+        known = [
+            one
+            for one in differences
+            if looked_at[-1] // MESSAGES_PER_EVENT <= one.seq <= last // MESSAGES_PER_EVENT
+        ]
+        return learnt_factor(known, self._compacted)
+
+    def _read(self, agent_id: str, model: str) -> tuple[list[int], list[Difference]]:
+        """The positions of the newest reports, and their differences from those before them; newest first."""
+        key = (agent_id, model)
+        if key not in self._known:
+            reports = [
+                position
+                for (position,) in _REPORTED.rows(self._connection, agent_id, model, self._most)
+            ]
+            rows = (
+                _DIFFERENCES.rows(self._connection, agent_id, model, self._most) if reports else ()
+            )
+            differences = [
+                Difference(
+                    sid,
+                    position // MESSAGES_PER_EVENT,
+                    since_ms,
+                    until_ms,
+                    int(grown),
+                    int(counted),
+                )
+                for sid, position, since_ms, until_ms, grown, counted, unfit, earlier_model in rows
+                if not unfit and earlier_model == model
+            ]
+            self._look_up({one.session for one in differences})
+            self._known[key] = (reports, differences)
+        return self._known[key]
+
+    def _look_up(self, sids: set[int]) -> None:
+        """Read when the newest compactions of these sessions were."""
+        missing = sorted(sids - self._looked_up)
+        self._looked_up |= sids
+        for sid, *moments in _COMPACTED.rows(self._connection, missing):
+            self._compacted[sid] += [at_ms for at_ms in moments if at_ms is not None]

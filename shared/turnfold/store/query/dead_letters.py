@@ -1,0 +1,78 @@
+"""Dead letters in full, and what became of those that were published again."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, func, select, update
+
+from turnfold.ports import DeadLetterRow, Letter
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import dead_letters, ingested
+from turnfold.store.query.history import DEAD
+
+_LETTERS = select(*DEAD, dead_letters.c.payload).order_by(dead_letters.c.dead_letter_id)
+
+
+class SqlLetters:
+    """Dead letters in a database; see `turnfold.ports.DeadLetters`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def letters(self, ids: Sequence[int]) -> Sequence[Letter]:
+        """The letters of these ids, oldest first."""
+        return await self._letters(_LETTERS.where(dead_letters.c.dead_letter_id.in_(ids)))
+
+    async def unreplayed(
+        self, *, reason: str | None, after: int, until: int, limit: int
+    ) -> Sequence[Letter]:
+        """Letters that were not replayed yet, oldest first."""
+        between = (dead_letters.c.dead_letter_id > after) & (dead_letters.c.dead_letter_id <= until)
+        chosen = _LETTERS.where(between, dead_letters.c.replayed_at_ms.is_(None)).limit(limit)
+        return await self._letters(
+            chosen if reason is None else chosen.where(dead_letters.c.reason == reason)
+        )
+
+    async def newest_id(self) -> int:
+        """The greatest id so far."""
+        newest = select(func.coalesce(func.max(dead_letters.c.dead_letter_id), 0))
+        return await self._database.snapshot(
+            lambda connection: int(connection.execute(newest).scalar_one())
+        )
+
+    async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None:
+        """Note that a letter was published again."""
+        noted = (
+            update(dead_letters)
+            .where(dead_letters.c.dead_letter_id == dead_letter_id)
+            .values(replayed_at_ms=now_ms)
+        )
+        await self._database.write(lambda connection: connection.execute(noted))
+
+    async def came_to(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
+        """Of these sequences those that are ingested, each with the dead letter that it became."""
+
+        def read(connection: Connection) -> dict[int, DeadLetterRow | None]:
+            found: dict[int, DeadLetterRow | None] = {}
+            for seq in sequences:
+                holds = select(ingested.c.first_seq).where(
+                    ingested.c.first_seq <= seq, ingested.c.last_seq >= seq
+                )
+                if connection.execute(holds).first() is not None:
+                    found[seq] = None
+            for row in connection.execute(
+                select(*DEAD).where(dead_letters.c.stream_seq.in_(list(found)))
+            ):
+                found[row.stream_seq] = DeadLetterRow(*row)
+            return found
+
+        return await self._database.snapshot(read)
+
+    async def _letters(self, chosen: Select[*tuple[Any, ...]]) -> Sequence[Letter]:
+        def read(connection: Connection) -> list[Letter]:
+            return [
+                Letter(DeadLetterRow(*row[:-1]), bytes(row[-1]))
+                for row in connection.execute(chosen)
+            ]
+
+        return await self._database.snapshot(read)

@@ -1,0 +1,248 @@
+"""Messages found by the index of words, and those that it does not have yet; see `turnfold.store.ingest.search_index`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    asc,
+    bindparam,
+    cast,
+    desc,
+    func,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql
+
+from turnfold.core.text.search import Lookup, Term
+from turnfold.errors import UnknownSession
+from turnfold.messages import SessionKey, State
+from turnfold.ports import Candidates, Original, Scope
+from turnfold.store.compact.coverage import speaks_for
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import compactions, messages, sessions, word_index
+from turnfold.store.ingest.search_index import UNDIVIDED, of_session
+from turnfold.store.query.history import ORIGINALS, original_of
+
+NEWEST, OLDEST = 200, 60
+"""How many messages a lookup brings at most, from either end of the session."""
+LOOKED_AT = 10_000
+"""Of how many, from either end, it is seen whether they are in the scope of a question."""
+CHARACTERS_READ = 4_000_000
+"""How much text all lookups of one question bring at most."""
+PAGE_MESSAGES, PAGE_CHARACTERS = 500, 2_000_000
+
+Sized = dict[int, int]
+
+
+class SqlSearch:
+    """Searching in a database; see `turnfold.ports.SearchStore`."""
+
+    def __init__(self, database: Database, *, looked_at: int = LOOKED_AT) -> None:
+        self._database = database
+        self._looked_at = looked_at
+
+    async def unindexed(
+        self, key: SessionKey, *, scope: Scope, after_position: int
+    ) -> Sequence[Original]:
+        """A page of the messages that the index may not have yet, in order; at the end none."""
+
+        def read(connection: Connection) -> list[Original]:
+            sid, first = _session(connection, key)
+            if first is None:
+                return []
+            size = messages.c.characters + 4 * messages.c.tokens
+            behind = (
+                (messages.c.sid == sid)
+                & (messages.c.position >= first)
+                & (messages.c.position > after_position)
+            )
+            places = (
+                select(messages.c.position, size)
+                .where(behind)
+                .order_by(messages.c.position)
+                .limit(PAGE_MESSAGES)
+            )
+            chosen = _scoped(_between(places, messages.c.position, scope), sid, scope)
+            return _read(
+                connection, sid, _within(dict(_pairs(connection, chosen)), PAGE_CHARACTERS)
+            )
+
+        return await self._database.snapshot(read)
+
+    async def candidates(
+        self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope
+    ) -> Candidates:
+        """Messages that the index has under all terms of a lookup; of very many the newest and the oldest."""
+
+        def read(connection: Connection) -> Candidates:
+            sid, _ = _session(connection, key)
+            matching: Matching = (
+                _matching_fts5 if connection.dialect.name == "sqlite" else _matching_tsvector
+            )
+            sizes: Sized = {}
+            is_partial = False
+            for lookup in lookups:
+                if lookup:
+                    ends, is_cut = _ends(
+                        connection, *matching(sid, lookup), sid, scope, self._looked_at
+                    )
+                    sizes |= ends
+                    is_partial |= is_cut
+            chosen = _within(sizes, CHARACTERS_READ)
+            return Candidates(
+                _read(connection, sid, chosen), is_partial or len(chosen) < len(sizes)
+            )
+
+        return await self._database.snapshot(read)
+
+
+def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
+    mine = (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
+    row = connection.execute(
+        select(sessions.c.sid, sessions.c.unindexed_from).where(mine)
+    ).one_or_none()
+    if row is None:
+        raise UnknownSession("nothing was published in this session yet")
+    return row.sid, row.unindexed_from
+
+
+Places = Select[*tuple[Any, ...]]
+Matching = Callable[[int, Lookup], tuple[Places, ColumnElement[int]]]
+
+
+def _ends(
+    connection: Connection,
+    places: Places,
+    position: ColumnElement[int],
+    sid: int,
+    scope: Scope,
+    looked_at: int,
+) -> tuple[Sized, bool]:
+    """Positions and sizes of the newest messages that match, and where that is not all of them, of the oldest; whether some are neither.
+
+    The index knows positions alone. What else a scope asks for costs a look at each message, so not all of very many are
+    looked at.
+    """
+    places = _between(places, position, scope)
+    is_filtered = scope != Scope(
+        after_position=scope.after_position, before_position=scope.before_position
+    )
+
+    def end(order: Callable[[ColumnElement[int]], ColumnElement[int]], most: int) -> Sized:
+        looked = (
+            places.order_by(order(position))
+            .limit(looked_at if is_filtered else most)
+            .subquery("looked")
+        )
+        joined = looked.join(
+            messages, and_(messages.c.sid == sid, messages.c.position == looked.c.position)
+        )
+        chosen = _scoped(
+            select(messages.c.position, messages.c.characters + 4 * messages.c.tokens).select_from(
+                joined
+            ),
+            sid,
+            scope,
+        )
+        return dict(_pairs(connection, chosen.order_by(order(looked.c.position)).limit(most)))
+
+    newest = end(desc, NEWEST)
+    if len(newest) < NEWEST and not (is_filtered and _has_more(connection, places, looked_at)):
+        return newest, False
+    both = newest | end(asc, OLDEST)
+    return both, is_filtered or len(both) == NEWEST + OLDEST
+
+
+def _has_more(connection: Connection, places: Places, than: int) -> bool:
+    return (
+        connection.execute(
+            select(func.count()).select_from(places.limit(than + 1).subquery())
+        ).scalar_one()
+        > than
+    )
+
+
+def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
+    """Positions. The index gives them in the order of its own key: nothing is sorted."""
+    asked = f"({' AND '.join(_quoted(sid, term) for term in lookup)}) OR {_quoted(sid, Term(UNDIVIDED))}"
+    found = text("word_index MATCH :asked").bindparams(asked=asked)
+    return select(word_index.c.rowid.label("position")).where(found), word_index.c.rowid
+
+
+def _quoted(sid: int, term: Term) -> str:
+    """A term as FTS5 reads it: letters and digits alone, so there is nothing to escape."""
+    return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
+
+
+def _matching_tsvector(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
+    """Positions. What matches is found first by its index: a planner might rather walk along the positions."""
+    words = " & ".join(
+        f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}" for term in lookup
+    )
+    asked = cast(literal(f"({words}) | '{of_session(sid, UNDIVIDED)}'"), postgresql.TSQUERY)
+    found = (
+        select(word_index.c.position)
+        .where(word_index.c.terms.op("@@")(asked))
+        .cte("found")
+        .prefix_with("MATERIALIZED")
+    )
+    return select(found.c.position), found.c.position
+
+
+def _between(places: Places, position: ColumnElement[int], scope: Scope) -> Places:
+    if scope.after_position is not None:
+        places = places.where(position > scope.after_position)
+    return (
+        places if scope.before_position is None else places.where(position < scope.before_position)
+    )
+
+
+def _scoped(places: Places, sid: int, scope: Scope) -> Places:
+    if scope.role is not None:
+        places = places.where(messages.c.role == scope.role)
+    if scope.version is not None:
+        places = places.where(messages.c.compaction_id.in_(speaks_for(sid, scope.version)))
+    match scope.state:
+        case None:
+            return places
+        case State.LIVE:
+            return places.where(messages.c.compaction_id.is_(None))
+        case State.PENDING | State.COVERED:
+            is_covered = select(compactions.c.is_covered).where(
+                compactions.c.compaction_id == messages.c.compaction_id
+            )
+            return places.where(
+                is_covered.scalar_subquery() == literal(scope.state is State.COVERED)
+            )
+
+
+def _pairs(connection: Connection, chosen: Places) -> list[tuple[int, int]]:
+    return [(position, size) for position, size in map(tuple[Any, ...], connection.execute(chosen))]
+
+
+def _within(sizes: Sized, most: int) -> list[int]:
+    """The first of these messages, as far as there is room for their texts; one at least."""
+    chosen: list[int] = []
+    for position, size in sizes.items():
+        if chosen and size > most:
+            break
+        most -= size
+        chosen.append(position)
+    return chosen
+
+
+def _read(connection: Connection, sid: int, positions: Sequence[int]) -> list[Original]:
+    if not positions:
+        return []
+    chosen = ORIGINALS.where(
+        messages.c.sid == sid,
+        messages.c.position.in_(bindparam("places", positions, BigInteger, expanding=True)),
+    )
+    return [original_of(row) for row in connection.execute(chosen.order_by(messages.c.position))]

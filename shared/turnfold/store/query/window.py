@@ -1,0 +1,361 @@
+"""One read, one snapshot: a session's row, its summary, what is pending, what is live, and the texts of what is shown."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from sqlalchemy import Text, bindparam, cast, func, literal_column, select, text
+
+from turnfold.cache import Lately
+from turnfold.core.history.as_of import AtTime, Moment
+from turnfold.core.policy.overrides import Wishes
+from turnfold.errors import BadRequest
+from turnfold.messages import CompactionId, Message, SessionKey
+from turnfold.ports import Chosen, PendingEviction, SessionFacts, StoredSummary, WindowFacts
+from turnfold.store.database.engine import Database
+from turnfold.store.database.inline_reader import NotAtHand
+from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.schema import (
+    agents,
+    compactions,
+    ingested,
+    messages,
+    sessions,
+    summaries,
+)
+from turnfold.store.database.statements import Prepared, Readable
+from turnfold.store.query.as_of import messages_then, state_then
+
+_INGESTED_TO = (
+    select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
+)
+_REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
+_ONE = select(literal_column("1").label("one")).subquery("one")
+_SESSION_COLUMNS = [
+    sessions.c[name]
+    for name in (
+        "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "factor", "version", "versions",
+        "compactions", "audit_rows", "audit_hash", "last_event_at_ms",
+    )
+]  # fmt: skip
+SUMMARY_COLUMNS = [
+    *(
+        summaries.c[name]
+        for name in (
+            "version",
+            "base_version",
+            "kind",
+            "style",
+            "model",
+            "text",
+            "sections",
+            "ledger",
+            "tokens",
+        )
+    ),
+    summaries.c.text_tokens,
+    func.coalesce(summaries.c.cuts, literal_column("''")),
+    *(summaries.c[name] for name in ("covers_first", "covers_last", "messages_covered")),
+    cast(summaries.c.compaction_id, Text),
+    summaries.c.created_at_ms,
+]
+_HEAD = Prepared(
+    select(
+        func.coalesce(_INGESTED_TO, literal_column("0")),
+        sessions.c.sid,
+        sessions.c.preset,
+        sessions.c.mode,
+        sessions.c.overrides,
+        agents.c.preset,
+        agents.c.mode,
+        agents.c.overrides,
+        *_SESSION_COLUMNS,
+        sessions.c.evicted_changes,
+        *SUMMARY_COLUMNS,
+    ).select_from(
+        _ONE.outerjoin(
+            sessions,
+            (sessions.c.agent_id == bindparam("agent_id"))
+            & (sessions.c.session_id == bindparam("session_id")),
+        )
+        .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+        .outerjoin(
+            summaries,
+            (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version),
+        )
+    ),
+    ("agent_id", "session_id"),
+)
+_is_pending = text(
+    "NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0"
+)
+_waits = select(
+    compactions.c.compaction_id,
+    compactions.c.messages_evicted,
+    compactions.c.tokens_evicted,
+    compactions.c.digest,
+    compactions.c.digest_tokens,
+    compactions.c.requested_at_ms,
+    compactions.c.first_position,
+    compactions.c.last_position,
+)
+_PENDING = Prepared(
+    _waits.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(
+        compactions.c.ordinal
+    ),
+    ("of_sid",),
+)
+_EVICTION = Prepared(_waits.where(compactions.c.compaction_id == bindparam("by")), ("by",))
+_SUMMARY = Prepared(
+    select(*SUMMARY_COLUMNS).where(
+        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
+)
+_CHANGING = [
+    messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")
+]
+"""What may ever change of a live message that stays live, behind its position: what it answers."""
+
+_live = (
+    select(*_CHANGING)
+    .where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None))
+    .order_by(messages.c.position)
+)
+_LIVE = Prepared(_live, ("of_sid",))
+_LIVE_FACTS = Prepared(
+    _live.with_only_columns(*FACTS).where(messages.c.position >= bindparam("since")),
+    ("of_sid", "since"),
+)
+_EVICTED = Prepared(
+    select(*FACTS)
+    .where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        messages.c.compaction_id == bindparam("by"),
+    )
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last", "by"),
+)
+_PLACES = tuple(f"at_{number}" for number in range(64))
+_BODIES = Prepared(
+    select(messages.c.position, messages.c.body).where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.in_([bindparam(place) for place in _PLACES]),
+    ),
+    ("of_sid", *_PLACES),
+)
+AT_HAND = 512
+"""Up to so many messages are read on the spot; beyond, it would hold up other requests."""
+
+KNOWN_AT_HAND = 2_048
+"""Of up to so many messages, most of them known, a window is decided on the spot."""
+
+KNOWN = 32_768
+"""Of so many messages the numbers are remembered, those of the sessions asked for last; a message takes half a kilobyte."""
+
+State = tuple[Any, ...]
+"""The columns `_CHANGING` of a live message.
+
+A position belongs to one message for ever, and all else that is stored of it never changes while it is live. So what was
+read of a message in some state holds whenever it is found in that state again, and cannot be out of date.
+"""
+
+
+@dataclass(slots=True)
+class Known:
+    """The messages of a session as they were read: live ones by their state, evicted ones by their eviction.
+
+    What was evicted hardly changes any more, and the session counts it when it does (`changes`).
+    """
+
+    changes: int = 0
+    live: dict[State, Message] = field(default_factory=dict)
+    evicted: dict[int, list[Message]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many messages these are."""
+        return len(self.live) + sum([len(some) for some in self.evicted.values()])
+
+    def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
+        """Whether little enough is left to read of so many live messages and of what these evictions hold."""
+        known = self.evicted if self.changes == changes else {}
+        unknown: int = sum([row[1] for row in pending if row[0] not in known])
+        size: int = live + sum([row[1] for row in pending])
+        return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
+
+
+class SqlWindows:
+    """Windows in a database; see `turnfold.ports.WindowStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: Lately[SessionKey, Known] = Lately(KNOWN)
+
+    def forget(self) -> None:
+        """Remember no message: some were erased."""
+        self._known.clear()
+
+    async def ingested_to(self) -> int:
+        """Up to which sequence everything is ingested.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+        """
+        return await self._database.glance(lambda connection: int(_REACHED.rows(connection)[0][0]))
+
+    async def window(
+        self,
+        key: SessionKey,
+        *,
+        glance: Callable[[WindowFacts], Chosen | None],
+        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+    ) -> tuple[Chosen, Mapping[int, str]]:
+        """Read a session in one snapshot."""
+
+        def read(
+            connection: Readable, *, is_near: bool = False
+        ) -> tuple[Chosen, Mapping[int, str]]:
+            facts, changes = _head(connection, key)
+            seen = glance(facts)
+            if seen is not None:
+                return seen, {}
+            if facts.session is None:
+                return choose(facts)[0], {}
+            sid = facts.session.sid
+            pending = _PENDING.rows(connection, sid)
+            known = self._known.take(key) or Known()
+            if is_near and not known.is_at_hand(facts.session.live_messages, changes, pending):
+                self._known.keep(key, known, known.size)
+                raise NotAtHand
+            evicted = _evicted(connection, sid, known, changes, pending)
+            found = [*evicted, *_live_ones(connection, sid, known)]
+            if evicted:
+                found.sort(key=attrgetter("position"))
+            self._known.keep(key, known, known.size)
+            waiting = tuple([_waiting(row) for row in pending])
+            chosen, positions = choose(
+                WindowFacts(facts.ingested_to, facts.session, facts.summary, waiting, tuple(found))
+            )
+            return chosen, dict(_bodies(connection, sid, positions))
+
+        try:
+            return self._database.at_hand(lambda connection: read(connection, is_near=True))
+        except NotAtHand:
+            return await self._database.snapshot(read)
+
+    async def window_then(
+        self,
+        key: SessionKey,
+        moment: Moment,
+        *,
+        glance: Callable[[WindowFacts], Chosen | None],
+        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+    ) -> tuple[Chosen, Mapping[int, str]]:
+        """Read a session as it was, in one snapshot; nothing of it is remembered."""
+
+        def read(connection: Readable) -> tuple[Chosen, Mapping[int, str]]:
+            facts, _ = _head(connection, key)
+            seen = glance(facts)
+            if seen is not None:
+                return seen, {}
+            if facts.session is None:
+                if not isinstance(moment, AtTime):
+                    raise BadRequest("as_of: nothing was published in this session yet")
+                return choose(facts)[0], {}
+            sid = facts.session.sid
+            state = state_then(connection, key, sid, moment)
+            found = messages_then(connection, sid, state)
+            pending = tuple(
+                [
+                    _waiting(row)
+                    for one in state.pending
+                    for row in _EVICTION.rows(connection, one.compaction_id)
+                ]
+            )
+            session = replace(
+                facts.session, messages_total=state.covered + len(found), version=state.version
+            )
+            summary = (
+                None
+                if state.version is None
+                else summary_of(*_SUMMARY.rows(connection, sid, state.version))
+            )
+            chosen, positions = choose(
+                WindowFacts(facts.ingested_to, session, summary, pending, tuple(found))
+            )
+            return chosen, dict(_bodies(connection, sid, positions))
+
+        return await self._database.snapshot(read)
+
+
+def _waiting(row: Sequence[Any]) -> PendingEviction:
+    """An eviction from the columns of `_PENDING`."""
+    return PendingEviction(CompactionId(str(row[0])), *row[1:6])
+
+
+def _evicted(
+    connection: Readable, sid: int, known: Known, changes: int, pending: Sequence[Sequence[Any]]
+) -> list[Message]:
+    """The messages of these evictions; only those are read that are not known, or may have changed."""
+    before = known.evicted if known.changes == changes else {}
+    known.changes = changes
+    known.evicted = {
+        row[0]: before.get(row[0]) or _read_evicted(connection, sid, row) for row in pending
+    }
+    return [message for some in known.evicted.values() for message in some]
+
+
+def _read_evicted(connection: Readable, sid: int, eviction: Sequence[Any]) -> list[Message]:
+    compaction_id, *_, first, last = eviction
+    return [message_of(row) for row in _EVICTED.rows(connection, sid, first, last, compaction_id)]
+
+
+def _live_ones(connection: Readable, sid: int, known: Known) -> list[Message]:
+    """The live messages in order; only those are read that are not known in just this state."""
+    states = [tuple(row) for row in _LIVE.rows(connection, sid)]
+    try:
+        return [known.live[state] for state in states]
+    except KeyError:
+        known.live = {state: known.live[state] for state in states if state in known.live}
+        since = min(state[0] for state in states if state not in known.live)
+        known.live.update(
+            (_state(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since)
+        )
+        return [known.live[state] for state in states]
+
+
+def _head(connection: Readable, key: SessionKey) -> tuple[WindowFacts, int]:
+    """What is known before any message is read, and how often evicted messages have changed."""
+    (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
+    if row[1] is None:
+        return WindowFacts(row[0], None), 0
+    wishes, agent_wishes = Wishes(*row[2:5]), Wishes(*row[5:8])
+    end = 8 + len(_SESSION_COLUMNS)
+    session = SessionFacts(row[1], wishes, agent_wishes, *row[8:end])
+    changes, *summary = row[end:]
+    return WindowFacts(
+        row[0], session, None if summary[0] is None else summary_of(summary)
+    ), changes
+
+
+def summary_of(row: Sequence[Any]) -> StoredSummary:
+    """A version from `SUMMARY_COLUMNS`, which are its fields in order."""
+    return StoredSummary(*row)
+
+
+def _bodies(connection: Readable, sid: int, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """The texts of some messages, so many at a time; the last ones fill what places are left over."""
+    for start in range(0, len(positions), len(_PLACES)):
+        some = positions[start : start + len(_PLACES)]
+        yield from (
+            (position, body)
+            for position, body in _BODIES.rows(
+                connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))
+            )
+        )
+
+
+_state = itemgetter(*(FACTS.index(column) for column in _CHANGING))

@@ -1,5 +1,0 @@
-"""Who writes summaries: a child process without database access, the only one that loads litellm."""
-
-from turnfold.summarizer.parent import Summarizer
-
-__all__ = ["Summarizer"]

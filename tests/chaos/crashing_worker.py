@@ -1,0 +1,295 @@
+"""A worker that can be made to die at a point."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from sqlalchemy import Connection
+
+from tests.store_fixtures import (
+    KEY,
+    LEASE_MS,
+    NOON,
+    SMALL,
+    places,
+    rules_of,
+    tightened,
+    turns,
+    words,
+)
+from turnfold.contracts.subjects import NOTICES_STREAM
+from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.sources import Draft, Part, SummaryJob
+from turnfold.messages import CompactionId
+from turnfold.models import Summarizer as Child
+from turnfold.models.model import write_with_model
+from turnfold.models.usage_meter import Bill
+from turnfold.nats_client.acknowledgements import Publisher
+from turnfold.nats_client.connection import HangingUp
+from turnfold.operations.compact.attempt import Writing
+from turnfold.operations.compact.compact import Outcome, compact
+from turnfold.ports import Job, Summarizer, Wanted
+from turnfold.store.compact.jobs import SqlJobs
+from turnfold.store.compact.requests import SqlChanges
+from turnfold.store.compact.versions import SqlVersions
+from turnfold.store.database.engine import Database
+from turnfold.store.database.outbox import SqlOutbox
+from turnfold.store.ingest.ingest import SqlIntake
+from turnfold_worker.background import Relay
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What a worker does, with what, and where it dies: `before`, `in` or `after` a step, when that comes for the nth time.
+
+    A step is a transaction, by the name of the store's method that makes it, after `read` where it only reads; or `ask`, a
+    call of the model. `first_id` is the first id that it gives to a compaction.
+    """
+
+    deed: str
+    database_url: str
+    model_url: str = ""
+    nats_url: str = ""
+    moment: str = ""
+    step: str = ""
+    nth: int = 1
+    subject: str = ""
+    now_ms: int = NOON + LEASE_MS
+    window: int = 128_000
+    numbers: dict[str, Any] = field(default_factory=dict)
+    first_id: int = 1
+    has_child: bool = False
+
+
+class Fate:
+    """Kills its own process, as a power cut would, when its point comes; without one it never does."""
+
+    def __init__(self, moment: str = "", step: str = "", nth: int = 0) -> None:
+        self._point = (moment, step, nth)
+        self._met: Counter[tuple[str, str]] = Counter()
+
+    def meet(self, moment: str, step: str) -> None:
+        """Come to a point."""
+        self._met[moment, step] += 1
+        if (moment, step, self._met[moment, step]) == self._point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class MortalDatabase(Database):
+    """The real database, each of whose transactions is a step; `in` is after its statements and before its COMMIT."""
+
+    def __init__(self, url: str, fate: Fate) -> None:
+        super().__init__(url, writes=True)
+        self._fate = fate
+
+    async def write(self, work: Callable[[Connection], Found]) -> Found:
+        """Do some writing, and perhaps die of it."""
+        return await self._lived(super().write, work, _step(work))
+
+    async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
+        """Do some reading, and perhaps die of it."""
+        return await self._lived(super().snapshot, work, f"read {_step(work)}")
+
+    async def glance(self, work: Callable[[Any], Found]) -> Found:
+        """A glance is a reading like any other."""
+        return await self.snapshot(work)
+
+    async def _lived(
+        self,
+        transact: Callable[[Callable[[Connection], Found]], Awaitable[Found]],
+        work: Callable[[Connection], Found],
+        step: str,
+    ) -> Found:
+        def last(connection: Connection) -> Found:
+            found = work(connection)
+            self._fate.meet("in", step)
+            return found
+
+        self._fate.meet("before", step)
+        found = await transact(last)
+        self._fate.meet("after", step)
+        return found
+
+
+def _step(work: Callable[[Connection], Any]) -> str:
+    """The method that a transaction is made in: the work of `SqlJobs.commit` is called `SqlJobs.commit.<locals>.<lambda>`."""
+    _, _, method = str(getattr(work, "__qualname__", "")).partition(".")
+    return method.partition(".")[0]
+
+
+class Refused(Exception):
+    """A provider's answer that is none, as litellm raises it."""
+
+    def __init__(self, status: int, told: str) -> None:
+        super().__init__(told)
+        self.status_code = status
+
+
+class Wire:
+    """As much of litellm as a version takes, over real HTTP; the real one takes five seconds to load."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._fate = fate
+
+    def supports_response_schema(self, *, model: str) -> bool:
+        """No model here does."""
+        return not model
+
+    async def acompletion(self, *, model: str, messages: Any, api_base: str, **_: Any) -> Any:
+        """Ask, and give the answer the shape that it has in litellm."""
+        self._fate.meet("before", "ask")
+        status, told = await asyncio.to_thread(
+            _posted, api_base, json.dumps({"model": model, "messages": messages})
+        )
+        self._fate.meet("after", "ask")
+        if status != 200:
+            raise Refused(status, told)
+        return json.loads(told, object_hook=lambda found: SimpleNamespace(**found))
+
+
+def _posted(url: str, body: str) -> tuple[int, str]:
+    target = urlsplit(url)
+    connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
+    try:
+        connection.request(
+            "POST", f"{target.path}/chat/completions", body, {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def _forget(_: Part) -> None:
+    return None
+
+
+class Writer:
+    """The summariser in this process: its parts and their order are the real ones."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._wire = Wire(fate)
+
+    async def summarize(
+        self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = _forget
+    ) -> Draft:
+        """Write one version."""
+        if job.model is None:
+            return extract(job, count=words)
+        bill = Bill()
+        draft = await write_with_model(job, litellm=self._wire, count=words, keep=keep, bill=bill)
+        return replace(draft, unpaid_tokens=bill.paid())
+
+
+class Worker:
+    """All that writes into one database, with a clock that its owner turns."""
+
+    def __init__(self, life: Life, database: Database, summarizer: Summarizer) -> None:
+        made, self.policy = rules_of(tightened(SMALL, **life.numbers))
+        ids = count(life.first_id)
+        self.rules = replace(made, new_id=lambda: next(ids))
+        self.now_ms = life.now_ms
+        self.database = database
+        self.intake = SqlIntake(database)
+        self.jobs = SqlJobs(database, new_id=self.rules.new_id)
+        self.versions = SqlVersions(database)
+        self.changes = SqlChanges(database)
+        self.outbox = SqlOutbox(database)
+        self._life = life
+        self._summarizer = summarizer
+
+    async def do(self, deed: str, subject: str = "") -> None:
+        """One thing that a worker does."""
+        rules, now_ms = self.rules, self.now_ms
+        match deed:
+            case "ingest":
+                await self.intake.ingest(turns(int(subject), 7), (), rules=rules)
+            case "write":
+                for job in await self.claim():
+                    await self.compact(job)
+            case "promote":
+                await self.versions.promote(
+                    KEY, int(subject), over=None, rules=rules, now_ms=now_ms
+                )
+            case "restore":
+                await self.versions.restore(KEY, CompactionId(subject), rules=rules, now_ms=now_ms)
+            case "regenerate":
+                await self.versions.regenerate(KEY, Wanted(), rules=rules, now_ms=now_ms)
+            case "compact_now":
+                await self.changes.compact_now(KEY, rules=rules, now_ms=now_ms)
+            case "erase":
+                await self.changes.erase(KEY, last_seq=int(subject), now_ms=now_ms)
+            case "send":
+                client = HangingUp()
+                await client.connect(self._life.nats_url)
+                await Relay(
+                    store=self.outbox,
+                    publisher=Publisher(client, NOTICES_STREAM),
+                    is_busy=lambda: False,
+                ).work()
+                await client.close()
+            case _:
+                raise ValueError(deed)
+
+    async def claim(self) -> list[Job]:
+        """Take what is due."""
+        return list(
+            await self.jobs.claim(
+                places(10), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=self.policy
+            )
+        )
+
+    async def compact(self, job: Job) -> Outcome:
+        """One attempt at a job."""
+        window = self._life.window
+        writing = Writing(
+            model="openai/x",
+            api_base=self._life.model_url,
+            api_key="none-needed",
+            call_timeout_seconds=30,
+            window=lambda _: window,
+        )
+        return await compact(
+            job,
+            store=self.jobs,
+            summarizer=self._summarizer,
+            writing=writing,
+            count=words,
+            now_ms=lambda: self.now_ms,
+        )
+
+
+@asynccontextmanager
+async def living(life: Life) -> AsyncGenerator[Worker]:
+    """A worker in this process."""
+    fate = Fate(life.moment, life.step, life.nth)
+    database = MortalDatabase(life.database_url, fate)
+    child = Child() if life.has_child else None
+    try:
+        yield Worker(life, database, child or Writer(fate))
+    finally:
+        if child:
+            await child.close()
+        await database.close()
+
+
+def live(life: Life) -> None:
+    """Live this life, in a process of its own."""
+    asyncio.run(_lived(life))
+
+
+async def _lived(life: Life) -> None:
+    async with living(life) as worker:
+        await worker.do(life.deed, life.subject)

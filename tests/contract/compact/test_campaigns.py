@@ -1,0 +1,122 @@
+"""Regenerations of many sessions, a few at a time, in every store."""
+
+import pytest
+
+from tests.store_fixtures import NOON, Stores, summary, turns
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.ports import Ending, Progress, Wanted, Writes
+
+NARRATIVE = Wanted(style="narrative")
+
+
+def key(agent: str, number: int) -> SessionKey:
+    return SessionKey(AgentId(agent), SessionId(f"s-{number}"))
+
+
+async def summarised(stores: Stores, *keys: SessionKey) -> None:
+    """Sessions with a version each."""
+    for place, one in enumerate(keys):
+        await stores.ingest(*turns(1 + 100 * place, 7, key=one))
+    for job in await stores.claim():
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 1_000)
+
+
+async def begin(
+    stores: Stores, agent: str | None, *, at_once: int = 2, wanted: Wanted = NARRATIVE
+) -> Progress:
+    return await stores.campaigns.begin(
+        AgentId(agent) if agent else None,
+        wanted,
+        at_once=at_once,
+        rules=stores.rules,
+        now_ms=NOON + 2_000,
+    )
+
+
+async def advance(stores: Stores) -> int:
+    return await stores.campaigns.advance(rules=stores.rules, now_ms=NOON + 3_000)
+
+
+async def work(stores: Stores, *, refused: bool = False) -> list[str]:
+    """Have what is open written; the sessions, in order."""
+    done = []
+    for job in await stores.claim(NOON + 4_000):
+        assert (job.writes, job.wanted) == (Writes.REGENERATED, NARRATIVE)
+        if refused:
+            await stores.jobs.end(
+                job, ending=Ending.REJECTED, reason="refused", detail="", now_ms=NOON + 4_000
+            )
+        else:
+            await stores.jobs.commit(job, summary("again"), reason=None, now_ms=NOON + 4_000)
+        done.append(f"{job.key.agent_id} {job.key.session_id}")
+    return sorted(done)
+
+
+@pytest.mark.proves("A4")
+async def test_the_sessions_of_an_agent_are_written_again_a_few_at_a_time(stores: Stores) -> None:
+    await summarised(stores, *(key("ada", number) for number in range(5)), key("bob", 0))
+
+    begun = await begin(stores, "ada")
+    assert (begun.sessions, begun.opened, begun.finished_at_ms) == (5, 0, None)
+    assert await advance(stores) == 2
+    assert await advance(stores) == 0
+    seen = [await work(stores)]
+    while await advance(stores):
+        seen.append(await work(stores))
+
+    assert seen == [["ada s-0", "ada s-1"], ["ada s-2", "ada s-3"], ["ada s-4"]]
+    done = await stores.campaigns.progress(begun.campaign_id)
+    assert done is not None
+    assert (done.opened, done.written, done.failed, done.open, done.finished_at_ms) == (
+        5,
+        5,
+        0,
+        0,
+        NOON + 3_000,
+    )
+    for number in range(5):
+        in_force, versions = await stores.history.versions(key("ada", number))
+        assert (in_force, [one.text for one in versions][1:]) == (1, ["again"])
+    assert len((await stores.history.versions(key("bob", 0)))[1]) == 1
+
+
+@pytest.mark.proves("A4")
+async def test_all_agents_can_be_asked_for_and_failures_are_counted(stores: Stores) -> None:
+    await summarised(stores, key("ada", 0), key("bob", 0))
+
+    begun = await begin(stores, None, at_once=9)
+    await advance(stores)
+
+    assert await work(stores, refused=True) == ["ada s-0", "bob s-0"]
+    await advance(stores)
+    done = await stores.campaigns.progress(begun.campaign_id)
+    assert done is not None
+    assert (done.agent_id, done.written, done.failed, done.finished_at_ms is not None) == (
+        None,
+        0,
+        2,
+        True,
+    )
+
+
+@pytest.mark.proves("A4", "L2")
+async def test_who_asks_again_finds_the_campaign_that_is_under_way(stores: Stores) -> None:
+    await summarised(stores, key("ada", 0))
+
+    first, again = await begin(stores, "ada"), await begin(stores, "ada")
+    other = await begin(stores, "ada", wanted=Wanted(model="other/model"))
+
+    assert first == again
+    assert other.campaign_id != first.campaign_id
+
+
+@pytest.mark.proves("A4", "C32")
+async def test_where_there_is_no_version_there_is_nothing_to_do(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 2))
+
+    begun = await begin(stores, "ada")
+
+    assert (begun.sessions, begun.finished_at_ms) == (0, NOON + 2_000)
+    assert await advance(stores) == 0
+    assert await stores.campaigns.progress("12345678901234567890123") is None
+    assert await stores.campaigns.progress("nothing") is None

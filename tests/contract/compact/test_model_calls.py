@@ -1,0 +1,100 @@
+"""What calls of models leave behind, in every store."""
+
+import pytest
+
+from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
+from turnfold.core.summary.sources import Part
+from turnfold.errors import LostLease
+from turnfold.messages import AgentId
+from turnfold.ports import Job
+
+LATER = NOON + LEASE_MS + 1_001
+DAY = 20_000
+
+
+async def claimed(stores: Stores, now_ms: int = NOON + 1_000) -> Job:
+    await stores.ingest(*turns(1, 7))
+    (job,) = await stores.claim(now_ms)
+    return job
+
+
+@pytest.mark.proves("S2", "C39")
+async def test_an_answer_outlives_the_attempt_that_had_it_with_its_reason(stores: Stores) -> None:
+    job = await claimed(stores)
+    await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+    await stores.jobs.keep(job, Part("d2", "", 0), now_ms=NOON)
+    await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=NOON, now_ms=NOON)
+
+    await stores.ingest(*turns(8, 7))
+    (again,) = await stores.claim(LATER)
+    begun = await stores.jobs.begun(again)
+
+    assert len(again.compaction_ids) > len(job.compaction_ids)
+    assert dict(begun.parts) == {"d1": "An answer.", "d2": ""}
+    assert begun.last_reason == "timeout"
+
+
+@pytest.mark.proves("S2")
+async def test_a_job_begins_with_nothing(stores: Stores) -> None:
+    begun = await stores.jobs.begun(await claimed(stores))
+
+    assert (dict(begun.parts), begun.last_reason) == ({}, None)
+
+
+@pytest.mark.proves("S2")
+async def test_answers_go_when_their_version_is_committed(stores: Stores) -> None:
+    job = await claimed(stores)
+    await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+
+    await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+
+    assert dict((await stores.jobs.begun(job)).parts) == {}
+
+
+@pytest.mark.proves("S1", "S2", "C49")
+async def test_nobody_keeps_an_answer_for_a_job_that_is_somebody_elses(stores: Stores) -> None:
+    job = await claimed(stores)
+    (other,) = await stores.claim(LATER)
+
+    with pytest.raises(LostLease):
+        await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+
+    assert dict((await stores.jobs.begun(other)).parts) == {}
+
+
+@pytest.mark.proves("S7", "L12")
+async def test_tokens_add_up_for_one_agent_and_one_day(stores: Stores) -> None:
+    ada, bob = AgentId("ada"), AgentId("bob")
+
+    assert await stores.jobs.spent(ada, DAY) == 0
+    assert await stores.jobs.spend(ada, DAY, 40) == 40
+    assert await stores.jobs.spend(ada, DAY, 2) == 42
+    await stores.jobs.spend(bob, DAY, 7)
+    await stores.jobs.spend(ada, DAY + 1, 1)
+
+    assert await stores.jobs.spent(ada, DAY) == 42
+    assert await stores.jobs.spent(bob, DAY) == 7
+
+
+@pytest.mark.proves("A6", "S2")
+async def test_an_erased_session_leaves_no_answers_and_takes_none(stores: Stores) -> None:
+    job = await claimed(stores)
+    await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+
+    await stores.changes.erase(KEY, last_seq=100, now_ms=NOON)
+
+    assert dict((await stores.jobs.begun(job)).parts) == {}
+    with pytest.raises(LostLease):
+        await stores.jobs.keep(job, Part("d2", "Another.", 5), now_ms=NOON)
+
+
+@pytest.mark.proves("A6")
+async def test_an_erased_agent_has_spent_nothing(stores: Stores) -> None:
+    await claimed(stores)
+    await stores.jobs.spend(KEY.agent_id, DAY, 7)
+    await stores.jobs.spend(AgentId("bob"), DAY, 8)
+
+    await stores.changes.erase(KEY.agent_id, last_seq=100, now_ms=NOON)
+
+    assert await stores.jobs.spent(KEY.agent_id, DAY) == 0
+    assert await stores.jobs.spent(AgentId("bob"), DAY) == 8

@@ -1,0 +1,318 @@
+"""Erasing, in every store: what is gone, what stays gone, and what begins afresh."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from tests.invariants import faults
+from tests.store_fixtures import KEY, NOON, Stores, summary, turn, turns, user
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.errors import LostLease, UnknownSession
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.ports import DeadLetter, Erased, Ingested
+
+TWIN = SessionKey(AgentId("bob"), KEY.session_id)
+SISTER = SessionKey(KEY.agent_id, SessionId("s-2"))
+DAY_MS = 86_400_000
+
+
+async def erase(stores: Stores, key: SessionKey | AgentId = KEY, *, last_seq: int = 100) -> Erased:
+    return await stores.changes.erase(key, last_seq=last_seq, now_ms=NOON + 9_000)
+
+
+async def phases(stores: Stores, key: SessionKey = KEY) -> list[str]:
+    return [row.phase for row in await stores.history.audit(key, after=0, limit=1_000)]
+
+
+async def positions(stores: Stores, key: SessionKey = KEY) -> list[int]:
+    return [one.position for one in await stores.history.page(key, after_position=0, limit=1_000)]
+
+
+async def is_unknown(stores: Stores, key: SessionKey = KEY) -> bool:
+    try:
+        await stores.history.counts(key)
+    except UnknownSession:
+        return (await stores.facts(key)).session is None
+    return False
+
+
+def letters(subject: str, *payloads: bytes, first_seq: int = 50) -> Sequence[DeadLetter]:
+    """The dead letters that these payloads become."""
+    deliveries = [
+        Delivery(subject, payload, seq, NOON + seq)
+        for seq, payload in enumerate(payloads, start=first_seq)
+    ]
+    return weigh_all(deliveries, count=len).dead
+
+
+@pytest.mark.proves("A6", "L12")
+async def test_an_erased_session_is_as_if_it_had_never_been_and_its_twins_are_as_they_were(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(1, 8))
+    await stores.ingest(
+        *[turn(seq, user("q"), event_id=f"e{seq - 10}", key=TWIN) for seq in range(11, 20)]
+    )
+    await stores.ingest(turn(30, user("q"), key=SISTER))
+    (job,) = await stores.claim()
+    await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 5_000)
+    await stores.ingest(*turns(40, 8))
+    before = {key: (await stores.seen()).sessions[key] for key in (TWIN, SISTER)}
+
+    done = await erase(stores)
+
+    assert done == Erased(1, 32)
+    assert await is_unknown(stores)
+    assert {key: (await stores.seen()).sessions[key] for key in (TWIN, SISTER)} == before
+    assert set((await stores.seen()).sessions) == {TWIN, SISTER}
+    assert await stores.claim(NOON + 900_000) == []
+
+
+@pytest.mark.proves("A6", "L2", "L12")
+async def test_what_was_erased_does_not_come_back_by_redelivery_or_under_a_new_sequence(
+    stores: Stores,
+) -> None:
+    first = turns(1, 4)
+    await stores.ingest(*first)
+    await erase(stores)
+
+    await stores.ingest(*first)
+    await stores.ingest(
+        first[0]._replace(stream_seq=200), first[1]._replace(stream_seq=201, key=SISTER)
+    )
+    await stores.ingest(turn(3, user("another, from before"), event_id="new"))
+
+    assert (await stores.seen()).sessions == {}
+    assert (await stores.seen()).dead_letters == ()
+    await stores.ingest(first[0]._replace(stream_seq=200, key=TWIN))
+    assert set((await stores.seen()).sessions) == {TWIN}
+
+
+@pytest.mark.proves("A6", "W5")
+async def test_what_was_published_before_and_not_yet_stored_is_dropped_and_counts_as_ingested(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(1, 2))
+    await erase(stores, last_seq=5)
+
+    done = await stores.intake.ingest([*turns(3, 3), *turns(6, 1)], (), rules=stores.rules)
+
+    assert done == Ingested(events=1, messages=2, duplicates=3)
+    assert (await stores.seen()).ingested == ((1, 6),)
+    assert await positions(stores) == [6 * 1024, 6 * 1024 + 1]
+
+
+@pytest.mark.proves("A6")
+async def test_newer_events_begin_the_session_afresh_and_go_on_with_its_audit(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(1, 8))
+    (job,) = await stores.claim()
+    await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 5_000)
+    before = await stores.facts()
+    await erase(stores)
+    told = await phases(stores)
+
+    await stores.ingest(*turns(101, 8))
+
+    assert told == ["evicted", "summary_start", "summary_done", "erased"]
+    after = await stores.facts()
+    assert before.session is not None
+    assert after.session is not None
+    assert after.session.sid != before.session.sid
+    assert (after.summary, after.session.version, after.session.messages_total) == (None, None, 16)
+    assert await phases(stores) == [*told, "evicted"]
+    assert faults(await stores.seen()) == []
+
+
+@pytest.mark.proves("A6", "S1", "S8")
+async def test_a_job_that_runs_while_its_session_is_erased_changes_nothing(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 8))
+    (job,) = await stores.claim()
+    await erase(stores)
+    await stores.ingest(*turns(101, 2))
+    before = await stores.seen()
+
+    with pytest.raises(LostLease):
+        await stores.jobs.load(job, now_ms=NOON + 10_000)
+    with pytest.raises(LostLease):
+        await stores.jobs.renew(job, lease_ms=60_000, now_ms=NOON + 10_000)
+    with pytest.raises(LostLease):
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10_000)
+    with pytest.raises(LostLease):
+        await stores.jobs.give_back(
+            job, reason="timeout", detail="", retry_at_ms=NOON, now_ms=NOON + 10_000
+        )
+
+    assert await stores.seen() == before
+
+
+@pytest.mark.proves("A6")
+async def test_erasing_twice_or_what_nobody_knows_leaves_a_record_and_nothing_else(
+    stores: Stores,
+) -> None:
+    assert await erase(stores) == Erased()
+    await stores.ingest(turn(7, user("on its way")))
+    assert await is_unknown(stores)
+    assert await erase(stores, last_seq=50) == Erased()
+
+    await stores.ingest(turn(80, user("still before the first")))
+
+    assert await is_unknown(stores)
+    assert await phases(stores) == ["erased", "erased"]
+
+
+@pytest.mark.proves("A6", "L12")
+async def test_an_erased_agent_takes_all_its_sessions_policy_and_letters_along(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(1, 2), turn(3, user("q"), key=SISTER), turn(4, user("q"), key=TWIN))
+    await stores.changes.set_policy(
+        KEY.agent_id, PolicyRequest(mode="off"), rules=stores.rules, now_ms=NOON
+    )
+    mine, others = (
+        letters("turn.completed.ada.s-1", b"bad"),
+        letters("turn.completed.adamant.s-1", b"bad", first_seq=60),
+    )
+    await stores.intake.ingest((), [*mine, *others], rules=stores.rules)
+
+    done = await erase(stores, KEY.agent_id)
+
+    assert done == Erased(2, 5)
+    assert set((await stores.seen()).sessions) == {TWIN}
+    assert [seq for seq, *_ in (await stores.seen()).dead_letters] == [60]
+    third = SessionKey(KEY.agent_id, SessionId("s-3"))
+    await stores.ingest(
+        turn(90, user("from before"), key=third), turn(101, user("from after"), key=KEY)
+    )
+    assert set((await stores.seen()).sessions) == {KEY, TWIN}
+    facts = await stores.facts()
+    assert facts.session is not None
+    assert facts.session.agent_wishes.mode is None
+
+
+@pytest.mark.proves("A6", "I5")
+async def test_dead_letters_of_an_erased_session_go_whatever_subject_they_came_on(
+    stores: Stores,
+) -> None:
+    told = json.dumps({**KEY._asdict(), "messages": "none"}).encode()
+    other = json.dumps({**TWIN._asdict(), "messages": "none"}).encode()
+    await stores.ingest(turn(1, user("a"), event_id="known"))
+    found = [
+        *letters("turn.completed", told, told[:-3] + b"!", other),
+        *letters("tool.result.ada.s-1", b"no json", first_seq=60),
+    ]
+    await stores.intake.ingest(
+        [turn(2, user("another"), event_id="known")], found, rules=stores.rules
+    )
+    assert len((await stores.seen()).dead_letters) == 5
+
+    await erase(stores)
+    await stores.intake.ingest(
+        (), letters("turn.completed", told, first_seq=70), rules=stores.rules
+    )
+
+    assert [seq for seq, *_ in (await stores.seen()).dead_letters] == [52]
+    assert await stores.erasures.to_purge(100) == [1, 2, 50, 51, 60, 70]
+
+
+@pytest.mark.proves("A6")
+async def test_every_copy_in_the_stream_is_remembered_until_it_is_gone(stores: Stores) -> None:
+    first = turn(5, user("a"), event_id="twice")
+    await stores.ingest(first, turn(6, user("b")), turn(8, user("c"), key=TWIN))
+    await stores.ingest(first._replace(stream_seq=7), first._replace(stream_seq=4))
+    await erase(stores, last_seq=10)
+    await stores.ingest(turn(9, user("late")), first._replace(stream_seq=11))
+
+    found = await stores.erasures.to_purge(100)
+    await stores.erasures.purged(found[:4])
+
+    assert found == [4, 5, 6, 7, 9, 11]
+    assert await stores.erasures.to_purge(100) == [9, 11]
+    assert await stores.erasures.tidy()
+
+
+@pytest.mark.proves("A6", "L1")
+async def test_erasing_and_storing_at_once_come_out_as_one_after_the_other(stores: Stores) -> None:
+    for number in range(12):
+        first = 10 * number + 1
+        key = SessionKey(KEY.agent_id, SessionId(f"race-{number}"))
+        await asyncio.gather(
+            stores.ingest(*turns(first, 3, key=key)),
+            stores.changes.erase(key, last_seq=first + 1, now_ms=NOON),
+            stores.ingest(*turns(first + 3, 2, key=key)),
+        )
+        left = (
+            []
+            if await is_unknown(stores, key)
+            else sorted({position // 1024 for position in await positions(stores, key)})
+        )
+        assert set(left) <= {first + 2, first + 3, first + 4}
+        assert faults(await stores.seen()) == []
+
+
+@pytest.mark.proves("A6")
+async def test_sessions_are_erased_when_they_have_been_silent_for_longer_than_their_policy_retains_them(
+    stores: Stores,
+) -> None:
+    keeper, other = SessionKey(KEY.agent_id, SessionId("kept")), TWIN
+    await stores.ingest(
+        turn(1, user("a"), at_ms=NOON),
+        turn(2, user("b"), key=keeper, at_ms=NOON),
+        turn(3, user("c"), key=other, at_ms=NOON),
+    )
+    await stores.ingest(turn(4, user("d"), key=SISTER, at_ms=NOON + 2 * DAY_MS))
+    for key, days in ((KEY.agent_id, 2), (keeper, 0)):
+        await stores.changes.set_policy(
+            key, PolicyRequest(overrides={"retain_days": days}), rules=stores.rules, now_ms=NOON
+        )
+
+    async def expire(now_ms: int) -> None:
+        after: int | None = 0
+        while after is not None:
+            after = await stores.erasures.erase_expired(
+                after=after, limit=2, rules=stores.rules, now_ms=now_ms
+            )
+
+    await expire(NOON + 2 * DAY_MS)
+    assert len((await stores.seen()).sessions) == 4
+    await expire(NOON + 2 * DAY_MS + 1)
+
+    assert set((await stores.seen()).sessions) == {keeper, other, SISTER}
+    (row,) = await stores.history.audit(KEY, after=0, limit=10)
+    assert (row.phase, row.reason) == ("erased", "retention")
+    await stores.ingest(turn(5, user("back again")))
+    assert await positions(stores) == [5 * 1024]
+
+
+@pytest.mark.proves("X9", "A6")
+@pytest.mark.parametrize("erased", [KEY, KEY.agent_id])
+async def test_a_dead_letter_that_only_its_payload_names_is_erased_and_does_not_come_back(
+    stores: Stores, erased: SessionKey | AgentId
+) -> None:
+    """X9: the subject names another session than the payload; whole or cut off, with letters of others beside it."""
+    said = {"event_id": "e-1", **KEY._asdict(), "messages": [{"role": "user", "content": "secret"}]}
+    mine = letters(f"turn.completed.{TWIN.agent_id}.{TWIN.session_id}", json.dumps(said).encode())
+    others = letters(
+        f"turn.completed.{SISTER.agent_id}.x",
+        json.dumps(said | TWIN._asdict()).encode(),
+        first_seq=60,
+    )
+    assert {one.reason for one in (*mine, *others)} == {"subject_mismatch"}
+    await stores.ingest(turn(1, user("q")))
+    await stores.intake.ingest((), (*mine, *others), rules=stores.rules)
+
+    await erase(stores, erased)
+    await stores.intake.ingest((), mine, rules=stores.rules)
+
+    assert "secret" not in str(
+        [one for one in await stores.letters.letters([1, 2, 3]) if one.row.stream_seq == 50]
+    )
+    left = [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
+    assert 50 not in left
+    if isinstance(erased, SessionKey):
+        assert left == [60]
+    assert 50 in await stores.erasures.to_purge(10)

@@ -1,0 +1,297 @@
+"""Compactions that let messages go only when their summary stands, in every store; and those that time and rounds bring about."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.store_fixtures import KEY, NOON, Stores, assistant, summary, tool, turn, turns, user
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.eviction.eviction import COOLDOWN_MS, SUMMARY_DELAY_MS
+from turnfold.errors import LostLease
+from turnfold.messages import State
+from turnfold.ports import Ending, Job
+
+MINUTE_MS = 60_000
+
+
+async def override(stores: Stores, **numbers: Any) -> None:
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides=numbers), rules=stores.rules, now_ms=NOON
+    )
+
+
+async def states(stores: Stores) -> list[State]:
+    return [one.state for one in await stores.history.page(KEY, after_position=0, limit=1_000)]
+
+
+async def phases(stores: Stores) -> list[str]:
+    return [row.phase for row in await stores.history.audit(KEY, after=0, limit=100)]
+
+
+async def planned(stores: Stores, now_ms: int = NOON + 1_000) -> Job:
+    """The only job that is due; nothing has left for it."""
+    (job,) = await stores.claim(now_ms)
+    assert job.planned is not None
+    return job
+
+
+async def carry_out(stores: Stores, job: Job) -> int:
+    given = await stores.jobs.load(job, now_ms=NOON + 2_000)
+    return await stores.jobs.commit(
+        job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+    )
+
+
+@pytest.mark.proves("E7")
+async def test_with_commit_on_summary_nothing_leaves_before_its_summary_stands(
+    stores: Stores,
+) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+
+    job = await planned(stores)
+    given = await stores.jobs.load(job, now_ms=NOON + 2_000)
+
+    assert set(await states(stores)) == {State.LIVE}
+    assert (await stores.facts()).pending == ()
+    assert [one.message.message_id for one in given.evicted][:2] == ["e1#0", "e1#1"]
+    assert len(given.evicted) == 10
+
+    await stores.jobs.commit(
+        job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+    )
+
+    assert (await states(stores)).count(State.COVERED) == 10
+    assert await phases(stores) == [
+        "policy",
+        "selective_start",
+        "summary_start",
+        "evicted",
+        "summary_done",
+        "selective_done",
+    ]
+    found = await stores.facts()
+    assert found.session is not None
+    assert (found.session.live_messages, found.session.version) == (4, 1)
+
+
+@pytest.mark.proves("E7", "C47")
+async def test_what_comes_while_the_summary_is_written_stays(stores: Stores) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    job = await planned(stores)
+    given = await stores.jobs.load(job, now_ms=NOON + 2_000)
+    await stores.ingest(*turns(8, 3))
+
+    await stores.jobs.commit(
+        job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+    )
+
+    live = [
+        one.message_id
+        for one in await stores.history.page(KEY, after_position=0, limit=99)
+        if one.state is State.LIVE
+    ]
+    assert live == [f"e{seq}#{index}" for seq in (6, 7, 8, 9, 10) for index in (0, 1)]
+
+
+@pytest.mark.proves("E7", "C28")
+async def test_no_second_plan_is_opened_meanwhile(stores: Stores) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    first = await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 10)
+    await stores.ingest(*turns(8, 7))
+
+    again = await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 20)
+
+    assert first == again
+    assert (await phases(stores)).count("selective_start") == 1
+
+
+@pytest.mark.proves("E7")
+@pytest.mark.parametrize(
+    ("ending", "phase"), [(Ending.REJECTED, "rejected"), (Ending.FAILED, "rollback")]
+)
+async def test_a_plan_that_fails_leaves_everything_as_it_was(
+    stores: Stores, ending: Ending, phase: str
+) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    before = await stores.facts()
+    job = await planned(stores)
+
+    await stores.jobs.end(job, ending=ending, reason="refused", detail="", now_ms=NOON + 3_000)
+
+    after = await stores.facts()
+    assert after.messages == before.messages
+    assert (after.summary, after.pending) == (None, ())
+    assert (await phases(stores))[-1] == phase
+    notice = json.loads((await stores.outbox.unsent(9))[-1].payload)
+    assert (notice["compaction_id"], notice["reason"], notice["next_attempt_at"]) == (
+        job.compaction_ids[-1],
+        "refused",
+        None,
+    )
+
+
+@pytest.mark.proves("E7", "S7", "C31")
+async def test_after_failures_a_session_is_left_alone_longer_each_time(stores: Stores) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    waits = []
+    for number in range(3):
+        due_ms = await stores.jobs.next_due_ms()
+        assert due_ms is not None
+        job = await planned(stores, due_ms)
+        await stores.jobs.end(job, ending=Ending.FAILED, reason="timeout", detail="", now_ms=due_ms)
+        await stores.ingest(turn(20 + number, user("still there?"), assistant("yes")))
+        again_ms = await stores.jobs.next_due_ms()
+        assert again_ms is not None
+        waits.append(again_ms - due_ms)
+
+    assert waits == [COOLDOWN_MS, 2 * COOLDOWN_MS, 4 * COOLDOWN_MS]
+
+
+@pytest.mark.proves("E7", "C51")
+async def test_a_plan_whose_messages_left_otherwise_commits_nothing(stores: Stores) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    job = await planned(stores)
+    given = await stores.jobs.load(job, now_ms=NOON + 2_000)
+    await override(stores, commit="immediate")
+
+    with pytest.raises(LostLease):
+        await stores.jobs.commit(
+            job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+        )
+
+    assert "evicted" in await phases(stores)
+    assert (await stores.facts()).summary is None
+
+
+@pytest.mark.proves("E7", "S1")
+async def test_what_has_left_already_is_summarised_before_what_is_only_planned(
+    stores: Stores,
+) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    await override(stores, commit="immediate")
+    (left,) = await stores.claim(NOON + 1_000)
+    assert left.planned is None
+    await stores.jobs.commit(left, summary(), reason=None, now_ms=NOON + 2_000)
+
+    plan = await planned(stores, NOON + 3_000)
+
+    given = await stores.jobs.load(plan, now_ms=NOON + 3_000)
+    assert given.leaving is None
+    await stores.jobs.end(plan, ending=Ending.STALE, reason=None, detail="", now_ms=NOON + 4_000)
+    assert (await phases(stores))[-1] == "stale"
+    assert await stores.claim(NOON + 10 * MINUTE_MS) == []
+
+
+# --- rounds and silence
+
+
+@pytest.mark.proves("E1", "C33")
+async def test_every_so_many_rounds_the_old_ones_leave(stores: Stores) -> None:
+    await override(stores, max_live_messages=0, every_rounds=5)
+
+    await stores.ingest(*turns(1, 20))
+
+    found = await stores.facts()
+    assert len(found.pending) == 4
+    assert [row.requested_at_ms for row in found.pending] == [NOON + seq for seq in (5, 10, 15, 20)]
+
+
+@pytest.mark.proves("E1", "I6")
+async def test_steps_and_what_machines_say_are_no_rounds(stores: Stores) -> None:
+    await override(stores, max_live_messages=0, every_rounds=3)
+    steps = [
+        message
+        for number in range(4)
+        for message in (assistant(None, f"c{number}"), tool(f"c{number}"))
+    ]
+    await stores.ingest(turn(1, user("first"), *steps), turn(2, user("second")))
+    await stores.ingest(
+        *[turn(seq, user("made by a machine"), is_meta=True) for seq in range(3, 9)]
+    )
+    assert (await stores.facts()).pending == ()
+
+    await stores.ingest(turn(9, user("third")))
+
+    assert len((await stores.facts()).pending) == 1
+
+
+@pytest.mark.proves("E1", "C34")
+async def test_an_idle_session_is_compacted_and_an_active_one_is_not(stores: Stores) -> None:
+    await override(stores, max_live_messages=0, idle_seconds=60)
+    await stores.ingest(*turns(1, 7))
+    due_ms = NOON + 7 + MINUTE_MS
+    assert await stores.idle.next_idle_ms() == due_ms
+
+    assert await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=due_ms - 1) == 0
+    assert (await stores.facts()).pending == ()
+    assert await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=due_ms) == 1
+
+    (pending,) = (await stores.facts()).pending
+    assert pending.requested_at_ms == due_ms
+    assert await stores.jobs.next_due_ms() == due_ms + SUMMARY_DELAY_MS
+    # Once, until somebody speaks again.
+    assert await stores.idle.next_idle_ms() is None
+    await stores.ingest(turn(50, user("back again")))
+    assert await stores.idle.next_idle_ms() == NOON + 50 + MINUTE_MS
+
+
+@pytest.mark.proves("E1", "E5", "C34")
+async def test_an_idle_session_with_little_to_win_is_left_as_it_is(stores: Stores) -> None:
+    await override(stores, max_live_messages=0, idle_seconds=60, min_gain_tokens=100_000)
+    await stores.ingest(*turns(1, 7))
+
+    assert (
+        await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=NOON + 10 * MINUTE_MS) == 1
+    )
+
+    assert (await stores.facts()).pending == ()
+    assert await stores.idle.next_idle_ms() is None
+
+
+# --- from the originals again
+
+
+@pytest.mark.proves("S9", "P5")
+async def test_every_so_many_versions_the_originals_are_read_again(stores: Stores) -> None:
+    await override(stores, rebuild_every_versions=3)
+    depths, read, covered = [], [], []
+    for number in range(7):
+        await stores.ingest(*turns(1 + 10 * number, 7))
+        (job,) = await stores.claim(NOON + 1_000)
+        given = await stores.jobs.load(job, now_ms=NOON + 1_000)
+        depths.append(given.depth)
+        read.append(len(given.evicted))
+        assert (given.previous is None) == (given.depth == 1)
+        await stores.jobs.commit(
+            job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000
+        )
+        covered.append((await states(stores)).count(State.COVERED))
+
+    assert depths == [1, 2, 3, 1, 2, 3, 1]
+    assert [read[3], read[6]] == [covered[3], covered[6]]
+    assert all(read[number] < covered[number] for number in (1, 2, 4, 5))
+
+
+@pytest.mark.proves("S9")
+async def test_originals_that_are_too_many_are_not_read_again(stores: Stores) -> None:
+    await override(stores, rebuild_every_versions=1, rebuild_max_tokens=50)
+    depths = []
+    for number in range(3):
+        await stores.ingest(*turns(1 + 10 * number, 7))
+        (job,) = await stores.claim(NOON + 1_000)
+        given = await stores.jobs.load(job, now_ms=NOON + 1_000)
+        depths.append(given.depth)
+        await stores.jobs.commit(
+            job, replace(summary(), depth=given.depth), reason=None, now_ms=NOON + 2_000
+        )
+
+    assert depths == [1, 2, 3]

@@ -1,0 +1,212 @@
+"""A session as it was: what was live, pending and covered at a message, a time or a version."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    result,
+    summary,
+    system,
+    tool,
+    turn,
+    turns,
+    user,
+)
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion, Moment
+from turnfold.errors import BadRequest
+from turnfold.messages import AgentId, EventId, SessionId, SessionKey
+from turnfold.ports import Arrival, WindowFacts
+
+OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
+Seen = tuple[Any, ...]
+
+
+def at(seq: int) -> int:
+    """When the event of this sequence came: ten milliseconds apart."""
+    return NOON + 10 * seq
+
+
+def turn_at(seq: int) -> Arrival:
+    return turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), at_ms=at(seq))
+
+
+def essence(facts: WindowFacts) -> Seen:
+    """What a window shows of a session."""
+    session = facts.session
+    return (
+        session and (session.messages_total, session.version),
+        facts.summary,
+        facts.pending,
+        facts.messages,
+    )
+
+
+async def then(stores: Stores, moment: Moment, key: SessionKey = KEY) -> WindowFacts:
+    found, _ = await stores.windows.window_then(
+        key, moment, glance=lambda _: None, choose=lambda facts: (facts, ())
+    )
+    return found
+
+
+async def told(stores: Stores, moment: Moment) -> list[str]:
+    """The ids that were live or pending."""
+    return [message.message_id for message in (await then(stores, moment)).messages]
+
+
+@pytest.mark.proves("W6", "L7", "L10")
+@pytest.mark.parametrize("commit", ["immediate", "on_summary"])
+async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, commit: str) -> None:
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides={"commit": commit}), rules=stores.rules, now_ms=NOON
+    )
+    seen: list[tuple[Moment, Seen]] = []
+    for seq in range(1, 41):
+        await stores.ingest(turn_at(seq))
+        now = essence(await stores.facts())
+        seen += [(AtMessage(EventId(f"e{seq}"), 1), now), (AtTime(at(seq)), now)]
+        if seq % 9 == 0:
+            for job in await stores.claim(at(seq) + 1_000):
+                leaving = (await stores.jobs.load(job, now_ms=at(seq))).leaving
+                number = await stores.jobs.commit(
+                    job,
+                    summary(f"Version at {seq}."),
+                    leaving=leaving,
+                    reason=None,
+                    now_ms=at(seq) + 5,
+                )
+                now = essence(await stores.facts())
+                seen += [
+                    (AtTime(at(seq) + 5), now),
+                    (AtTime(at(seq) + 9), now),
+                    (AtVersion(number), now),
+                ]
+
+    assert any(pending for _, (_, _, pending, _) in seen) is (commit == "immediate")
+    assert sum(isinstance(moment, AtVersion) for moment, _ in seen) >= 3
+    for moment, was in seen:
+        assert essence(await then(stores, moment)) == was, moment
+    # What was looked at has changed nothing of what is.
+    assert essence(await stores.facts()) == seen[-1][1]
+
+
+@pytest.mark.proves("W6")
+async def test_a_moment_inside_an_event_shows_it_up_to_there(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 4))
+
+    assert await told(stores, AtMessage(EventId("e2"), 0)) == ["e1#0", "e1#1", "e2#0"]
+    assert await told(stores, AtMessage(EventId("e1"), 0)) == ["e1#0"]
+
+
+@pytest.mark.proves("W6")
+async def test_before_the_first_message_there_was_nothing(stores: Stores) -> None:
+    await stores.ingest(turn_at(1))
+
+    found = await then(stores, AtTime(at(1) - 1))
+
+    assert found.messages == ()
+    assert found.session is not None
+    assert found.session.messages_total == 0
+
+
+@pytest.mark.proves("W6")
+@pytest.mark.parametrize("at_ms", [-(10**20), -1, NOON * 100, 10**20])
+async def test_any_time_is_a_moment(stores: Stores, at_ms: int) -> None:
+    await stores.ingest(turn_at(1))
+
+    assert len((await then(stores, AtTime(at_ms))).messages) == (2 if at_ms > at(1) else 0)
+
+
+@pytest.mark.proves("W6", "L5")
+async def test_a_result_that_came_later_answers_nothing_yet_and_one_that_waits_has_no_call(
+    stores: Stores,
+) -> None:
+    await stores.ingest(
+        turn(1, user("go"), assistant(None, "a")),
+        result(2, "b", "early"),
+        result(3, "a", "late"),
+        turn(4, assistant(None, "b")),
+    )
+
+    before = {
+        str(message.message_id): message.answers
+        for message in (await then(stores, AtMessage(EventId("e2"), 0))).messages
+    }
+    after = {
+        str(message.message_id): message.answers
+        for message in (await then(stores, AtMessage(EventId("e4"), 0))).messages
+    }
+
+    assert before == {"e1#0": None, "e1#1": None, "e2#0": None}
+    assert after["e2#0"] is not None
+    assert after["e3#0"] is not None
+
+
+@pytest.mark.proves("W6", "L7")
+async def test_a_system_message_that_was_replaced_and_evicted_since_is_there_again(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, system("old"), user("hi"), at_ms=at(1)))
+    for seq in range(2, 20):
+        await stores.ingest(turn_at(seq))
+    await stores.ingest(
+        turn(20, system("new"), user("hm"), at_ms=at(20)), *[turn_at(seq) for seq in range(21, 40)]
+    )
+
+    assert (await told(stores, AtMessage(EventId("e2"), 1)))[0] == "e1#0"
+
+
+@pytest.mark.proves("W6")
+async def test_texts_of_then_are_read(stores: Stores) -> None:
+    await stores.ingest(*[turn_at(seq) for seq in range(1, 30)])
+
+    def choose(facts: WindowFacts) -> tuple[int, Sequence[int]]:
+        return len(facts.messages), [facts.messages[0].position]
+
+    _, bodies = await stores.windows.window_then(
+        KEY, AtTime(at(2)), glance=lambda _: None, choose=choose
+    )
+
+    assert [json.loads(body)["content"] for body in bodies.values()] == ["question 1"]
+
+
+@pytest.mark.proves("W6", "L12")
+@pytest.mark.parametrize(
+    "moment",
+    [AtVersion(1), AtVersion(0), AtMessage(EventId("mine"), 0), AtMessage(EventId("e1"), 5)],
+)
+async def test_what_this_session_never_had_is_no_moment(stores: Stores, moment: Moment) -> None:
+    await stores.ingest(
+        turn(1, user("hi"), tool("a")), turn(2, user("other"), event_id="mine", key=OTHER)
+    )
+
+    with pytest.raises(BadRequest, match="as_of"):
+        await then(stores, moment)
+
+
+@pytest.mark.proves("W6")
+async def test_a_session_nobody_published_in_was_empty_at_any_time(stores: Stores) -> None:
+    assert (await then(stores, AtTime(NOON), OTHER)).session is None
+    with pytest.raises(BadRequest, match="as_of"):
+        await then(stores, AtVersion(1), OTHER)
+
+
+@pytest.mark.proves("W6")
+async def test_a_glance_sees_the_session_as_it_is(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 3))
+
+    seen, _ = await stores.windows.window_then(
+        KEY,
+        AtMessage(EventId("e1"), 0),
+        glance=lambda facts: facts.session and facts.session.messages_total,
+        choose=lambda _: (0, ()),
+    )
+
+    assert seen == 6

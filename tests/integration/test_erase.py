@@ -1,0 +1,130 @@
+"""Erasing forgets no table, reads by index, and leaves no text behind."""
+
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    new_sqlite,
+    sql_stores,
+    summary,
+    tool,
+    turn,
+    user,
+)
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.store.database.schema import metadata
+from turnfold.store.ingest.erase import HANGING
+
+OTHER = SessionKey(AgentId("bob"), SessionId("s-1"))
+MARK = "zanzibar"
+OF_NO_SESSION = {
+    "stream", "ingested", "agents", "sessions", "campaigns", "audit", "outbox", "dead_letters", "erasures", "erased_events", "purges", "leftovers",
+    "spending", "session_counts", "installation_secrets",
+}  # fmt: skip
+"""Tables whose rows do not hang on a session's number: erasing deals with each by itself, or it holds no text."""
+
+
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncGenerator[Stores]:
+    async with sql_stores(new_sqlite(tmp_path)) as made:
+        usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
+        for key in (KEY, OTHER):
+            first = 100 if key == KEY else 200
+            mark = MARK if key == KEY else "another"
+            said = [user(f"{mark}?"), assistant(mark, "c"), tool("c", mark), assistant(f"{mark}!")]
+            some = [
+                turn(seq, *said, key=key, model="m", usage=usage, metadata={"from": mark})
+                for seq in range(first, first + 12)
+            ]
+            await made.ingest(*some)
+            await made.ingest(some[0]._replace(stream_seq=first + 50))
+            reused = turn(first + 60, user(f"{mark} again"), event_id=f"e{first}", key=key)
+            payloads = {reused.stream_seq: reused.messages[0].body.encode()}
+            await made.intake.ingest([reused], (), rules=made.rules, payloads=payloads)
+        for job in await made.claim(NOON + 10_000):
+            await made.jobs.commit(
+                job,
+                summary(f"{MARK if job.key == KEY else 'another'} was said"),
+                reason=None,
+                now_ms=NOON + 11_000,
+            )
+        yield made
+
+
+def held(path: Path) -> dict[str, list[str]]:
+    """The rows of every table, as texts."""
+    with closing(sqlite3.connect(path)) as connection:
+        return {
+            name: [str(row) for row in connection.execute(f'SELECT * FROM "{name}"')]
+            for name in metadata.tables
+        }
+
+
+def files_with(folder: Path, mark: str) -> list[str]:
+    """The files in which a text stands."""
+    return [file.name for file in folder.iterdir() if mark.encode() in file.read_bytes()]
+
+
+@pytest.mark.proves("A6")
+def test_every_table_hangs_on_a_session_or_is_known_not_to() -> None:
+    assert {table.name for table in HANGING} == set(metadata.tables) - OF_NO_SESSION
+
+
+@pytest.mark.proves("A6", "L12")
+async def test_no_table_and_no_file_holds_anything_of_an_erased_session(
+    stores: Stores, tmp_path: Path
+) -> None:
+    path = tmp_path / "turnfold.db"
+    while await stores.index.index_some():
+        pass
+    before = held(path)
+    assert {name for name, rows in before.items() if MARK in str(rows)} == {
+        "messages",
+        "events",
+        "compactions",
+        "summaries",
+        "dead_letters",
+    }
+
+    await stores.changes.erase(KEY, last_seq=300, now_ms=NOON)
+
+    after = held(path)
+    # The words of the index go from it and from the file a moment later.
+    assert {name for name, rows in after.items() if MARK in str(rows)} == {"leftovers"}
+    for table in HANGING:
+        assert len(after[table.name]) * 2 == len(before[table.name]), table.name
+    assert await stores.erasures.tidy()
+    assert MARK not in str(held(path))
+    assert not files_with(tmp_path, MARK)
+
+
+@pytest.mark.proves("A6")
+async def test_a_log_that_somebody_reads_is_emptied_later(stores: Stores, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "turnfold.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM messages").fetchone()
+        await stores.changes.erase(KEY, last_seq=300, now_ms=NOON)
+
+        assert not await stores.erasures.tidy()
+        reader.execute("COMMIT")
+
+    assert await stores.erasures.tidy()
+    assert (tmp_path / "turnfold.db-wal").stat().st_size == 0
+
+
+@pytest.mark.proves("A6", "L8")
+async def test_erasing_finds_what_is_a_sessions_by_index(stores: Stores, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "turnfold.db")) as connection:
+        for table in HANGING:
+            plan = connection.execute(
+                f"EXPLAIN QUERY PLAN DELETE FROM {table.name} WHERE sid IN (1, 2)"
+            ).fetchall()
+            assert "SEARCH" in str(plan), (table.name, plan)

@@ -1,0 +1,188 @@
+"""The index of words as each database keeps it: filled once, by many at once, and emptied of what is to be forgotten."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text
+
+from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
+from turnfold.core.text.search import Lookup, Question
+from turnfold.messages import AgentId, SessionId, SessionKey, position_of
+from turnfold.ports import Scope
+from turnfold.store.database.engine import Database
+from turnfold.store.ingest.search_index import MESSAGES_AT_ONCE, forget
+from turnfold.store.query.search import SqlSearch
+from turnfold_migrations import upgrade
+
+KEYS = [SessionKey(AgentId("ada"), SessionId(f"s-{number}")) for number in (1, 2)]
+TEXTS = (
+    "the amber pendant",
+    "我把琥珀色的吊坠放在书房",
+    "/srv/zephyr-7719/config.toml",
+    "\0 and \ud800",
+    "",
+)
+WANTED: list[Lookup] = [
+    lookup for q in ("amber", "吊坠", "zephyr", "and") for lookup in Question.of(q).lookups()
+]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database is."""
+    if request.param == "sqlite":
+        return new_sqlite(tmp_path)
+    made: str = request.getfixturevalue("postgres_url")
+    return made
+
+
+async def filled(stores: Stores, events: int) -> None:
+    """Two sessions with so many events each, indexed."""
+    for first in range(0, events, 100):
+        seqs = range(first, min(first + 100, events))
+        await stores.ingest(
+            *[
+                turn(2 * seq + place + 1, *map(user, TEXTS), key=key)
+                for seq in seqs
+                for place, key in enumerate(KEYS)
+            ]
+        )
+    while await stores.index.index_some():
+        pass
+
+
+async def known(stores: Stores, key: SessionKey) -> set[int]:
+    """The sequences of the messages that the index names under one of the words."""
+    return {
+        one.position // 1024
+        for one in (await stores.search.candidates(key, WANTED, scope=Scope())).originals
+    }
+
+
+def rows(connection: Connection) -> int:
+    """How many messages are in the index."""
+    counted = "SELECT count(*) FROM " + (
+        "word_index_docsize" if connection.dialect.name == "sqlite" else "word_index"
+    )
+    return int(connection.execute(text(counted)).scalar_one())
+
+
+@pytest.mark.proves("F1", "A5")
+async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None:
+    await upgrade(url)
+    database = Database(url, writes=True)
+    async with sql_stores(url) as stores:
+        await filled(stores, 6)
+        before = [await known(stores, key) for key in KEYS]
+        await database.write(
+            lambda connection: forget(
+                connection, 1, first=position_of(3, 0), last=position_of(6, 1023)
+            )
+        )
+        part = [await known(stores, key) for key in KEYS]
+        await database.write(lambda connection: forget(connection, 1))
+        await database.write(lambda connection: forget(connection, 1))
+        whole = [await known(stores, key) for key in KEYS]
+        left = await database.snapshot(rows)
+    await database.close()
+
+    assert before == [{1, 3, 5, 7, 9, 11}, {2, 4, 6, 8, 10, 12}]
+    assert part == [{1, 7, 9, 11}, before[1]]
+    assert whole == [set(), before[1]]
+    assert left == 6 * len(TEXTS)
+
+
+@pytest.mark.proves("F1", "A5")
+async def test_a_session_longer_than_a_slice_is_forgotten_whole(url: str) -> None:
+    events = MESSAGES_AT_ONCE // len(TEXTS) + 3
+    await upgrade(url)
+    database = Database(url, writes=True)
+    async with sql_stores(url) as stores:
+        await filled(stores, events)
+        await database.write(lambda connection: forget(connection, 1))
+        left = await database.snapshot(rows)
+    await database.close()
+
+    assert left == events * len(TEXTS)
+
+
+@pytest.mark.proves("F1", "L2", "O2")
+async def test_several_may_index_at_once_and_each_message_is_there_once(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    async with sql_stores(postgres_url) as stores, sql_stores(postgres_url) as others:
+        await stores.ingest(
+            *[turn(seq, *map(user, TEXTS[:3]), key=KEYS[seq % 2]) for seq in range(1, 301)]
+        )
+
+        async def index(one: Stores) -> None:
+            while await one.index.index_some():
+                pass
+
+        await asyncio.gather(index(stores), index(others), index(stores))
+        database = Database(postgres_url, writes=False)
+        there = await database.snapshot(rows)
+        await database.close()
+
+    assert there == 900
+
+
+@pytest.mark.proves("X4", "F1")
+async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_so(url: str) -> None:
+    await upgrade(url)
+    database = Database(url, writes=False)
+    async with sql_stores(url) as stores:
+        await filled(stores, 40)
+        bounded = SqlSearch(database, looked_at=10)
+        (lookup,) = Question.of("pendant").lookups()
+        unfiltered = await bounded.candidates(KEYS[0], [lookup], scope=Scope())
+        filtered = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="user"))
+        of_few = await bounded.candidates(
+            KEYS[0], [lookup], scope=Scope(role="user", after_position=position_of(60, 0))
+        )
+        none = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="assistant"))
+    await database.close()
+
+    every = [1 + 2 * seq for seq in range(40)]
+    assert ([one.position // 1024 for one in unfiltered.originals], unfiltered.is_partial) == (
+        every,
+        False,
+    )
+    assert ([one.position // 1024 for one in filtered.originals], filtered.is_partial) == (
+        every[:10] + every[-10:],
+        True,
+    )
+    assert ([one.position // 1024 for one in of_few.originals], of_few.is_partial) == (
+        every[30:],
+        False,
+    )
+    assert none == ([], True)
+
+
+@pytest.mark.proves("F1", "O10")
+async def test_an_indexed_session_waits_for_the_index_no_more_until_something_new_comes(
+    url: str,
+) -> None:
+    await upgrade(url)
+    async with sql_stores(url) as stores:
+
+        async def unindexed(key: SessionKey) -> list[str]:
+            return [
+                str(one.message_id)
+                for one in await stores.search.unindexed(key, scope=Scope(), after_position=-1)
+            ]
+
+        await stores.ingest(
+            turn(1, *map(user, TEXTS[:2]), key=KEYS[0]), turn(2, user(TEXTS[0]), key=KEYS[1])
+        )
+        waiting = [await unindexed(key) for key in KEYS]
+        was_last = not await stores.index.index_some()
+        indexed = [await unindexed(key) for key in KEYS]
+        await stores.ingest(turn(3, user("new"), key=KEYS[1]))
+
+        assert waiting == [["e1#0", "e1#1"], ["e2#0"]]
+        assert was_last
+        assert indexed == [[], []]
+        assert [await unindexed(key) for key in KEYS] == [[], ["e3#0"]]
+        await stores.index.index_some()
+        assert [await unindexed(key) for key in KEYS] == [[], []]

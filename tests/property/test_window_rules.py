@@ -1,0 +1,133 @@
+"""The laws of the window over thousands of sessions, recorded ones among them; `make prove` makes a million of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests import window_rules as laws
+from tests.histories import assistant, counter, history, system, tool, user, words
+from tests.window_check.__main__ import proved
+from tests.window_check.sessions import data_directory
+from turnfold.core.policy.presets import Policy
+from turnfold.core.window.window import Asked, plan
+
+SESSIONS = 96
+BUDGET = 11_500
+SAID = (
+    system("be brief"),
+    user(words(12_000)),
+    assistant(None, "a", "b"),
+    tool("b", "2"),
+    tool("a", "1"),
+    assistant("so"),
+    assistant(None, "c"),
+    user("and now?"),
+)
+
+
+@pytest.mark.proves(
+    "L5", "L6", "L7", "L11", "W4", "C1", "C2", "C4", "C6", "C7", "C9", "C10", "C12", "C13", "C15", "C19", "C22", "C61"
+)  # fmt: skip
+def test_thousands_of_windows_break_no_law() -> None:
+    tally = proved(range(SESSIONS), seed=20, directory=data_directory())
+
+    assert tally.failures == []
+    assert tally.cuts >= 30 * SESSIONS
+    assert tally.refused > 0
+    assert tally.emergencies > 0
+    assert tally.steady > 0
+
+
+def answered() -> tuple[laws.Session, laws.Answer]:
+    """A session and a sound window of it, with a trimmed message and an open call."""
+    session = history(SAID)
+    made = plan(session.stored, Asked(budget_tokens=BUDGET), Policy())
+    rendered = session.rendered(made)
+    told = laws.Session(
+        [laws.Told(f"e{seq}#0", json.dumps(body), body) for seq, body in enumerate(SAID, start=1)]
+    )
+    account = {name: getattr(made.account, name) for name in made.account.__slots__}
+    return told, laws.Answer(rendered.messages, rendered.message_ids, account, made.tokens, BUDGET)
+
+
+def without(index: int) -> Callable[[laws.Answer], laws.Answer]:
+    def change(answer: laws.Answer) -> laws.Answer:
+        messages, ids = list(answer.messages), list(answer.message_ids)
+        del messages[index], ids[index]
+        return replace(answer, messages=messages, message_ids=ids)
+
+    return change
+
+
+def swapped(one: int, other: int) -> Callable[[laws.Answer], laws.Answer]:
+    def change(answer: laws.Answer) -> laws.Answer:
+        messages, ids = list(answer.messages), list(answer.message_ids)
+        messages[one], messages[other] = messages[other], messages[one]
+        ids[one], ids[other] = ids[other], ids[one]
+        return replace(answer, messages=messages, message_ids=ids)
+
+    return change
+
+
+def written(index: int, **keys: Any) -> Callable[[laws.Answer], laws.Answer]:
+    def change(answer: laws.Answer) -> laws.Answer:
+        messages = list(answer.messages)
+        messages[index] = json.dumps(json.loads(messages[index]) | keys)
+        return replace(answer, messages=messages)
+
+    return change
+
+
+def accounted(**numbers: int) -> Callable[[laws.Answer], laws.Answer]:
+    return lambda answer: replace(answer, account=dict(answer.account) | numbers)
+
+
+def test_a_sound_window_has_no_fault() -> None:
+    told, answer = answered()
+
+    assert laws.faults(told, answer, counter()) == []
+    assert [json.loads(message)["role"] for message in answer.messages] == [
+        "system", "user", "assistant", "tool", "tool", "assistant", "assistant", "tool", "user",
+    ]  # fmt: skip
+    assert answer.account["trimmed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "law"),
+    [
+        (without(3), "L5"),
+        (without(7), "L5"),
+        (without(2), "L5"),
+        (without(8), "L5: the newest request"),
+        (without(0), "W4"),
+        (swapped(3, 4), "L5"),
+        (swapped(1, 5), "L3"),
+        (swapped(0, 1), "W4"),
+        (written(3, content="other"), "C15"),
+        (written(1, name="somebody"), "L7"),
+        (
+            written(1, content=words(12_000)[:200] + "\n[... 3 lines, 9 tokens left out ...]\n"),
+            "C15",
+        ),
+        (written(8, content="something else altogether"), "W4"),
+        (written(0, content="be long"), "W4"),
+        (accounted(shown=7), "L7"),
+        (accounted(trimmed=0), "L7"),
+        (accounted(synthesised=0), "L7"),
+        (lambda answer: replace(answer, tokens=answer.tokens - 60), "L6"),
+        (lambda answer: replace(answer, asked_tokens=answer.tokens - 1), "L6"),
+        (lambda answer: replace(answer, asked_messages=7), "W2"),
+        (lambda answer: replace(answer, messages=(), message_ids=()), "L5: the window is empty"),
+    ],
+)
+def test_a_broken_window_is_found_out(
+    change: Callable[[laws.Answer], laws.Answer], law: str
+) -> None:
+    told, answer = answered()
+
+    found = laws.faults(told, change(answer), counter())
+
+    assert any(fault.startswith(law) for fault in found), found

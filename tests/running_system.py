@@ -1,0 +1,558 @@
+"""`turnfold up` for tests: a real system in a directory of the test, started, signalled and stopped by its own process ids."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
+from typing import Any, TypeVar
+
+import nats
+from nats.js.api import DeliverPolicy
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tests import forked_processes as forked
+from tests import invariants
+from tests.nats_server import NatsServer, nats_server
+from tests.postgres import Postgres
+from turnfold.client import Client, connect
+from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.process.ready import ANNOUNCE
+from turnfold.store.database.engine import Database
+
+Json = dict[str, Any]
+Seen = TypeVar("Seen")
+
+START_SECONDS = 90.0
+STOP_SECONDS = 40.0
+TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
+
+
+class System:
+    """One `turnfold up`; only processes that it started are ever signalled."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        nats_port: int = 0,
+        http_port: int = 0,
+    ) -> None:
+        self.data_dir = data_dir
+        self.lines: list[Json] = []
+        self._environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
+        } | dict(environ or {})
+        ports = ("--nats-port", str(nats_port), "--http-port", str(http_port))
+        self._command = (*TURNFOLD, "up", "--json", "--data-dir", str(data_dir), *ports)
+        self._log = data_dir.with_name(f"{data_dir.name}.log")
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> Json:
+        """Start it; its first ready line."""
+        await self.launch()
+        seen = len(self.lines)
+        await wait_until(
+            lambda: len(self.lines) > seen or self.process.returncode is not None,
+            seconds=START_SECONDS,
+            told=self.words,
+        )
+        assert len(self.lines) > seen, (
+            f"it ended with status {self.process.returncode}: {self.words()}"
+        )
+        return self.ready
+
+    async def launch(self) -> None:
+        """Start it without waiting for anything."""
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environ,
+                limit=1 << 20,
+                process_group=0,
+            )
+        self._reading = asyncio.create_task(self._read(self._process))
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        """The supervisor."""
+        assert self._process, "it was not started"
+        return self._process
+
+    @property
+    def ready(self) -> Json:
+        """The newest ready line."""
+        return self.lines[-1]
+
+    @property
+    def nats_url(self) -> str:
+        """Where clients connect; the same as long as the system runs."""
+        return str(self.ready["nats_url"])
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP is served."""
+        return str(self.ready["http_url"])
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return Path(str(self.ready["database_url"]).partition(":///")[2])
+
+    def pid(self, name: str) -> int | None:
+        """The process of this name, if it is a living descendant of the supervisor; found also before it said that it is ready."""
+        if Path("/proc/self").exists():
+            return parts_of(self.process.pid).get(name)
+        told = self.ready["pids"].get(name)
+        return told if isinstance(told, int) else None
+
+    def kill(self, name: str) -> bool:
+        """Kill a part as the kernel would; False when it is not there to be killed just now."""
+        return self.signal(name, SIGKILL)
+
+    def signal(self, name: str, number: Signals) -> bool:
+        """Signal a part; False when it is not there just now."""
+        pid = self.pid(name)
+        if pid is None:
+            return False
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def stop(self, number: Signals = SIGTERM) -> int:
+        """Its exit status after a stop signal."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Its exit status, once it ends by itself."""
+        async with asyncio.timeout(STOP_SECONDS):
+            status = await self.process.wait()
+            if self._reading:
+                await self._reading
+        return status
+
+    def words(self) -> str:
+        """The end of what it and its parts wrote to standard error."""
+        with contextlib.suppress(OSError):
+            return self._log.read_text(errors="replace")[-4_000:]
+        return ""
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout
+        while line := await process.stdout.readline():
+            said = json.loads(line)
+            if said.get("ready") is True:
+                self.lines.append(said)
+
+
+@asynccontextmanager
+async def running_system(
+    data_dir: Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    nats_port: int = 0,
+    http_port: int = 0,
+) -> AsyncGenerator[System, None]:
+    """A system that is ready, and does not outlive the test."""
+    system = System(data_dir, environ=environ, nats_port=nats_port, http_port=http_port)
+    try:
+        await system.start()
+        yield system
+    finally:
+        await end(system)
+
+
+async def end(system: System) -> None:
+    """Stop a system if it still runs, by force if need be."""
+    try:
+        await system.stop()
+    except TimeoutError:
+        system.process.kill()
+        await system.ended()
+
+
+@asynccontextmanager
+async def client_of(
+    system: System, *, timeout_seconds: float = 5.0, attempts: int = 60
+) -> AsyncGenerator[Client, None]:
+    """A client that outlasts restarts of the bus."""
+    async with connect(
+        system.nats_url, timeout_seconds=timeout_seconds, attempts=attempts, environ={}
+    ) as client:
+        yield client
+
+
+async def wait_until(
+    holds: Callable[[], object],
+    *,
+    seconds: float = 30.0,
+    every: float = 0.05,
+    told: Callable[[], object] | None = None,
+) -> None:
+    """Return when it holds; after `seconds` it fails with the last answer and what `told` says."""
+
+    async def look() -> object:
+        return holds()
+
+    await eventually(look, seconds=seconds, every=every, told=told)
+
+
+async def eventually(
+    ask: Callable[[], Awaitable[Seen | None]],
+    *,
+    seconds: float = 30.0,
+    every: float = 0.05,
+    told: Callable[[], object] | None = None,
+) -> Seen:
+    """The first truthy answer; after `seconds` it fails with the last one and what `told` says."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        seen = await ask()
+        if seen:
+            return seen
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {seen!r} {told() if told else ''}")
+        await asyncio.sleep(every)
+
+
+class Parts:
+    """A bus and a database, on which services run one by one as real processes."""
+
+    def __init__(self, directory: Path, server: NatsServer, environ: Mapping[str, str]) -> None:
+        self.server = server
+        self.database = directory / "turnfold.db"
+        self._log = directory / "parts.log"
+        port = free_port()
+        self.http_url = f"http://127.0.0.1:{port}"
+        self.environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
+        } | {
+            "TURNFOLD_NATS_URL": server.url,
+            "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
+            "TURNFOLD_HTTP_PORT": str(port),
+            **environ,
+        }
+
+    @property
+    def database_url(self) -> str:
+        """The database, as services are told of it."""
+        return self.environ["TURNFOLD_DATABASE_URL"]
+
+    async def rows(self, statement: str, *values: object) -> list[Mapping[str, Any]]:
+        """Rows of the database, their columns by name."""
+        engine = create_async_engine(self.database_url, poolclass=NullPool)
+        async with engine.connect() as connection:
+            found = await connection.exec_driver_sql(statement, values)
+            return [dict(row) for row in found.mappings()]
+
+    async def caught_up(self) -> invariants.Seen:
+        """Everything that the database holds once the whole stream is stored; it breaks no law."""
+        bus = await nats.connect(self.server.url)
+        last = (await bus.jetstream().stream_info(EVENTS_STREAM)).state.last_seq
+        await bus.close()
+
+        async def is_stored() -> bool:
+            return await self.rows(
+                "SELECT max(last_seq) AS last FROM ingested WHERE first_seq = 1"
+            ) == [{"last": last}]
+
+        await eventually(is_stored, seconds=60, told=self.words)
+        seen = await self.seen()
+        assert invariants.faults(seen) == []
+        return seen
+
+    async def settled(self) -> invariants.Seen:
+        """The same once everything is also summarised and told of."""
+        open_rows = "SELECT 1 FROM compactions WHERE status IN ('pending', 'running') UNION ALL SELECT 1 FROM outbox"
+
+        async def is_done() -> bool:
+            return not await self.rows(open_rows)
+
+        await self.caught_up()
+        await eventually(is_done, seconds=60, told=self.words)
+        return await self.caught_up()
+
+    async def seen(self) -> invariants.Seen:
+        """Everything that the database holds."""
+        database = Database(self.database_url, writes=False)
+        try:
+            return await invariants.seen_in_database(database)
+        finally:
+            await database.close()
+
+    async def migrate(self) -> None:
+        """Make tables and streams."""
+        done = await command("migrate", environ=self.environ)
+        assert done.status == 0, done.err
+
+    @asynccontextmanager
+    async def running(
+        self, name: str, *, is_awaited: bool = True, environ: Mapping[str, str] | None = None
+    ) -> AsyncGenerator["Service", None]:
+        """A service, from when it is ready (or from its start on) until it has stopped."""
+        with self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *TURNFOLD,
+                name,
+                env=self.environ | {ANNOUNCE: "1"} | dict(environ or {}),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                process_group=0,
+            )
+        service = Service(name, process)
+        try:
+            if is_awaited:
+                await wait_until(
+                    lambda: service.is_ready or process.returncode is not None,
+                    seconds=START_SECONDS,
+                    told=self.words,
+                )
+                assert service.is_ready, self.words()
+            yield service
+        finally:
+            await service.stop()
+
+    def words(self) -> str:
+        """The end of what the services wrote to standard error."""
+        with contextlib.suppress(OSError):
+            return self._log.read_text(errors="replace")[-4_000:]
+        return ""
+
+
+class Service:
+    """One running service."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+        self.is_ready = False
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.returncode is None
+
+    def signal(self, number: Signals) -> None:
+        """Signal it."""
+        self.process.send_signal(number)
+
+    async def ended(self, *, seconds: float = STOP_SECONDS) -> int:
+        """Its exit status, once it ends."""
+        async with asyncio.timeout(seconds):
+            status = await self.process.wait()
+            await self._reading
+        return status
+
+    async def stop(self) -> int:
+        """Its exit status after a stop signal, by force if need be."""
+        if self.is_alive:
+            self.signal(SIGTERM)
+        try:
+            return await self.ended()
+        except TimeoutError:
+            self.signal(SIGKILL)
+            return await self.ended()
+
+    async def _read(self) -> None:
+        assert self.process.stdout
+        while line := await self.process.stdout.readline():
+            self.is_ready = self.is_ready or json.loads(line).get("ready") is True
+
+
+_migrated: list[tempfile.TemporaryDirectory[str]] = []
+"""A bus and a database as `turnfold migrate` leaves them, made once for all tests of a run."""
+_templates: dict[Postgres, str] = {}
+"""And such a database on a server."""
+
+
+@asynccontextmanager
+async def running_parts(
+    directory: Path, *, environ: Mapping[str, str] | None = None, postgres: Postgres | None = None
+) -> AsyncGenerator[Parts, None]:
+    """A bus with its streams and a database with its tables, a file or one of a server; no service yet."""
+    if not _migrated:
+        template = tempfile.TemporaryDirectory()
+        with nats_server(Path(template.name)) as server:
+            await Parts(Path(template.name), server, {}).migrate()
+        _migrated.append(template)
+    shutil.copytree(
+        Path(_migrated[0].name),
+        directory,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("ports", "*.log"),
+    )
+    with nats_server(directory) as server:
+        if postgres is None:
+            yield Parts(directory, server, environ or {})
+            return
+        name = await postgres.create_database(like=await _migrated_on(postgres, directory, server))
+        try:
+            yield Parts(
+                directory,
+                server,
+                {"TURNFOLD_DATABASE_URL": postgres.url(name)} | dict(environ or {}),
+            )
+        finally:
+            await postgres.drop_database(name)
+
+
+async def _migrated_on(postgres: Postgres, directory: Path, server: NatsServer) -> str:
+    """The database of a server that others are made like; every bus is a copy of one, so it belongs to each."""
+    if postgres not in _templates:
+        name = await postgres.create_database()
+        await Parts(directory, server, {"TURNFOLD_DATABASE_URL": postgres.url(name)}).migrate()
+        _templates[postgres] = name
+    return _templates[postgres]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[Any]:
+        """The JSON lines it printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+async def command(
+    *arguments: str, environ: Mapping[str, str] | None = None, seconds: float = 60.0
+) -> Command:
+    """Run `turnfold` with these arguments."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
+    }
+    with tempfile.TemporaryDirectory() as made:
+        out, err = Path(made) / "out", Path(made) / "err"
+        process = await asyncio.to_thread(
+            forked.begun, forked.command, arguments, inherited | dict(environ or {}), out, err
+        )
+        return Command(
+            await forked.ended(process, seconds=seconds), out.read_text(), err.read_text()
+        )
+
+
+def rows(database: Path, statement: str, *values: object) -> list[sqlite3.Row]:
+    """Rows of a SQLite database that another process writes, their columns by name."""
+    with contextlib.closing(
+        sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)
+    ) as connection:
+        connection.row_factory = sqlite3.Row
+        return connection.execute(statement, values).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """One entry of the stream of events."""
+
+    seq: int
+    subject: str
+    payload: bytes
+
+
+async def streamed(url: str) -> list[Streamed]:
+    """Everything that the stream of events holds, in order."""
+    bus = await nats.connect(url)
+    try:
+        jetstream = bus.jetstream(timeout=30)
+        state = (await jetstream.stream_info(EVENTS_STREAM)).state
+        found: list[Streamed] = []
+        if not state.messages:
+            return found
+        subscription = await jetstream.subscribe(
+            "", stream=EVENTS_STREAM, ordered_consumer=True, deliver_policy=DeliverPolicy.ALL
+        )
+        while len(found) < state.messages:
+            message = await subscription.next_msg(timeout=30)
+            found.append(Streamed(message.metadata.sequence.stream, message.subject, message.data))
+        await subscription.unsubscribe()
+        return found
+    finally:
+        await bus.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def parts_alive(lines: Sequence[Json]) -> list[int]:
+    """Which of the processes that these ready lines name still run."""
+    return [pid for line in lines for pid in line["pids"].values() if state_of(pid)]
+
+
+def parts_of(supervisor: int) -> dict[str, int]:
+    """The living parts of a system by name, as Linux tells them."""
+    found: dict[str, int] = {}
+    unseen = [supervisor]
+    while unseen:
+        children = children_of(unseen.pop())
+        unseen += children
+        found |= {name: pid for pid in children if (name := _name_of(arguments_of(pid)))}
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The living children of a process."""
+    with contextlib.suppress(OSError):
+        return [
+            int(child)
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            if state_of(int(child))
+        ]
+    return []
+
+
+def arguments_of(pid: int) -> list[bytes]:
+    """The command line of a process; empty for one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    return []
+
+
+def _name_of(arguments: Sequence[bytes]) -> str | None:
+    """What a ready line calls the process with this command line."""
+    if arguments and arguments[0].endswith(b"nats-server"):
+        return "nats"
+    if b"turnfold.models" in arguments:
+        return "model"
+    last = arguments[-1].decode(errors="replace") if arguments else ""
+    return (
+        last
+        if b"turnfold.cli" in arguments and last in ("worker", "receiver", "query", "migrate")
+        else None
+    )
+
+
+def state_of(pid: int) -> list[str]:
+    """State, parent and so on, as Linux tells them; empty for a process that has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields if fields[0] != "Z" else []
+    return []

@@ -1,0 +1,812 @@
+"""The shipped permissions on a real server: with them everything works, and whatever else is tried is refused."""
+
+import json
+import re
+import subprocess
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nats
+import pytest
+from nats.aio.client import Client as Bus
+from nats.aio.msg import Msg
+
+import turnfold
+from tests.nats_server import NatsServer, nats_server
+from tests.running_system import TURNFOLD, Parts, command, eventually, rows, wait_until
+from turnfold.access.identity import Identity
+from turnfold.access.keys import new_key, revoke_key
+from turnfold.access.roles import (
+    EXPORTS,
+    ROLES,
+    SERVICES,
+    SERVICES_ACCOUNT,
+    SYSTEM_ACCOUNT,
+    Key,
+    Role,
+    account_of,
+    configuration,
+    permissions_of,
+)
+from turnfold.bus.answering import is_led
+from turnfold.client import session_key, turn_event
+from turnfold.errors import BadRequest, NotAllowed
+from turnfold.nats_client.connection import REQUEST_INFO
+
+Json = dict[str, Any]
+USER = {"role": "user", "content": "Where is order 7341?"}
+SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_LOG_LEVEL": "info"}
+STRANGE = (
+    "*",
+    ">",
+    "a.b",
+    "a b",
+    "..",
+    "a/b",
+    "%2E",
+    "語 ✓",
+    "$JS.API.STREAM.DELETE.TURNFOLD_EVENTS",
+    "é" * 128,
+)
+IMPOSSIBLE = ("", "a\nb", "a\rb", "a\x00b", "a\tb", "x" * 10_000, "語" * 86, "\ud800")
+
+
+class Guarded:
+    """A server with the shipped permissions, its streams, and a key for everybody."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.keys: dict[str, Key] = {}
+        self.files: dict[str, Path] = {}
+        for role in ("provisioner", "worker", "query", "auditor", "operator"):
+            self.keys[role], self.files[role] = new_key(directory / "keys", role)
+        for agent in ("support", "other", *STRANGE):
+            self.keys[agent], self.files[agent] = new_key(directory / "keys", "agent", agent)
+
+    @property
+    def configuration(self) -> str:
+        """What the server includes."""
+        return configuration(list(self.keys.values()))
+
+    def environ(self, name: str) -> dict[str, str]:
+        """The credentials of a role, or of an agent."""
+        return {"TURNFOLD_NATS_NKEY": str(self.files[name])}
+
+    def parts(self, server: NatsServer, name: str) -> Parts:
+        """Services that sign in with this key."""
+        return Parts(self.directory, server, SMALL | self.environ(name))
+
+
+@dataclass
+class Person:
+    """A plain connection with somebody's key, and what the server had against it."""
+
+    bus: Bus
+    denied: list[str] = field(default_factory=list)
+
+    async def publish(
+        self,
+        subject: str,
+        *,
+        reply: str = "",
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish, and hear what the server says to it."""
+        await self.bus.publish(subject, body, reply=reply, headers=dict(headers or {}))
+        await self.bus.flush()
+
+    async def is_denied(self, what: str) -> None:
+        """Wait until the server has refused this."""
+        told = f"permissions violation for {what.lower()}"
+        await wait_until(
+            lambda: any(told in one for one in self.denied), every=0.005, told=lambda: self.denied
+        )
+
+    async def listen(self, subject: str) -> list[Msg]:
+        """Listen, to a subject and in a queue group after a blank; the list fills with what is heard."""
+        heard: list[Msg] = []
+
+        async def on_message(message: Msg) -> None:
+            heard.append(message)
+
+        subject, _, queue = subject.partition(" ")
+        await self.bus.subscribe(subject, queue=queue, cb=on_message)
+        for _ in range(2):
+            await self.bus.flush()
+        return heard
+
+
+@asynccontextmanager
+async def person(guarded: Guarded, server: NatsServer, name: str) -> AsyncGenerator[Person, None]:
+    """Somebody who signed in."""
+    denied: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        denied.append(str(error).lower())
+
+    bus = await nats.connect(
+        server.url, error_cb=on_error, **Identity.of(guarded.environ(name)).options()
+    )
+    try:
+        yield Person(bus, denied)
+    finally:
+        await bus.close()
+
+
+MONITOR = "{ user: monitor, password: monitor }"
+"""Somebody in the services' account who may hear everything."""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
+    return Guarded(tmp_path_factory.mktemp("guarded"))
+
+
+@pytest.fixture(scope="module")
+def server(guarded: Guarded) -> Iterator[NatsServer]:
+    with nats_server(
+        guarded.directory, more=guarded.configuration.replace("users: [", f"users: [ {MONITOR}", 1)
+    ) as running:
+        parts = guarded.parts(running, "provisioner")
+        done = subprocess.run(
+            [*TURNFOLD, "migrate"],
+            env=parts.environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        yield running
+
+
+# --- what is allowed
+
+
+@pytest.mark.proves("X1", "O2")
+async def test_everything_works_for_those_who_may(guarded: Guarded, server: NatsServer) -> None:
+    worker, query = guarded.parts(server, "worker"), guarded.parts(server, "query")
+    async with (
+        worker.running("worker"),
+        query.running("query"),
+        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
+        person(guarded, server, "auditor") as auditor,
+        person(guarded, server, "support") as support,
+        httpx.AsyncClient(base_url=f"{query.http_url}/v1/agents/support", trust_env=False) as http,
+    ):
+        heard = [
+            await auditor.listen(f"{name}.>") for name in ("context.compressed", "summary.updated")
+        ]
+        own = await support.listen("summary.updated.support.*")
+        session = client.session("support", "user-42")
+        for number in range(30):
+            await session.turn_completed(
+                [
+                    USER | {"content": f"Note port {9_000 + number}."},
+                    {"role": "assistant", "content": "Noted."},
+                ]
+            )
+        window = await session.context(wait_ms=5_000)
+        await wait_until(lambda: heard[0] and heard[1] and own, told=worker.words)
+
+        # What reads, what writes, and what HTTP passes on.
+        assert (window.fresh, window.account.total) == (True, 60)
+        assert (await session.history(limit=1)).messages[0].message["content"] == "Note port 9000."
+        assert await session.search("9003")
+        assert (await session.policy(mode="manual"))["mode"] == "manual"
+        assert await session.compact() is not None
+        summary = await eventually(session.summaries)
+        assert (await session.promote(summary[0].version)).version == summary[0].version
+        assert await session.audit(limit=1)
+        event = {
+            "type": "turn.completed",
+            "event_id": "h",
+            "agent_id": "support",
+            "session_id": "user-43",
+            "messages": [USER],
+        }
+        posted = await http.post("/sessions/user-43/events", json=event)
+        again = await http.post("/sessions/user-43/events", json=event)
+        patched = await http.patch("/sessions/user-43/policy", json={"mode": "off"})
+        assert [answer.status_code for answer in (posted, patched)] == [200, 200]
+        assert posted.json() == again.json()
+
+        # Who looks, who runs the system, and what is erased for good.
+        told = json.loads(
+            (await auditor.bus.request("context.get.support.user-42", b"", timeout=10)).data
+        )
+        kept = await auditor.bus.request(
+            "$JS.API.DIRECT.GET.TURNFOLD_NOTICES", b'{"seq": 1}', timeout=10
+        )
+        assert told["account"]["total"] == 60
+        assert (kept.headers or {})["Nats-Subject"].startswith("context.compressed.support.")
+        newest = await support.bus.request(
+            "$JS.API.DIRECT.GET.TURNFOLD_NOTICES.summary.updated.support.user-42", b"", timeout=10
+        )
+        stream, subject = ((newest.headers or {})[name] for name in ("Nats-Stream", "Nats-Subject"))
+        assert (notice := turnfold.notice_of(stream, subject, newest.data))
+        assert notice[:3] == ("summary.updated", "support", "user-42")
+        assert turnfold.notice_of(None, own[0].subject, own[0].data) is None
+        doctor = await command(
+            "doctor", "--json", environ=query.environ | guarded.environ("provisioner")
+        )
+        assert doctor.status == 0, doctor
+        assert {row["outcome"] for row in doctor.rows} <= {"ok", "unknown"}, doctor
+        erased = await command(
+            "erase",
+            "support",
+            "user-42",
+            "--yes",
+            environ=query.environ | guarded.environ("operator"),
+        )
+        assert erased.status == 0, erased.err
+        assert (await client.erase_agent("support"))["sessions"] == 1
+        await wait_until(
+            lambda: not rows(worker.database, "SELECT 1 FROM purges"), told=worker.words
+        )
+        await wait_until(
+            lambda: not rows(worker.database, "SELECT 1 FROM outbox"), told=worker.words
+        )
+
+    assert not auditor.denied + support.denied
+    assert "bus.troubled" not in worker.words()
+
+
+@pytest.mark.proves("X2", "L12")
+async def test_agents_of_any_name_reach_what_is_theirs_and_nothing_else(
+    guarded: Guarded, server: NatsServer
+) -> None:
+    worker, query = guarded.parts(server, "worker"), guarded.parts(server, "query")
+    async with worker.running("worker"), query.running("query"):
+        for name in STRANGE:
+            async with turnfold.connect(server.url, environ=guarded.environ(name)) as client:
+                await client.session(name, name).turn_completed(
+                    [USER | {"content": name}], event_id=name
+                )
+                window = await client.session(name, name).context(wait_ms=5_000)
+                assert [message["content"] for message in window.messages] == [name]
+                with pytest.raises(NotAllowed):
+                    await client.session("support", "user-42").context()
+                for wrong in IMPOSSIBLE:
+                    with pytest.raises(BadRequest):
+                        client.session(wrong, "s")
+                    with pytest.raises(BadRequest):
+                        client.session(name, wrong)
+
+
+@pytest.mark.proves("X1", "L1")
+async def test_a_batch_with_an_event_that_its_agent_may_not_publish_leaves_nothing(
+    guarded: Guarded, server: NatsServer
+) -> None:
+    own = [turn_event(session_key("support", f"batch-{number}"), [USER]) for number in range(3)]
+    async with turnfold.connect(server.url, environ=guarded.environ("support")) as client:
+        first, second, third = await client.publish_batch(own)
+        with pytest.raises(NotAllowed, match="may not use turn"):
+            await client.publish_batch(
+                [*own, turn_event(session_key("other", "s"), [USER]), own[0]]
+            )
+        after = await client.session("support", "batch-0").turn_completed([USER])
+
+    assert [second.seq, third.seq, after.seq] == [first.seq + 1, first.seq + 2, first.seq + 3]
+
+
+# --- what is refused
+
+STREAM_API = "$JS.API.STREAM"
+CONSUMER_API = "$JS.API.CONSUMER"
+ACKNOWLEDGED = "TURNFOLD_EVENTS.ingest.1.1.1.1.1"
+FORBIDDEN_TO_PUBLISH = {
+    "support": (
+        "turn.completed.other.s",
+        "tool.result.other.s",
+        "turn.completed",
+        "turn.completed.support",
+        "turn.completed.support.s.t",
+        "turn.completed.*.s",
+        "turn.completed.>",
+        "context.get.other.s",
+        "history.get.other.s",
+        "history.search.other.s",
+        "session.get.other.s",
+        "audit.list.other.s",
+        "session.erase.other.s",
+        "session.policy.other.s",
+        "summary.promote.other.s",
+        "agent.erase.other",
+        "agent.policy.other",
+        "agent.regenerate.other",
+        "installation.regenerate",
+        "campaign.get",
+        f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.PURGE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.UPDATE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.INFO.TURNFOLD_EVENTS",
+        f"{STREAM_API}.MSG.GET.TURNFOLD_EVENTS",
+        f"{STREAM_API}.MSG.DELETE.TURNFOLD_EVENTS",
+        "$JS.API.DIRECT.GET.TURNFOLD_EVENTS",
+        "$JS.API.DIRECT.GET.TURNFOLD_NOTICES",
+        "$JS.API.DIRECT.GET.TURNFOLD_NOTICES.summary.updated.other.s",
+        "$JS.API.DIRECT.GET.TURNFOLD_NOTICES.>",
+        "$JS.API.DIRECT.GET.TURNFOLD_EVENTS.turn.completed.support.s",
+        f"{CONSUMER_API}.CREATE.TURNFOLD_EVENTS.mine",
+        f"{CONSUMER_API}.DELETE.TURNFOLD_EVENTS.ingest",
+        f"{CONSUMER_API}.MSG.NEXT.TURNFOLD_EVENTS.ingest",
+        f"$JS.ACK.{ACKNOWLEDGED}",
+        f"$JS.ACK.hub.hash.{ACKNOWLEDGED}.x",
+        "context.compressed.support.s",
+        "summary.updated.other.s",
+        "turnfold.ingested",
+        "_INBOX.anybody.x",
+        "_R_.anything",
+        "$SYS.REQ.SERVER.PING",
+        "$SYS.REQ.USER.INFO",
+    ),
+    "auditor": (
+        "turn.completed.support.s",
+        "session.erase.support.s",
+        "session.policy.support.s",
+        "agent.erase.support",
+        "summary.promote.support.1",
+        "installation.regenerate",
+        "context.compressed.support.s",
+        f"{STREAM_API}.DELETE.TURNFOLD_NOTICES",
+        f"{STREAM_API}.MSG.GET.TURNFOLD_EVENTS",
+        "$JS.API.DIRECT.GET.TURNFOLD_EVENTS",
+        f"{CONSUMER_API}.CREATE.TURNFOLD_NOTICES.mine",
+    ),
+    "operator": (
+        "context.compressed.support.s",
+        f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.PURGE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.MSG.GET.TURNFOLD_EVENTS",
+        f"{CONSUMER_API}.DELETE.TURNFOLD_EVENTS.ingest",
+        f"$JS.ACK.{ACKNOWLEDGED}",
+    ),
+    "worker": (
+        "context.get.support.s",
+        "session.erase.support.s",
+        f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.UPDATE.TURNFOLD_EVENTS",
+        f"{CONSUMER_API}.DELETE.TURNFOLD_EVENTS.ingest",
+        f"{STREAM_API}.CREATE.MINE",
+        "_INBOX.anybody.x",
+    ),
+    "query": (
+        "_INBOX.anybody.x",
+        "context.compressed.support.s",
+        "turnfold.ingested",
+        f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.PURGE.TURNFOLD_EVENTS",
+        f"{STREAM_API}.MSG.DELETE.TURNFOLD_EVENTS",
+        f"{CONSUMER_API}.MSG.NEXT.TURNFOLD_EVENTS.ingest",
+        f"$JS.ACK.{ACKNOWLEDGED}",
+    ),
+    "provisioner": (
+        "turn.completed.support.s",
+        "context.get.support.s",
+        "session.erase.support.s",
+        f"$JS.ACK.{ACKNOWLEDGED}",
+    ),
+}
+FORBIDDEN_TO_HEAR = {
+    "support": (
+        ">",
+        "*.*.*.*",
+        "turn.completed.>",
+        "turn.completed.support.*",
+        "context.get.*.*",
+        "context.get.support.* turnfold-query",
+        "session.erase.*.* turnfold-worker",
+        "context.compressed.>",
+        "summary.updated.other.*",
+        "summary.updated.*.*",
+        "summary.updated.support.* watchers",
+        "summary.updated.support.* other.watchers",
+        "_INBOX.>",
+        "_INBOX.*.>",
+        "$JS.ACK.>",
+        "$JS.API.>",
+        "$SYS.>",
+    ),
+    "auditor": (
+        ">",
+        "summary.updated.> watchers",
+        "summary.updated.support.* support",
+        "turn.completed.>",
+        "tool.result.*.*",
+        "context.get.*.* turnfold-query",
+        "_INBOX.>",
+    ),
+    "operator": (
+        ">",
+        "summary.updated.> watchers",
+        "turn.completed.>",
+        "session.erase.*.* turnfold-worker",
+        "_INBOX.>",
+    ),
+    "worker": (
+        ">",
+        "turn.completed.>",
+        "context.get.*.* turnfold-query",
+        "session.erase.*.*",
+        "_INBOX.>",
+        "$JS.API.>",
+    ),
+    "query": (
+        ">",
+        "turn.completed.>",
+        "session.erase.*.* turnfold-worker",
+        "context.get.*.*",
+        "context.compressed.>",
+        "_INBOX.>",
+    ),
+    "provisioner": (">", "turn.completed.>", "context.compressed.>", "_INBOX.>"),
+}
+
+
+@pytest.mark.proves("X1", "L12")
+@pytest.mark.parametrize("name", FORBIDDEN_TO_PUBLISH)
+async def test_what_a_role_may_not_publish_is_refused(
+    guarded: Guarded, server: NatsServer, name: str
+) -> None:
+    async with person(guarded, server, name) as somebody:
+        for subject in FORBIDDEN_TO_PUBLISH[name]:
+            await somebody.publish(subject)
+            await somebody.is_denied(f'publish to "{subject}"')
+
+
+@pytest.mark.proves("X1", "L12")
+@pytest.mark.parametrize("name", FORBIDDEN_TO_HEAR)
+async def test_what_a_role_may_not_hear_is_refused(
+    guarded: Guarded, server: NatsServer, name: str
+) -> None:
+    async with person(guarded, server, name) as somebody:
+        for subject in FORBIDDEN_TO_HEAR[name]:
+            await somebody.listen(subject)
+            await somebody.is_denied(f'subscription to "{subject.partition(" ")[0]}"')
+
+
+# --- answers that are led
+
+CLIENTS = ("support", "other", "auditor", "operator")
+LED = "led-by-"
+"""How the session, or the last token, of every subject begins to which a test leads something."""
+ACTS = (
+    "agents",
+    "campaigns",
+    "compactions",
+    "summaries",
+    "reigns",
+    "restorations",
+    "erasures",
+    "purges",
+    "audit",
+    "outbox",
+)
+"""Tables in which every request that writes leaves something."""
+UNTAKEN = b"-"
+"""The body of what a test sends: whatever writes refuses it, and everything answers it."""
+
+
+def with_ids(subject: str, agent: str, session: str) -> str:
+    """A subject of the role table with ids in the place of its wildcards."""
+    return subject.replace("*", agent, 1).replace("*", session).replace(">", f"{agent}.{session}")
+
+
+def sources(key: Key) -> list[str]:
+    """Every subject on which this key may publish; each brings an answer of a service or of the stream."""
+    return [with_ids(subject, "support", "s") for subject in permissions_of(key).publish]
+
+
+def targets(guarded: Guarded, session: str) -> list[str]:
+    """Every subject on which a message acts, or on which somebody listens: exported ones, those of services, and inboxes."""
+    services = (guarded.keys[role] for role in SERVICES)
+    subjects = [export.subject for export in EXPORTS]
+    subjects += [
+        subject.partition(" ")[0]
+        for key in services
+        for subject in (*permissions_of(key).publish, *permissions_of(key).subscribe)
+    ]
+    exact = [
+        with_ids(subject, agent, session) for subject in subjects for agent in ("other", "support")
+    ]
+    inboxes = [f"_INBOX.{key.key}.{session}" for key in guarded.keys.values()]
+    return list(dict.fromkeys([*exact, *subjects, *inboxes, "turn.completed"]))
+
+
+def leads(key: Key, target: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Every way to name a target for what somebody else sends: the reply subject of every source, and the headers of NATS."""
+    inbox, own = f"_INBOX.{key.key}.answer", sources(key)
+    yield from ((source, target, {}) for source in own)
+    trace = {
+        "Nats-Trace-Dest": target,
+        "nats-trace-dest": target,
+        "traceparent": f"00-{'1' * 32}-{'2' * 16}-01",
+    }
+    schedule = {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": target}
+    forged = {
+        "Nats-Request-Info": '{"acc": "TURNFOLD", "user": "U"}',
+        "Nats-Subject": target,
+        "Reply-To": target,
+    }
+    yield from (
+        (source, inbox, headers)
+        for source in (own[0], own[-1])
+        for headers in (trace, schedule, forged)
+    )
+
+
+@dataclass
+class Monitor:
+    """What arrives in the services' account: how many answers, and everything on a target."""
+
+    answers: int = 0
+    led: set[str] = field(default_factory=set)
+
+    async def on_message(self, message: Msg) -> None:
+        """Note a message."""
+        if message.subject.startswith("_R_."):
+            self.answers += 1
+        elif LED in message.subject or is_led(message.headers):
+            self.led.add(message.subject)
+
+
+async def acted(parts: Parts, provisioner: Person) -> Json:
+    """Everything that a request, an event or a notice on a target changes."""
+    counts: Json = {table: await parts.rows(f"SELECT count(*) AS n FROM {table}") for table in ACTS}
+    streams = {}
+    for stream in ("TURNFOLD_EVENTS", "TURNFOLD_NOTICES"):
+        told = await provisioner.bus.request(
+            f"{STREAM_API}.INFO.{stream}", b'{"subjects_filter": ">"}', timeout=10
+        )
+        streams[stream] = [
+            subject
+            for subject in json.loads(told.data)["state"].get("subjects", {})
+            if LED in subject
+        ]
+    return counts | streams
+
+
+def is_among(subject: str, patterns: Iterable[str]) -> bool:
+    """Whether one of these patterns stands for the subject."""
+    words = [re.escape(pattern).replace(r"\*", "[^.]+") for pattern in patterns]
+    return any(re.fullmatch(word, subject) for word in words)
+
+
+@pytest.mark.proves("X5", "C70", "X1", "L12")
+@pytest.mark.parametrize("name", ["support", "auditor", "operator"])
+async def test_no_answer_can_be_led_anywhere(
+    guarded: Guarded, server: NatsServer, name: str
+) -> None:
+    """X5, C70: every source of answers, with every subject as its target; both are read from the role table."""
+    worker, query = guarded.parts(server, "worker"), guarded.parts(server, "query")
+    key, monitor = guarded.keys[name], Monitor()
+    async with worker.running("worker"), query.running("query"), AsyncExitStack() as stack:
+        people = {
+            one: await stack.enter_async_context(person(guarded, server, one)) for one in CLIENTS
+        }
+        provisioner = await stack.enter_async_context(person(guarded, server, "provisioner"))
+        listener = await stack.enter_async_context(
+            await nats.connect(server.url, user="monitor", password="monitor")
+        )
+        await listener.subscribe(">", cb=monitor.on_message)
+        heard = {
+            one: [
+                await somebody.listen(subject)
+                for subject in permissions_of(guarded.keys[one]).subscribe
+                if " " not in subject
+            ]
+            for one, somebody in people.items()
+            if one != name
+        }
+        before = await acted(worker, provisioner)
+
+        sent = 0
+        asker = people[name]
+        for target in targets(guarded, LED + name):
+            for source, reply, headers in leads(key, target):
+                await asker.bus.publish(source, UNTAKEN, reply=reply, headers=headers)
+                sent += 1
+            await asker.bus.flush()
+        # The server itself refuses some subjects of answers.
+        refused = sum("publish with reply of" in told for told in asker.denied)
+        await wait_until(
+            lambda: monitor.answers >= sent - refused, told=lambda: (monitor.answers, sent, refused)
+        )
+        for somebody in (listener, *(one.bus for one in people.values())):
+            await somebody.flush()
+
+        after = await acted(worker, provisioner)
+
+    # An answer that comes back into its asker's own account may be an event there, as the asker may publish it; it is no command.
+    own = permissions_of(key).publish
+    assert {name: rows for name, rows in after.items() if name in ACTS} == {
+        name: rows for name, rows in before.items() if name in ACTS
+    }
+    streamed = {
+        subject
+        for name in ("TURNFOLD_EVENTS", "TURNFOLD_NOTICES")
+        for subject in set(after[name]) - set(before[name])
+    }
+    assert {subject for subject in streamed if not is_among(subject, own)} == set()
+    assert {subject for subject in monitor.led if not is_among(subject, own)} == set()
+    assert {one for one, lists in heard.items() if any(lists)} == set()
+
+
+FORGED = '{"acc": "TURNFOLD", "user": "UFORGED"}'
+FORGERIES = (
+    f"Nats-Request-Info: {FORGED}",
+    f"Nats-Request-Info: {FORGED}\r\nNats-Request-Info: {FORGED}\r\nNats-Request-Info: {FORGED}",
+    f"Nats-Request-Info:{FORGED}",
+    f"Nats-Request-Info : {FORGED}",
+    f"\tNats-Request-Info: {FORGED}",
+    f"nats-request-info: {FORGED}\r\nNATS-REQUEST-INFO: {FORGED}",
+    f"X: 1\r\n\r\nNats-Request-Info: {FORGED}",
+    f"X: 1\nNats-Request-Info: {FORGED}",
+    f"X: 1\rNats-Request-Info: {FORGED}",
+    f"X: 1\u2028Nats-Request-Info: {FORGED}",
+    f"X: 1\r\n Nats-Request-Info: {FORGED}",
+    f"XNats-Request-Info: {FORGED}",
+)
+
+
+@pytest.mark.proves("X5", "A7")
+async def test_the_server_alone_says_who_asks(guarded: Guarded, server: NatsServer) -> None:
+    """X5: a worker reads in `Nats-Request-Info` the key that asks, whatever stands in the headers of the request."""
+    seen: list[tuple[bytes, str]] = []
+
+    async def on_message(message: Msg) -> None:
+        info = json.loads((message.headers or {})[REQUEST_INFO])
+        assert not is_led(message.headers)
+        seen.append((message.data, info["user"]))
+
+    async with (
+        person(guarded, server, "support") as support,
+        person(guarded, server, "operator") as operator,
+    ):
+        listener = await nats.connect(server.url, user="monitor", password="monitor")
+        await listener.subscribe("session.policy.*.*", cb=on_message)
+        for _ in range(2):
+            await listener.flush()
+        for number, forgery in enumerate(FORGERIES):
+            for somebody in (support, operator):
+                header, body = f"NATS/1.0\r\n{forgery}\r\n\r\n".encode(), str(number).encode()
+                sizes = f"{len(header)} {len(header) + len(body)}"
+                # The client's own `publish` would send less than a client can.
+                await somebody.bus._send_command(
+                    f"HPUB session.policy.support.s {sizes}\r\n".encode() + header + body + b"\r\n"
+                )
+        for one in (support.bus, operator.bus, listener):
+            await one.flush()
+        await listener.close()
+
+    keys = {guarded.keys[name].key for name in ("support", "operator")}
+    assert sorted(seen) == sorted(
+        (str(number).encode(), key) for number in range(len(FORGERIES)) for key in keys
+    )
+
+
+@pytest.mark.proves("X5")
+async def test_no_client_takes_notices_out_of_another_ones_queue_group(
+    guarded: Guarded, server: NatsServer
+) -> None:
+    """X5: queue groups reach across accounts, so each client names its groups after itself."""
+    listener = await nats.connect(server.url, user="monitor", password="monitor")
+    async with (
+        person(guarded, server, "support") as support,
+        person(guarded, server, "auditor") as auditor,
+    ):
+        group = guarded.keys["auditor"].key
+        own = await auditor.listen(f"summary.updated.> {group}")
+        await support.listen(f"summary.updated.support.* {group}")
+        await support.is_denied('subscription to "summary.updated.support.*"')
+        theirs = await support.listen("summary.updated.support.* support.watchers")
+        for _ in range(20):
+            await listener.publish("summary.updated.support.s", b"{}")
+        await listener.flush()
+        await wait_until(
+            lambda: len(own) == len(theirs) == 20, told=lambda: (len(own), len(theirs))
+        )
+    await listener.close()
+
+
+def test_every_client_identity_has_an_account_of_its_own() -> None:
+    """X5: the keys of one agent share an account; no other key of a client shares one."""
+    made = "2026-11-22T00:00:00Z"
+    agents = [
+        Key(f"UA{number}", "agent", name, made)
+        for number, name in enumerate([*STRANGE, "a", "A", "agent-a", "*", "support", "support"])
+    ]
+    people = [
+        Key(f"U{role}{number}", role, None, made)
+        for role in ("auditor", "operator")
+        for number in (1, 2)
+    ]
+    services = [Key(f"U{role}", role, None, made) for role in SERVICES]
+
+    accounts = [account_of(key) for key in [*agents, *people]]
+
+    assert len(set(accounts)) == len({key.agent_id for key in agents}) + len(people)
+    assert accounts.count(account_of(agents[-1])) == 2
+    assert {account_of(key) for key in services} == {SERVICES_ACCOUNT}
+    assert not {SERVICES_ACCOUNT, SYSTEM_ACCOUNT} & set(accounts)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,80}", name) for name in accounts)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_without_clients_nothing_is_exported(role: Role) -> None:
+    """X5: an export that names no account would be open to every account."""
+    keys = [Key("UX", role, "support" if role == "agent" else None, "2026-11-22T00:00:00Z")]
+
+    exported = re.findall(
+        r'\{ (?:service|stream): "([^"]+)", accounts: \[([^]]*)\] \}', configuration(keys)
+    )
+
+    assert {subject for subject, _ in exported} == {
+        export.subject for export in EXPORTS if role in export.roles
+    }
+    assert all(names == f'"{account_of(keys[0])}"' for _, names in exported)
+
+
+@pytest.mark.proves("X1", "L12")
+async def test_a_guessed_id_suppresses_nothing(guarded: Guarded, server: NatsServer) -> None:
+    query = guarded.parts(server, "query")
+    async with (
+        query.running("query"),
+        person(guarded, server, "other") as other,
+        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
+        httpx.AsyncClient(base_url=query.http_url, trust_env=False) as http,
+    ):
+        for guess in ("support.guessed", "support.posted"):
+            headers = {"Nats-Msg-Id": guess}
+            await other.bus.request("turn.completed.other.s", b"{}", headers=headers, timeout=10)
+
+        receipt = await client.session("support", "user-44").turn_completed(
+            [USER], event_id="guessed"
+        )
+        again = await client.session("support", "user-44").turn_completed(
+            [USER], event_id="guessed"
+        )
+        event = {
+            "type": "turn.completed",
+            "event_id": "posted",
+            "agent_id": "support",
+            "session_id": "user-44",
+            "messages": [USER],
+        }
+        posted = await http.post("/v1/agents/support/sessions/user-44/events", json=event)
+
+    assert not receipt.is_duplicate
+    assert (again.seq, again.is_duplicate) == (receipt.seq, True)
+    assert posted.json()["seq"] == receipt.seq + 1
+
+
+@pytest.mark.proves("X1")
+async def test_without_a_key_nobody_signs_in_and_a_revoked_key_holds_no_longer(
+    tmp_path: Path,
+) -> None:
+    mine = Guarded(tmp_path)
+    config = tmp_path / "accounts.conf"
+    config.write_text(mine.configuration)
+    with nats_server(tmp_path, more='include "accounts.conf"') as server:
+        with pytest.raises(NotAllowed):
+            async with turnfold.connect(server.url, environ={}, timeout_seconds=1):
+                pass
+        async with person(mine, server, "support") as support:
+            revoke_key(tmp_path / "keys", mine.keys.pop("support"))
+            told = await command("keys", "nats", "--dir", str(tmp_path / "keys"))
+            config.write_text(told.out)
+            server.reload()
+            await wait_until(lambda: not support.bus.is_connected)
+        with pytest.raises(NotAllowed):
+            async with turnfold.connect(
+                server.url, environ=mine.environ("support"), timeout_seconds=1
+            ):
+                pass
+        async with person(mine, server, "other") as other:
+            assert other.bus.is_connected

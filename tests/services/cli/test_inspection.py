@@ -1,0 +1,309 @@
+"""The client and the commands with the whole system behind them."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import turnfold
+from tests import running_system as system
+from turnfold.core.history.audit_chain import seal
+from turnfold.errors import UnknownSession
+from turnfold.process.directory import is_alive
+
+Json = dict[str, Any]
+USER = {"role": "user", "content": "Where is order 7341?"}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@asynccontextmanager
+async def running_system(data_dir: Path) -> AsyncGenerator[Json, None]:
+    """`turnfold up` in a process of its own, and its ready line."""
+    command = [
+        sys.executable,
+        "-m",
+        "turnfold.cli",
+        "up",
+        "--json",
+        "--data-dir",
+        str(data_dir),
+        "--nats-port",
+        "0",
+        "--http-port",
+        "0",
+    ]
+    with (data_dir / "up.log").open("wb") as log:
+        child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log)
+    assert child.stdout
+    try:
+        async with asyncio.timeout(60):
+            line = await child.stdout.readline()
+        assert line, (data_dir / "up.log").read_text()[-2_000:]
+        yield json.loads(line)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(child.wait(), 30)
+
+
+async def eventually(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """The first truthy answer."""
+    async with asyncio.timeout(seconds):
+        while True:
+            if answer := await holds():
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def command(data_dir: Path, *arguments: str) -> tuple[int, str, str]:
+    """A command of `turnfold` against the system that runs on this directory."""
+    ended = await system.command(*arguments, environ={"TURNFOLD_DATA_DIR": str(data_dir)})
+    return ended.status, ended.out, ended.err
+
+
+@pytest.mark.proves("W5", "E2", "L7", "S4", "A1", "F1")
+async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(
+    tmp_path: Path,
+) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("support", "user.42 / 語")
+        with pytest.raises(UnknownSession):
+            await session.status()
+        for number in range(30):
+            await session.turn_completed(
+                [
+                    {"role": "user", "content": f"Question {number}?"},
+                    {"role": "assistant", "content": "Yes."},
+                ]
+            )
+            window = await session.context(max_tokens=100_000, wait_ms=5_000)
+            assert window.fresh
+            assert window.account.total == 2 * number + 2
+            assert window.messages[-2]["content"] == f"Question {number}?"
+
+        versions = await eventually(session.summaries)
+        window = await session.context(placement="user")
+        originals = [stored async for stored in session.originals()]
+        trail = [row["phase"] async for row in session.audit_trail()]
+
+        assert versions[0].version == 1
+        assert window.summary is not None
+        assert window.account.covered > 0
+        assert window.account.total == 60
+        assert len(originals) == 60
+        assert originals[0].message == {"role": "user", "content": "Question 0?"}
+        assert {"evicted", "summary_done"} <= set(trail)
+        assert (await session.search("Question 0")).pop().message_id == originals[0].message_id
+        assert await session.context(known=window, placement="user") is window
+
+
+@pytest.mark.proves("O3", "L2", "A1", "F1", "F3")
+async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
+    examples = [str(EXAMPLES / f"{name}.jsonl") for name in ("support-chat", "zh-travel")]
+    async with running_system(tmp_path):
+        status, out, err = await command(tmp_path, "replay", *examples, "--speed", "25", "--json")
+        again = await command(tmp_path, "replay", *examples, "--json")
+        rows = [json.loads(line) for line in out.splitlines()]
+
+        assert status == 0, err
+        assert [row["messages"] for row in rows] == [178, 201]
+        assert all(row["summary_versions"] >= 2 and row["evictions"] >= 2 for row in rows)
+        assert [json.loads(line)["messages"] for line in again[1].splitlines()] == [178, 201]
+
+        listed = {
+            row["session_id"]
+            for row in map(
+                json.loads, (await command(tmp_path, "sessions", "--json"))[1].splitlines()
+            )
+        }
+        window = json.loads(
+            (await command(tmp_path, "context", "support", "support-chat", "--json"))[1]
+        )
+        readable = await command(
+            tmp_path, "context", "travel-planner", "zh-travel", "--max-tokens", "4000"
+        )
+        versions = (
+            await command(tmp_path, "summaries", "list", "support", "support-chat", "--json")
+        )[1].splitlines()
+        shown = await command(tmp_path, "summaries", "show", "support", "support-chat", "1")
+        trail = (await command(tmp_path, "audit", "support", "support-chat", "--json"))[
+            1
+        ].splitlines()
+        verified = await command(tmp_path, "audit", "verify")
+        dead = await command(tmp_path, "deadletters", "list", "--json")
+        searched = await command(
+            tmp_path, "search", "travel-planner", "zh-travel", "爸妈", "--json"
+        )
+        piped = await command(
+            tmp_path,
+            "search",
+            "support",
+            "support-chat",
+            "order",
+            "--limit",
+            "3",
+            "--state",
+            "covered",
+        )
+        nobody = await command(tmp_path, "search", "support", "never", "order")
+        wordless = await command(tmp_path, "search", "support", "support-chat", "?!")
+        async with turnfold.connect(
+            json.loads((tmp_path / "turnfold.json").read_text())["nats_url"]
+        ) as client:
+            session = client.session("support", "support-chat")
+            sources, entry = await session.expand(1, entry=1), (await session.summary(1)).ledger[1]
+
+        assert listed == {"support-chat", "zh-travel"}
+        assert window["account"]["total"] == 178
+        assert readable[0] == 0
+        assert "summary, version" in readable[1]
+        assert "祝您和爸妈旅途愉快" in readable[1]
+        assert len(versions) == rows[0]["summary_versions"]
+        assert "summary, version 1" in shown[1]
+        assert "evicted" in {json.loads(line)["phase"] for line in trail}
+        assert verified[0] == 0, verified
+        assert verified[1].count("intact") == 2
+        assert (dead[0], dead[1]) == (0, "")
+        assert all(
+            "爸妈" in row["message"]["content"] for row in map(json.loads, searched[1].splitlines())
+        )
+        assert [line.split("\t")[2] for line in piped[1].splitlines()] == [
+            "state",
+            "covered",
+            "covered",
+            "covered",
+        ]
+        assert nobody[2].startswith("turnfold: nothing was published")
+        assert (wordless[0], "no word in it" in wordless[2]) == (1, True)
+        told = [json.dumps(one["message"], ensure_ascii=False) for one in sources["messages"]]
+        assert sources["how"] == "recorded"
+        assert told
+        assert all(any(value in one for value in entry.split()[1:]) for one in told)
+
+
+TAMPERED = {
+    "was changed": "UPDATE audit SET reason = 'another' WHERE ordinal = 2",
+    "row 1 was changed": "UPDATE audit SET actor = 'key:SOMEBODY' WHERE ordinal = 1",
+    "row 3 was changed": "UPDATE audit SET actor = NULL WHERE ordinal = 3",
+    "is missing": "DELETE FROM audit WHERE ordinal = 2",
+    "row 3 is missing": """
+        UPDATE audit SET ordinal = ordinal + 1000 WHERE ordinal > 2;
+        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash)
+        SELECT agent_id, session_id, 3, at_ms, compaction_id, phase, reason, details, prev_hash, hash FROM audit WHERE ordinal = 2;
+        UPDATE audit SET ordinal = ordinal - 999 WHERE ordinal > 1000
+    """,
+    "was added": """
+        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash)
+        SELECT agent_id, session_id, ordinal + 1, at_ms, compaction_id, phase, 'forged', '{}', hash,
+               sealed(hash, agent_id, session_id, ordinal + 1, at_ms, compaction_id, phase, 'forged', NULL, NULL, '{}')
+        FROM audit ORDER BY ordinal DESC LIMIT 1
+    """,
+    "the end is cut off": "DELETE FROM audit WHERE ordinal = (SELECT max(ordinal) FROM audit)",
+}
+"""What somebody does who may write to the database, by what the command says of it."""
+
+
+@pytest.mark.proves("A1", "O3")
+async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
+    tmp_path: Path,
+) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("support", "user.42 / 語")
+        for number in range(30):
+            await session.turn_completed(
+                [
+                    {"role": "user", "content": f"Question {number}?"},
+                    {"role": "assistant", "content": "Yes."},
+                ]
+            )
+        await session.context(wait_ms=5_000)
+        await eventually(session.summaries)
+        with contextlib.closing(
+            sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)
+        ) as connection:
+            connection.create_function(
+                "sealed", -1, lambda before, *values: seal(before, values, None)
+            )
+            # Who may write may also drop what protects the table; only the chain is left to tell.
+            connection.executescript(
+                "PRAGMA wal_autocheckpoint = 0; DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete"
+            )
+            connection.execute("CREATE TEMP TABLE kept AS SELECT * FROM audit")
+            assert (await command(tmp_path, "audit", "verify"))[0] == 0
+            for told, tampering in TAMPERED.items():
+                connection.executescript(f"BEGIN; {tampering}; COMMIT")
+                status, out, err = await command(tmp_path, "audit", "verify", "--json")
+                connection.executescript(
+                    "BEGIN; DELETE FROM audit; INSERT INTO audit SELECT * FROM kept; COMMIT"
+                )
+                assert status == 1, told
+                assert told in json.loads(out)["verdict"]
+                assert "was changed: compare it with a backup" in err
+            assert (await command(tmp_path, "audit", "verify"))[0] == 0
+
+
+@pytest.mark.proves("O1")
+async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_running(
+    tmp_path: Path,
+) -> None:
+    status, out, err = await command(
+        tmp_path, "demo", str(EXAMPLES / "support-chat.jsonl"), "--data-dir", str(tmp_path / "demo")
+    )
+
+    assert status == 0, err
+    assert "support / support-chat" in out
+    assert "summary, version" in out
+    assert "audit trail" in out
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", out)]
+    assert len(pids) >= 3
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text(json.dumps([USER]))
+    environ = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"}
+
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "turnfold.cli",
+        "replay",
+        str(tmp_path / "talk.json"),
+        stderr=subprocess.PIPE,
+        env=os.environ | environ,
+    )
+    _, err = await asyncio.wait_for(child.communicate(), 30)
+
+    assert child.returncode == 1
+    assert err.decode().splitlines() == [
+        "turnfold: no server answers at nats://127.0.0.1:1: start one with `turnfold up`, or set TURNFOLD_NATS_URL"
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "only-an-agent"],
+        ["context", "agent"],
+        ["replay"],
+        ["replay", "x", "--step", "word"],
+    ],
+)
+async def test_a_command_called_the_wrong_way_ends_with_status_2(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    status, _, err = await command(tmp_path, *arguments)
+
+    assert (status, bool(err)) == (2, True)

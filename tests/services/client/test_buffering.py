@@ -1,0 +1,188 @@
+"""Publishing while the bus is away: events wait, in order, and go out as the same events when it is back."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.js.api import StreamConfig
+
+import turnfold
+from tests.nats_server import NatsServer, nats_server
+from tests.running_system import eventually, wait_until
+from turnfold.client import Client, Receipt
+from turnfold.client.buffer import Buffering
+from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
+from turnfold.errors import NotAllowed, Unavailable
+
+Json = dict[str, Any]
+SHORT = Buffering(wait_seconds=0.1, close_seconds=0.1)
+AGENT_ONLY = """
+authorization {
+  users: [
+    {user: admin, password: admin}
+    {user: support, password: secret, permissions: {publish: ["turn.completed.support.>"], subscribe: ["_INBOX_support.>"]}}
+  ]
+}
+"""
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    with nats_server(tmp_path) as running:
+        await with_stream(running)
+        yield running
+
+
+async def with_stream(server: NatsServer, **who: str) -> None:
+    connection = await nats.connect(server.url, **who)
+    await connection.jetstream().add_stream(
+        StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
+    )
+    await connection.close()
+
+
+async def stored(server: NatsServer) -> list[Json]:
+    """The events of the stream, in order."""
+    connection = await nats.connect(server.url)
+    try:
+        stream = connection.jetstream()
+        state = (await stream.stream_info(EVENTS_STREAM)).state
+        return [
+            json.loads((await stream.get_msg(EVENTS_STREAM, seq)).data or b"")
+            for seq in range(state.first_seq, state.last_seq + 1)
+        ]
+    finally:
+        await connection.close()
+
+
+async def said(client: Client, text: str, session_id: str = "user-42") -> Receipt:
+    return await client.session("support", session_id).turn_completed(
+        [{"role": "user", "content": text}]
+    )
+
+
+def texts(events: list[Json], session_id: str = "user-42") -> list[str]:
+    return [
+        event["messages"][0]["content"] for event in events if event["session_id"] == session_id
+    ]
+
+
+@pytest.mark.proves("R3")
+async def test_while_the_bus_answers_a_buffered_event_is_acknowledged_like_any_other(
+    server: NatsServer,
+) -> None:
+    async with turnfold.connect(server.url, buffering=Buffering(wait_seconds=20)) as client:
+        receipts = [await said(client, "one"), await said(client, "two")]
+        waiting = client.unpublished
+
+    assert [(receipt.seq, receipt.is_waiting) for receipt in receipts] == [(1, False), (2, False)]
+    assert waiting == ()
+
+
+@pytest.mark.proves("R3", "L1", "L2", "L3")
+async def test_what_was_published_while_the_bus_was_away_follows_in_order_as_the_same_events(
+    server: NatsServer,
+) -> None:
+    numbers = [str(number) for number in range(20)]
+    async with turnfold.connect(
+        server.url, timeout_seconds=1, attempts=1, buffering=SHORT
+    ) as client:
+        await said(client, "before")
+        server.kill()
+        receipts = await asyncio.wait_for(all_said(client, numbers), 30)
+        waiting = client.unpublished
+        server.start()
+        await wait_until(lambda: not client.unpublished)
+        await said(client, "after")
+        events = await eventually(lambda: stored(server))
+
+    assert all(receipt.is_waiting and receipt.seq == 0 for receipt in receipts)
+    assert texts(events) == ["before", *numbers, "after"]
+    assert texts(events, "other") == numbers
+    assert {event.event_id for event in waiting} == {receipt.event_id for receipt in receipts}
+    assert {event["event_id"] for event in events} >= {receipt.event_id for receipt in receipts}
+
+
+async def all_said(client: Client, numbers: list[str]) -> list[Receipt]:
+    return [
+        await said(client, number, session_id)
+        for number in numbers
+        for session_id in ("user-42", "other")
+    ]
+
+
+@pytest.mark.proves("R3")
+async def test_a_full_buffer_refuses_the_newest_and_keeps_what_waits(server: NatsServer) -> None:
+    async with turnfold.connect(
+        server.url,
+        timeout_seconds=0.5,
+        attempts=1,
+        buffering=Buffering(max_events=2, wait_seconds=0.1, close_seconds=0.1),
+    ) as client:
+        server.kill()
+        await said(client, "one")
+        await said(client, "two")
+        with pytest.raises(Unavailable, match="2 events wait for the bus, and there is no room"):
+            await said(client, "three")
+        server.start()
+        await wait_until(lambda: not client.unpublished)
+        await said(client, "four")
+
+    assert texts(await stored(server)) == ["one", "two", "four"]
+
+
+@pytest.mark.proves("R3")
+async def test_a_buffer_is_full_by_bytes_too(server: NatsServer) -> None:
+    async with turnfold.connect(server.url, buffering=Buffering(max_bytes=1_000)) as client:
+        with pytest.raises(Unavailable, match="there is no room"):
+            await said(client, "x" * 1_000)
+
+
+@pytest.mark.proves("R3", "C62")
+async def test_an_agent_may_start_before_the_bus_does(server: NatsServer) -> None:
+    server.kill()
+    async with turnfold.connect(
+        server.url, timeout_seconds=0.3, attempts=1, buffering=SHORT
+    ) as client:
+        receipt = await said(client, "while nobody was there")
+        with pytest.raises(Unavailable):
+            await client.session("support", "user-42").context()
+        server.start()
+        await wait_until(lambda: not client.unpublished)
+
+    assert receipt.is_waiting
+    assert [event["event_id"] for event in await stored(server)] == [receipt.event_id]
+
+
+@pytest.mark.proves("R3")
+async def test_what_could_not_be_published_at_all_is_told_at_the_end() -> None:
+    async with turnfold.connect(
+        "nats://127.0.0.1:1", timeout_seconds=0.2, attempts=1, buffering=SHORT
+    ) as client:
+        receipt = await said(client, "nobody is there")
+
+    assert [event.event_id for event in client.unpublished] == [receipt.event_id]
+
+
+@pytest.mark.proves("R3", "X1")
+async def test_an_event_that_may_never_be_published_is_told_and_holds_up_no_other(
+    tmp_path: Path,
+) -> None:
+    with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
+        await with_stream(guarded, user="admin", password="admin")
+        environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
+        buffering = Buffering(wait_seconds=20)
+        async with turnfold.connect(
+            guarded.url, inbox_prefix="_INBOX_support", environ=environ, buffering=buffering
+        ) as client:
+            with pytest.raises(NotAllowed):
+                await client.session("other", "user-42").turn_completed(
+                    [{"role": "user", "content": "one"}]
+                )
+            receipt = await said(client, "two")
+
+    assert receipt.seq == 1

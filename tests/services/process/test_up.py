@@ -1,0 +1,369 @@
+"""`turnfold up` on a real nats-server, with small stand-ins for the services."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from turnfold.process.supervisor import absolute_database_url
+
+SERVICE = """
+import os, signal, sys, time
+from turnfold.process.ready import announce, follow_parent
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+follow_parent()
+{body}
+announce({pids})
+time.sleep(600)
+"""
+UP = """
+import asyncio, json, os, sys
+from pathlib import Path
+from turnfold.process.supervisor import Plan, run
+from turnfold.errors import StartError
+given = json.loads(sys.argv[1])
+paths = {name: Path(given[name]) for name in ("data_dir", "nats_server") if name in given}
+plan = Plan(environ=os.environ, **given | paths)
+try:
+    asyncio.run(run(
+        plan,
+        on_ready=lambda ready: print(json.dumps(ready), flush=True),
+        log=lambda event, **fields: print(event, fields, file=sys.stderr, flush=True),
+    ))
+except StartError as error:
+    sys.exit(f"turnfold: {error}")
+"""
+
+
+def service(body: str = "", pids: str = "{}") -> list[str]:
+    """The command line of a stand-in that does `body`, then says that it is ready."""
+    return [sys.executable, "-c", SERVICE.format(body=body, pids=pids)]
+
+
+class Up:
+    """One supervisor process and the ready lines it prints."""
+
+    def __init__(self, data_dir: Path, **plan: Any) -> None:
+        commands = {
+            "migrate": [sys.executable, "-c", ""],
+            "worker": service(),
+            "query": service(),
+        } | plan.pop("commands", {})
+        arguments = json.dumps(
+            {"data_dir": str(data_dir), "nats_port": 0, "http_port": 0, "commands": commands} | plan
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", UP, arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self.errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read_lines, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def ready(self, seconds: float = 20.0) -> dict[str, Any]:
+        """The next ready line."""
+        line = self._lines.get(timeout=seconds)
+        assert line, f"it ended without a ready line: {self.ended()} {''.join(self.errors)}"
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ended(self, seconds: float = 20.0) -> int:
+        """Its exit status, once it ends by itself."""
+        status = self.process.wait(timeout=seconds)
+        for reader in self._readers:
+            reader.join(timeout=seconds)
+        return status
+
+    def stop(self) -> int:
+        """Its exit status after a stop signal."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def _read_lines(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr
+        with self.process.stderr as lines:
+            self.errors.extend(lines)
+
+
+@contextlib.contextmanager
+def up(data_dir: Path, **plan: Any) -> Generator[Up, None, None]:
+    """A supervisor that does not outlive the test."""
+    running = Up(data_dir, **plan)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.terminate()
+        running.ended()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.proves("O2")
+async def test_the_ready_line_tells_where_everything_is_and_stands_in_the_data_directory(
+    tmp_path: Path,
+) -> None:
+    with up(
+        tmp_path / "data",
+        commands={"worker": service(pids="{'worker': os.getpid(), 'model': os.getppid()}")},
+    ) as system:
+        ready = system.ready()
+
+        connection = await nats.connect(ready["nats_url"])
+        server = connection.connected_server_version
+        await connection.close()
+
+        file = tmp_path / "data" / "turnfold.json"
+        assert server.major >= 2
+        assert ready["database_url"] == f"sqlite+aiosqlite:///{tmp_path}/data/turnfold.db"
+        assert ready["http_url"].startswith("http://127.0.0.1:")
+        assert set(ready["pids"]) == {"nats", "worker", "model", "query"}
+        assert all(is_alive(pid) for pid in ready["pids"].values())
+        assert json.loads(file.read_text()) == ready
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.proves("O2", "O4")
+def test_a_stop_signal_ends_every_process_and_takes_the_ready_line_away(tmp_path: Path) -> None:
+    with up(tmp_path) as system:
+        pids = system.ready()["pids"]
+
+        status = system.stop()
+
+        assert status == 0
+        assert not [name for name, pid in pids.items() if is_alive(pid)]
+        assert not (tmp_path / "turnfold.json").exists()
+
+
+@pytest.mark.proves("O2")
+def test_a_second_start_on_the_same_directory_is_refused_at_once_and_harms_nobody(
+    tmp_path: Path,
+) -> None:
+    with up(tmp_path) as first:
+        pids = first.ready()["pids"]
+        began = time.monotonic()
+
+        with up(tmp_path) as second:
+            status = second.ended()
+
+        assert status == 1
+        assert time.monotonic() - began < 3
+        assert f"already runs on {tmp_path} (process {first.process.pid})" in "".join(second.errors)
+        assert all(is_alive(pid) for pid in pids.values())
+        assert (tmp_path / "turnfold.json").exists()
+
+
+@pytest.mark.proves("L1", "O2")
+@pytest.mark.parametrize("victim", ["worker", "query", "nats"])
+def test_a_killed_part_is_started_again_on_the_same_ports(tmp_path: Path, victim: str) -> None:
+    with up(tmp_path) as system:
+        before = system.ready()
+
+        os.kill(before["pids"][victim], signal.SIGKILL)
+        after = system.ready()
+
+        assert after["pids"][victim] != before["pids"][victim]
+        assert {**after, "pids": 0} == {**before, "pids": 0}
+        assert {
+            name for name in after["pids"] if after["pids"][name] == before["pids"][name]
+        } == set(before["pids"]) - {victim}
+        assert json.loads((tmp_path / "turnfold.json").read_text()) == after
+
+
+@pytest.mark.proves("O2")
+def test_what_a_dead_part_started_ends_with_it(tmp_path: Path) -> None:
+    body = "import subprocess; helper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    with up(
+        tmp_path, commands={"worker": service(body, "{'worker': os.getpid(), 'model': helper.pid}")}
+    ) as system:
+        before = system.ready()["pids"]
+
+        os.kill(before["worker"], signal.SIGKILL)
+        after = system.ready()["pids"]
+
+        assert after["model"] != before["model"]
+        wait_until(lambda: not is_alive(before["model"]))
+
+
+@pytest.mark.proves("O2")
+def test_a_replaced_helper_of_a_part_gives_a_new_ready_line(tmp_path: Path) -> None:
+    with up(
+        tmp_path,
+        commands={"worker": service("announce({'model': 1}); time.sleep(1)", "{'model': 2}")},
+    ) as system:
+        assert system.ready()["pids"]["model"] in (1, 2)
+        wait_until(
+            lambda: json.loads((tmp_path / "turnfold.json").read_text())["pids"]["model"] == 2
+        )
+
+
+@pytest.mark.proves("L1", "O2")
+def test_killing_the_supervisor_leaves_nobody_behind_and_the_directory_free(tmp_path: Path) -> None:
+    with up(tmp_path) as system:
+        pids = system.ready()["pids"]
+
+        system.process.kill()
+        with up(tmp_path) as next_one:
+            again = next_one.ready()
+
+            assert not set(pids.values()) & set(again["pids"].values())
+            assert not [name for name, pid in pids.items() if is_alive(pid)]
+
+
+@pytest.mark.proves("L1")
+def test_a_server_that_outlives_its_supervisor_keeps_the_directory_locked(tmp_path: Path) -> None:
+    stubborn = tmp_path / "stubborn-nats-server"
+    deaf = tmp_path / "deaf"
+    stubborn.write_text(
+        f"#!{sys.executable}\nimport pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\npathlib.Path({str(deaf)!r}).touch()\ntime.sleep(600)\n"
+    )
+    stubborn.chmod(0o755)
+    data = tmp_path / "data"
+    with up(data, nats_server=str(stubborn)) as system:
+        wait_until(deaf.exists)
+        orphan = json.loads((data / "up.lock").read_text())["nats"]
+        system.process.kill()
+        system.ended()
+
+    try:
+        with up(data) as refused:
+            assert refused.ended() == 1
+            assert (
+                f"process {orphan} (nats-server) of an earlier start still holds {data}"
+                in "".join(refused.errors)
+            )
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize(
+    ("option", "name"), [("--nats-port", "nats_port"), ("--http-port", "http_port")]
+)
+def test_a_port_in_use_is_said_at_once_with_the_option_that_changes_it(
+    tmp_path: Path, option: str, name: str
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+
+        with up(tmp_path, **{name: port}) as system:
+            status = system.ended()
+
+    assert status == 1
+    assert f"port {port} of 127.0.0.1 is in use; choose another with {option}" in "".join(
+        system.errors
+    )
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("part", ["migrate", "worker"])
+def test_a_part_that_cannot_start_ends_the_system_and_its_words_are_seen(
+    tmp_path: Path, part: str
+) -> None:
+    failing = [sys.executable, "-c", "import sys; sys.exit('the database is not there')"]
+    with up(tmp_path, commands={part: failing}) as system:
+        status = system.ended()
+
+    told = "".join(system.errors)
+    assert status == 1
+    assert "the database is not there" in told
+    assert f"{part} could not start (exit status 1)" in told
+
+
+def test_a_part_killed_before_it_was_ready_is_started_again(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    body = f"import pathlib; mark = pathlib.Path({str(mark)!r}); mark.exists() or (mark.touch(), os.kill(os.getpid(), 9))"
+    with up(tmp_path / "data", commands={"query": service(body)}) as system:
+        assert system.ready()["pids"]["query"]
+
+
+def test_parts_get_the_settings_of_the_system_they_belong_to(tmp_path: Path) -> None:
+    body = (
+        "import json, pathlib; pathlib.Path('{}').write_text(json.dumps(dict(os.environ)))".format(
+            tmp_path / "environ"
+        )
+    )
+    with up(tmp_path / "data", http_host="127.0.0.1", commands={"query": service(body)}) as system:
+        ready = system.ready()
+        seen = json.loads((tmp_path / "environ").read_text())
+
+    assert seen["TURNFOLD_NATS_URL"] == ready["nats_url"]
+    assert seen["TURNFOLD_DATABASE_URL"] == ready["database_url"]
+    assert ready["http_url"] == f"http://127.0.0.1:{seen['TURNFOLD_HTTP_PORT']}"
+
+
+def test_a_free_port_is_kept_for_the_part_that_listens_on_it(tmp_path: Path) -> None:
+    listen = (
+        "import socket; listener = socket.socket(); listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "
+        "listener.bind(('127.0.0.1', int(os.environ['TURNFOLD_HTTP_PORT']))); listener.listen()"
+    )
+    with up(tmp_path, commands={"query": service(listen)}) as system:
+        before = system.ready()
+
+        os.kill(before["pids"]["query"], signal.SIGKILL)
+        after = system.ready()
+
+        port = int(after["http_url"].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            assert after["http_url"] == before["http_url"]
+
+
+def test_a_relative_database_path_is_made_absolute_and_others_stay() -> None:
+    assert (
+        absolute_database_url("sqlite+aiosqlite:///./a.db?x=1")
+        == f"sqlite+aiosqlite:///{Path.cwd().resolve()}/a.db?x=1"
+    )
+    assert absolute_database_url("sqlite+aiosqlite:////tmp/a.db") == "sqlite+aiosqlite:////tmp/a.db"
+    assert (
+        absolute_database_url("postgresql+asyncpg://me@host/db")
+        == "postgresql+asyncpg://me@host/db"
+    )

@@ -1,0 +1,222 @@
+"""The query service on a real bus and a real file: what it answers while the others are slow, away or wrong."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nats
+import pytest
+from nats.aio.client import Client as Bus
+
+from tests.running_system import Parts, eventually, running_parts, wait_until
+from turnfold.client import Client, connect
+from turnfold.errors import Unavailable, UnknownSession
+
+Json = dict[str, Any]
+USER = {"role": "user", "content": "Where is order 7341?"}
+PATH = "/v1/agents/support/sessions/user-42"
+
+
+async def asked(bus: Bus, subject: str, body: bytes = b"") -> Json:
+    """The answer to one request as it travels."""
+    answer: Json = json.loads((await bus.request(subject, body, timeout=10)).data)
+    return answer
+
+
+async def http_of(parts: Parts, path: str, **query: object) -> tuple[int, Json]:
+    """Status and body over HTTP."""
+    async with httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http:
+        answer = await http.get(path, params={name: str(value) for name, value in query.items()})
+        return answer.status_code, answer.json()
+
+
+async def published(client: Client, count: int) -> int:
+    """Publish so many turns; the freshness token of the last."""
+    session = client.session("support", "user-42")
+    receipts = [
+        await session.turn_completed([USER | {"content": f"Question {number}?"}])
+        for number in range(count)
+    ]
+    return receipts[-1].seq
+
+
+@pytest.mark.proves("W5", "L4")
+async def test_a_window_without_the_newest_event_says_so_after_waiting_as_long_as_it_may(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        await published(client, 1)
+        began = time.monotonic()
+        stale = await client.session("support", "user-42").context(wait_ms=400)
+        waited = time.monotonic() - began
+
+        # A worker comes: the same question, asked before, is answered as soon as the event is stored.
+        waiting = asyncio.create_task(client.session("support", "user-42").context(wait_ms=5_000))
+        async with parts.running("worker"):
+            fresh = await waiting
+            if not fresh.fresh:
+                fresh = await client.session("support", "user-42").context(wait_ms=5_000)
+
+    assert not stale.fresh
+    assert stale.messages == []
+    assert 0.4 <= waited < 3.0
+    assert fresh.fresh
+    assert fresh.messages == [USER | {"content": "Question 0?"}]
+
+
+@pytest.mark.proves("L4", "O2")
+async def test_windows_are_answered_while_the_worker_is_dead_and_what_needs_it_is_told_unavailable(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        session = client.session("support", "user-42")
+        async with parts.running("worker"):
+            await published(client, 3)
+            await session.context(wait_ms=5_000)
+
+        window = await session.context()
+        with pytest.raises(Unavailable, match="nobody answers"):
+            await session.compact()
+
+    assert window.account.total == 3
+
+
+@pytest.mark.proves("I5", "O4")
+async def test_events_that_can_never_be_stored_are_counted(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        parts.running("worker"),
+        await nats.connect(parts.server.url) as bus,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+    ):
+        for payload in (b"}{", b"{]", b'{"event_id": "e"}'):
+            await bus.jetstream().publish("turn.completed", payload)
+
+        async def counted() -> list[str]:
+            lines = (await http.get("/metrics")).text.splitlines()
+            return sorted(line for line in lines if line.startswith("turnfold_dead_letters{"))
+
+        wanted = [
+            'turnfold_dead_letters{reason="not_json"} 2.0',
+            'turnfold_dead_letters{reason="wrong_shape"} 1.0',
+        ]
+        async with asyncio.timeout(20):
+            while await counted() != wanted:  # noqa: ASYNC110 - another process is waited for
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.proves("L4", "R3", "O4")
+async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}, attempts=60, timeout_seconds=2) as client,
+    ):
+        await published(client, 3)
+        await client.session("support", "user-42").context(wait_ms=5_000)
+        parts.server.kill()
+
+        status, window = await http_of(parts, f"{PATH}/context")
+        unready, _ = await http_of(parts, "/readyz")
+        parts.server.start()
+        seq = await published(client, 1)
+        again = await client.session("support", "user-42").context(after=seq, wait_ms=5_000)
+
+        async def is_ready() -> bool:
+            return (await http_of(parts, "/readyz"))[0] == 200
+
+        await eventually(is_ready)
+
+    assert (status, window["account"]["total"]) == (200, 3)
+    assert unready == 503
+    assert again.account.total == 4
+
+
+@pytest.mark.proves("X2", "W5")
+async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_both_ways(
+    tmp_path: Path,
+) -> None:
+    async with running_parts(tmp_path) as parts, parts.running("query"):
+        bus = await nats.connect(parts.server.url)
+        refused = [
+            (await asked(bus, "context.get.support.user-42", body))["error"]["code"]
+            for body in (
+                b"not JSON",
+                b"[]",
+                b'{"max_tokens": "many"}',
+                b'{"max_tokens": -1}',
+                b'{"mode": "panic"}',
+                b'{"max_tokens": true}',
+            )
+        ]
+        badly_named = (await asked(bus, "context.get.sup%port.user-42"))["error"]["code"]
+        unknown = (await asked(bus, "session.get.support.user-42"))["error"]["code"]
+        empty = await asked(bus, "context.get.support.user-42")
+        await bus.close()
+        over_http = [
+            await http_of(parts, f"{PATH}/context", max_tokens="many"),
+            await http_of(parts, PATH),
+        ]
+        async with connect(parts.server.url, environ={}) as client:
+            with pytest.raises(UnknownSession):
+                await client.session("support", "user-42").status()
+
+    assert refused == ["bad_request"] * 6
+    assert badly_named == "bad_request"
+    assert unknown == "unknown_session"
+    assert (empty["messages"], empty["account"]["total"]) == ([], 0)
+    assert [(status, body["error"]["code"]) for status, body in over_http] == [
+        (400, "bad_request"),
+        (404, "unknown_session"),
+    ]
+
+
+@pytest.mark.proves("L4", "W5")
+async def test_a_request_that_waits_holds_up_no_other(tmp_path: Path) -> None:
+    async with running_parts(tmp_path) as parts, parts.running("query"):
+        bus = await nats.connect(parts.server.url)
+        waiting = [
+            asyncio.create_task(
+                asked(bus, f"context.get.support.s{number}", b'{"after": 1000, "wait_ms": 4000}')
+            )
+            for number in range(100)
+        ]
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        for _ in range(20):
+            await asked(bus, "context.get.support.user-42")
+        took = time.monotonic() - began
+        answers = await asyncio.gather(*waiting)
+        await bus.close()
+
+    assert took < 3.0
+    assert not any(answer["fresh"] for answer in answers)
+
+
+@pytest.mark.proves("O2")
+async def test_a_query_service_waits_for_tables_and_stops_when_told(tmp_path: Path) -> None:
+    async with running_parts(tmp_path) as parts:
+        hidden = parts.database.rename(tmp_path / "hidden.db")
+        async with parts.running("query", is_awaited=False) as query:
+            await asyncio.sleep(1.5)
+            assert query.is_alive
+            assert not query.is_ready
+            hidden.rename(parts.database)
+            await wait_until(lambda: query.is_ready, told=parts.words)
+
+            assert await query.stop() == 0

@@ -1,0 +1,149 @@
+"""The window in both shapes and as it was, over the bus, over HTTP, through the client and on the command line."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.running_system import System, running_system
+from turnfold.client import Session, connect
+from turnfold.core.history.validity import anthropic_faults
+from turnfold.errors import BadRequest
+
+Json = dict[str, Any]
+PLACEMENTS = ("separate", "system", "message", "user")
+PATH = "/v1/agents/support/sessions/user-42"
+
+
+@asynccontextmanager
+async def compacted(folder: Path) -> AsyncGenerator[tuple[System, Session]]:
+    """A system with one session: thirty turns of which the first are summarised, and then a turn with a call that failed."""
+    async with (
+        running_system(folder / "system") as system,
+        connect(system.nats_url, environ={}) as client,
+    ):
+        session = client.session("support", "user-42")
+        await session.turn_completed([{"role": "system", "content": "Be brief."}], event_id="s")
+        for number in range(30):
+            said = [
+                {"role": "user", "content": f"Note port {9_000 + number}."},
+                {"role": "assistant", "content": "Noted.\n"},
+            ]
+            await session.turn_completed(said, event_id=f"e{number}")
+        function = {"name": "look.up", "arguments": "{broken"}
+        calling = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call:1", "type": "function", "function": function}],
+        }
+        await session.turn_completed([{"role": "user", "content": "Look."}, calling], event_id="c")
+        await session.tool_result("call:1", "no such place", is_error=True, event_id="r")
+        async with asyncio.timeout(30):
+            while (await session.context(wait_ms=5_000)).summary is None:  # noqa: ASYNC110 - another process is waited for
+                await asyncio.sleep(0.05)
+        yield system, session
+
+
+async def http_get(system: System, **query: str) -> tuple[int, Json]:
+    """What HTTP answers."""
+    async with httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http:
+        answer = await http.get(f"{PATH}/context", params=query)
+        return answer.status_code, answer.json()
+
+
+async def command(system: System, *arguments: str) -> tuple[int, str]:
+    """What `turnfold context` prints, or says on standard error."""
+    words = (
+        sys.executable,
+        "-P",
+        "-m",
+        "turnfold.cli",
+        "context",
+        "support",
+        "user-42",
+        *arguments,
+    )
+    pipe = asyncio.subprocess.PIPE
+    environ = {"TURNFOLD_DATA_DIR": str(system.data_dir)}
+    child = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe, env=environ)
+    out, err = await asyncio.wait_for(child.communicate(), 60)
+    assert child.returncode is not None
+    return child.returncode, (err if child.returncode else out).decode()
+
+
+@pytest.mark.proves("W1", "L5", "O3")
+async def test_the_anthropic_shape_is_the_same_on_every_way_and_its_summary_stands_where_it_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with compacted(tmp_path) as (system, session):
+        on_bus = {
+            place: (await session.ask("context.get", {"format": "anthropic", "placement": place}))
+            for place in PLACEMENTS
+        }
+        on_http = {
+            place: (await http_get(system, format="anthropic", placement=place))[1]
+            for place in PLACEMENTS
+        }
+        window = await session.context(format="anthropic", placement="system")
+        printed = json.loads(
+            (await command(system, "--format", "anthropic", "--placement", "system", "--json"))[1]
+        )
+        _, readable = await command(system, "--format", "anthropic")
+
+    assert on_http == on_bus
+    assert printed == on_bus["system"] == window.raw
+    for place, answer in on_bus.items():
+        assert anthropic_faults(answer["messages"]) == []
+        assert answer["system"].startswith("Be brief.")
+        assert ("Conversation Summary" in answer["system"]) is (place in ("system", "message"))
+        assert ("Conversation Summary" in json.dumps(answer["messages"])) is (place == "user")
+    assert window.system == on_bus["system"]["system"]
+    calling, answering = window.messages[-2:]
+    assert [block["type"] for block in calling["content"]] == ["tool_use"]
+    assert answering["content"] == [
+        {
+            "type": "tool_result",
+            "tool_use_id": "call_1",
+            "content": [{"type": "text", "text": "no such place"}],
+            "is_error": True,
+        }
+    ]
+    assert window.message_ids[-2:] == ["c#1", "r#0"]
+    assert "Be brief." in readable
+    assert "no such place" in readable
+
+
+@pytest.mark.proves("W6", "L7", "O3")
+async def test_a_window_of_the_past_is_the_same_on_every_way(tmp_path: Path) -> None:
+    async with compacted(tmp_path) as (system, session):
+        summary = (await session.context()).summary
+        on_bus = await session.ask("context.get", {"as_of": "e3#1"})
+        _, on_http = await http_get(system, as_of="e3#1")
+        window = await session.context(as_of="e3#1")
+        printed = json.loads((await command(system, "--as-of", "e3#1", "--json"))[1])
+        assert summary is not None
+        versioned = await session.context(as_of=summary.version)
+        timed = await session.context(as_of=str(summary.created_at), placement="user")
+        early = await session.context(as_of="2000-01-01T00:00:00Z")
+        refused = [await http_get(system, as_of="e3#7"), await http_get(system, as_of="99")]
+        status, advice = await command(system, "--as-of", "yesterday")
+        with pytest.raises(BadRequest, match="as_of"):
+            await session.context(as_of="never#0")
+
+    assert on_bus == on_http == printed == window.raw
+    assert window.account.total == 9
+    assert window.message_ids[-1] == "e3#1"
+    assert window.summary is None
+    assert versioned.summary == timed.summary == summary
+    assert (early.account.total, early.messages, early.summary) == (0, [], None)
+    assert [(status, body["error"]["code"]) for status, body in refused] == [
+        (400, "bad_request")
+    ] * 2
+    assert status == 1
+    assert "as_of" in advice

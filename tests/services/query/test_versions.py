@@ -1,0 +1,209 @@
+"""Versions that change places, with the whole system behind: over the bus, over HTTP, and from the command line."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import sqlite3
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+import turnfold
+from tests.services.cli.test_inspection import command, eventually, running_system
+from turnfold.client import Session
+from turnfold.errors import BadRequest, Conflict, Unavailable
+
+AGENT, SESSION = "support", "user.42 / 語"
+PATH = f"/v1/agents/{AGENT}/sessions/{quote(SESSION, safe='')}"
+
+
+async def grown(session: Session, first: int, last: int) -> None:
+    """So many turns of one question and one answer; the last of them is stored when this returns."""
+    for number in range(first, last):
+        said = [
+            {"role": "user", "content": f"Question {number} about order 73{number:02}?"},
+            {"role": "assistant", "content": "Noted."},
+        ]
+        await session.turn_completed(said)
+    await session.context(wait_ms=5_000)
+
+
+async def settled(session: Session) -> dict[str, Any]:
+    """The session's counters when nothing is pending."""
+
+    async def look() -> dict[str, Any] | None:
+        status = await session.status()
+        return status if status["summary_version"] and not status["messages_pending"] else None
+
+    found: dict[str, Any] = await eventually(look)
+    return found
+
+
+def over_http(url: str, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    target = urlsplit(url)
+    connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=20)
+    try:
+        connection.request(method, path, body=json.dumps(body) if body is not None else None)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+@pytest.mark.proves("A4", "A5", "L10", "A2", "O3")
+async def test_versions_are_written_again_compared_promoted_and_undone(tmp_path: Path) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session(AGENT, SESSION)
+        await grown(session, 0, 30)
+        await settled(session)
+        first = await session.summary(1)
+
+        work = await session.regenerate(style="narrative")
+        versions = await eventually(lambda: at_least(session, 2))
+        assert (await session.status())["summary_version"] == 1
+        assert versions[1].style == "narrative"
+        assert (await session.summary(1)).text == first.text
+
+        promoted = await session.promote(2)
+        assert (promoted.version, promoted.in_force) == (2, True)
+        assert (await session.context()).raw["summary"]["version"] == 2
+        with pytest.raises(Conflict, match="2 is in force"):
+            await session.ask("summary.promote", {"version": 1, "over": 1})
+        with pytest.raises(BadRequest, match="no version 99"):
+            await session.promote(99)
+        with pytest.raises(BadRequest, match="from_version"):
+            await session.regenerate(from_version=2)
+
+        # The same over HTTP.
+        status, told = await asyncio.to_thread(
+            over_http, ready["http_url"], "POST", f"{PATH}/summaries/1/promote", {"over": 2}
+        )
+        assert (status, told["version"], told["in_force"]) == (200, 1, True)
+        status, told = await asyncio.to_thread(
+            over_http, ready["http_url"], "POST", f"{PATH}/summaries", {"style": "narrative"}
+        )
+        assert status == 200
+        assert told["compaction_id"] != work["compaction_id"]
+        await eventually(lambda: at_least(session, 3))
+        status, told = await asyncio.to_thread(
+            over_http, ready["http_url"], "POST", f"{PATH}/summaries/seven/promote"
+        )
+        assert (status, told["error"]["code"]) == (400, "bad_request")
+
+
+@pytest.mark.proves("A4", "A5", "A1", "A2", "O3")
+async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: Path) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session(AGENT, SESSION)
+        await grown(session, 0, 30)
+        await settled(session)
+        await grown(session, 30, 60)
+        before = await settled(session)
+        assert before["summary_version"] == 2
+
+        status, out, err = await command(tmp_path, "summaries", "diff", AGENT, SESSION, "1")
+        assert (status, err) == (0, "")
+        assert "--- version 1" in out
+        assert "+++ version 2" in out
+        assert any(line.startswith("+ ") and "order 73" in line for line in out.splitlines())
+        status, out, err = await command(
+            tmp_path, "summaries", "promote", AGENT, SESSION, "1", "--json"
+        )
+        assert (status, json.loads(out)["version"]) == (0, 1)
+        status, out, err = await command(tmp_path, "summaries", "promote", AGENT, SESSION, "99")
+        assert (status, out) == (1, "")
+        assert err.count("\n") == 1
+        status, out, err = await command(
+            tmp_path, "summaries", "regenerate", AGENT, SESSION, "--json"
+        )
+        assert (status, json.loads(out)["version"] >= 3) == (0, True)
+        status, out, err = await command(tmp_path, "restore", AGENT, SESSION, "--yes")
+        assert status == 0
+        assert err.startswith(f"system: {tmp_path} (nats://")
+        assert "live again" in out
+
+        after = await settled(session)
+        assert after["messages_live"] > before["messages_live"]
+        assert after["messages_total"] == before["messages_total"]
+        status, out, _ = await command(tmp_path, "audit", "verify", AGENT, SESSION)
+        assert (status, "intact" in out) == (0, True)
+        reigned = rows(
+            ready,
+            "SELECT version, from_at, until_at FROM reigns_view WHERE agent_id = ? ORDER BY from_at",
+            AGENT,
+        )
+        assert [row[0] for row in reigned][:3] == [1, 2, 1]
+        assert all(ends == begins for (_, _, ends), (_, begins, _) in pairwise(reigned))
+        assert reigned[-1][2] is None
+
+
+async def finished(client: turnfold.Client, campaign_id: str) -> dict[str, Any] | None:
+    """How a campaign ended, once it has; whether a worker is there or not."""
+    try:
+        told = await client.ask("campaign.get", {"campaign_id": campaign_id})
+    except Unavailable:
+        return None
+    return told if told["finished_at"] else None
+
+
+async def at_least(session: Session, number: int) -> list[turnfold.Summary] | None:
+    found = await session.summaries()
+    return found if len(found) >= number else None
+
+
+def rows(ready: dict[str, Any], statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(
+        f"file:{urlsplit(ready['database_url']).path[1:]}?mode=ro", uri=True
+    ) as connection:
+        return connection.execute(statement, values).fetchall()
+
+
+@pytest.mark.proves("A4", "O3", "C49")
+async def test_all_sessions_of_an_agent_are_written_again_also_when_the_worker_dies_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        sessions = [client.session(AGENT, f"s-{number}") for number in range(6)]
+        for one in sessions:
+            await one.policy(
+                overrides={
+                    "keep_tokens": 0,
+                    "min_gain_messages": 1,
+                    "max_live_messages": 12,
+                    "keep_messages": 4,
+                }
+            )
+            await grown(one, 0, 8)
+        for one in sessions:
+            await settled(one)
+
+        status, out, err = await command(
+            tmp_path,
+            "summaries",
+            "regenerate",
+            AGENT,
+            "--style",
+            "narrative",
+            "--no-wait",
+            "--json",
+        )
+        assert status == 0
+        assert err.startswith("system: ")
+        begun = json.loads(out)
+        os.kill(ready["pids"]["worker"], signal.SIGKILL)
+        done = await eventually(lambda: finished(client, begun["campaign_id"]), 60)
+
+        assert (done["sessions"], done["written"], done["failed"]) == (6, 6, 0)
+        for one in sessions:
+            versions = await one.summaries()
+            assert [version.style for version in versions] == ["structured", "narrative"]
+            assert versions[0].in_force
+        status, out, err = await command(tmp_path, "summaries", "regenerate", "--all", "--json")
+        assert (status, json.loads(out)["written"]) == (0, 6)
+        status, _, err = await command(tmp_path, "summaries", "regenerate")
+        assert (status, "--all" in err) == (2, True)

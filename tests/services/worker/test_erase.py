@@ -1,0 +1,305 @@
+"""Erasing with real parts: bus, worker, query, files on the disk."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import sqlite3
+from pathlib import Path
+from signal import SIGKILL
+from urllib.parse import urlsplit
+
+import nats
+import pytest
+
+from tests.model_server import running_model_server
+from tests.postgres import Postgres
+from tests.running_system import (
+    Parts,
+    command,
+    eventually,
+    rows,
+    running_parts,
+    streamed,
+    wait_until,
+)
+from turnfold.client import Client, connect, session_key, turn_event
+from turnfold.errors import UnknownSession
+from turnfold.messages import SessionKey
+
+KEY = session_key("support", "user.42 / 語")
+TWIN = session_key("bystander", "user.42 / 語")
+MARK = "zanzibar-7f3a"
+ENVIRON = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_LOG_LEVEL": "info"}
+
+
+async def publish(
+    client: Client, key: SessionKey, first: int, number: int, mark: str = MARK
+) -> int:
+    """So many turns that say this; the last sequence."""
+    seq = 0
+    for index in range(first, first + number):
+        said = [
+            {"role": "user", "content": f"{mark} question {index}"},
+            {"role": "assistant", "content": f"{mark} answer {index}"},
+        ]
+        seq = (await client.publish(turn_event(key, said, event_id=f"e{index}"))).seq
+    return seq
+
+
+async def is_stored(parts: Parts, seq: int) -> None:
+    """Wait until everything up to a sequence is stored."""
+    await eventually(
+        lambda: parts.rows(f"SELECT 1 FROM ingested WHERE first_seq = 1 AND last_seq >= {seq}"),
+        told=parts.words,
+    )
+
+
+async def is_forgotten(parts: Parts) -> None:
+    """Wait until the stream has nothing left to forget."""
+
+    async def is_empty() -> bool:
+        return not await parts.rows("SELECT 1 FROM purges")
+
+    await eventually(is_empty, told=parts.words)
+
+
+def files_with(directory: Path, mark: str) -> list[str]:
+    """The files in which a text stands to the letter."""
+    return [
+        path.name
+        for path in directory.rglob("*")
+        if path.is_file() and mark.encode() in path.read_bytes()
+    ]
+
+
+@pytest.mark.proves("A6", "L12")
+async def test_what_was_erased_is_in_no_window_no_stream_and_no_file(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        await publish(client, TWIN, 0, 30, "somebody else's")
+        await is_stored(parts, await publish(client, KEY, 0, 40))
+        before = await client.session(*KEY).context(max_tokens=100_000)
+        assert before.account.total == 80
+        assert files_with(tmp_path, MARK)
+
+        told = await client.session(*KEY).erase()
+
+        assert told == {**KEY._asdict(), "sessions": 1, "messages": 80}
+        window = await client.session(*KEY).context(max_tokens=100_000, known=before)
+        assert (window.messages, window.summary, window.account.total) == ([], None, 0)
+        with pytest.raises(UnknownSession):
+            await client.session(*KEY).status()
+        await is_forgotten(parts)
+        assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {
+            "bystander"
+        }
+        await wait_until(
+            lambda: not files_with(tmp_path, MARK), told=lambda: str(files_with(tmp_path, MARK))
+        )
+        assert (await client.session(*TWIN).context(max_tokens=100_000)).account.total == 60
+
+        seq = await publish(client, KEY, 100, 2)
+        window = await client.session(*KEY).context(max_tokens=100_000, after=seq, wait_ms=5_000)
+        assert (window.fresh, window.account.total, window.message_ids[0]) == (True, 4, "e100#0")
+        verified = await command("audit", "verify", *KEY, environ=parts.environ)
+        assert verified.status == 0, verified
+
+
+@pytest.mark.proves("A6", "L1")
+async def test_a_job_whose_model_hangs_while_its_session_is_erased_writes_nothing(
+    tmp_path: Path,
+) -> None:
+    async with running_model_server() as model:
+        model.fault = "hang"
+        environ = ENVIRON | {
+            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
+            "TURNFOLD_SUMMARY_API_BASE": model.url,
+            "TURNFOLD_SUMMARY_API_KEY": "none",
+            "TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "3",
+        }
+        async with (
+            running_parts(tmp_path, environ=environ) as parts,
+            parts.running("worker"),
+            connect(parts.server.url, environ={}) as client,
+        ):
+            await is_stored(parts, await publish(client, KEY, 0, 40))
+            await asyncio.wait_for(model.is_hanging.wait(), 60)
+
+            await client.session(*KEY).erase()
+            await is_stored(parts, await publish(client, KEY, 100, 2))
+            await wait_until(
+                lambda: "summary.discarded" in parts.words(), seconds=60, told=parts.words
+            )
+
+            for view in ("summaries_view", "compactions_view"):
+                assert not rows(parts.database, f"SELECT 1 FROM {view}")
+            assert [
+                row["role"] for row in rows(parts.database, "SELECT role FROM messages_view")
+            ] == ["user", "assistant"] * 2
+            assert (
+                rows(parts.database, "SELECT phase FROM audit_view ORDER BY audit_id DESC LIMIT 1")[
+                    0
+                ]["phase"]
+                == "erased"
+            )
+
+
+@pytest.mark.proves("A6")
+async def test_the_stream_forgets_what_was_erased_although_the_worker_is_killed(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
+        async with parts.running("worker") as worker:
+            await is_stored(parts, await publish(client, KEY, 0, 400))
+            await client.session(*KEY).erase()
+            worker.signal(SIGKILL)
+            await worker.ended()
+
+        # Published before the erase and not seen by any worker is no other case: nothing of it is stored.
+        async with parts.running("worker"):
+            await is_forgotten(parts)
+
+            assert await streamed(parts.server.url) == []
+            await wait_until(
+                lambda: not files_with(tmp_path, MARK), told=lambda: str(files_with(tmp_path, MARK))
+            )
+
+
+@pytest.mark.proves("A6", "O3")
+async def test_the_command_asks_first_and_erases_a_session_or_an_agent(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        parts.running("worker"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        other = session_key(KEY.agent_id, "other")
+        await publish(client, KEY, 0, 2)
+        await publish(client, TWIN, 0, 1)
+        await is_stored(parts, await publish(client, other, 10, 3))
+
+        refused = await command("erase", *KEY, environ=parts.environ)
+        session = await command("erase", *KEY, "--yes", "--json", environ=parts.environ)
+        agent = await command("erase", KEY.agent_id, "--yes", environ=parts.environ)
+
+        assert refused.status == 2
+        assert "--yes" in refused.err
+        assert session.rows == [{**KEY._asdict(), "sessions": 1, "messages": 4}]
+        assert agent.status == 0
+        assert agent.out.startswith(
+            "Erased the agent support with all its sessions: 1 sessions, 6 messages. System: "
+        )
+        assert [
+            tuple(row) for row in rows(parts.database, "SELECT agent_id FROM sessions_view")
+        ] == [("bystander",)]
+
+
+@pytest.mark.proves("A6")
+async def test_http_passes_an_erasure_on_to_a_worker(tmp_path: Path, sql: Postgres | None) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        url = f"{parts.http_url}/v1/agents/support"
+        path = f"{url}/sessions/user.42%20%2F%20%E8%AA%9E"
+        assert await deleted(path) == (503, "unavailable")
+        async with parts.running("worker"):
+            await is_stored(parts, await publish(client, KEY, 0, 3))
+
+            assert await deleted(path) == (200, 6)
+            assert await deleted(url) == (200, 0)
+            assert not await parts.rows("SELECT 1 FROM sessions_view")
+
+
+async def deleted(url: str) -> tuple[int, object]:
+    """The status of a DELETE, and how many messages went or why none did."""
+
+    def send() -> tuple[int, object]:
+        target = urlsplit(url)
+        connection = http.client.HTTPConnection(target.netloc, timeout=30)
+        try:
+            connection.request("DELETE", target.path)
+            answer = connection.getresponse()
+            told = json.loads(answer.read())
+            return answer.status, told["error"]["code"] if "error" in told else told["messages"]
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(send)
+
+
+@pytest.mark.proves("A6")
+async def test_a_worker_erases_the_sessions_whose_time_is_over(tmp_path: Path) -> None:
+    environ = ENVIRON | {"TURNFOLD_POLICY__RETAIN_DAYS": "30"}
+    async with (
+        running_parts(tmp_path, environ=environ) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
+        async with parts.running("worker"):
+            await publish(client, TWIN, 0, 2, "somebody else's")
+            await is_stored(parts, await publish(client, KEY, 0, 2))
+        with contextlib.closing(sqlite3.connect(parts.database)) as connection, connection:
+            past = "UPDATE sessions SET last_event_at_ms = last_event_at_ms - 31 * 86400000 WHERE agent_id = ?"
+            connection.execute(past, (KEY.agent_id,))
+
+        async with parts.running("worker"):
+            await wait_until(
+                lambda: len(rows(parts.database, "SELECT 1 FROM sessions_view")) == 1,
+                told=parts.words,
+            )
+            await is_forgotten(parts)
+
+            told = rows(parts.database, "SELECT agent_id, phase, reason FROM audit_view")
+            assert [tuple(row) for row in told] == [(KEY.agent_id, "erased", "retention")]
+            assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {
+                "bystander"
+            }
+
+
+@pytest.mark.proves("A6", "W5")
+async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
+        await publish(client, KEY, 0, 300)
+        bus = await nats.connect(parts.server.url)
+        for seq in [*range(5, 250), 252, 254]:
+            await bus.jetstream().delete_msg("TURNFOLD_EVENTS", seq)
+        await bus.close()
+
+        async with parts.running("worker"):
+            await is_stored(parts, 300)
+
+        assert len(await parts.rows("SELECT 1 FROM events")) == 300 - 247
+
+
+@pytest.mark.proves("A6")
+async def test_what_the_stream_has_forgotten_already_is_no_trouble(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
+        parts.running("worker"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        await is_stored(parts, await publish(client, KEY, 0, 5))
+        bus = await nats.connect(parts.server.url)
+        for seq in range(1, 6):
+            await bus.jetstream().delete_msg("TURNFOLD_EVENTS", seq)
+        await bus.close()
+
+        await client.session(*KEY).erase()
+
+        await is_forgotten(parts)
+        assert "work.delayed" not in parts.words()

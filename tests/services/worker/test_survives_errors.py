@@ -1,0 +1,167 @@
+"""What goes on whatever comes from outside: the pull of events, the loops of a worker, the word of an ingest (O7, C69)."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from tests.nats_server import NatsServer, nats_server
+from turnfold.bus.pull import Pull
+from turnfold.bus.streams import EVENTS, INGEST
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.errors import StartError, Unavailable
+from turnfold.nats_client.connection import HangingUp
+from turnfold_query.app import WAKE_SECONDS, Bounded
+from turnfold_worker.background import Waker
+from turnfold_worker.receiver.child import delivery_of
+
+NEXT = f"$JS.API.CONSUMER.MSG.NEXT.{EVENTS_STREAM}.{EVENTS_CONSUMER}"
+FORGED: tuple[tuple[bytes, dict[str, str] | None], ...] = (
+    (b"", None),
+    (b'{"ok": true}', None),
+    (b"[]", {"Status": "409", "Description": "Consumer Deleted"}),
+    (b"", {"Status": "409", "Description": "Consumer Deleted"}),
+    (b"", {"Status": "409", "Description": "Consumer is push based"}),
+    (b"", {"Status": "408", "Nats-Pending-Messages": "many", "Nats-Pending-Bytes": "-1"}),
+    (b"", {"Status": "408", "Nats-Pending-Messages": "9" * 5_000}),
+    (b"", {"Status": "503"}),
+    (b"", {"Status": "777"}),
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with nats_server(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def bus(server: NatsServer) -> AsyncIterator[Client]:
+    connection = await nats.connect(server.url)
+    await connection.jetstream().add_stream(EVENTS)
+    await connection.jetstream().add_consumer(EVENTS_STREAM, INGEST)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def pull(server: NatsServer, bus: Client) -> AsyncIterator[Pull]:
+    own = HangingUp()
+    await own.connect(server.url)
+    pulling = Pull(own, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+    yield pulling
+    await pulling.stop()
+    await own.close()
+
+
+@pytest.mark.proves("O7", "C69")
+async def test_events_arrive_whatever_others_write_to_whoever_asks_for_them(
+    bus: Client, pull: Pull
+) -> None:
+    asked = 0
+
+    async def on_request(message: Msg) -> None:
+        nonlocal asked
+        asked += 1
+        for data, headers in FORGED * 3:
+            await bus.publish(message.reply, data, headers=headers)
+
+    await bus.subscribe(NEXT, cb=on_request)
+    await bus.flush()
+    await pull.start()
+    taken: list[int] = []
+    for number in range(30):
+        await bus.jetstream().publish(f"turn.completed.a.{number}", b"{}")
+        async with asyncio.timeout(10):
+            messages = await pull.take(100)
+        taken += [delivery_of(message, has_trace=False).stream_seq for message in messages]
+        await pull.acknowledge(messages)
+        await asyncio.sleep(0.05)
+
+    assert taken == list(range(1, 31))
+    assert 1 < asked < 60
+
+
+@pytest.mark.proves("O7")
+async def test_a_consumer_that_is_really_gone_is_told(bus: Client, pull: Pull) -> None:
+    await pull.start()
+    # A request that comes after the consumer has gone is answered otherwise: nobody is there to say so.
+    while not (await bus.jetstream().consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)).num_waiting:  # noqa: ASYNC110  # only the server knows
+        await asyncio.sleep(0.01)
+    await bus.jetstream().delete_consumer(EVENTS_STREAM, EVENTS_CONSUMER)
+
+    with pytest.raises(StartError, match="turnfold migrate"):
+        async with asyncio.timeout(10):
+            await pull.take(1)
+
+
+class Stumbling(Waker):
+    """Fails with each of these errors in turn, then works."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.has_worked = asyncio.Event()
+
+    async def work(self) -> float:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.has_worked.set()
+        return 60.0
+
+
+@pytest.mark.proves("O7")
+async def test_a_loop_goes_on_after_any_error_and_counts_those_that_were_not_foreseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[int] = []
+
+    def at_once(failures: int) -> float:
+        waited.append(failures)
+        return 0.0
+
+    monkeypatch.setattr("turnfold_worker.background.backoff_seconds", at_once)
+    failed: list[str] = []
+    loop = Stumbling(KeyError("seq"), ValueError("no JSON"), RuntimeError(), AssertionError())
+    loop.on_failure = failed.append
+
+    running = asyncio.create_task(loop.run())
+    async with asyncio.timeout(5):
+        await loop.has_worked.wait()
+    running.cancel()
+
+    assert failed == ["Stumbling"] * 4
+    assert waited == [0, 1, 2, 3]
+
+
+@pytest.mark.proves("O7")
+async def test_only_what_a_new_process_would_mend_ends_a_loop() -> None:
+    with pytest.raises(StartError):
+        await Stumbling(StartError("the consumer is gone")).run()
+    patient = Stumbling(Unavailable("later"))
+    running = asyncio.create_task(patient.run())
+    async with asyncio.timeout(10):
+        await patient.has_worked.wait()
+    running.cancel()
+
+
+@pytest.mark.proves("O7")
+async def test_a_flood_of_words_wakes_those_who_wait_no_more_often_than_is_useful() -> None:
+    done: list[float] = []
+    time = asyncio.get_running_loop().time
+    waking = Bounded(lambda: done.append(time()), every_seconds=WAKE_SECONDS)
+    for _ in range(20):
+        for _ in range(1_000):
+            waking.call()
+        await asyncio.sleep(0.001)
+    waking.call()
+    last = time()
+    await asyncio.sleep(4 * WAKE_SECONDS)
+
+    assert all(after - before >= WAKE_SECONDS * 0.9 for before, after in itertools.pairwise(done))
+    assert done[-1] >= last

@@ -1,0 +1,334 @@
+"""Every store behind one face, and what tests put into one."""
+
+import asyncio
+import atexit
+import json
+import shutil
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from tests.invariants import Seen, seen_in_database, seen_in_memory
+from tests.postgres import Postgres
+from turnfold.core.policy.allowance import Allowance
+from turnfold.core.policy.presets import PRESETS, Policy, adjusted
+from turnfold.core.summary.fair_share import Places
+from turnfold.core.summary.sources import Draft
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.ingest.decode import Delivery, weigh
+from turnfold.operations.rules import PolicyOf, make_rules, policy_rule
+from turnfold.ports import (
+    Arrival,
+    Campaigns,
+    Changes,
+    DeadLetters,
+    ErasureStore,
+    HistoryStore,
+    IdleStore,
+    IntakeStore,
+    Job,
+    JobStore,
+    Outbox,
+    Rules,
+    SearchStore,
+    Version,
+    Versions,
+    WindowFacts,
+    WindowStore,
+    WordIndex,
+)
+from turnfold.store.compact.campaigns import SqlCampaigns
+from turnfold.store.compact.jobs import SqlJobs
+from turnfold.store.compact.requests import SqlChanges
+from turnfold.store.compact.versions import SqlVersions
+from turnfold.store.database.engine import Database
+from turnfold.store.database.outbox import SqlOutbox
+from turnfold.store.ingest.erase import SqlErasures
+from turnfold.store.ingest.idle import SqlIdle
+from turnfold.store.ingest.ingest import SqlIntake
+from turnfold.store.ingest.search_index import SqlIndex
+from turnfold.store.query.dead_letters import SqlLetters
+from turnfold.store.query.history import SqlHistory
+from turnfold.store.query.search import SqlSearch
+from turnfold.store.query.window import SqlWindows
+from turnfold.testing.memory import MemoryStore
+from turnfold_migrations import upgrade
+
+Json = dict[str, Any]
+
+SMALL = Policy(
+    max_live_messages=12, keep_messages=4, keep_tokens=0, keep_at_most_messages=0, trigger_ratio=0.0, reserve_tokens=0,
+    min_gain_messages=1, min_gain_tokens=1,
+)  # fmt: skip
+"""A policy that evicts soon, for short tests."""
+
+KEY = SessionKey(AgentId("ada"), SessionId("s-1"))
+NOON = 1_800_000_000_000
+LEASE_MS = 60_000
+
+
+def places(number: int) -> Places:
+    """So many free places, for whomever."""
+    return Places(number, {}, number)
+
+
+def words(text: str) -> int:
+    """A tokenizer for tests: four characters a token."""
+    return (len(text) + 3) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """One store, port by port; `seen` reads everything it holds."""
+
+    name: str
+    intake: IntakeStore
+    jobs: JobStore
+    windows: WindowStore
+    history: HistoryStore
+    changes: Changes
+    versions: Versions
+    campaigns: Campaigns
+    outbox: Outbox
+    idle: IdleStore
+    erasures: ErasureStore
+    search: SearchStore
+    index: WordIndex
+    letters: DeadLetters
+    rules: Rules
+    policy: PolicyOf
+    seen: Callable[[], Coroutine[Any, Any, Seen]]
+
+    async def ingest(self, *arrivals: Arrival) -> None:
+        """Store a batch by the rules of the test."""
+        await self.intake.ingest(arrivals, (), rules=self.rules)
+
+    async def claim(self, now_ms: int = NOON + 1_000) -> Sequence[Job]:
+        """Take every job that is due."""
+        return await self.jobs.claim(
+            places(10), lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy
+        )
+
+    async def facts(self, key: SessionKey = KEY) -> WindowFacts:
+        """What a window of a session is decided from."""
+        found, _ = await self.windows.window(
+            key, glance=lambda _: None, choose=lambda facts: (facts, ())
+        )
+        return found
+
+
+def _window(_: str | None, numbers: Policy) -> int:
+    return 128_000 if numbers.context_window is None else numbers.context_window
+
+
+def rules_of(policy: Policy, *, first_id: int = 1) -> tuple[Rules, PolicyOf]:
+    """The rules of an installation with this default policy; ids of compactions are counted."""
+    presets = {**PRESETS, "balanced": policy}
+    policy_of = policy_rule("balanced", lambda name: presets[name])
+    numbers = count(first_id)
+    made = make_rules(
+        policy_of,
+        model_window=_window,
+        count=words,
+        max_sessions=1_000,
+        allowance=Allowance(("*",)),
+    )
+    return replace(made, new_id=lambda: next(numbers)), policy_of
+
+
+def memory_stores(policy: Policy = SMALL) -> Stores:
+    """The double."""
+    rules, policy_of = rules_of(policy)
+    store = MemoryStore(new_id=rules.new_id)
+
+    async def seen() -> Seen:
+        return seen_in_memory(store.memory)
+
+    return Stores(
+        "memory",
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        store,
+        rules,
+        policy_of,
+        seen,
+    )
+
+
+@asynccontextmanager
+async def sql_stores(
+    url: str, policy: Policy = SMALL, *, first_id: int = 1
+) -> AsyncGenerator[Stores]:
+    """The stores on a database whose tables are there."""
+    rules, policy_of = rules_of(policy, first_id=first_id)
+    database = Database(url, writes=True)
+    try:
+        yield Stores(
+            database.url.get_backend_name(),
+            SqlIntake(database),
+            SqlJobs(database, new_id=rules.new_id),
+            SqlWindows(database),
+            SqlHistory(database),
+            SqlChanges(database),
+            SqlVersions(database),
+            SqlCampaigns(database),
+            SqlOutbox(database),
+            SqlIdle(database),
+            SqlErasures(database),
+            SqlSearch(database),
+            SqlIndex(database),
+            SqlLetters(database),
+            rules,
+            policy_of,
+            lambda: seen_in_database(database),
+        )
+    finally:
+        await database.close()
+
+
+def new_sqlite(folder: Path) -> str:
+    """The URL of a database of its own in this folder, its tables made."""
+    path = folder / "turnfold.db"
+    shutil.copyfile(_migrated(), path)
+    return f"sqlite+aiosqlite:///{path}"
+
+
+async def new_postgres(server: Postgres) -> str:
+    """The URL of a database of its own on this server, its tables made."""
+    if server not in _migrated_on:
+        _migrated_on[server] = await server.create_database()
+        await upgrade(server.url(_migrated_on[server]))
+    return server.url(await server.create_database(like=_migrated_on[server]))
+
+
+_migrated_on: dict[Postgres, str] = {}
+"""A migrated database on a server, for others to be made like."""
+
+
+@cache
+def _migrated() -> Path:
+    """A migrated database to copy, made once for all tests of a run."""
+    folder = mkdtemp(prefix="turnfold-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "template.db"
+    # In a thread of its own: whoever asks may be in a loop already.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, upgrade(f"sqlite+aiosqlite:///{path}")).result()
+    return path
+
+
+# --- events
+
+
+def turn(
+    seq: int,
+    *messages: Json,
+    event_id: str = "",
+    key: SessionKey = KEY,
+    at_ms: int | None = None,
+    **fields: Any,
+) -> Arrival:
+    """A completed turn at this sequence of the stream."""
+    return _arrival("turn.completed", seq, event_id, key, at_ms, {"messages": messages, **fields})
+
+
+def result(
+    seq: int,
+    call_id: str,
+    content: Any,
+    *,
+    event_id: str = "",
+    key: SessionKey = KEY,
+    at_ms: int | None = None,
+    **fields: Any,
+) -> Arrival:
+    """A tool's result, published by itself."""
+    return _arrival(
+        "tool.result",
+        seq,
+        event_id,
+        key,
+        at_ms,
+        {"tool_call_id": call_id, "content": content, **fields},
+    )
+
+
+def turns(first_seq: int, number: int, *, key: SessionKey = KEY) -> list[Arrival]:
+    """So many turns of a question and an answer."""
+    return [
+        turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), key=key)
+        for seq in range(first_seq, first_seq + number)
+    ]
+
+
+def _arrival(
+    kind: str, seq: int, event_id: str, key: SessionKey, at_ms: int | None, fields: Json
+) -> Arrival:
+    identity = {
+        "event_id": event_id or f"e{seq}",
+        "agent_id": key.agent_id,
+        "session_id": key.session_id,
+    }
+    payload = json.dumps(identity | fields).encode()
+    delivery = Delivery(kind, payload, seq, NOON + seq if at_ms is None else at_ms)
+    return weigh(delivery, count=words)
+
+
+def user(content: Any, **more: Any) -> Json:
+    """A user message."""
+    return {"role": "user", "content": content, **more}
+
+
+def assistant(content: Any = None, *calls: str, **more: Any) -> Json:
+    """An assistant message that calls tools with these ids."""
+    made = [
+        {"id": call, "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+        for call in calls
+    ]
+    return {
+        "role": "assistant",
+        "content": content,
+        **({"tool_calls": made} if made else {}),
+        **more,
+    }
+
+
+def tool(call_id: str, content: Any = "42") -> Json:
+    """A result inside a turn."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def system(content: str) -> Json:
+    """A system message."""
+    return {"role": "system", "content": content}
+
+
+def summary(text: str = "They spoke of things.", *ledger: str, kind: Any = "llm") -> Version:
+    """A version ready to be committed."""
+    draft = Draft(
+        text=text, sections={"context": text}, ledger=ledger, kind=kind, model="test/model"
+    )
+    return Version(
+        draft, "structured", "p1", words(text) + sum(map(words, ledger)), words(text), ""
+    )
+
+
+def tightened(policy: Policy, **numbers: Any) -> Policy:
+    """The policy with some numbers replaced."""
+    return adjusted(policy, numbers)

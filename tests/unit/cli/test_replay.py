@@ -1,0 +1,276 @@
+"""Recorded conversations as events, and a look at the audit's chain."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnfold.cli.audit import OLDER_SERVER, chain_fault
+from turnfold.cli.recordings import Recording, Step, events_of, pieces, recorded
+from turnfold.client import Event, session_key
+from turnfold.core.history.audit_chain import row_hash
+from turnfold.errors import TooLarge
+from turnfold.transcripts import Conversation, Turn
+
+Json = Mapping[str, Any]
+
+USER = {"role": "user", "content": "How many rows?"}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "count", "arguments": "{}"}}
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "c1", "name": "count", "content": "42"}
+ANSWER = {"role": "assistant", "content": "42 rows."}
+
+
+def recording(
+    *messages: Json, session_id: str = "s", machine_made: frozenset[int] = frozenset()
+) -> Recording:
+    return Recording(
+        session_key("a", session_id),
+        Conversation("c", messages, model="gpt-4.1", machine_made=machine_made),
+    )
+
+
+def payload(event: Event) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(event.payload)
+    return told
+
+
+def kinds(found: Recording, step: Step) -> list[str]:
+    return [event.kind for event, _ in events_of(found, step)]
+
+
+# --- events
+
+
+@pytest.mark.proves("I1")
+def test_a_turn_travels_as_one_event_or_step_by_step() -> None:
+    found = recording(USER, CALL, RESULT, ANSWER, USER)
+
+    assert kinds(found, Step.TURN) == ["turn.completed", "turn.completed"]
+    assert kinds(found, Step.MESSAGE) == [
+        "turn.completed",
+        "turn.completed",
+        "tool.result",
+        "turn.completed",
+        "turn.completed",
+    ]
+
+
+@pytest.mark.parametrize("step", list(Step))
+@pytest.mark.proves("L1")
+def test_no_message_is_left_out(step: Step) -> None:
+    said: list[Json] = [
+        USER,
+        CALL,
+        RESULT,
+        ANSWER,
+        USER,
+        {"role": "tool", "tool_call_id": "c1", "content": "", "odd": 1},
+        {"role": "tool", "content": "?"},
+    ]
+    told: list[dict[str, Any]] = []
+
+    for event, count in events_of(recording(*said), step):
+        body = payload(event)
+        messages = body.get("messages") or [
+            {"role": "tool"}
+            | {key: body[key] for key in ("tool_call_id", "name", "content") if key in body}
+        ]
+        assert len(messages) == count
+        told += messages
+
+    assert told == said
+
+
+@pytest.mark.proves("L2")
+@pytest.mark.parametrize("step", list(Step))
+def test_the_same_replay_makes_the_same_events(step: Step) -> None:
+    first = [event.event_id for event, _ in events_of(recording(USER, ANSWER, USER), step)]
+    again = [event.event_id for event, _ in events_of(recording(USER, ANSWER, USER), step)]
+    other = [
+        event.event_id
+        for event, _ in events_of(recording(USER, ANSWER, USER, session_id="t"), step)
+    ]
+
+    assert first == again
+    assert not set(first) & set(other)
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.proves("I6")
+def test_what_a_machine_said_is_marked_as_its_own_event() -> None:
+    events = [
+        payload(event)
+        for event, _ in events_of(recording(USER, ANSWER, USER, machine_made=frozenset({2})))
+    ]
+
+    assert [event.get("is_meta") for event in events] == [None, True]
+
+
+def test_a_long_turn_is_parted_between_messages() -> None:
+    turn = Turn(
+        tuple({"role": "assistant", "content": "x" * size} for size in (10, 10, 500, 10, 10)),
+        is_meta=True,
+    )
+
+    by_count = [len(piece.messages) for piece in pieces(turn, max_messages=2)]
+    by_size = list(pieces(turn, max_bytes=200))
+
+    assert by_count == [2, 2, 1]
+    assert [len(piece.messages) for piece in by_size] == [2, 1, 2]
+    assert all(piece.is_meta for piece in by_size)
+
+
+@pytest.mark.proves("X4")
+def test_a_turn_of_thousands_of_messages_stays_within_the_limits_of_an_event() -> None:
+    events = list(events_of(recording(USER, *[ANSWER] * 2_500)))
+
+    assert [count for _, count in events] == [1_000, 1_000, 501]
+
+
+def test_a_message_too_large_for_any_event_is_told_with_its_conversation() -> None:
+    with pytest.raises(TooLarge, match=r"^c: one message is larger"):
+        list(events_of(recording({"role": "user", "content": "x" * 4_194_304})))
+
+
+def test_conversations_of_one_id_get_sessions_of_their_own(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"id": "same", "agent": "support", "messages": [USER]})
+        )
+
+    found = recorded([str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")])
+
+    assert [one.key for one in found] == [("support", "same"), ("support", "same-2")]
+
+
+@pytest.mark.parametrize(("agent", "told"), [(None, "replay"), ("mine", "mine")])
+def test_the_agent_is_the_one_asked_for_else_the_conversations_own(
+    tmp_path: Path, agent: str | None, told: str
+) -> None:
+    (tmp_path / "talk.json").write_text(json.dumps([USER]))
+
+    (found,) = recorded([str(tmp_path / "talk.json")], agent)
+
+    assert found.key == (told, "talk")
+
+
+# --- the audit's chain
+
+
+def chain(rows: int) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for ordinal in range(1, rows + 1):
+        row: dict[str, Any] = {
+            "agent_id": "a",
+            "session_id": "s",
+            "ordinal": ordinal,
+            "at_ms": 1_000 + ordinal,
+            "compaction_id": 7,
+        }
+        row |= {
+            "phase": "evicted",
+            "reason": None,
+            "tokens_before": 10,
+            "tokens_after": None,
+            "details": "{}",
+            "actor": "worker",
+        }
+        row["prev_hash"] = made[-1]["hash"] if made else ""
+        row["hash"] = row_hash(row["prev_hash"], row)
+        made.append(row)
+    return made
+
+
+@pytest.mark.proves("A1")
+@pytest.mark.parametrize("told", [None, 2, 3])
+def test_an_untouched_chain_is_intact_also_where_rows_came_after_the_look_at_its_end(
+    told: int | None,
+) -> None:
+    rows = chain(3)
+
+    assert (
+        chain_fault(rows, rows_told=told, hash_told=rows[told - 1]["hash"] if told else None)
+        is None
+    )
+    assert chain_fault([], rows_told=0, hash_told="") is None
+
+
+@pytest.mark.proves("A1")
+@pytest.mark.parametrize(
+    "field", ["phase", "reason", "tokens_before", "details", "at_ms", "compaction_id", "actor"]
+)
+def test_a_changed_field_shows_at_its_row(field: str) -> None:
+    rows = chain(3)
+    rows[1][field] = "other"
+
+    assert chain_fault(rows) == "row 2 was changed"
+
+
+@pytest.mark.proves("A1", "A7")
+def test_rows_of_a_query_server_that_leaves_out_who_asked_are_not_called_changed() -> None:
+    sent = [{name: value for name, value in row.items() if name != "actor"} for row in chain(3)]
+
+    assert chain_fault(sent) == OLDER_SERVER
+
+
+@pytest.mark.proves("A1")
+def test_a_row_left_out_shows() -> None:
+    first, _, third = chain(3)
+
+    assert chain_fault([first, third]) == "row 2 is missing"
+
+
+@pytest.mark.proves("A1")
+def test_a_cut_off_tail_shows() -> None:
+    rows = chain(3)
+
+    assert (
+        chain_fault(rows[:2], rows_told=3, hash_told=rows[2]["hash"])
+        == "the end is cut off: 3 rows were written, 2 are there"
+    )
+
+
+@pytest.mark.proves("A1")
+def test_a_row_put_between_shows() -> None:
+    first, second, third = chain(3)
+
+    assert (
+        chain_fault(
+            [first, second | {"reason": "forged"}, second | {"ordinal": 3}, third | {"ordinal": 4}]
+        )
+        == "row 2 was changed"
+    )
+    assert (
+        chain_fault([first, second, second | {"ordinal": 3}, third | {"ordinal": 4}])
+        == "row 3 is missing"
+    )
+
+
+@pytest.mark.proves("A1")
+def test_a_well_sealed_row_at_the_end_shows_where_the_session_did_not_write_it() -> None:
+    rows = chain(4)
+
+    assert chain_fault(rows, rows_told=3, hash_told=rows[2]["hash"]) is None
+    assert chain_fault(rows, rows_at_most=4) is None
+    assert chain_fault(rows, rows_at_most=3) == "row 4 was added: 3 rows were written, 4 are there"
+
+
+@pytest.mark.proves("A1")
+def test_a_chain_written_anew_shows_against_what_the_session_remembers() -> None:
+    remembered = chain(3)[-1]["hash"]
+    rows = chain(3)
+    rows[2]["reason"] = "forged"
+    rows[2]["hash"] = row_hash(rows[2]["prev_hash"], rows[2])
+
+    assert (
+        chain_fault(rows, rows_told=3, hash_told=remembered)
+        == "row 3 is another than the session remembers"
+    )

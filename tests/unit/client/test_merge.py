@@ -1,0 +1,120 @@
+"""What the service tells and what the agent has beyond it become one list."""
+
+from typing import Any
+
+import pytest
+
+from turnfold import assemble
+from turnfold.client.merge import joined
+from turnfold.client.provider import History
+from turnfold.core.window.framing import HEADING
+
+Json = dict[str, Any]
+SYSTEM = {"role": "system", "content": "Be brief."}
+NOTE = {"role": "user", "content": f"{HEADING}\n<turnfold-summary>\nThey met.\n</turnfold-summary>"}
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> Json:
+    return {"role": "assistant", "content": text}
+
+
+def calling(call_id: str) -> Json:
+    call = {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def result(call_id: str, text: str) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def together(
+    own: list[Json], told: list[Json], *, synthesised: frozenset[int] = frozenset()
+) -> list[Json]:
+    return assemble(*joined(own, History(told, 0, synthesised)))
+
+
+@pytest.mark.proves("R1")
+def test_what_was_not_published_yet_follows_what_was() -> None:
+    published = [user("one"), said("two")]
+
+    assert together([SYSTEM, *published, user("three")], [NOTE, *published]) == [
+        SYSTEM,
+        NOTE,
+        *published,
+        user("three"),
+    ]
+
+
+@pytest.mark.proves("R1")
+def test_a_list_that_holds_only_what_is_new_follows_all_that_was_told() -> None:
+    assert together([SYSTEM, user("new")], [user("one"), said("two")]) == [
+        SYSTEM,
+        user("one"),
+        said("two"),
+        user("new"),
+    ]
+
+
+@pytest.mark.proves("R1")
+def test_a_word_said_again_is_not_taken_for_the_other_time() -> None:
+    published = [user("go on"), said("done"), user("go on"), said("done")]
+
+    assert together([*published, user("go on"), said("done"), user("go on")], published) == [
+        *published,
+        user("go on"),
+        said("done"),
+        user("go on"),
+    ]
+
+
+@pytest.mark.proves("R1")
+def test_a_request_that_was_made_before_in_the_same_words_is_made_again() -> None:
+    published = [user("go on"), said("done")]
+
+    assert together([SYSTEM, user("go on")], published) == [SYSTEM, *published, user("go on")]
+
+
+@pytest.mark.proves("R1")
+def test_a_result_that_is_not_published_yet_takes_the_place_of_its_stand_in() -> None:
+    told = [user("look"), calling("c1"), result("c1", "[No result of this call is known.]")]
+
+    own = [user("look"), calling("c1"), result("c1", "found")]
+
+    assert together(own, told, synthesised=frozenset({2})) == own
+
+
+@pytest.mark.proves("R1")
+def test_the_agents_own_system_message_stands_for_the_published_one() -> None:
+    published = [{"role": "system", "content": "Be kind."}, user("one")]
+
+    assert together([SYSTEM, user("one")], published) == [SYSTEM, user("one")]
+    assert together([user("one")], published) == published
+
+
+@pytest.mark.proves("R1")
+def test_the_summary_of_an_earlier_window_makes_room_for_the_newest() -> None:
+    newest = NOTE | {"content": NOTE["content"].replace("met", "met again")}
+
+    assert together([SYSTEM, NOTE, user("one"), user("two")], [newest, user("one")]) == [
+        SYSTEM,
+        newest,
+        user("one"),
+        user("two"),
+    ]
+
+
+@pytest.mark.proves("R1")
+def test_messages_shortened_in_the_window_are_known_by_the_ids_of_their_calls() -> None:
+    shortened = [
+        user("look"),
+        calling("c1"),
+        result("c1", "[look_up: 900 tokens left out, original: e#2]"),
+    ]
+
+    assert together(
+        [user("look"), calling("c1"), result("c1", "long " * 900), user("and?")], shortened
+    ) == [*shortened, user("and?")]

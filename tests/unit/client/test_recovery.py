@@ -1,0 +1,118 @@
+"""The loop around a model that reads little: how often it is asked in vain, and what it is sent."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.histories import counter, words
+from turnfold import ContextOverflow, History, LadderCompressor, Recovering, Room
+from turnfold.core.history.validity import faults
+
+Json = dict[str, Any]
+COUNTING = LadderCompressor(counter())
+
+
+class TooLong(Exception):
+    status_code = 400
+
+
+class SmallModel:
+    """Reads so many tokens, of which it counts a fifth more than we do, and refuses more in the words of a provider."""
+
+    def __init__(self, reads_tokens: int, *, tells_sizes: bool) -> None:
+        self.reads_tokens = reads_tokens
+        self.tells_sizes = tells_sizes
+        self.refused = 0
+        self.sent: list[list[Json]] = []
+
+    async def __call__(self, *, messages: list[Json], **_: Any) -> str:
+        self.sent.append(messages)
+        tokens = COUNTING.tokens(messages) * 6 // 5
+        if tokens <= self.reads_tokens:
+            return "ok"
+        self.refused += 1
+        sizes = f"prompt is too long: {tokens} tokens > {self.reads_tokens} maximum"
+        raise TooLong(sizes if self.tells_sizes else "Input is too long for requested model.")
+
+
+def step(number: int) -> list[Json]:
+    """A call and its result, of very different sizes."""
+    function = {"name": "run", "arguments": f'{{"command": "make step-{number}"}}'}
+    call = {"id": "call", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {
+            "role": "tool",
+            "tool_call_id": "call",
+            "content": words([20, 900, 150, 3_000][number % 4]),
+        },
+    ]
+
+
+@pytest.mark.proves("R1", "C59", "L5")
+@pytest.mark.parametrize("tells_sizes", [True, False])
+async def test_a_long_tool_loop_overflows_once_and_never_again(tells_sizes: bool) -> None:
+    model = SmallModel(8_000, tells_sizes=tells_sizes)
+    complete = Recovering(model)
+    request = {"role": "user", "content": "Build it all."}
+    messages: list[Json] = [{"role": "system", "content": "You are careful."}, request]
+
+    for number in range(60):
+        await complete(messages=messages, model="unknown-model")
+        messages += step(number)
+
+    assert model.refused == 1
+    assert len(model.sent) == 61
+    assert all(faults(sent) == [] and request in sent for sent in model.sent)
+
+
+@pytest.mark.proves("R1", "L6")
+async def test_what_no_model_could_be_sent_is_refused_before_the_call() -> None:
+    model = SmallModel(8_000, tells_sizes=True)
+
+    with pytest.raises(ContextOverflow):
+        await Recovering(model, budget_tokens=100)(
+            messages=[{"role": "system", "content": words(900)}, {"role": "user", "content": "?"}]
+        )
+
+    assert model.sent == []
+
+
+@pytest.mark.proves("R3", "C62")
+async def test_a_provider_that_does_not_answer_is_waited_for_once_and_then_left_alone() -> None:
+    class Hanging:
+        asked = 0
+
+        async def history(self, room: Room) -> History:
+            self.asked += 1
+            await asyncio.Event().wait()
+            raise AssertionError(room)
+
+    model, hanging = SmallModel(8_000, tells_sizes=True), Hanging()
+    complete = Recovering(model, hanging, patience_seconds=0.05, away_seconds=3_600)
+    messages: list[Json] = [{"role": "user", "content": "Hello"}]
+
+    answers = [await complete(messages=messages), await complete(messages=messages)]
+
+    assert answers == ["ok", "ok"]
+    assert model.sent == [messages, messages]
+    assert hanging.asked == 1
+
+
+@pytest.mark.proves("R1")
+async def test_answers_that_are_models_of_a_library_may_stand_in_the_list() -> None:
+    class Answer:
+        """As litellm's answers are: no dictionary, but it can be made one."""
+
+        def model_dump(self, *, exclude_none: bool) -> Json:
+            assert exclude_none
+            return {"role": "assistant", "content": "Hi."}
+
+    model = SmallModel(8_000, tells_sizes=True)
+
+    await Recovering(model)(messages=[{"role": "user", "content": "Hello"}, Answer()])
+
+    assert model.sent == [
+        [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    ]

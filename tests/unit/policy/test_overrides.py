@@ -1,0 +1,109 @@
+"""Whose wish counts."""
+
+import json
+
+import pytest
+
+from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.policy.presets import PRESETS, Mode, Policy, preset_named
+
+NOTHING = Wishes()
+
+
+def policy(agent: Wishes = NOTHING, session: Wishes = NOTHING, default: str = "balanced") -> Policy:
+    return in_force(agent, session, default_preset=default, policy_of=preset_named)
+
+
+def numbers(**overrides: object) -> Wishes:
+    return Wishes(overrides=json.dumps(overrides))
+
+
+def test_without_wishes_the_installation_decides() -> None:
+    assert policy() == PRESETS["balanced"]
+    assert policy(default="static-buffer") == PRESETS["static-buffer"]
+
+
+@pytest.mark.proves("E6")
+def test_a_session_stands_above_its_agent_and_both_above_the_installation() -> None:
+    found = policy(numbers(keep_messages=3, keep_tokens=7), numbers(keep_messages=5))
+
+    assert (found.keep_messages, found.keep_tokens, found.max_live_messages) == (5, 7, 50)
+
+
+@pytest.mark.proves("E6")
+def test_a_preset_is_chosen_first_and_numbers_are_set_upon_it() -> None:
+    found = policy(
+        Wishes(preset="balanced", overrides='{"keep_messages": 3}'), Wishes(preset="static-buffer")
+    )
+
+    assert found.keep_messages == 3
+    assert found.style == PRESETS["static-buffer"].style
+
+
+@pytest.mark.proves("E6")
+@pytest.mark.parametrize(
+    ("agent", "session", "mode"),
+    [
+        ("off", None, "off"),
+        ("off", "auto", "auto"),
+        (None, "manual", "manual"),
+        (None, None, "auto"),
+    ],
+)
+def test_the_mode_of_the_session_counts_before_its_agents(
+    agent: str | None, session: str | None, mode: str
+) -> None:
+    assert policy(Wishes(mode=agent), Wishes(mode=session)).mode is Mode(mode)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        numbers(keep_mesages=1),
+        numbers(keep_messages=-1),
+        numbers(keep_messages="many"),
+        numbers(trigger_ratio=2),
+        Wishes(preset="none"),
+    ],
+)
+def test_what_no_policy_can_be_is_refused(wishes: Wishes) -> None:
+    with pytest.raises(ValueError, match=r"keep_mes|trigger_ratio|none"):
+        policy(session=wishes)
+
+
+@pytest.mark.proves("T1")
+def test_a_context_window_of_zero_is_a_wish_and_null_is_none() -> None:
+    assert policy(numbers(context_window=0)).context_window == 0
+    assert policy(numbers(context_window=5), numbers(context_window=None)).context_window is None
+
+
+def test_wishes_add_up_and_null_takes_one_back() -> None:
+    first = NOTHING.changed(
+        preset="balanced", mode=None, overrides={"keep_messages": 3, "keep_tokens": 7}
+    )
+    then = first.changed(
+        preset=None, mode="manual", overrides={"keep_tokens": None, "keep_rounds": 1}
+    )
+
+    assert (then.preset, then.mode, then.numbers()) == (
+        "balanced",
+        "manual",
+        {"keep_messages": 3, "keep_rounds": 1},
+    )
+
+
+def test_when_all_overrides_are_taken_back_none_are_left() -> None:
+    assert (
+        numbers(keep_messages=3).changed(preset=None, mode=None, overrides={"keep_messages": None})
+        == NOTHING
+    )
+
+
+@pytest.mark.proves("T2")
+def test_what_media_cost_is_for_the_installation_to_say() -> None:
+    for agent, session in (
+        (numbers(image_tokens=85), NOTHING),
+        (NOTHING, numbers(image_tokens=85)),
+    ):
+        with pytest.raises(ValueError, match="TURNFOLD_POLICY__IMAGE_TOKENS"):
+            policy(agent, session)

@@ -1,0 +1,37 @@
+"""Who stands back does so alone, and not where it would wait for long."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from turnfold.process.scheduling import BUSY_TASKS, NICENESS, give_way, is_calm, stand_back
+
+
+def policy_and_niceness() -> tuple[int, int]:
+    """How the thread that asks is scheduled."""
+    return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_a_thread_gives_way_or_stands_back_alone() -> None:
+    ours = policy_and_niceness()
+    with (
+        ThreadPoolExecutor(1, initializer=give_way) as one,
+        ThreadPoolExecutor(1, initializer=stand_back) as other,
+    ):
+        assert one.submit(policy_and_niceness).result() == (os.SCHED_IDLE, ours[1])
+        assert other.submit(policy_and_niceness).result() == (ours[0], min(ours[1] + NICENESS, 19))
+
+    assert policy_and_niceness() == ours
+
+
+@pytest.mark.parametrize(
+    ("tasks_a_core", "calm"), [(0.5, True), (BUSY_TASKS, True), (BUSY_TASKS + 0.5, False)]
+)
+def test_nobody_gives_way_on_a_busy_machine(
+    tasks_a_core: float, calm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = tasks_a_core * (os.cpu_count() or 1)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+
+    assert is_calm() is calm

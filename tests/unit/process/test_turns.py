@@ -1,0 +1,91 @@
+"""Turns among askers: who asks most often does not get most (X6)."""
+
+import asyncio
+from contextvars import copy_context
+
+import pytest
+
+from turnfold.bus.admission import Admission, Shares
+from turnfold.errors import Unavailable
+from turnfold.process.turns import ASKER, Rounds, Turns
+
+
+async def started(turns: Turns, asker: str, order: list[str]) -> asyncio.Task[object]:
+    """Somebody who wants a turn; `order` receives the asker when it begins."""
+
+    async def wants() -> object:
+        taken = await turns.take()
+        order.append(asker)
+        return taken
+
+    context = copy_context()
+    context.run(ASKER.set, asker)
+    task = asyncio.get_running_loop().create_task(wants(), context=context)
+    await asyncio.sleep(0)
+    return task
+
+
+@pytest.mark.proves("X6")
+async def test_one_asker_runs_no_more_than_its_part_and_others_are_let_in_before_its_next() -> None:
+    turns, order = Turns(3, 2), list[str]()
+    for asker in ("greedy", "greedy", "greedy", "greedy", "patient", "late"):
+        await started(turns, asker, order)
+
+    at_first = list(order)
+    turns.give_back("greedy")
+    await asyncio.sleep(0)
+    turns.give_back("patient")
+    await asyncio.sleep(0)
+
+    assert at_first == ["greedy", "greedy", "patient"]
+    # One more of the first, then of the other; the fourth of the first waits on.
+    assert order[3:] == ["greedy", "late"]
+
+
+@pytest.mark.proves("X6")
+async def test_who_is_cancelled_while_it_waits_or_as_it_begins_leaves_the_turn_to_others() -> None:
+    turns, order = Turns(1, 1), list[str]()
+    await started(turns, "first", order)
+    gone = await started(turns, "gone", order)
+    woken = await started(turns, "woken", order)
+    await started(turns, "last", order)
+
+    gone.cancel()
+    await asyncio.sleep(0)
+    turns.give_back("first")
+    woken.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+    assert order == ["first", "last"]
+
+
+@pytest.mark.proves("X6")
+async def test_of_a_burst_one_request_of_each_asker_begins_in_a_round() -> None:
+    rounds, order = Rounds(), list[str]()
+
+    async def begins(asker: str) -> None:
+        await rounds.turn(asker)
+        order.append(asker)
+
+    await asyncio.gather(*(begins("greedy") for _ in range(5)), begins("patient"))
+
+    assert order[:2] == ["greedy", "patient"]
+    assert order.count("greedy") == 5
+
+
+@pytest.mark.proves("X6")
+async def test_places_waiting_places_and_searches_are_counted_apart_and_given_back() -> None:
+    admission = Admission(Shares(requests=8, waiting=16, searches=8, of_agent=0.25))
+    with admission.admitted("greedy") as first, admission.admitted("greedy"):
+        with pytest.raises(Unavailable) as told, admission.admitted("greedy"):
+            pass
+        first.wait()
+        with admission.admitted("greedy") as third:
+            third.search()
+        with admission.admitted("patient"):
+            pass
+
+    assert told.value.retry_after_ms == 1_000
+    with admission.admitted("greedy"), admission.admitted("greedy"):
+        pass

@@ -1,0 +1,157 @@
+"""The digest made at eviction."""
+
+import time
+
+import pytest
+
+from turnfold.core.summary.digest import digest
+from turnfold.core.summary.sources import Source
+
+
+def count(text: str) -> int:
+    return len(text.encode()) // 3 + 1
+
+
+def turns(number: int) -> list[Source]:
+    return [
+        source
+        for turn in range(number)
+        for source in (
+            Source(f"e{turn}#0", "user", f"Question {turn} about the weather"),
+            Source(f"e{turn}#1", "assistant", "", (("get_weather", '{"city": "Oslo"}'),)),
+            Source(f"e{turn}#2", "tool", "sunny", tool_name="get_weather"),
+            Source(f"e{turn}#3", "assistant", f"Answer {turn}"),
+        )
+    ]
+
+
+@pytest.mark.proves("W3")
+def test_each_message_has_a_line_and_calls_are_named() -> None:
+    assert digest(turns(1), count=count) == (
+        "(1 without words of their own left out)\nUser: Question 0 about the weather\nAssistant: called get_weather(Oslo)\nAssistant: Answer 0"
+    )
+
+
+def test_failed_result_has_a_line() -> None:
+    failed = Source("e0#2", "tool", "Error: no such city", tool_name="get_weather", is_error=True)
+
+    assert digest([failed], count=count) == "get_weather failed: Error: no such city"
+
+
+def test_path_of_a_call_is_shown() -> None:
+    call = Source(
+        "e0#0",
+        "assistant",
+        "",
+        (
+            ("edit", '{"path": "/srv/a.py", "oldText": "x"}'),
+            ("list", "{}"),
+            ("查询", '{"评分": "4.5分以上"}'),
+        ),
+    )
+
+    assert (
+        digest([call], count=count) == "Assistant: called edit(/srv/a.py), list(), 查询(4.5分以上)"
+    )
+
+
+@pytest.mark.parametrize("max_tokens", [0, 10, 25, 60, 300])
+@pytest.mark.proves("W3")
+def test_digest_fits_and_counts_exactly_what_it_left_out(max_tokens: int) -> None:
+    sources = turns(40)
+
+    text = digest(sources, max_tokens=max_tokens, count=count)
+
+    assert count(text) <= max_tokens or not text
+    if text:
+        mark, *lines = text.split("\n")
+        older = int(mark.split(" earlier")[0].lstrip("("))
+        assert older + 40 + len(lines) == len(sources)
+        assert not lines or lines[-1] == "Assistant: Answer 39"
+
+
+def letters(text: str) -> int:
+    return len(text)
+
+
+@pytest.mark.proves("W3", "O10")
+def test_lines_are_shortened_by_the_number_of_messages_and_never_below_forty_characters() -> None:
+    def line(number: int, *, max_tokens: int) -> str:
+        said = [Source(f"e{turn}#0", "user", "x" * 1_000) for turn in range(number)]
+        return digest(said, max_tokens=max_tokens, count=lambda _: 0).split("\n")[-1]
+
+    assert len(line(1, max_tokens=300)) == len("User: ") + 160
+    assert len(line(9, max_tokens=300)) == len("User: ") + 100
+    assert len(line(50, max_tokens=300)) == len("User: ") + 40
+    assert all(line(number, max_tokens=300).endswith("…") for number in (1, 9, 50))
+
+
+@pytest.mark.proves("W3", "O10")
+def test_of_many_calls_four_are_named_and_the_rest_counted() -> None:
+    def called(number: int) -> str:
+        return digest(
+            [
+                Source(
+                    "e0#0",
+                    "assistant",
+                    "On it",
+                    tuple((f"t{place}", "{}") for place in range(number)),
+                )
+            ],
+            count=count,
+        )
+
+    assert called(4) == "Assistant: On it; called t0(), t1(), t2(), t3()"
+    assert called(6) == "Assistant: On it; called t0(), t1(), t2(), t3() and 2 more"
+
+
+@pytest.mark.proves("W3", "O10")
+@pytest.mark.parametrize(
+    ("max_tokens", "kept"),
+    [(322, 20), (321, 18), (300, 17), (243, 13), (242, 12), (200, 9), (110, 3), (80, 1), (63, 0)],
+)
+def test_a_digest_that_is_too_long_loses_its_oldest_lines_and_counts_them(
+    max_tokens: int, kept: int
+) -> None:
+    sources = [Source(f"e{number}#0", "user", f"no. {number:02}") for number in range(20)]
+
+    text = digest(sources, max_tokens=max_tokens, count=letters, older=3, silent=1)
+
+    assert text.split("\n") == [
+        f"({23 - kept} earlier messages and 1 without words of their own left out)",
+        *(f"User: no. {number:02}" for number in range(20 - kept, 20)),
+    ]
+
+
+@pytest.mark.proves("W3", "O10")
+def test_a_digest_of_three_lines_that_is_a_little_too_long_loses_one() -> None:
+    sources = [Source(f"e{number}#0", "user", f"no. {number:02}") for number in range(3)]
+
+    text = digest(sources, max_tokens=100, count=letters, older=3, silent=1)
+
+    assert text.split("\n")[1:] == ["User: no. 01", "User: no. 02"]
+
+
+@pytest.mark.proves("W3", "O10")
+def test_a_digest_without_room_for_its_first_line_is_empty() -> None:
+    sources = [Source("e0#0", "user", "Good morning to you all")]
+
+    assert digest(sources, max_tokens=20, count=letters) == ""
+
+
+def test_nothing_gives_nothing() -> None:
+    assert digest([], count=count) == ""
+
+
+def test_long_messages_cost_no_more_than_short_ones() -> None:
+    def seconds(length: int) -> float:
+        sources = [Source(f"e{number}#0", "user", "word " * length) for number in range(25)]
+        start = time.perf_counter()
+        digest(sources, count=count)
+        return time.perf_counter() - start
+
+    seconds(100)
+
+    assert (
+        min(seconds(100_000) for _ in range(5)) < min(seconds(400) for _ in range(5)) * 10 + 0.001
+    )

@@ -1,0 +1,95 @@
+"""What a model's answer must be before it becomes a version."""
+
+import pytest
+
+from turnfold.core.summary.gate import Answer, Reason, check, missing_facts, spoken
+
+SUMMARY = "Mia asked for a refund of order KX-1. It was granted on May 3."
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Answer(SUMMARY), None),
+        (Answer(f"<think>hm</think>{SUMMARY}"), None),
+        (Answer("抱歉的用户要求退款，已经完成。"), None),
+        (Answer("The user said: I'm sorry, I can't help with that. The agent moved on."), None),
+        (Answer(None), Reason.CONTENT_NONE),
+        (Answer("  \n "), Reason.EMPTY_SUMMARY),
+        (Answer("<summary> </summary>"), Reason.EMPTY_SUMMARY),
+        (Answer(None, has_reasoning=True), Reason.THINKING_ONLY_NO_CONTENT),
+        (Answer("<think>so the user wants</think>"), Reason.THINKING_ONLY_NO_CONTENT),
+        (Answer("<think>so the user wants"), Reason.THINKING_ONLY_NO_CONTENT),
+        (Answer(None, "length", has_reasoning=True), Reason.MAX_TOKENS_NO_CONTENT),
+        (Answer("", "length"), Reason.MAX_TOKENS_NO_CONTENT),
+        (Answer(SUMMARY, "length"), Reason.TRUNCATED),
+        (Answer(SUMMARY, "max_tokens"), Reason.TRUNCATED),
+        (Answer(SUMMARY, "content_filter"), Reason.REFUSED),
+        (Answer(None, refusal="no"), Reason.REFUSED),
+        (Answer("I'm sorry, but I can't assist with that request."), Reason.REFUSED),
+        (Answer("I cannot summarize this conversation."), Reason.REFUSED),
+        (Answer("抱歉，我无法协助处理这个请求。"), Reason.REFUSED),
+        (Answer("申し訳ありませんが、要約できません。"), Reason.REFUSED),
+        (Answer(None, "tool_calls", calls_tools=True), Reason.TOOL_CALL),
+        (Answer(SUMMARY, "stop", calls_tools=True), Reason.TOOL_CALL),
+        (Answer(SUMMARY, "error"), Reason.PROVIDER_ERROR),
+        (Answer(SUMMARY, None), Reason.PROVIDER_ERROR),
+    ],
+)
+@pytest.mark.proves("S5", "C36")
+def test_answer_commits_only_when_it_is_whole_and_meant(
+    answer: Answer, reason: Reason | None
+) -> None:
+    assert check(answer, input_tokens=1_000, output_tokens=20) is reason
+
+
+@pytest.mark.parametrize(
+    ("output_tokens", "reason"), [(99, None), (100, Reason.GREW), (101, Reason.GREW)]
+)
+@pytest.mark.proves("S5", "C36")
+def test_summary_must_be_smaller_than_its_input(output_tokens: int, reason: Reason | None) -> None:
+    assert check(Answer(SUMMARY), input_tokens=100, output_tokens=output_tokens) is reason
+
+
+def test_thoughts_and_wrapping_tags_are_no_part_of_what_is_said() -> None:
+    assert spoken(f"<thinking>a\nb</thinking>\n<summary>{SUMMARY}</summary>") == SUMMARY
+
+
+@pytest.mark.proves("S5")
+def test_every_reason_of_the_requirements_has_its_name() -> None:
+    assert {reason.value for reason in Reason} == {
+        "content_none",
+        "empty_summary",
+        "thinking_only_no_content",
+        "max_tokens_no_content",
+        "truncated",
+        "refused",
+        "tool_call",
+        "grew",
+        "unparsable",
+        "facts_missing",
+        "timeout",
+        "provider_error",
+        "rate_limited",
+        "context_overflow",
+    }
+
+
+@pytest.mark.proves("S5", "C41")
+def test_an_artifact_without_one_of_its_facts_or_the_open_request_is_found_out() -> None:
+    ledger = (
+        "request Roll it back.",
+        "path /srv/app.py",
+        "left_out 3 more values, which search finds",
+    )
+
+    assert (
+        missing_facts(
+            "The port is 8443.", ledger, facts=("/srv/app.py", "8443"), request="Roll it back."
+        )
+        == ()
+    )
+    assert missing_facts(
+        "The port is 84.", ledger, facts=("/srv/app.py", "8443"), request="Roll back."
+    ) == ("8443", "Roll back.")
+    assert missing_facts("", (), facts=(), request="") == ()

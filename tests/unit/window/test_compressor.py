@@ -1,0 +1,213 @@
+"""The plain library: a list of chat messages is made to fit without any service."""
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.histories import counter, tool, user, words
+from turnfold import CannotFit, Compressed, LadderCompressor, assemble, preset_named
+from turnfold.core.history.validity import faults
+from turnfold.core.window.compressor import estimated
+from turnfold.core.window.truncation import STAND_IN
+from turnfold.errors import BadRequest
+
+Json = dict[str, Any]
+SYSTEM = {"role": "system", "content": "You are brief."}
+
+
+def calling(call_id: str, name: str = "look_up") -> Json:
+    function = {"name": name, "arguments": "{}"}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }
+
+
+def long_list(rounds: int = 40) -> list[Json]:
+    messages: list[Json] = [SYSTEM]
+    for number in range(rounds):
+        messages += [
+            user(f"request {number}"),
+            calling("again"),
+            tool("again", words(300)),
+            {"role": "assistant", "content": words(60)},
+        ]
+    return [*messages, user("the newest request")]
+
+
+@pytest.fixture
+def compressor() -> LadderCompressor:
+    return LadderCompressor(counter())
+
+
+@pytest.mark.proves("W8")
+def test_a_list_that_fits_comes_back_as_it_is(compressor: LadderCompressor) -> None:
+    messages = [
+        SYSTEM,
+        user("hello"),
+        calling("c1"),
+        tool("c1", "found") | {"unknown": 1},
+        {"role": "system", "content": "Later."},
+    ]
+
+    compressed = compressor.compress(messages, 10_000)
+
+    assert compressed == Compressed(messages, compressor.tokens(messages))
+
+
+@pytest.mark.proves("W8", "L5", "L6")
+@pytest.mark.parametrize("budget", [500, 2_000, 8_000])
+@pytest.mark.parametrize("is_emergency", [False, True])
+def test_a_long_list_becomes_one_that_fits_and_may_be_sent(
+    compressor: LadderCompressor, budget: int, is_emergency: bool
+) -> None:
+    messages = long_list()
+    before = copy.deepcopy(messages)
+
+    compressed = compressor.compress(messages, budget, is_emergency=is_emergency)
+
+    cap = budget * 3 // 5 if is_emergency else budget
+    assert compressor.tokens(compressed.messages) <= compressed.tokens <= cap
+    assert faults(compressed.messages) == []
+    assert (compressed.messages[0], compressed.messages[-1]) == (SYSTEM, messages[-1])
+    assert compressed.omitted == len(messages) - sum(
+        body.get("content") != STAND_IN for body in compressed.messages
+    )
+    assert messages == before
+
+
+@pytest.mark.proves("W8")
+def test_a_preset_says_how_a_list_is_shortened() -> None:
+    messages = long_list(20)
+
+    shown = (
+        LadderCompressor(counter(), preset_named("adaptive")).compress(messages, 1_000_000).messages
+    )
+
+    assert len(shown) <= 51
+    assert faults(shown) == []
+    assert (shown[0], shown[-1]) == (SYSTEM, messages[-1])
+
+
+@pytest.mark.proves("W8", "L6")
+def test_what_cannot_fit_is_refused_with_what_would(compressor: LadderCompressor) -> None:
+    messages = [SYSTEM | {"content": words(200)}, user(words(900))]
+
+    for is_emergency in (False, True):
+        with pytest.raises(CannotFit) as caught:
+            compressor.compress(messages, 100, is_emergency=is_emergency)
+        needed = caught.value.needed_tokens or 0
+        assert compressor.compress(messages, needed, is_emergency=is_emergency).tokens <= needed
+
+
+@pytest.mark.proves("W8", "L5")
+def test_a_list_that_may_not_be_sent_is_mended_however_much_room_there_is(
+    compressor: LadderCompressor,
+) -> None:
+    messages = [
+        user("look"),
+        calling("c1"),
+        user("and?"),
+        tool("c1", "found"),
+        tool("nobody", "lost"),
+        calling("c2"),
+    ]
+
+    mended = compressor.compress(messages, 10_000)
+
+    assert faults(mended.messages) == []
+    assert [body.get("content") for body in mended.messages] == [
+        "look",
+        None,
+        "found",
+        "and?",
+        None,
+        STAND_IN,
+    ]
+    assert mended.omitted == 1
+
+
+@pytest.mark.proves("W8")
+def test_the_system_messages_it_begins_with_stay_and_the_newest_of_the_later_ones(
+    compressor: LadderCompressor,
+) -> None:
+    notes = [{"role": "system", "content": f"note {number}"} for number in range(3)]
+    messages = [
+        SYSTEM,
+        {"role": "developer", "content": "Be kind."},
+        user(words(400)),
+        *notes,
+        user("now"),
+    ]
+
+    compressed = compressor.compress(messages, 150)
+
+    assert [body["content"] for body in compressed.messages[:3]] == [
+        "You are brief.",
+        "Be kind.",
+        "note 2",
+    ]
+    assert compressed.messages[-1] == user("now")
+
+
+@pytest.mark.proves("W8")
+def test_media_and_unknown_roles_are_weighed_or_refused(compressor: LadderCompressor) -> None:
+    image = user(
+        [
+            {"type": "text", "text": "see"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 90_000}},
+        ]
+    )
+
+    assert compressor.compress([image], 2_000).messages == [image]
+    with pytest.raises(BadRequest, match="message 0 has the role 'narrator'"):
+        compressor.compress([{"role": "narrator", "content": "Meanwhile"}], 1_000)
+
+
+@pytest.mark.proves("W8", "T3")
+def test_without_a_tokenizer_it_counts_rather_too_much() -> None:
+    messages = long_list(10)
+
+    compressed = LadderCompressor().compress(messages, 2_000)
+
+    assert sum(counter()(str(body.get("content") or "")) for body in compressed.messages) <= 2_000
+    assert estimated(words(500)) >= counter()(words(500))
+
+
+@pytest.mark.proves("W8")
+def test_the_system_text_stands_first_and_what_is_said_now_last() -> None:
+    history = [
+        {"role": "system", "content": "old"},
+        user("before"),
+        {"role": "assistant", "content": "yes"},
+    ]
+
+    assert assemble("new", history, "now") == [
+        {"role": "system", "content": "new"},
+        *history[1:],
+        user("now"),
+    ]
+    assert assemble(None, history, None) == history
+
+
+@pytest.mark.proves("W8")
+def test_the_plain_library_needs_neither_bus_nor_database_nor_model() -> None:
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.split('.')[0] in {'nats', 'sqlalchemy', 'litellm', 'toktok', 'faststream'}: raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from turnfold import LadderCompressor, Recovering, assemble, counter\n"
+        "compressor = LadderCompressor(counter())\n"
+        "history = compressor.compress([{'role': 'user', 'content': 'word ' * 9000}, {'role': 'user', 'content': 'hi'}], 500)\n"
+        "print(history.tokens <= 500, len(assemble('Be brief.', history.messages, None)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.stdout.split()[:1] == ["True"], done.stderr

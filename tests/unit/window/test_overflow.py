@@ -1,0 +1,357 @@
+"""Overflow is told from other errors: by names, statuses, and the words of each provider."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from turnfold.core.window.overflow import (
+    WORDINGS,
+    Overflow,
+    overflow_in,
+    overflow_reported,
+    overflow_told,
+)
+from turnfold.errors import ContextOverflow
+
+TEXTS: list[tuple[str, str, int | None, int | None]] = [
+    (
+        "openai",
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. Please reduce the length of the messages.",
+        8192,
+        9000,
+    ),
+    (
+        "openai",
+        "This model's maximum context length is 4097 tokens, however you requested 5066 tokens (1066 in your prompt; 4000 for the completion).",
+        4097,
+        5066,
+    ),
+    (
+        "openai",
+        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300123 tokens.",
+        272_000,
+        300_123,
+    ),
+    (
+        "openai",
+        "Your input exceeds the context window of this model. Please adjust your input and try again.",
+        None,
+        None,
+    ),
+    ("anthropic", "prompt is too long: 208310 tokens > 200000 maximum", 200_000, 208_310),
+    (
+        "anthropic",
+        "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length or `max_tokens` and try again",
+        200_000,
+        188_240,
+    ),
+    (
+        "bedrock",
+        "Too many input tokens. Max input tokens: 128000, request input token count: 140000",
+        128_000,
+        140_000,
+    ),
+    ("bedrock", "ValidationException: Input is too long for requested model.", None, None),
+    (
+        "gemini",
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+        1_048_576,
+        1_200_000,
+    ),
+    (
+        "vertex",
+        "Unable to submit request because the input token count is 32825 but model only supports up to 32768. Reduce the input token count and try again.",
+        32_768,
+        32_825,
+    ),
+    (
+        "mistral",
+        "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
+        32_768,
+        40_000,
+    ),
+    (
+        "cohere",
+        "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000.",
+        4081,
+        5000,
+    ),
+    (
+        "cohere",
+        "too many tokens: size limit exceeded by 1253 tokens. Try using shorter or fewer inputs.",
+        None,
+        None,
+    ),
+    ("groq", "Please reduce the length of the messages or completion.", None, None),
+    (
+        "cerebras",
+        "Please reduce the length of the messages or completion. Current length is 9000 while limit is 8192",
+        8192,
+        9000,
+    ),
+    (
+        "together",
+        "The input (10000 tokens) is longer than the model's context length (8192 tokens).",
+        8192,
+        10_000,
+    ),
+    (
+        "hugging face",
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097. Given: 5000 `inputs` tokens and 512 `max_new_tokens`",
+        4097,
+        5000,
+    ),
+    (
+        "fireworks",
+        "The prompt is too long: 262960, model maximum context length: 262144",
+        262_144,
+        262_960,
+    ),
+    (
+        "xai",
+        "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+        131_072,
+        537_812,
+    ),
+    (
+        "openrouter",
+        "This endpoint's maximum context length is 131072 tokens. However, you requested about 132463 tokens (1463 of text input, 131000 in the output).",
+        131_072,
+        132_463,
+    ),
+    (
+        "vllm",
+        "This model's maximum context length is 262144 tokens. However, you requested 0 output tokens and your prompt contains at least 262145 input tokens",
+        262_144,
+        262_145,
+    ),
+    (
+        "vllm",
+        "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that `max_model_len` is no smaller.",
+        4096,
+        5000,
+    ),
+    (
+        "sglang",
+        "Requested token count exceeds the model's maximum context length of 202752 tokens. You requested a total of 202941 tokens: 170941 tokens from the input",
+        202_752,
+        202_941,
+    ),
+    (
+        "llama.cpp",
+        "request (9000 tokens) exceeds the available context size (4096 tokens), try increasing it",
+        4096,
+        9000,
+    ),
+    ("llama.cpp", "the request exceeds the available context size, try increasing it", None, None),
+    ("ollama", "the input length exceeds the context length", None, None),
+    (
+        "lm studio",
+        "Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens",
+        4096,
+        9000,
+    ),
+    (
+        "github copilot",
+        "prompt token count of 150000 exceeds the limit of 128000",
+        128_000,
+        150_000,
+    ),
+    (
+        "qwen",
+        "InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
+        30_720,
+        None,
+    ),
+    (
+        "kimi",
+        "Invalid request: Your request exceeded model token limit: 262144 (requested: 291351)",
+        262_144,
+        291_351,
+    ),
+    ("minimax", "invalid params, context window exceeds limit (2013)", None, None),
+    ("zhipu", "Prompt exceeds max length", None, None),
+    (
+        "watsonx",
+        "the number of input tokens 4098 cannot exceed the total tokens limit 4096 for this model",
+        4096,
+        4098,
+    ),
+    (
+        "vllm",
+        "You passed 5000 input tokens and requested 100 output tokens. However, the model's context length is only 4096 tokens",
+        4096,
+        5000,
+    ),
+    (
+        "vllm",
+        "'max_tokens' is too large: 2000. This model's maximum context length is 4096 tokens and your request has 2104 input tokens",
+        4096,
+        2104,
+    ),
+    ("openai", "This model's maximum context length is 4097 tokens.", 4097, None),
+    ("anthropic", "request_too_large: Request exceeds the maximum size", None, None),
+    ("gemini", "The request exceeds the maximum number of tokens allowed.", None, None),
+    (
+        "hugging face",
+        "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000",
+        1024,
+        2000,
+    ),
+    (
+        "lm studio",
+        "The number of tokens to keep from the initial prompt is greater than the context length",
+        None,
+        None,
+    ),
+    ("any", "context_window_exceeded", None, None),
+    ("any", "Prompt has too many tokens", None, None),
+    ("any", "输入超过最大长度", None, None),
+    (
+        "poolside",
+        "Input length 131393 exceeds the maximum allowed input length of 131040 tokens.",
+        131_040,
+        131_393,
+    ),
+]
+NEVER = [
+    (429, "Rate limit reached for requests"),
+    (429, "Request too large for gpt-4.1 on tokens per min (TPM): Limit 30000, Requested 40000."),
+    (
+        429,
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
+    ),
+    (
+        413,
+        "Request too large for model `llama` on tokens per minute (TPM): Limit 6000, Requested 7000, please reduce your message size.",
+    ),
+    (
+        400,
+        "This request would exceed your organization's rate limit of 40,000 input tokens per minute",
+    ),
+    (
+        402,
+        "This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens, but can only afford 1000.",
+    ),
+    (
+        400,
+        "You exceeded your current quota, please check your plan and billing details. The prompt is too long for it.",
+    ),
+    (400, "Too many tokens, please wait before trying again."),
+    (401, "prompt is too long: 208310 tokens > 200000 maximum"),
+    (500, "The server had an error"),
+    (400, "Invalid value for 'temperature'"),
+    (
+        400,
+        "Invalid 'user': string too long. Expected a string with maximum length 64, but got a string with length 70 instead.",
+    ),
+    (400, "max_tokens is too large: 100000. This model supports at most 16384 completion tokens"),
+    (400, "Tool names must have a maximum length of 64"),
+    (None, "Connection reset by peer"),
+]
+
+
+class BadRequestError(Exception):
+    """As the clients of providers raise it."""
+
+    def __init__(self, text: str, status_code: int | None = 400, code: str | None = None) -> None:
+        super().__init__(text)
+        self.status_code = status_code
+        self.code = code
+
+
+class ContextWindowExceededError(BadRequestError):
+    """As litellm raises it."""
+
+
+class RateLimitError(BadRequestError):
+    """As litellm raises it."""
+
+
+class OfAnApplication(ContextWindowExceededError):
+    """Somebody's own error made of one."""
+
+
+@pytest.mark.proves("R2", "C60")
+def test_every_wording_of_the_table_recognises_a_text_and_they_are_of_more_than_fifteen_providers() -> (
+    None
+):
+    used = {
+        next(wording for wording in WORDINGS if wording.pattern.search(text))
+        for _, text, *_ in TEXTS
+    }
+
+    assert used == set(WORDINGS)
+    assert len({wording.provider for wording in WORDINGS} - {"any"}) == 26
+
+
+@pytest.mark.proves("R2", "C60")
+@pytest.mark.parametrize(
+    ("provider", "text", "limit", "tokens"),
+    TEXTS,
+    ids=[f"{number}-{row[0]}" for number, row in enumerate(TEXTS)],
+)
+def test_the_words_of_a_provider_are_overflow_with_the_sizes_they_tell(
+    provider: str, text: str, limit: int | None, tokens: int | None
+) -> None:
+    assert overflow_in(BadRequestError(f"litellm.BadRequestError: Exception - {text}")) == Overflow(
+        provider, limit, tokens
+    )
+
+
+@pytest.mark.proves("R2", "C59")
+@pytest.mark.parametrize(
+    ("status", "text"), NEVER, ids=[f"{status}-{text[:30]}" for status, text in NEVER]
+)
+def test_rates_quotas_and_other_failures_are_never_overflow(status: int | None, text: str) -> None:
+    assert overflow_in(BadRequestError(text, status)) is None
+
+
+@pytest.mark.proves("R2")
+def test_an_error_is_overflow_by_the_name_of_its_class_or_of_one_it_was_made_from() -> None:
+    assert overflow_in(ContextWindowExceededError("no words of any provider")) == Overflow("any")
+    assert overflow_in(OfAnApplication("nor here")) == Overflow("any")
+    assert overflow_in(ContextOverflow()) == Overflow("any")
+
+
+@pytest.mark.proves("R2")
+def test_an_error_is_overflow_by_its_code_or_by_a_body_that_is_too_large() -> None:
+    assert overflow_in(BadRequestError("no words", code="context_length_exceeded")) == Overflow(
+        "any"
+    )
+    assert overflow_in(BadRequestError("Payload too large", 413)) == Overflow("any")
+
+
+@pytest.mark.proves("R2", "C59")
+def test_an_error_of_rates_is_none_by_its_class_whatever_it_says() -> None:
+    assert (
+        overflow_in(RateLimitError("prompt is too long: 208310 tokens > 200000 maximum", 400))
+        is None
+    )
+
+
+@pytest.mark.proves("R2", "C60")
+@pytest.mark.parametrize(
+    ("response", "window", "told"),
+    [
+        (
+            SimpleNamespace(usage=SimpleNamespace(prompt_tokens=9_000)),
+            8_192,
+            Overflow("any", 8_192, 9_000),
+        ),
+        ({"usage": {"input_tokens": 9_000}}, 8_192, Overflow("any", 8_192, 9_000)),
+        ({"usage": {"prompt_tokens": 8_192}}, 8_192, None),
+        ({"usage": {"prompt_tokens": 9_000}}, None, None),
+        ({"usage": None}, 8_192, None),
+        ("text", 8_192, None),
+    ],
+)
+def test_a_success_that_reports_more_input_than_the_model_reads_is_overflow(
+    response: Any, window: int | None, told: Overflow | None
+) -> None:
+    assert overflow_reported(response, window) == told
+
+
+def test_a_text_without_any_of_these_words_tells_nothing() -> None:
+    assert overflow_told("The tool `search` failed: too many results") is None

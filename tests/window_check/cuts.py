@@ -1,0 +1,329 @@
+"""Window cuts: one question to one session, planned, rendered and checked."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import exp, log
+from random import Random
+
+from tests import window_rules as laws
+from tests.histories import History, counter
+from tests.window_check.sessions import Sitting
+from turnfold.core.policy.presets import Policy
+from turnfold.core.text.token_offsets import STEP_BYTES
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.render import Rendered
+from turnfold.core.window.truncation import MARK_CHARACTERS, MENDED
+from turnfold.core.window.views import Entry, Shown
+from turnfold.core.window.window import Asked, Plan, plan
+from turnfold.errors import CannotFit
+from turnfold.messages import Role
+
+FULL, DEFAULT = Policy(low_water_ratio=1.0), Policy()
+POLICIES = {
+    "first fit": FULL,
+    "balanced": DEFAULT,
+    "low": Policy(low_water_ratio=0.5, keep_tool_blocks=1),
+    "small previews": Policy(result_max_tokens=40, arguments_max_tokens=40),
+}
+STAND_IN_TOKENS = 24
+"""More than the text that closes an open call can cost."""
+MARKER_TOKENS = 3
+"""More than a marker in a summary can cost once it is defused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a session, and under which policy."""
+
+    asked: Asked
+    policy: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of many cuts."""
+
+    cuts: int = 0
+    sessions: int = 0
+    evictions: int = 0
+    refused: int = 0
+    emergencies: int = 0
+    steady: int = 0
+    used: dict[tuple[str, str, str], tuple[float, int]] = field(default_factory=dict)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        """Take in what another process found."""
+        self.cuts += other.cuts
+        self.sessions += other.sessions
+        self.evictions += other.evictions
+        self.refused += other.refused
+        self.emergencies += other.emergencies
+        self.steady += other.steady
+        self.failures += other.failures
+        for key, (total, number) in other.used.items():
+            before = self.used.get(key, (0.0, 0))
+            self.used[key] = (before[0] + total, before[1] + number)
+
+    def note_use(self, policy: str, origin: str, budget_tokens: int, share: float) -> None:
+        """A window left out or shortened something: this share of its budget it used."""
+        of_all = ((policy, origin, "from 1,000"),) if budget_tokens >= MEASURED_FROM else ()
+        for key in ((policy, origin, "all"), (policy, origin, class_of(budget_tokens)), *of_all):
+            total, number = self.used.get(key, (0.0, 0))
+            self.used[key] = (total + share, number + 1)
+
+
+MEASURED_FROM = 1_000
+CLASSES = (300, 1_000, 4_000, 16_000)
+
+
+def class_of(budget_tokens: int) -> str:
+    """The class of a budget, for the table."""
+    return next(
+        (f"below {bound:,}" for bound in CLASSES if budget_tokens < bound),
+        f"{CLASSES[-1]:,} and more",
+    )
+
+
+class Subject:
+    """A session as stored and as told, with the checks of its windows."""
+
+    def __init__(self, sitting: Sitting, weights: dict[str, int]) -> None:
+        self.sitting = sitting
+        self.stored: History = sitting.stored()
+        self.told = sitting.told()
+        self._weights = weights
+        messages = self.stored.stored.messages
+        facts = self.stored.stored.summary
+        calls = sum(len(message.calls) for message in messages)
+        self.tokens = sum(message.tokens for message in messages) + (facts.tokens if facts else 0)
+        markers = facts.tags if facts else 0
+        self.most_tokens = (
+            self.tokens + STAND_IN_TOKENS * calls + MARKER_TOKENS * markers
+        ) * sitting.factor + 1
+        self.has_media = any(isinstance(one.body.get("content"), list) for one in sitting.said)
+        self.mended = sum(
+            message.is_irregular and message.compaction_id is None for message in messages
+        )
+
+    def ask(self, question: Question) -> tuple[Plan, Rendered]:
+        """One window.
+
+        Raises:
+            CannotFit: as the service says it.
+        """
+        made = plan(self.stored.stored, question.asked, POLICIES[question.policy])
+        return made, self.stored.rendered(made)
+
+    def faults(self, question: Question, made: Plan, rendered: Rendered) -> list[str]:
+        """All that is wrong with a window."""
+        asked, account = question.asked, made.account
+        budget = asked.budget_tokens
+        if budget is not None and asked.is_emergency:
+            budget = budget * 3 // 5
+        found = laws.faults(
+            self.told,
+            laws.Answer(
+                rendered.messages,
+                rendered.message_ids,
+                {name: getattr(account, name) for name in account.__slots__},
+                made.tokens,
+                budget,
+                asked.max_messages,
+                (rendered.summary_text, *rendered.ledger)
+                if asked.placement is Placement.SEPARATE
+                else (),
+                asked.placement is Placement.SYSTEM
+                and bool(rendered.summary_text or rendered.ledger),
+            ),
+            counter(),
+            self._weights,
+        )
+        if self.leaves_out(made) and self.fits_whole(asked):
+            found.append("L7: it would have fitted whole")
+        return found
+
+    def leaves_out(self, made: Plan) -> bool:
+        """Whether more history was at hand than the window shows."""
+        return self.leaves_messages_out(made) or made.account.trimmed > self.mended
+
+    def leaves_messages_out(self, made: Plan) -> bool:
+        """Whether whole messages are missing that could stand in a window."""
+        loose = len([place for place in self.told.loose if not self.told.told[place].is_pending])
+        return made.account.folded > loose
+
+    def could_show_more(self, made: Plan, policy: Policy) -> bool:
+        """Whether a window left something out that its policy might show, were there room.
+
+        Not so where every message is there, and results above the policy's cap are as long as the cap lets any result be.
+        """
+        return self.leaves_out(made) and (
+            self.leaves_messages_out(made)
+            or any(
+                not _is_at_its_cap(entry, policy) for entry in made.entries if _is_shortened(entry)
+            )
+        )
+
+    def fits_whole(self, asked: Asked) -> bool:
+        """Whether there was room for everything, however many calls were open at a time."""
+        is_plain = (
+            not asked.is_emergency
+            and asked.max_messages is None
+            and asked.placement is Placement.SEPARATE
+        )
+        return is_plain and (asked.budget_tokens is None or asked.budget_tokens >= self.most_tokens)
+
+
+def _is_shortened(entry: Entry) -> bool:
+    return isinstance(entry, Shown) and not entry.form.is_whole and entry.form != MENDED
+
+
+def _is_at_its_cap(entry: Entry, policy: Policy) -> bool:
+    """Whether a result is as long as the policy lets any be: its cap less the mark, and less a step of the grid at either end."""
+    if (
+        not isinstance(entry, Shown)
+        or entry.form.cut is None
+        or entry.message.role is not Role.TOOL
+    ):
+        return False
+    shown = entry.form.cut.head + entry.message.characters - entry.form.cut.tail
+    return 0 < policy.tool_result_max_chars - MARK_CHARACTERS - 2 * STEP_BYTES <= shown
+
+
+def questions(random: Random, tokens: int, number: int) -> Iterator[Question]:
+    """What is asked of a session of so many tokens: budgets of every size, most of them too small for it."""
+    for turn in range(number):
+        budget = _budget(random, tokens)
+        policy = ("first fit", "balanced", "first fit", "balanced", "low", "small previews")[
+            turn % 6
+        ]
+        is_emergency = random.random() < 0.12
+        max_messages = random.randint(1, 40) if random.random() < 0.1 else None
+        placement = random.choice(list(Placement)) if random.random() < 0.3 else Placement.SEPARATE
+        asked = Asked(
+            budget_tokens=budget,
+            max_messages=max_messages,
+            is_emergency=is_emergency,
+            placement=placement,
+        )
+        yield Question(asked, policy)
+
+
+def _budget(random: Random, tokens: int) -> int:
+    kind = random.random()
+    if kind < 0.5:
+        return max(1, int(tokens * random.uniform(0.02, 1.1)))
+    if kind < 0.85:
+        return int(exp(random.uniform(0, log(tokens * 1.2 + 2))))
+    return random.randint(1, 4_000) if kind < 0.95 else random.randint(1, 1_000_000)
+
+
+def cut(subject: Subject, question: Question, tally: Tally) -> list[str]:
+    """Ask once, and again with what a refusal names; everything that is wrong with either."""
+    tally.cuts += 1
+    try:
+        made, rendered = subject.ask(question)
+    except CannotFit as refused:
+        tally.refused += 1
+        return _asked_again(subject, question, refused, tally)
+    asked, budget = question.asked, question.asked.budget_tokens
+    tally.emergencies += asked.is_emergency
+    is_measured = (
+        question.policy in ("first fit", "balanced")
+        and not asked.is_emergency
+        and asked.max_messages is None
+    )
+    if (
+        is_measured
+        and budget is not None
+        and subject.could_show_more(made, POLICIES[question.policy])
+    ):
+        origin = (
+            "media"
+            if subject.has_media
+            else "generated"
+            if subject.sitting.name == "generated"
+            else "recorded"
+        )
+        tally.note_use(
+            question.policy, origin, int(budget / subject.sitting.factor), made.tokens / budget
+        )
+    return subject.faults(question, made, rendered)
+
+
+def _asked_again(
+    subject: Subject, question: Question, refused: CannotFit, tally: Tally
+) -> list[str]:
+    """A refusal names more than was asked for, and asking with it succeeds; first the tokens, then the messages."""
+    asked = question.asked
+    for _ in range(2):
+        tokens, messages = refused.needed_tokens, refused.needed_messages
+        if tokens is not None and asked.budget_tokens is not None and tokens > asked.budget_tokens:
+            asked = replace(asked, budget_tokens=tokens)
+        elif (
+            messages is not None
+            and asked.max_messages is not None
+            and messages > asked.max_messages
+        ):
+            asked = replace(asked, max_messages=messages)
+        else:
+            return [f"C13: {asked} was refused with {tokens} tokens and {messages} messages"]
+        tally.cuts += 1
+        try:
+            made, rendered = subject.ask(replace(question, asked=asked))
+        except CannotFit as again:
+            if again.needed_tokens is not None and tokens is not None:
+                return [f"C13: {tokens} tokens were said to do, and then {again.needed_tokens}"]
+            refused = again
+            continue
+        return subject.faults(replace(question, asked=asked), made, rendered)
+    return [f"C13: {asked} was refused three times"]
+
+
+def steadiness(before: Subject, after: Subject, question: Question, tally: Tally) -> list[str]:
+    """One message later: the window begins as it did if it has room for that message, and nothing comes back (L11)."""
+    newest = after.told.told[-1]
+    owner = after.told.answers.get(len(after.told.told) - 1)
+    last_head = max((owner.head for owner in after.told.answers.values()), default=None)
+    is_waited_for = any(
+        found.head == len(after.told.told) - 1 for found in after.told.answers.values()
+    )
+    is_counted_exception = (
+        question.asked.is_emergency
+        or newest.body["role"] in laws.SYSTEMS
+        or is_waited_for
+        or (owner is not None and owner.head != last_head)
+    )
+    if is_counted_exception:
+        return []
+    try:
+        old, old_texts = before.ask(question)
+        new, new_texts = after.ask(question)
+    except CannotFit:
+        return []
+    tally.cuts += 2
+    tally.steady += 1
+    found = before.faults(question, old, old_texts) + after.faults(question, new, new_texts)
+    known = set(old_texts.message_ids)
+    if back := [
+        one
+        for one in new_texts.message_ids
+        if one is not None and one not in known and one != newest.message_id
+    ]:
+        found.append(f"L11: {back} came back")
+    budget = question.asked.budget_tokens
+    grown = after.most_tokens - before.most_tokens + old.tokens
+    has_room = question.asked.max_messages is None
+    if (
+        has_room
+        and newest.body["role"] != "tool"
+        and budget is not None
+        and grown <= budget
+        and not newest.is_pending
+    ):
+        is_prefix = new_texts.messages[: len(old_texts.messages)] == old_texts.messages
+        if not is_prefix:
+            found.append(
+                "L11: there was room for one message more, and the window begins otherwise"
+            )
+    return found
