@@ -123,7 +123,7 @@ def own() -> dict[str, str]:
         "code": "".join(
             chain.from_iterable(
                 path.read_text(encoding="utf-8")
-                for path in sorted((here / "shared/turnfold/core").glob("*.py"))
+                for path in sorted((here / "shared/turnfold/core").rglob("*.py"))
             )
         ),
         "json": json.dumps(rows) + json.dumps(rows[:100], indent=2),

@@ -6,6 +6,7 @@ smaller costs hold only that the answer is right.
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,12 +32,12 @@ from turnfold.model_info.tokenizer import load_counter
 from turnfold.operations.query.search import question_of
 
 
-def extracted(*calls: tuple[str, str], **more: object) -> str:
+def extracted(*calls: tuple[str, str], **more: Any) -> str:
     job = SummaryJob(
         sources=(Source("e1#0", "assistant", "Booked it.", calls),),
         newest_request="Book it.",
         **more,
-    )  # type: ignore[arg-type]
+    )
     return extract(job, count=load_counter()).text
 
 

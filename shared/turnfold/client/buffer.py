@@ -98,10 +98,10 @@ class Buffer:
                     await asyncio.sleep(0.2)
                     continue
                 except TurnfoldError as error:
-                    log.error(
+                    log.error(  # noqa: TRY400 - the text of the error names the subject
                         "event.refused",
                         extra={"event_id": waiting.event.event_id, "error": type(error).__name__},
-                    )  # its text names the subject
+                    )
                     waiting.receipt.set_exception(error)
                     waiting.receipt.exception()  # whoever left it to the buffer does not come back for it
                 else:

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""What is known about models without calling one: tokenizers and context windows. Works offline and without litellm."""

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""The project's NATS client, and the rules for acknowledgements of published events."""

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Logs and traces, the same for all services."""

@@ -349,7 +349,12 @@ class MemoryChanges:
         }
 
     async def compact_now(
-        self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,  # noqa: ARG002
     ) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing."""
         session = self._memory.sessions.get(key)
@@ -360,7 +365,12 @@ class MemoryChanges:
         return _evict_now(self._memory, session, (Due(Trigger.REQUEST, 0),), rules, now_ms)
 
     async def erase(
-        self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey | AgentId,
+        *,
+        last_seq: int,
+        now_ms: int,
+        actor: str = LOCAL,  # noqa: ARG002
     ) -> Erased:
         """Erase a session or all of an agent; nothing at or below this sequence comes back."""
         return erased(self._memory, key, last_seq, now_ms)

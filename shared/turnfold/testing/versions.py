@@ -23,7 +23,7 @@ class MemoryVersions:
         over: int | None,
         rules: Rules,
         now_ms: int,
-        actor: str = LOCAL,
+        actor: str = LOCAL,  # noqa: ARG002
     ) -> InForce:
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
         session = self._found(key)
@@ -50,7 +50,7 @@ class MemoryVersions:
         *,
         rules: Rules,
         now_ms: int,
-        actor: str = LOCAL,
+        actor: str = LOCAL,  # noqa: ARG002
     ) -> InForce:
         """Undo an eviction: its messages are live again."""
         session = self._found(key)
@@ -88,7 +88,13 @@ class MemoryVersions:
         return _in_force(session)
 
     async def regenerate(
-        self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey,
+        wanted: Wanted,
+        *,
+        rules: Rules,  # noqa: ARG002
+        now_ms: int,
+        actor: str = LOCAL,  # noqa: ARG002
     ) -> CompactionId:
         """Have a version written anew beside the one in force."""
         session = self._found(key)

@@ -1,6 +1,7 @@
 """How messages are found, in every store: by words, characters and exact values, indexed or not."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -198,14 +199,14 @@ async def test_a_search_keeps_to_a_state_a_role_and_a_stretch(stores: Stores) ->
     await stores.ingest(*turns(8, 5))
     await indexed(stores)
 
-    async def seqs(**scope: object) -> list[int]:
+    async def seqs(**scope: Any) -> list[int]:
         hits = await found(
             KEY,
             question_of("question answer"),
             scope=Scope(**scope),
             limit=100,
             store=stores.search,
-        )  # type: ignore[arg-type]
+        )
         return sorted({original.position // 1024 for original, _ in hits})
 
     by_state = [await seqs(state=state) for state in (State.COVERED, State.PENDING, State.LIVE)]

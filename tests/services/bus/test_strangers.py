@@ -65,7 +65,7 @@ async def test_strangers_that_reply_to_everything_stop_nothing_and_are_never_bel
             heard[name]
             for name in ("turn.completed", "context.compressed", "context.get", "$JS.API")
         ), told_of(heard)
-        print(
+        print(  # noqa: T201
             f"{len(stored)} events, {published.windows} windows, {published.unanswered} unanswered, {heard.total()} replies"
         )
 

@@ -25,7 +25,7 @@ from turnfold.process.directory import is_alive
 
 Json = dict[str, Any]
 USER = {"role": "user", "content": "Where is order 7341?"}
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def drafted(
     previous: Draft | None = None,
     newest_request: str | None = None,
     ledger_max_tokens: int = 2_000,
-    **more: object,
+    **more: Any,
 ) -> Draft:
     before = (
         None if previous is None else Previous(previous.text, previous.sections, previous.ledger)
@@ -47,7 +48,7 @@ def drafted(
         newest_request=newest_request,
         ledger_max_tokens=ledger_max_tokens,
         **more,
-    )  # type: ignore[arg-type]
+    )
     return extract(job, count=count)
 
 

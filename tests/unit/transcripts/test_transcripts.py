@@ -335,7 +335,7 @@ def test_images_of_a_log_become_parts(write: Write) -> None:
 
 # --- the examples of this project
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize("name", ["coding-agent", "support-chat", "zh-travel"])

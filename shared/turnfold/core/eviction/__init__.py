@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Decide when a session evicts messages, and which ones. Start with `decide`."""

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""The structure of a message list: blocks, call and result pairs, priorities, states and validity."""

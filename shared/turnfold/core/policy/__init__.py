@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Policies: presets, overrides per agent and session, limits of the installation, and retention."""

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Write, check and merge summaries without a model, and prepare the input of one that uses a model."""

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Count tokens, cut texts, split them into words, and defuse markup in them."""

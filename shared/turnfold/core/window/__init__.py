@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Build the window: the summary and messages that the model receives next, within a token budget."""

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Turn evicted messages into a summary in force."""

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Decode published events and store them."""

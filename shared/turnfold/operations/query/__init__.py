@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""Answer requests: windows, history, search and dead letters."""

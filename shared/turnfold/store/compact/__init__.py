@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""SQL for compaction: jobs, versions, campaigns and the requests that change a session."""

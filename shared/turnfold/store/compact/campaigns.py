@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, update
@@ -105,8 +106,8 @@ class SqlCampaigns:
         opened = 0
         for campaign_id in unfinished:
             opened += await self._database.write(
-                lambda connection, one=campaign_id: _advance(connection, one, rules, now_ms)
-            )  # type: ignore[misc]
+                partial(_advance, campaign_id=campaign_id, rules=rules, now_ms=now_ms)
+            )
         return opened
 
     async def progress(self, campaign_id: str) -> Progress | None:

@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""The database itself: schema, engine, locks, shared rows, outbox and statistics."""

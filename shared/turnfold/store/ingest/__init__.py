@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""SQL that runs when events arrive: store, pair, evict, index and erase."""

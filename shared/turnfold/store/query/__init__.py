@@ -1,1 +1,1 @@
-"""Say here what lives in this folder."""
+"""SQL that answers requests: windows, history, search and dead letters."""
