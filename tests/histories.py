@@ -10,12 +10,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnfold.core.history.pairing import CallSeen, ResultSeen, pair
-from turnfold.core.text.tokens import Measured, measure, text_of
-from turnfold.core.window.builder import PendingRow
+from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
+from turnfold.core.text.tokens import MessageTokens, count_message, text_of
+from turnfold.core.window.builder import PendingDigest
 from turnfold.core.window.framing import summary_facts
 from turnfold.core.window.render import Rendered, render
-from turnfold.core.window.window import Plan, Stored
+from turnfold.core.window.window import WindowInput, WindowPlan
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
 from turnfold.model_info.tokenizer import load_counter
 
@@ -48,25 +48,25 @@ class Weighed(NamedTuple):
     """What never changes of a message, made once where it stands in many sessions: its stored text and its measures."""
 
     text: str
-    measured: Measured
+    measured: MessageTokens
 
     @classmethod
     def of(cls, body: Json) -> "Weighed":
         """Write and measure a chat message."""
-        return cls(json.dumps(body), measure(body, counter()))
+        return cls(json.dumps(body), count_message(body, counter()))
 
 
 @dataclass(frozen=True)
 class History:
     """A session: what the rules see of it, and the text of each message."""
 
-    stored: Stored
+    stored: WindowInput
     bodies: Mapping[int, str]
     summary_text: str = ""
     ledger: tuple[str, ...] = ()
     digests: Mapping[CompactionId, str] = field(default_factory=dict)
 
-    def rendered(self, plan: Plan) -> Rendered:
+    def rendered(self, plan: WindowPlan) -> Rendered:
         """The window of a plan as texts; only the bodies the plan names are at hand."""
         return render(
             plan,
@@ -96,7 +96,7 @@ class History:
             replace(one, compaction_id=row) if one.position in leaving else one
             for one in self.stored.messages
         )
-        pending = (*self.stored.pending, PendingRow(row, 9, len(leaving)))
+        pending = (*self.stored.pending, PendingDigest(row, 9, len(leaving)))
         return replace(
             self,
             stored=replace(self.stored, messages=messages, pending=pending),
@@ -154,9 +154,9 @@ def history(
             text_tokens=text_tokens,
             cuts=cuts_of(summary),
         )
-    stored = Stored(
+    stored = WindowInput(
         messages=paired,
-        pending=(PendingRow(ROW, count(DIGEST), pending),) if pending else (),
+        pending=(PendingDigest(ROW, count(DIGEST), pending),) if pending else (),
         summary=facts,
         covered=covered,
         total=covered + len(paired),
@@ -167,27 +167,27 @@ def history(
 
 def cuts_of(text: str) -> str:
     """The grid of a text, also of a short one."""
-    from turnfold.core.text.tokens import Cuts
+    from turnfold.core.text.tokens import TokenOffsets
 
-    return Cuts.of(text, counter()).encode()
+    return TokenOffsets.of(text, counter()).encode()
 
 
 def answered(messages: Sequence[Message], bodies: Sequence[Json]) -> tuple[Message, ...]:
     """The messages, each result beside its call."""
-    calls: dict[str, list[CallSeen]] = {}
-    results: dict[str, list[ResultSeen]] = {}
+    calls: dict[str, list[CallPosition]] = {}
+    results: dict[str, list[ResultPosition]] = {}
     for message, body in zip(messages, bodies, strict=True):
         for call in message.calls:
-            calls.setdefault(call.call_id, []).append(CallSeen(message.position, call.slot))
+            calls.setdefault(call.call_id, []).append(CallPosition(message.position, call.slot))
         if message.role is Role.TOOL:
             digest = sha256(json.dumps(body.get("content")).encode()).digest()
             results.setdefault(str(body.get("tool_call_id")), []).append(
-                ResultSeen(message.position, digest)
+                ResultPosition(message.position, digest)
             )
     verdicts = {
         at: verdict
         for call_id, found in results.items()
-        for at, verdict in pair(calls.get(call_id, ()), found).items()
+        for at, verdict in match_results(calls.get(call_id, ()), found).items()
     }
     return tuple(
         replace(
@@ -219,7 +219,7 @@ def counted(messages: Sequence[Json]) -> int:
     """What the tokenizer says of these messages; each text is counted whole."""
     count, total = counter(), 0
     for message in messages:
-        measured = measure(message, count)
+        measured = count_message(message, count)
         is_text = isinstance(message.get("content"), str)
         total += (
             measured.tokens - measured.content_tokens + count(message["content"])

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.running_system import Streamed
-from turnfold.client import Event
+from turnfold.client import OutgoingEvent
 from turnfold.contracts.subjects import TURN_COMPLETED
 from turnfold.core.history.audit_chain import SEALED_FIELDS, row_hash
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey
 
 Json = dict[str, Any]
@@ -62,7 +62,7 @@ class Listed:
 class Published:
     """What was tried, what the stream acknowledged, and what readers were told; the same event may be tried many times."""
 
-    attempted: dict[tuple[str, str], Event] = field(default_factory=dict)
+    attempted: dict[tuple[str, str], OutgoingEvent] = field(default_factory=dict)
     acknowledged: defaultdict[tuple[str, str], list[int]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -75,14 +75,14 @@ class Published:
     messages_acknowledged: Counter[SessionKey] = field(default_factory=Counter)
     newest_seq: dict[SessionKey, int] = field(default_factory=dict)
 
-    def trying(self, event: Event) -> None:
+    def trying(self, event: OutgoingEvent) -> None:
         """An event is about to be published, perhaps again."""
         if identity(event) not in self.attempted:
             self.order[event.key].append(event.event_id)
             self.messages_attempted[event.key] += len(messages_of(event))
         self.attempted[identity(event)] = event
 
-    def took(self, event: Event, seq: int) -> None:
+    def took(self, event: OutgoingEvent, seq: int) -> None:
         """The stream acknowledged an event."""
         if not self.acknowledged[identity(event)]:
             self.messages_acknowledged[event.key] += len(messages_of(event))
@@ -94,12 +94,12 @@ class Published:
         self.bad[payload] = reason
 
 
-def identity(event: Event) -> tuple[str, str]:
+def identity(event: OutgoingEvent) -> tuple[str, str]:
     """What makes two copies one event."""
     return event.key.agent_id, event.event_id
 
 
-def messages_of(event: Event) -> list[Json]:
+def messages_of(event: OutgoingEvent) -> list[Json]:
     """The chat messages that an event carries; a result as the message it becomes, its content as it was published."""
     said = json.loads(event.payload)
     if "messages" in said:
@@ -183,12 +183,12 @@ class Checker:
             for row in self._ask("SELECT * FROM messages_view")
         )
         self._told("stored more than once", [key for key, times in ids.items() if times > 1])
-        wanted: dict[tuple[str, ...], tuple[Event, Json]] = {}
+        wanted: dict[tuple[str, ...], tuple[OutgoingEvent, Json]] = {}
         possible: set[tuple[str, ...]] = set()
         in_stream = set(self._first)
         for name, event in self._published.attempted.items():
             key: tuple[str, str] = (event.key.agent_id, event.key.session_id)
-            known: dict[tuple[str, ...], tuple[Event, Json]] = {
+            known: dict[tuple[str, ...], tuple[OutgoingEvent, Json]] = {
                 (*key, f"{event.event_id}#{index}"): (event, one)
                 for index, one in enumerate(messages_of(event))
             }
@@ -608,7 +608,7 @@ def reading_faults(reading: Reading) -> Iterator[str]:
         yield f"the account does not add up: {account}"
     if window["tokens"] > window["budget_tokens"]:
         yield f"{window['tokens']} tokens in a budget of {window['budget_tokens']}"
-    if wrong := faults(messages):
+    if wrong := validation_errors(messages):
         yield f"the window may not be sent: {wrong[:3]}"
     if len(answer["message_ids"]) != len(messages) or window["messages"] != len(messages):
         yield f"{len(messages)} messages, {len(answer['message_ids'])} ids"
@@ -663,7 +663,7 @@ def _noticed(said: Mapping[str, Any]) -> str:
     )
 
 
-def _is_kept(row: Row, event: Event, published: Json) -> bool:
+def _is_kept(row: Row, event: OutgoingEvent, published: Json) -> bool:
     """Whether a stored message is the published one: to the byte in a turn, its content and call id in a result."""
     if event.kind == TURN_COMPLETED:
         return row["body"].encode() in event.payload

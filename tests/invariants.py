@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from turnfold.core.eviction.usage import Gauge
+from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.core.history.blocks import group
-from turnfold.core.history.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey
 from turnfold.ports import AuditRow
 from turnfold.store.database import schema
@@ -103,7 +103,7 @@ class SessionSeen:
     audit: tuple[AuditRow, ...]
     events: Mapping[str, int]
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    gauge: Gauge = field(default_factory=Gauge)
+    gauge: UsageState = field(default_factory=UsageState)
     speaks_for: Mapping[int, frozenset[int]] = field(default_factory=dict)
     reigns: tuple[tuple[int, int | None], ...] = ()
     model_rests: tuple[int, int, str | None] = (0, 0, None)
@@ -111,7 +111,7 @@ class SessionSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StoreSnapshot:
     """Everything a store holds; `counted` is how many sessions it thinks that each agent has."""
 
     sessions: Mapping[SessionKey, SessionSeen]
@@ -120,7 +120,7 @@ class Seen:
     dead_letters: tuple[tuple[int, str, str], ...]
 
 
-def faults(seen: Seen) -> list[str]:
+def faults(seen: StoreSnapshot) -> list[str]:
     """What is wrong with a store, in words; nothing when all invariants hold."""
     found = [
         f"{key}: {fault}"
@@ -195,11 +195,11 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
 
 def _pairing_faults(stored: Sequence[Stored]) -> Iterable[str]:
     """Pairing is a function of the stream alone, and no block has lost a message."""
-    calls: dict[str, list[CallSeen]] = {}
-    results: dict[str, list[ResultSeen]] = {}
+    calls: dict[str, list[CallPosition]] = {}
+    results: dict[str, list[ResultPosition]] = {}
     for one in stored:
         for call in one.message.calls:
-            calls.setdefault(call.call_id, []).append(CallSeen(one.message.position, call.slot))
+            calls.setdefault(call.call_id, []).append(CallPosition(one.message.position, call.slot))
         body = json.loads(one.body)
         if (
             body["role"] == "tool"
@@ -207,11 +207,11 @@ def _pairing_faults(stored: Sequence[Stored]) -> Iterable[str]:
             and call_id
         ):
             digest = json.dumps(body.get("content"), sort_keys=True).encode()
-            results.setdefault(call_id, []).append(ResultSeen(one.message.position, digest))
+            results.setdefault(call_id, []).append(ResultPosition(one.message.position, digest))
     verdicts = {
         place: verdict
         for call_id, seen in results.items()
-        for place, verdict in pair(calls.get(call_id, ()), seen).items()
+        for place, verdict in match_results(calls.get(call_id, ()), seen).items()
     }
     for one in stored:
         verdict = verdicts.get(one.message.position)
@@ -310,12 +310,12 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
 # --- what a store holds
 
 
-async def seen_in_database(database: Database) -> Seen:
+async def seen_in_database(database: Database) -> StoreSnapshot:
     """Everything in a database, in one snapshot."""
     return await database.snapshot(_seen)
 
 
-def _seen(connection: Connection) -> Seen:
+def _seen(connection: Connection) -> StoreSnapshot:
     def all_of(*columns: Any) -> Sequence[Any]:
         return connection.execute(select(*columns)).all()
 
@@ -375,7 +375,7 @@ def _seen(connection: Connection) -> Seen:
             ),
             events={one.event_id: one.stream_seq for one in events if one.sid == row.sid},
             spans={one.ordinal: (one.first_position, one.last_position) for one in mine if one.first_position is not None},
-            gauge=Gauge(row.factor, row.reported_seq, row.reported_at_ms, row.reported_tokens, -1, row.usage_evictions),
+            gauge=UsageState(row.factor, row.reported_seq, row.reported_at_ms, row.reported_tokens, -1, row.usage_evictions),
             speaks_for=_closed(
                 {one.version: one.base_version for one in summaries if one.sid == row.sid},
                 [(one.version, ordinals[one.compaction_id]) for one in coverage if one.sid == row.sid],
@@ -385,7 +385,7 @@ def _seen(connection: Connection) -> Seen:
             held_to_tokens=row.held_to_tokens,
         )  # fmt: skip
 
-    return Seen(
+    return StoreSnapshot(
         sessions={SessionKey(row.agent_id, row.session_id): session_of(row) for row in sessions},
         counted={row.agent_id: row.total for row in counts if row.total},
         ingested=tuple(sorted((row.first_seq, row.last_seq) for row in ingested)),
@@ -405,7 +405,7 @@ def _closed(
     return found
 
 
-def seen_in_memory(memory: Memory) -> Seen:
+def seen_in_memory(memory: Memory) -> StoreSnapshot:
     """Everything in a double."""
     found: dict[SessionKey, SessionSeen] = {}
     for key, session in memory.sessions.items():
@@ -446,7 +446,7 @@ def seen_in_memory(memory: Memory) -> Seen:
             model_rests=(session.failures, session.cooldown_until_ms, session.cooldown_reason),
             held_to_tokens=session.held_to_tokens,
         )  # fmt: skip
-    return Seen(
+    return StoreSnapshot(
         sessions=found,
         counted=Counter(key.agent_id for key in found),
         ingested=tuple(memory.ingested),

@@ -263,7 +263,7 @@ class Parts:
             found = await connection.exec_driver_sql(statement, values)
             return [dict(row) for row in found.mappings()]
 
-    async def caught_up(self) -> invariants.Seen:
+    async def caught_up(self) -> invariants.StoreSnapshot:
         """Everything that the database holds once the whole stream is stored; it breaks no law."""
         bus = await nats.connect(self.server.url)
         last = (await bus.jetstream().stream_info(EVENTS_STREAM)).state.last_seq
@@ -279,7 +279,7 @@ class Parts:
         assert invariants.faults(seen) == []
         return seen
 
-    async def settled(self) -> invariants.Seen:
+    async def settled(self) -> invariants.StoreSnapshot:
         """The same once everything is also summarised and told of."""
         open_rows = "SELECT 1 FROM compactions WHERE status IN ('pending', 'running') UNION ALL SELECT 1 FROM outbox"
 
@@ -290,7 +290,7 @@ class Parts:
         await eventually(is_done, seconds=60, told=self.words)
         return await self.caught_up()
 
-    async def seen(self) -> invariants.Seen:
+    async def seen(self) -> invariants.StoreSnapshot:
         """Everything that the database holds."""
         database = Database(self.database_url, writes=False)
         try:

@@ -14,49 +14,49 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from tests.invariants import Seen, seen_in_database, seen_in_memory
+from tests.invariants import StoreSnapshot, seen_in_database, seen_in_memory
 from tests.postgres import Postgres
 from turnfold.core.policy.allowance import Allowance
 from turnfold.core.policy.presets import PRESETS, Policy, adjusted
-from turnfold.core.summary.fair_share import Places
+from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.summary.sources import Draft
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.ingest.decode import Delivery, weigh
-from turnfold.operations.rules import PolicyOf, make_rules, policy_rule
+from turnfold.operations.ingest.decode import Delivery, decode_event
+from turnfold.operations.rules import PolicyOf, make_rules, policy_resolver
 from turnfold.ports import (
-    Arrival,
-    Campaigns,
-    Changes,
-    DeadLetters,
+    CampaignStore,
+    DeadLetterStore,
+    DecodedEvent,
     ErasureStore,
     HistoryStore,
     IdleStore,
-    IntakeStore,
+    IngestStore,
     Job,
     JobStore,
-    Outbox,
+    OutboxStore,
     Rules,
+    SearchIndex,
     SearchStore,
+    SessionCommands,
     Version,
-    Versions,
-    WindowFacts,
+    VersionStore,
+    WindowSnapshot,
     WindowStore,
-    WordIndex,
 )
-from turnfold.store.compact.campaigns import SqlCampaigns
-from turnfold.store.compact.jobs import SqlJobs
-from turnfold.store.compact.requests import SqlChanges
-from turnfold.store.compact.versions import SqlVersions
+from turnfold.store.compact.campaigns import SqlCampaignStore
+from turnfold.store.compact.jobs import SqlJobStore
+from turnfold.store.compact.requests import SqlSessionCommands
+from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database
-from turnfold.store.database.outbox import SqlOutbox
-from turnfold.store.ingest.erase import SqlErasures
-from turnfold.store.ingest.idle import SqlIdle
-from turnfold.store.ingest.ingest import SqlIntake
-from turnfold.store.ingest.search_index import SqlIndex
-from turnfold.store.query.dead_letters import SqlLetters
-from turnfold.store.query.history import SqlHistory
-from turnfold.store.query.search import SqlSearch
-from turnfold.store.query.window import SqlWindows
+from turnfold.store.database.outbox import SqlOutboxStore
+from turnfold.store.ingest.erase import SqlErasureStore
+from turnfold.store.ingest.idle import SqlIdleStore
+from turnfold.store.ingest.ingest import SqlIngestStore
+from turnfold.store.ingest.search_index import SqlSearchIndex
+from turnfold.store.query.dead_letters import SqlDeadLetterStore
+from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.search import SqlSearchStore
+from turnfold.store.query.window import SqlWindowStore
 from turnfold.testing.memory import MemoryStore
 from turnfold_migrations import upgrade
 
@@ -73,9 +73,9 @@ NOON = 1_800_000_000_000
 LEASE_MS = 60_000
 
 
-def places(number: int) -> Places:
+def places(number: int) -> JobSlots:
     """So many free places, for whomever."""
-    return Places(number, {}, number)
+    return JobSlots(number, {}, number)
 
 
 def words(text: str) -> int:
@@ -88,24 +88,24 @@ class Stores:
     """One store, port by port; `seen` reads everything it holds."""
 
     name: str
-    intake: IntakeStore
+    intake: IngestStore
     jobs: JobStore
     windows: WindowStore
     history: HistoryStore
-    changes: Changes
-    versions: Versions
-    campaigns: Campaigns
-    outbox: Outbox
+    changes: SessionCommands
+    versions: VersionStore
+    campaigns: CampaignStore
+    outbox: OutboxStore
     idle: IdleStore
     erasures: ErasureStore
     search: SearchStore
-    index: WordIndex
-    letters: DeadLetters
+    index: SearchIndex
+    letters: DeadLetterStore
     rules: Rules
     policy: PolicyOf
-    seen: Callable[[], Coroutine[Any, Any, Seen]]
+    seen: Callable[[], Coroutine[Any, Any, StoreSnapshot]]
 
-    async def ingest(self, *arrivals: Arrival) -> None:
+    async def ingest(self, *arrivals: DecodedEvent) -> None:
         """Store a batch by the rules of the test."""
         await self.intake.ingest(arrivals, (), rules=self.rules)
 
@@ -115,7 +115,7 @@ class Stores:
             places(10), lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy
         )
 
-    async def facts(self, key: SessionKey = KEY) -> WindowFacts:
+    async def facts(self, key: SessionKey = KEY) -> WindowSnapshot:
         """What a window of a session is decided from."""
         found, _ = await self.windows.window(
             key, glance=lambda _: None, choose=lambda facts: (facts, ())
@@ -130,7 +130,7 @@ def _window(_: str | None, numbers: Policy) -> int:
 def rules_of(policy: Policy, *, first_id: int = 1) -> tuple[Rules, PolicyOf]:
     """The rules of an installation with this default policy; ids of compactions are counted."""
     presets = {**PRESETS, "balanced": policy}
-    policy_of = policy_rule("balanced", lambda name: presets[name])
+    policy_of = policy_resolver("balanced", lambda name: presets[name])
     numbers = count(first_id)
     made = make_rules(
         policy_of,
@@ -147,7 +147,7 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
     rules, policy_of = rules_of(policy)
     store = MemoryStore(new_id=rules.new_id)
 
-    async def seen() -> Seen:
+    async def seen() -> StoreSnapshot:
         return seen_in_memory(store.memory)
 
     return Stores(
@@ -181,19 +181,19 @@ async def sql_stores(
     try:
         yield Stores(
             database.url.get_backend_name(),
-            SqlIntake(database),
-            SqlJobs(database, new_id=rules.new_id),
-            SqlWindows(database),
-            SqlHistory(database),
-            SqlChanges(database),
-            SqlVersions(database),
-            SqlCampaigns(database),
-            SqlOutbox(database),
-            SqlIdle(database),
-            SqlErasures(database),
-            SqlSearch(database),
-            SqlIndex(database),
-            SqlLetters(database),
+            SqlIngestStore(database),
+            SqlJobStore(database, new_id=rules.new_id),
+            SqlWindowStore(database),
+            SqlHistoryStore(database),
+            SqlSessionCommands(database),
+            SqlVersionStore(database),
+            SqlCampaignStore(database),
+            SqlOutboxStore(database),
+            SqlIdleStore(database),
+            SqlErasureStore(database),
+            SqlSearchStore(database),
+            SqlSearchIndex(database),
+            SqlDeadLetterStore(database),
             rules,
             policy_of,
             lambda: seen_in_database(database),
@@ -243,7 +243,7 @@ def turn(
     key: SessionKey = KEY,
     at_ms: int | None = None,
     **fields: Any,
-) -> Arrival:
+) -> DecodedEvent:
     """A completed turn at this sequence of the stream."""
     return _arrival("turn.completed", seq, event_id, key, at_ms, {"messages": messages, **fields})
 
@@ -257,7 +257,7 @@ def result(
     key: SessionKey = KEY,
     at_ms: int | None = None,
     **fields: Any,
-) -> Arrival:
+) -> DecodedEvent:
     """A tool's result, published by itself."""
     return _arrival(
         "tool.result",
@@ -269,7 +269,7 @@ def result(
     )
 
 
-def turns(first_seq: int, number: int, *, key: SessionKey = KEY) -> list[Arrival]:
+def turns(first_seq: int, number: int, *, key: SessionKey = KEY) -> list[DecodedEvent]:
     """So many turns of a question and an answer."""
     return [
         turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), key=key)
@@ -279,7 +279,7 @@ def turns(first_seq: int, number: int, *, key: SessionKey = KEY) -> list[Arrival
 
 def _arrival(
     kind: str, seq: int, event_id: str, key: SessionKey, at_ms: int | None, fields: Json
-) -> Arrival:
+) -> DecodedEvent:
     identity = {
         "event_id": event_id or f"e{seq}",
         "agent_id": key.agent_id,
@@ -287,7 +287,7 @@ def _arrival(
     }
     payload = json.dumps(identity | fields).encode()
     delivery = Delivery(kind, payload, seq, NOON + seq if at_ms is None else at_ms)
-    return weigh(delivery, count=words)
+    return decode_event(delivery, count=words)
 
 
 def user(content: Any, **more: Any) -> Json:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from tests.history_checker import Checker, Published
 from tests.running_system import Parts, Service, rows, running_parts, streamed, wait_until
-from turnfold.client import Client, Event, connect, session_key, turn_event
+from turnfold.client import Client, OutgoingEvent, connect, session_key, turn_event
 from turnfold.errors import Unavailable
 
 KEY = session_key("support", "user-42")
 SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_LOG_LEVEL": "info"}
 
 
-def turn(number: int, *, size: int = 40) -> Event:
+def turn(number: int, *, size: int = 40) -> OutgoingEvent:
     """A question and its answer."""
     said = [
         {"role": "user", "content": f"Question {number}? {'why ' * size}"},
@@ -34,7 +34,7 @@ class Day:
         self.published = Published()
         self._numbers = iter(range(100_000))
 
-    async def publish(self, event: Event | None = None) -> int:
+    async def publish(self, event: OutgoingEvent | None = None) -> int:
         """Publish an event until it is acknowledged; its sequence."""
         event = event or turn(next(self._numbers))
         self.published.trying(event)

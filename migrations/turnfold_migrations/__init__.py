@@ -13,11 +13,11 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.bus.connection import connect
-from turnfold.bus.streams import provision
+from turnfold.bus.streams import ensure_streams
 from turnfold.errors import StartError
 from turnfold.settings import Settings
-from turnfold.store.database.engine import Database, connecting
-from turnfold.store.database.instance_lock import adopt, belongs_to, next_seq
+from turnfold.store.database.engine import Database, split_ssl_options
+from turnfold.store.database.instance_lock import bind_to_stream, bound_stream, next_seq
 from turnfold.store.database.schema import REVISION
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def revision_of(connection: Connection) -> str | None:
 
 async def _with_connection(database_url: str, work: Callable[[Connection], None]) -> None:
     with _one_at_a_time(database_url):
-        url, arguments = connecting(make_url(database_url))
+        url, arguments = split_ssl_options(make_url(database_url))
         engine = create_async_engine(url, connect_args=arguments)
         try:
             await _run(engine, work)
@@ -147,14 +147,14 @@ async def _migrate(settings: Settings) -> None:
     client = await connect(settings, name="migrate", seconds=60.0)
     try:
         first_seq = await next_seq(database)
-        created = await provision(
+        created = await ensure_streams(
             client,
             first_seq=first_seq,
             replicas=settings.nats_replicas,
             max_bytes=settings.stream_max_bytes,
         )
-        if created != await belongs_to(database):
-            await adopt(database, created=created, first_seq=first_seq)
+        if created != await bound_stream(database):
+            await bind_to_stream(database, created=created, first_seq=first_seq)
     finally:
         await client.close()
         await database.close()

@@ -12,9 +12,9 @@ from urllib.parse import unquote_to_bytes
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnfold.bus.admission import INSTALLATION, RETRY_AFTER_MS, Admission, Place
+from turnfold.bus.admission import INSTALLATION, RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
-from turnfold_query.auth import AGENTS, grant_of
+from turnfold_query.auth import AGENTS, request_grant
 
 LEAST_BYTES = 64 * 1024
 """The least that a body counts: its connection takes memory too. Longer answers count until they are read."""
@@ -86,13 +86,13 @@ class BodyMemory:
                     del self._each[asker]
 
 
-class Admitted:
+class ConcurrencyMiddleware:
     """Admits requests below `/v1/`, those of the bus counted in; pages that tell how this process is are always answered."""
 
     def __init__(
         self,
         app: ASGIApp,
-        admission: Admission,
+        admission: ConcurrencyLimiter,
         memory: BodyMemory,
         *,
         most_bytes: Callable[[Scope], int],
@@ -207,7 +207,7 @@ class _Answer:
 
 def askers_of(scope: Scope) -> tuple[Hashable, ...]:
     """Whose share a request counts for: that of the agent in its path, and that of a token that stands for several."""
-    grant = grant_of(scope)
+    grant = request_grant(scope)
     several = () if grant.is_operators else (grant.agents,)
     agent_id = agent_of(scope["path"])
     if agent_id is None:

@@ -16,32 +16,32 @@ from faststream import FastStream
 from faststream.nats import NatsBroker
 from nats.aio.msg import Msg
 
-from turnfold.access.bearers import Bearers, check_listening, is_loopback
-from turnfold.bus.admission import Admission, shares_of
+from turnfold.access.bearers import TokenRegistry, check_bind_address, is_loopback
+from turnfold.bus.admission import ConcurrencyLimiter, shares_of
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.model_info.context_windows import ModelWindows
-from turnfold.nats_client.connection import HangingUp
+from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.policy import explanation
-from turnfold.operations.query.context import Answering
-from turnfold.operations.rules import policy_rule
-from turnfold.process.http_server import Listener
+from turnfold.operations.query.context import QueryEnvironment
+from turnfold.operations.rules import policy_resolver
+from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import next_seq, wait_for_schema
 from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
-from turnfold.store.query.dead_letters import SqlLetters
-from turnfold.store.query.history import SqlHistory
-from turnfold.store.query.search import SqlSearch
-from turnfold.store.query.window import SqlWindows
-from turnfold_query.handlers import CONTEXT, Desk, Questions, make_router
+from turnfold.store.query.dead_letters import SqlDeadLetterStore
+from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.search import SqlSearchStore
+from turnfold.store.query.window import SqlWindowStore
+from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.http import make_http
-from turnfold_query.metrics import Metrics
+from turnfold_query.metrics import QueryMetrics
 
 log = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class Bounded:
         self._do()
 
 
-class Arrivals:
+class NatsIngestSignal:
     """Wakes the requests that wait for an event. However many wait, one looks how far events are ingested."""
 
     def __init__(self, ingested_to: Callable[[], Awaitable[int]]) -> None:
@@ -138,12 +138,12 @@ def main(settings: Settings, *, http_host: str, http_port: int) -> int:
 
 
 async def _run(settings: Settings, http_host: str, http_port: int) -> None:
-    check_listening(
+    check_bind_address(
         http_host,
         has_tokens=settings.http_tokens is not None,
         is_checked_elsewhere=settings.http_checked_elsewhere,
     )
-    bearers = Bearers(settings.http_tokens) if settings.http_tokens is not None else None
+    bearers = TokenRegistry(settings.http_tokens) if settings.http_tokens is not None else None
     if bearers is not None and settings.http_certificate is None and not is_loopback(http_host):
         log.warning(
             "http.unencrypted",
@@ -173,23 +173,23 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
 async def _serve(
     settings: Settings,
     database: Database,
-    client: HangingUp,
+    client: NatsClient,
     stop: asyncio.Event,
     http_host: str,
     http_port: int,
-    bearers: Bearers | None,
+    bearers: TokenRegistry | None,
 ) -> None:
     windows = ModelWindows()
-    answering = Answering(
-        policy=policy_rule(settings.preset, settings.policy_of, settings.allowance),
+    answering = QueryEnvironment(
+        policy=policy_resolver(settings.preset, settings.policy_of, settings.allowance),
         model_window=lambda model, policy: windows(model, override=policy.context_window),
     )
-    metrics, histories, stored = Metrics(), SqlHistory(database), SqlWindows(database)
-    arrivals = Arrivals(stored.ingested_to)
-    questions = Questions(
+    metrics, histories, stored = QueryMetrics(), SqlHistoryStore(database), SqlWindowStore(database)
+    arrivals = NatsIngestSignal(stored.ingested_to)
+    questions = QueryDispatcher(
         windows=stored,
         histories=histories,
-        searching=SqlSearch(database),
+        searching=SqlSearchStore(database),
         answering=answering,
         arrivals=arrivals,
         metrics=metrics,
@@ -202,8 +202,8 @@ async def _serve(
             short_names=frozenset(settings.short_overrides),
         ),
     )
-    admission = Admission(shares_of(settings))
-    desk = Desk(questions, metrics, admission)
+    admission = ConcurrencyLimiter(shares_of(settings))
+    desk = QueryServer(questions, metrics, admission)
 
     def broker_of(names: Iterable[str]) -> NatsBroker:
         made = Broker(
@@ -240,7 +240,7 @@ async def _serve(
     app = make_http(
         questions=questions,
         histories=histories,
-        dead_letters=SqlLetters(database),
+        dead_letters=SqlDeadLetterStore(database),
         client=client,
         metrics=metrics,
         limits=settings.event_limits,
@@ -252,7 +252,7 @@ async def _serve(
         bearers=bearers,
         read_secret=partial(read_secret, database, SIGNED_ACTORS),
     )
-    listener = Listener(
+    listener = HttpServer(
         app,
         host=http_host,
         port=http_port,

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turnfold.access.bearers import EVERYTHING, OUT_OF_REACH, Bearers, Grant
+from turnfold.access.bearers import EVERYTHING, OUT_OF_REACH, Grant, TokenRegistry
 from turnfold.errors import NotAllowed
 
 OPEN = ("/healthz", "/readyz")
@@ -20,13 +20,15 @@ AGENTS = "/v1/agents/"
 _GRANT = "turnfold.grant"
 
 
-class Guard:
+class AuthMiddleware:
     """Lets through what the bearer of a token reaches: paths of its agents; an operator's reaches everything.
 
     It stands before the routes and sees the path as they will, so a route that is added is closed until somebody opens it.
     """
 
-    def __init__(self, app: ASGIApp, bearers: Bearers, *, on_refusal: Callable[[], object]) -> None:
+    def __init__(
+        self, app: ASGIApp, bearers: TokenRegistry, *, on_refusal: Callable[[], object]
+    ) -> None:
         self._app = app
         self._bearers = bearers
         self._on_refusal = on_refusal
@@ -52,7 +54,7 @@ class Guard:
         await refused(scope, receive, send)
 
 
-def grant_of(scope: Scope) -> Grant:
+def request_grant(scope: Scope) -> Grant:
     """What whoever asks may reach; everything, where nobody has to show a token."""
     grant: Grant = scope.get(_GRANT, EVERYTHING)
     return grant
@@ -67,7 +69,7 @@ def _is_within(grant: Grant, path: str) -> bool:
         agent_id = unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode()
     except UnicodeDecodeError:
         return False
-    return grant.reaches(agent_id)
+    return grant.allows(agent_id)
 
 
 def _refusal(status: HTTPStatus, told: str) -> Response:

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from turnfold.bus.admission import RETRY_AFTER_MS, Admission, Place
+from turnfold.bus.admission import RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.bus.answering import answer
 from turnfold.contracts.requests import (
     MAX_WAIT_MS,
@@ -35,13 +35,13 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import POLICY_READS, QUERY_QUEUE, key_of_subject
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import AgentId, SessionKey
-from turnfold.observability.tracing import span, trace_in
+from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, history, search
 from turnfold.ports import HistoryStore, SearchStore, WindowStore
 from turnfold.process.turns import Turns
-from turnfold_query.metrics import Metrics
+from turnfold_query.metrics import QueryMetrics
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ SCANS, SCANS_EACH = 2, 1
 """The most searches that run at once, of all agents and of one; the others wait for their turn."""
 
 
-class Questions:
+class QueryDispatcher:
     """Every reading operation by its name on the bus; the JSON it answers is what travels, also over HTTP."""
 
     def __init__(
@@ -65,9 +65,9 @@ class Questions:
         windows: WindowStore,
         histories: HistoryStore,
         searching: SearchStore,
-        answering: query.Answering,
-        arrivals: query.Arrivals,
-        metrics: Metrics,
+        answering: query.QueryEnvironment,
+        arrivals: query.IngestSignal,
+        metrics: QueryMetrics,
         request_seconds: float,
         explain: policy.Explain,
     ) -> None:
@@ -151,7 +151,9 @@ class Questions:
             case _:
                 raise BadRequest(f"{name} is no question")
 
-    async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> query.Answer:
+    async def context(
+        self, key: SessionKey, request: ContextRequest, place: Place
+    ) -> query.ContextReply:
         """A window; see `turnfold.operations.query.context.context`."""
         began = time.perf_counter()
         if request.as_of is not None:
@@ -175,7 +177,7 @@ class Waiting:
 
     __slots__ = ("_arrivals", "_place")
 
-    def __init__(self, arrivals: query.Arrivals, place: Place) -> None:
+    def __init__(self, arrivals: query.IngestSignal, place: Place) -> None:
         self._arrivals = arrivals
         self._place = place
 
@@ -186,10 +188,12 @@ class Waiting:
         await self._place.turn()
 
 
-class Desk:
+class QueryServer:
     """Answers requests side by side: one that waits for an event to be ingested holds up no other."""
 
-    def __init__(self, questions: Questions, metrics: Metrics, admission: Admission) -> None:
+    def __init__(
+        self, questions: QueryDispatcher, metrics: QueryMetrics, admission: ConcurrencyLimiter
+    ) -> None:
         self._questions = questions
         self._metrics = metrics
         self._admission = admission
@@ -221,17 +225,17 @@ class Desk:
     async def _answer(self, name: str, message: Msg) -> None:
         if not message.reply:
             return
-        with span(name, kind="server", parent=trace_in(message.headers)) as answering:
+        with span(name, kind="server", parent=extract_traceparent(message.headers)) as answering:
             try:
                 body = await self._answered(name, message)
             except RequestError as error:
                 self._metrics.refused(name, error.code)
-                answering.note(refused=error.code)
+                answering.set_attributes(refused=error.code)
                 body = query.as_error(error).encode()
             except Exception:
                 log.exception("request.failed", request=name)
                 self._metrics.refused(name, "unavailable")
-                answering.note(refused="unavailable")
+                answering.set_attributes(refused="unavailable")
                 body = query.as_error(
                     Unavailable("the request failed; the log of the query service says why")
                 ).encode()
@@ -266,12 +270,12 @@ def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> 
 _key_of = lru_cache(maxsize=1_024)(key_of_subject)
 
 
-async def as_it_came(message: NatsMessage) -> NatsMessage:
+async def passthrough_decoder(message: NatsMessage) -> NatsMessage:
     """Leave a request to its own model. The handler gets the message itself: injected, it would cost a thread change a request."""
     return message
 
 
-def make_router(desk: Desk, names: Iterable[str]) -> NatsRouter:
+def make_router(desk: QueryServer, names: Iterable[str]) -> NatsRouter:
     """One subscriber a request, all in one queue group with every other query server."""
     router = NatsRouter()
 
@@ -279,7 +283,7 @@ def make_router(desk: Desk, names: Iterable[str]) -> NatsRouter:
         @router.subscriber(
             f"{name}.*" if name == AGENT_POLICY else f"{name}.*.*",
             queue=QUERY_QUEUE,
-            decoder=as_it_came,
+            decoder=passthrough_decoder,
             no_reply=True,
             title=name,
         )

@@ -20,22 +20,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnfold import contracts
 from turnfold.access.actors import ACTOR_HEADER, signed_actor
-from turnfold.access.bearers import Bearers
-from turnfold.bus.admission import Admission
+from turnfold.access.bearers import TokenRegistry
+from turnfold.bus.admission import ConcurrencyLimiter
 from turnfold.contracts.answers import read_answer, request_name
-from turnfold.contracts.events import Limits, read_payload
-from turnfold.contracts.publish_errors import refused
+from turnfold.contracts.events import EventLimits, read_payload
+from turnfold.contracts.publish_errors import publish_error
 from turnfold.contracts.requests import (
     MAX_WAIT_MS,
     AuditRequest,
     CampaignRequest,
     CompactionRequest,
     ContextRequest,
+    ErrorReply,
     ExpandRequest,
     HistoryRequest,
     PolicyReadRequest,
     PolicyRequest,
-    Refusal,
     RegenerateRequest,
     ReplayRequest,
     SearchRequest,
@@ -63,22 +63,22 @@ from turnfold.errors import (
 )
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
-from turnfold.nats_client.connection import HangingUp
-from turnfold.observability.tracing import HEADER, is_on, span
+from turnfold.nats_client.connection import NatsClient
+from turnfold.observability.tracing import HEADER, is_enabled, span
 from turnfold.operations.query import dead_letters as letters
 from turnfold.operations.query import history
-from turnfold.ports import DeadLetters, HistoryStore
+from turnfold.ports import DeadLetterStore, HistoryStore
 from turnfold_query.admission import (
     BODY_SHARE,
-    Admitted,
     BodyMemory,
+    ConcurrencyMiddleware,
     place_of,
     refusal,
     retry_after,
 )
-from turnfold_query.auth import Guard, grant_of
-from turnfold_query.handlers import Questions
-from turnfold_query.metrics import Metrics
+from turnfold_query.auth import AuthMiddleware, request_grant
+from turnfold_query.handlers import QueryDispatcher
+from turnfold_query.metrics import QueryMetrics
 from turnfold_query.reference_page import reference_page
 
 ENVELOPE_BYTES = 64 * 1024
@@ -105,7 +105,7 @@ class EncodedPaths:
         await self._app(scope, receive, send)
 
 
-class Traced:
+class TracingMiddleware:
     """Record each request in the trace that its header names."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -126,19 +126,19 @@ class Traced:
 
 def make_http(  # noqa: PLR0913  # it is told of every part
     *,
-    questions: Questions,
+    questions: QueryDispatcher,
     histories: HistoryStore,
-    dead_letters: DeadLetters,
-    client: HangingUp,
-    metrics: Metrics,
-    limits: Limits,
+    dead_letters: DeadLetterStore,
+    client: NatsClient,
+    metrics: QueryMetrics,
+    limits: EventLimits,
     is_ready: Callable[[], Awaitable[list[str]]],
     asyncapi: Callable[[], str],
-    admission: Admission,
+    admission: ConcurrencyLimiter,
     memory_bytes: int,
     request_seconds: float,
     read_secret: Callable[[], Awaitable[str]],
-    bearers: Bearers | None = None,
+    bearers: TokenRegistry | None = None,
 ) -> ASGIApp:
     """The HTTP application; with `bearers`, for those alone who show a token."""
     app = FastAPI(
@@ -148,7 +148,7 @@ def make_http(  # noqa: PLR0913  # it is told of every part
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
-        responses={"default": {"model": Refusal, "description": "What was wrong, or is."}},
+        responses={"default": {"model": ErrorReply, "description": "What was wrong, or is."}},
     )
     _errors(app)
     _reads(app, questions)
@@ -158,7 +158,7 @@ def make_http(  # noqa: PLR0913  # it is told of every part
     _listings(app, histories, dead_letters)
     _pages(app, histories, metrics, is_ready, asyncapi)
     largest = limits.bytes + ENVELOPE_BYTES
-    admitted = Admitted(
+    admitted = ConcurrencyMiddleware(
         app,
         admission,
         BodyMemory(memory_bytes, max(int(memory_bytes * BODY_SHARE), largest)),
@@ -169,9 +169,11 @@ def make_http(  # noqa: PLR0913  # it is told of every part
     guarded = (
         admitted
         if bearers is None
-        else Guard(admitted, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code))
+        else AuthMiddleware(
+            admitted, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code)
+        )
     )
-    return EncodedPaths(Traced(guarded) if is_on() else guarded)
+    return EncodedPaths(TracingMiddleware(guarded) if is_enabled() else guarded)
 
 
 # --- what is written down of bodies, which the application does not read itself
@@ -258,7 +260,7 @@ AGENT = "/v1/agents/{agent_id}"
 # --- reading
 
 
-def _reads(app: FastAPI, questions: Questions) -> None:
+def _reads(app: FastAPI, questions: QueryDispatcher) -> None:
     async def answered(
         name: str, http: Request, agent_id: str, session_id: str, asked: Asked
     ) -> Response:
@@ -350,7 +352,7 @@ def _reads(app: FastAPI, questions: Questions) -> None:
         return await answered("session.get", http, agent_id, session_id, SessionRequest())
 
 
-def _policies(app: FastAPI, questions: Questions) -> None:
+def _policies(app: FastAPI, questions: QueryDispatcher) -> None:
     @app.get(
         SESSION + "/policy",
         summary="The policy in force, and where each number comes from",
@@ -377,7 +379,7 @@ def _policies(app: FastAPI, questions: Questions) -> None:
 # --- writing
 
 
-def _publishes(app: FastAPI, publisher: Publisher, limits: Limits) -> None:
+def _publishes(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None:
     secret = secrets.token_urlsafe(12)
 
     @app.post(
@@ -407,18 +409,20 @@ def _publishes(app: FastAPI, publisher: Publisher, limits: Limits) -> None:
                     headers=headers | dict(publishing.headers),
                     seconds=PUBLISH_SECONDS,
                 )
-                publishing.note(stream_seq=told.seq if isinstance(told, Acknowledgement) else None)
+                publishing.set_attributes(
+                    stream_seq=told.seq if isinstance(told, Acknowledgement) else None
+                )
         except nats.errors.Error as error:
-            raise refused(None, type(error).__name__) from None
+            raise publish_error(None, type(error).__name__) from None
         if isinstance(told, Rejection):
-            raise refused(told.code, told.description)
+            raise publish_error(told.code, told.description)
         return _json({"seq": told.seq})
 
 
 class Forwarder:
     """Passes requests that write on to a worker, which alone writes."""
 
-    def __init__(self, client: HangingUp, read_secret: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, client: NatsClient, read_secret: Callable[[], Awaitable[str]]) -> None:
         self._client = client
         self._read_secret = read_secret
 
@@ -429,7 +433,7 @@ class Forwarder:
                 "a request that writes takes its fields in the body, not in the query of its URL"
             )
         body = _with(await http.body(), named)
-        headers = await self._signed(subject, body, grant_of(http.scope).name)
+        headers = await self._signed(subject, body, request_grant(http.scope).name)
         try:
             read = partial(_answer, request_name(subject))
             data, told = await self._client.reply(
@@ -627,7 +631,7 @@ def _kind_of(body: bytes) -> str:
 # --- listings and pages
 
 
-def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetters) -> None:
+def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetterStore) -> None:
     @app.get("/v1/sessions", summary="Sessions, the newest event first", response_model=None)
     async def get_sessions(
         http: Request,
@@ -639,7 +643,7 @@ def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetters) 
     ) -> Response:
         if agent_id is not None and (fault := id_fault(agent_id)):
             raise BadRequest(f"agent_id {fault}")
-        agents = grant_of(http.scope).agents_among(agent_id)
+        agents = request_grant(http.scope).agents_among(agent_id)
         return _json(
             await history.sessions(agent_ids=agents, after=after, limit=limit, store=histories)
         )
@@ -663,7 +667,7 @@ def _listings(app: FastAPI, histories: HistoryStore, dead_letters: DeadLetters) 
 def _pages(
     app: FastAPI,
     histories: HistoryStore,
-    metrics: Metrics,
+    metrics: QueryMetrics,
     is_ready: Callable[[], Awaitable[list[str]]],
     asyncapi: Callable[[], str],
 ) -> None:

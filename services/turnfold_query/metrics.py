@@ -9,13 +9,13 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from turnfold.operations.query.context import Answer
+from turnfold.operations.query.context import ContextReply
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _EDGES = (*map(str, SECONDS), "+Inf")
 
 
-class Metrics(Collector):
+class QueryMetrics(Collector):
     """The figures of one process, in a registry of its own.
 
     What is counted for every request is kept in plain numbers, which takes a third of the time that counters with locks do:
@@ -56,7 +56,7 @@ class Metrics(Collector):
             times = self._requests[name] = _Times()
         times.add(seconds)
 
-    def shown(self, answer: Answer) -> None:
+    def shown(self, answer: ContextReply) -> None:
         """Count a window: how fresh it is, how long it took to build, and what it shows otherwise than it was published."""
         if not answer.is_modified or answer.account is None:
             self._answers["not_modified"] += 1

@@ -15,7 +15,7 @@ import structlog
 import uvloop
 from faststream.nats import NatsBroker
 
-from turnfold.bus.admission import Admission, shares_of
+from turnfold.bus.admission import ConcurrencyLimiter, shares_of
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.events import BusEvents
@@ -25,53 +25,53 @@ from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS
 from turnfold.core.text.tokens import Count
 from turnfold.model_info.context_windows import ModelWindows
 from turnfold.model_info.tokenizer import load_counter
-from turnfold.models import Summarizer
+from turnfold.models import ChildSummarizer
 from turnfold.nats_client.acknowledgements import Publisher
-from turnfold.nats_client.connection import HangingUp
-from turnfold.operations.compact.attempt import Writing
-from turnfold.operations.ingest.decode import weigh_all
-from turnfold.operations.rules import make_rules, policy_rule
-from turnfold.ports import Ingested, Job, Rules, Writes
-from turnfold.process.http_server import Listener
+from turnfold.nats_client.connection import NatsClient
+from turnfold.operations.compact.attempt import SummaryConfig
+from turnfold.operations.ingest.decode import decode_batch
+from turnfold.operations.rules import make_rules, policy_resolver
+from turnfold.ports import IngestResult, Job, JobKind, Rules
+from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
-from turnfold.process.scheduling import stand_back
-from turnfold.process.tasks import end
+from turnfold.process.scheduling import lower_priority
+from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
-from turnfold.store.compact.campaigns import SqlCampaigns
-from turnfold.store.compact.jobs import SqlJobs
-from turnfold.store.compact.requests import SqlChanges
-from turnfold.store.compact.versions import SqlVersions
+from turnfold.store.compact.campaigns import SqlCampaignStore
+from turnfold.store.compact.jobs import SqlJobStore
+from turnfold.store.compact.requests import SqlSessionCommands
+from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import WriterLock, wait_for_schema, wait_until_adopted
-from turnfold.store.database.outbox import SqlOutbox
+from turnfold.store.database.outbox import SqlOutboxStore
 from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
-from turnfold.store.database.statistics import SqlFigures
-from turnfold.store.ingest.erase import SqlErasures
-from turnfold.store.ingest.idle import SqlIdle
-from turnfold.store.ingest.ingest import SqlIntake
-from turnfold.store.ingest.search_index import SqlIndex
-from turnfold.store.query.dead_letters import SqlLetters
-from turnfold.store.query.history import SqlHistory
+from turnfold.store.database.statistics import SqlStatistics
+from turnfold.store.ingest.erase import SqlErasureStore
+from turnfold.store.ingest.idle import SqlIdleStore
+from turnfold.store.ingest.ingest import SqlIngestStore
+from turnfold.store.ingest.search_index import SqlSearchIndex
+from turnfold.store.query.dead_letters import SqlDeadLetterStore
+from turnfold.store.query.history import SqlHistoryStore
 from turnfold_worker.actors import Actors, watched
 from turnfold_worker.background import (
-    Campaigner,
+    CampaignRunner,
     CatchUp,
+    ChildMonitor,
     Compactor,
-    Eraser,
-    Idler,
+    ErasureRunner,
+    GapFinder,
+    IdleEvictor,
     Indexer,
-    Keeper,
-    Prober,
+    PollingLoop,
     Pruner,
     Relay,
-    Sweeper,
-    Waker,
+    WriteProbe,
 )
 from turnfold_worker.dead_letters import make_letters_router
-from turnfold_worker.handlers import Desk, Intake, make_request_router
-from turnfold_worker.health import Health, Parts, make_http
-from turnfold_worker.metrics import Metrics
+from turnfold_worker.handlers import CommandServer, IngestLoop, make_request_router
+from turnfold_worker.health import HealthSources, WorkerHealth, make_http
+from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
 from turnfold_worker.versions import make_versions_router
 
@@ -91,7 +91,7 @@ Result = TypeVar("Result")
 
 def main(settings: Settings, receiver: Receiver) -> int:
     """Run a worker with this receiver until it is told to stop; the status to exit with."""
-    stand_back()
+    lower_priority()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, receiver))
     return 0
@@ -107,7 +107,7 @@ async def _run(settings: Settings, receiver: Receiver) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    seen = Seen(Watchdog(settings.watchdog_seconds))
+    seen = Telemetry(Watchdog(settings.watchdog_seconds))
     seen.watchdog.start()
     database = Database(settings.database_url, writes=True)
     try:
@@ -131,16 +131,16 @@ async def _run(settings: Settings, receiver: Receiver) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Telemetry:
     """What looks at a worker while it works."""
 
     watchdog: Watchdog
-    metrics: Metrics = field(default_factory=Metrics)
-    health: Health = field(default_factory=Health)
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
+    health: WorkerHealth = field(default_factory=WorkerHealth)
 
 
 async def _serve(
-    settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event
+    settings: Settings, database: Database, receiver: Receiver, seen: Telemetry, stop: asyncio.Event
 ) -> None:
     """Tell how the worker is while it runs."""
     listener = (
@@ -155,8 +155,8 @@ async def _serve(
             await listener.close()
 
 
-async def _listening(host: str, port: int, seen: Seen) -> Listener:
-    listener = Listener(
+async def _listening(host: str, port: int, seen: Telemetry) -> HttpServer:
+    listener = HttpServer(
         make_http(seen.health, seen.metrics), host=host, port=port, connections=HEALTH_CONNECTIONS
     )
     await listener.opened()
@@ -165,11 +165,11 @@ async def _listening(host: str, port: int, seen: Seen) -> Listener:
 
 
 async def _start(
-    settings: Settings, database: Database, receiver: Receiver, seen: Seen, stop: asyncio.Event
+    settings: Settings, database: Database, receiver: Receiver, seen: Telemetry, stop: asyncio.Event
 ) -> None:
     """Build the parts, run them until told to stop, and take them down in order."""
     # litellm takes seconds to load: its child begins first. Without a model the child is light, and waits for its first job.
-    summarizer = Summarizer(preload=_has_model(settings))
+    summarizer = ChildSummarizer(preload=_has_model(settings))
     if _has_model(settings):
         await summarizer.start()
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
@@ -182,7 +182,7 @@ async def _start(
         await _unless(stop, wait_until_adopted(database, created=created))
         lock = WriterLock(settings.database_url)
         if not lock.try_to_take():
-            log.info("worker.standing_by")
+            log.info("worker.standby")
             seen.health.waits_for = "it stands by: another worker writes to this file"
             await _unless(stop, lock.take())
         if stop.is_set():
@@ -196,11 +196,11 @@ async def _start(
 
 
 async def _work(
-    settings: Settings, database: Database, count: Count, client: HangingUp, receiver: Receiver, summarizer: Summarizer, seen: Seen,
+    settings: Settings, database: Database, count: Count, client: NatsClient, receiver: Receiver, summarizer: ChildSummarizer, seen: Telemetry,
     stop: asyncio.Event,
 ) -> None:  # fmt: skip
     _advise(settings)
-    policy = policy_rule(settings.preset, settings.policy_of, settings.allowance)
+    policy = policy_resolver(settings.preset, settings.policy_of, settings.allowance)
     windows = ModelWindows()
     rules = make_rules(
         policy,
@@ -209,11 +209,11 @@ async def _work(
         max_sessions=settings.max_sessions_per_agent,
         allowance=settings.allowance,
     )
-    intake_store, jobs = SqlIntake(database), SqlJobs(database)
+    intake_store, jobs = SqlIngestStore(database), SqlJobStore(database)
     if database.is_sqlite:
         # The lock of the writer is ours, so whoever held a lease is gone.
         await jobs.end_leases()
-    intake = Intake(
+    intake = IngestLoop(
         receiver=receiver, client=client, store=intake_store, rules=rules, metrics=seen.metrics
     )
     compactor = Compactor(
@@ -221,34 +221,38 @@ async def _work(
         concurrency=settings.summary_concurrency, is_busy=lambda: intake.is_busy,
     )  # fmt: skip
     relay = Relay(
-        store=SqlOutbox(database), publisher=Publisher(client, NOTICES_STREAM, on_foreign=seen.metrics.disturbed),
+        store=SqlOutboxStore(database), publisher=Publisher(client, NOTICES_STREAM, on_foreign=seen.metrics.disturbed),
         is_busy=lambda: intake.is_busy,
     )  # fmt: skip
     weigh = partial(
-        weigh_all,
+        decode_batch,
         count=count,
         limits=settings.event_limits,
         image_tokens=settings.policy.image_tokens,
     )
     catch_up = CatchUp(store=intake_store, client=client, intake=intake, weigh=weigh)
-    sweeper = Sweeper(store=intake_store, client=client)
+    sweeper = GapFinder(store=intake_store, client=client)
     pruner = Pruner(store=intake_store, client=client, hours=settings.stream_retention_hours)
-    idler = Idler(store=SqlIdle(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake)
-    eraser = Eraser(store=SqlErasures(database), client=client, rules=rules, now_ms=now_ms)
-    indexer = Indexer(store=SqlIndex(database), is_busy=lambda: intake.is_busy)
-    figures = SqlFigures(database)
-    prober = Prober(probe=figures.probe)
+    idler = IdleEvictor(
+        store=SqlIdleStore(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake
+    )
+    eraser = ErasureRunner(
+        store=SqlErasureStore(database), client=client, rules=rules, now_ms=now_ms
+    )
+    indexer = Indexer(store=SqlSearchIndex(database), is_busy=lambda: intake.is_busy)
+    figures = SqlStatistics(database)
+    prober = WriteProbe(probe=figures.probe)
 
     loop = asyncio.get_running_loop()
 
-    def on_stored(done: Ingested) -> None:
+    def on_stored(done: IngestResult) -> None:
         if done.evictions:
             # The window that follows a turn goes first.
             loop.call_later(SUMMARY_DELAY_MS / 1000, relay.wake)
             loop.call_later(SUMMARY_DELAY_MS / 1000, compactor.wake)
 
-    campaigner = Campaigner(
-        store=SqlCampaigns(database), rules=rules, now_ms=now_ms, on_opened=compactor.wake
+    campaigner = CampaignRunner(
+        store=SqlCampaignStore(database), rules=rules, now_ms=now_ms, on_opened=compactor.wake
     )
 
     def look_again() -> None:
@@ -258,7 +262,7 @@ async def _work(
     intake.on_stored = on_stored
     compactor.on_done, compactor.on_attempt = _ended(relay, campaigner), seen.metrics.attempted
     actors = Actors(read_secret=partial(read_secret, database, SIGNED_ACTORS), now_ms=now_ms)
-    desk = Desk(Admission(shares_of(settings)), actors)
+    desk = CommandServer(ConcurrencyLimiter(shares_of(settings)), actors)
     broker = await _started_broker(
         settings, database, client, rules, look_again, eraser, desk, seen.metrics.disturbed
     )
@@ -267,7 +271,7 @@ async def _work(
         pids = {"worker": os.getpid(), "receiver": receiver.pid, "model": summarizer.pid}
         announce({name: pid for name, pid in pids.items() if pid is not None})
 
-    keeper = Keeper(summarizer=summarizer, on_change=tell_processes)
+    keeper = ChildMonitor(summarizer=summarizer, on_change=tell_processes)
     parts = (
         catch_up,
         compactor,
@@ -284,7 +288,7 @@ async def _work(
     loops = _running(intake, receiver, parts, seen.metrics)
     seen.watchdog.watch("the consumer", lambda: receiver.words, seconds=SILENT_SECONDS)
     seen.watchdog.watch("the intake", lambda: intake.ended, seconds=BATCH_SECONDS)
-    seen.health.parts = Parts(client, receiver, prober, figures)
+    seen.health.parts = HealthSources(client, receiver, prober, figures)
     await _unless(stop, receiver.loaded())
     if _has_model(settings):
         # Events are stored already; whoever waits for the ready line may count on summaries too.
@@ -308,7 +312,7 @@ def _advise(settings: Settings) -> None:
 
 
 def _running(
-    intake: Intake, receiver: Receiver, parts: Sequence[Waker], metrics: Metrics
+    intake: IngestLoop, receiver: Receiver, parts: Sequence[PollingLoop], metrics: WorkerMetrics
 ) -> list[asyncio.Task[None]]:
     """The loops of a worker, each of which goes on after errors."""
     for part in parts:
@@ -320,19 +324,22 @@ def _running(
     ]
 
 
-def _ended(relay: Relay, campaigner: Campaigner) -> Callable[[Job], None]:
+def _ended(relay: Relay, campaigner: CampaignRunner) -> Callable[[Job], None]:
     """What an ended job wakes: it left notices, and may have made room for the next of a campaign."""
 
     def on_done(job: Job) -> None:
         relay.wake()
-        if job.writes is Writes.REGENERATED:
+        if job.writes is JobKind.REGENERATED:
             campaigner.wake()
 
     return on_done
 
 
 async def _until_stopped(
-    stop: asyncio.Event, loops: Sequence[asyncio.Task[None]], broker: NatsBroker, desk: Desk
+    stop: asyncio.Event,
+    loops: Sequence[asyncio.Task[None]],
+    broker: NatsBroker,
+    desk: CommandServer,
 ) -> None:
     """Run until told to stop, or a part ends that should not; then take nothing more and finish what is in hand."""
     try:
@@ -344,13 +351,13 @@ async def _until_stopped(
         with contextlib.suppress(Exception):
             await broker.stop()
         await desk.close()
-        await end(*loops)
+        await cancel_and_wait(*loops)
         log.info("worker.stopped")
 
 
-def _writing(settings: Settings, windows: ModelWindows) -> Writing:
+def _writing(settings: Settings, windows: ModelWindows) -> SummaryConfig:
     """How summaries are asked for in this installation."""
-    return Writing(
+    return SummaryConfig(
         model=settings.summary_model,
         api_base=settings.summary_api_base,
         api_key=settings.summary_api_key,
@@ -368,11 +375,11 @@ def _writing(settings: Settings, windows: ModelWindows) -> Writing:
 async def _started_broker(
     settings: Settings,
     database: Database,
-    client: HangingUp,
+    client: NatsClient,
     rules: Rules,
     look_again: Callable[[], object],
-    eraser: Eraser,
-    desk: Desk,
+    eraser: ErasureRunner,
+    desk: CommandServer,
     disturbed: Callable[[], object],
 ) -> NatsBroker:
     """Who answers requests that write."""
@@ -384,7 +391,7 @@ async def _started_broker(
     )
     broker.include_routers(
         make_request_router(
-            changes=SqlChanges(database),
+            changes=SqlSessionCommands(database),
             rules=rules,
             now_ms=now_ms,
             on_change=look_again,
@@ -393,16 +400,16 @@ async def _started_broker(
             desk=desk,
         ),
         make_versions_router(
-            store=SqlVersions(database),
-            campaigns=SqlCampaigns(database),
-            histories=SqlHistory(database),
+            store=SqlVersionStore(database),
+            campaigns=SqlCampaignStore(database),
+            histories=SqlHistoryStore(database),
             rules=rules,
             now_ms=now_ms,
             on_change=look_again,
             desk=desk,
         ),
         make_letters_router(
-            store=SqlLetters(database),
+            store=SqlDeadLetterStore(database),
             stream=BusEvents(client, on_foreign=disturbed),
             now_ms=now_ms,
             desk=desk,
@@ -426,6 +433,6 @@ async def _unless(stop: asyncio.Event, waiting: Coroutine[Any, Any, Result]) -> 
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not task.done():
-        await end(task)
+        await cancel_and_wait(task)
         return None
     return task.result()

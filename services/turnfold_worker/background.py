@@ -16,34 +16,34 @@ import structlog
 from nats.aio.client import Client
 
 from turnfold.bus.asking import asking
-from turnfold.bus.retention import forget_old
-from turnfold.bus.streams import acknowledged_to, read_events
+from turnfold.bus.retention import prune_stream
+from turnfold.bus.streams import ack_floor, read_events
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED, NOTICES_STREAM
-from turnfold.core.summary.fair_share import Places
+from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.text.tokens import Count
 from turnfold.errors import StartError, SummarizerError, Unavailable
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
-from turnfold.operations.compact.attempt import Writing
-from turnfold.operations.compact.compact import Committed, GivenBack, Outcome, RolledBack, compact
-from turnfold.operations.ingest.decode import Batch, Delivery
+from turnfold.operations.compact.attempt import SummaryConfig
+from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack, compact
+from turnfold.operations.ingest.decode import DecodedBatch, Delivery
 from turnfold.operations.rules import PolicyOf
 from turnfold.ports import (
-    Campaigns,
+    CampaignStore,
     ErasureStore,
     IdleStore,
-    IntakeStore,
+    IngestStore,
     Job,
     JobStore,
     Notice,
-    Outbox,
+    OutboxStore,
     Rules,
+    SearchIndex,
     Summarizer,
-    WordIndex,
 )
 from turnfold.process.scheduling import backoff_seconds
-from turnfold.process.tasks import end
-from turnfold_worker.handlers import Intake
+from turnfold.process.tasks import cancel_and_wait
+from turnfold_worker.handlers import IngestLoop
 from turnfold_worker.receiver.wire import BATCH
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ YIELD_SECONDS = 5.0
 YIELDS_AGAIN_SECONDS = 0.25
 
 
-class _Precedence:
+class BusyDeferral:
     """Events go first: a summary or a notice may wait a little, an agent's next window should not. But no backlog stops them for good."""
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
@@ -77,7 +77,7 @@ class _Precedence:
         return False
 
 
-class Waker(ABC):
+class PollingLoop(ABC):
     """A loop that works when woken, and looks by itself now and then: a lost wake-up costs time, never work."""
 
     poll_seconds = 1.0
@@ -103,7 +103,7 @@ class Waker(ABC):
             try:
                 wait = await self.work()
             except Unavailable as error:
-                log.warning("work.delayed", part=type(self).__name__, error=str(error))
+                log.warning("loop.delayed", part=type(self).__name__, error=str(error))
                 wait = RETRY_SECONDS
             except StartError:
                 raise
@@ -125,7 +125,7 @@ class Waker(ABC):
         """Do what is there to do; seconds until the next look."""
 
 
-class Compactor(Waker):
+class Compactor(PollingLoop):
     """Claims due jobs, a few at once and no agent's alone, and has them written."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Compactor(Waker):
         *,
         store: JobStore,
         summarizer: Summarizer,
-        writing: Writing,
+        writing: SummaryConfig,
         count: Count,
         policy: PolicyOf,
         now_ms: Callable[[], int],
@@ -148,7 +148,7 @@ class Compactor(Waker):
         self._policy = policy
         self._now_ms = now_ms
         self._concurrency = concurrency
-        self._events = _Precedence(is_busy)
+        self._events = BusyDeferral(is_busy)
         self._running: dict[asyncio.Task[None], Job] = {}
         self.on_done: Callable[[Job], object] = lambda _: None
         self.on_attempt: Callable[[Outcome | str], object] = lambda _: None
@@ -158,11 +158,11 @@ class Compactor(Waker):
         try:
             await super().run()
         finally:
-            await end(*self._running)
+            await cancel_and_wait(*self._running)
 
     async def work(self) -> float:
         """Claim as many jobs as there are free places."""
-        places = Places.of(
+        places = JobSlots.of(
             self._concurrency, Counter(job.key.agent_id for job in self._running.values())
         )
         if places.free <= 0:
@@ -219,7 +219,7 @@ class Compactor(Waker):
                     reason=reason,
                     seconds=seconds,
                 )
-            case GivenBack(reason=reason):
+            case Retry(reason=reason):
                 log.warning(
                     "attempt.failed",
                     compaction_id=job.compaction_ids[-1],
@@ -250,11 +250,13 @@ class Compactor(Waker):
                 count=self._count,
                 now_ms=self._now_ms,
             )
-            compacting.note(outcome=type(outcome).__name__, reason=getattr(outcome, "reason", None))
+            compacting.set_attributes(
+                outcome=type(outcome).__name__, reason=getattr(outcome, "reason", None)
+            )
             return outcome
 
 
-class Idler(Waker):
+class IdleEvictor(PollingLoop):
     """Has sessions evicted from that nobody speaks in any more."""
 
     poll_seconds = 5.0
@@ -286,13 +288,13 @@ class Idler(Waker):
         return min(self.poll_seconds, max(0.05, (at_ms - self._now_ms()) / 1000))
 
 
-class Campaigner(Waker):
+class CampaignRunner(PollingLoop):
     """Opens the next sessions of regenerations that go through many."""
 
     def __init__(
         self,
         *,
-        store: Campaigns,
+        store: CampaignStore,
         rules: Rules,
         now_ms: Callable[[], int],
         on_opened: Callable[[], object],
@@ -310,7 +312,7 @@ class Campaigner(Waker):
         return self.poll_seconds
 
 
-class Eraser(Waker):
+class ErasureRunner(PollingLoop):
     """Has the stream forget what was erased, and erases sessions whose time is over."""
 
     poll_seconds = 30.0
@@ -383,12 +385,12 @@ class Eraser(Waker):
             return failure
 
 
-class Indexer(Waker):
+class Indexer(PollingLoop):
     """Has messages indexed for search, a few at a time, while no full batch of events is in hand."""
 
     longest_pause_seconds = 10.0
 
-    def __init__(self, *, store: WordIndex, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, *, store: SearchIndex, is_busy: Callable[[], bool]) -> None:
         super().__init__()
         self._store = store
         self._is_busy = is_busy
@@ -406,16 +408,18 @@ class Indexer(Waker):
         return self.poll_seconds
 
 
-class Relay(Waker):
+class Relay(PollingLoop):
     """Sends the outbox to the stream of notices, at least once and in order."""
 
     at_once = 100
 
-    def __init__(self, *, store: Outbox, publisher: Publisher, is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self, *, store: OutboxStore, publisher: Publisher, is_busy: Callable[[], bool]
+    ) -> None:
         super().__init__()
         self._store = store
         self._publisher = publisher
-        self._events = _Precedence(is_busy)
+        self._events = BusyDeferral(is_busy)
 
     async def work(self) -> float:
         """Send what waits; a notice is forgotten when the stream has it."""
@@ -446,20 +450,20 @@ def _name_of(notice: Notice) -> str:
     return f"n{notice.outbox_id}.{told}"
 
 
-class Sweeper(Waker):
+class GapFinder(PollingLoop):
     """Finds sequences that the stream does not hold any more, so that nobody waits for them."""
 
     poll_seconds = 2.0
     ask_at_most = 200
 
-    def __init__(self, *, store: IntakeStore, client: Client) -> None:
+    def __init__(self, *, store: IngestStore, client: Client) -> None:
         super().__init__()
         self._store = store
         self._client = client
 
     async def work(self) -> float:
         """Ask the stream about the sequences that are missing."""
-        gaps = await self._store.gaps(up_to=await acknowledged_to(self._client))
+        gaps = await self._store.gaps(up_to=await ack_floor(self._client))
         if not gaps:
             return self.poll_seconds
         jetstream = self._client.jetstream()
@@ -515,12 +519,12 @@ class Sweeper(Waker):
         return int(told["message"]["seq"])
 
 
-class Pruner(Waker):
+class Pruner(PollingLoop):
     """Has the stream forget events that have long been stored."""
 
     poll_seconds = 600.0
 
-    def __init__(self, *, store: IntakeStore, client: Client, hours: int) -> None:
+    def __init__(self, *, store: IngestStore, client: Client, hours: int) -> None:
         super().__init__()
         self._store = store
         self._client = client
@@ -529,16 +533,16 @@ class Pruner(Waker):
     async def work(self) -> float:
         """Purge what is old and stored."""
         if self._hours:
-            await forget_old(
+            await prune_stream(
                 self._client, ingested_to=await self._store.ingested_to(), hours=self._hours
             )
         return self.poll_seconds
 
 
-Weigh = Callable[[Sequence[Delivery]], Batch]
+Weigh = Callable[[Sequence[Delivery]], DecodedBatch]
 
 
-class CatchUp(Waker):
+class CatchUp(PollingLoop):
     """Stores again what the consumer counts as acknowledged and the database lacks: it was restored from a backup, or is a new one.
 
     It is read from the stream in order, and one worker after the other takes a batch of it: a history is rebuilt as it came.
@@ -546,7 +550,9 @@ class CatchUp(Waker):
 
     poll_seconds = 2.0
 
-    def __init__(self, *, store: IntakeStore, client: Client, intake: Intake, weigh: Weigh) -> None:
+    def __init__(
+        self, *, store: IngestStore, client: Client, intake: IngestLoop, weigh: Weigh
+    ) -> None:
         super().__init__()
         self._store = store
         self._client = client
@@ -566,9 +572,9 @@ class CatchUp(Waker):
 
     async def _batch(self, at: int) -> tuple[int, int] | None:
         """Store the next events that are missing from here on: where to go on, and how many they were; None at the end."""
-        async with self._store.turn():
+        async with self._store.backfill_lock():
             # In this order: what was acknowledged when we asked was committed before we look.
-            acknowledged = await acknowledged_to(self._client)
+            acknowledged = await ack_floor(self._client)
             gaps = await self._store.gaps(up_to=acknowledged)
             missing = ((max(first, at), min(last, acknowledged)) for first, last in gaps)
             span = next(((first, last) for first, last in missing if first <= last), None)
@@ -591,7 +597,7 @@ class CatchUp(Waker):
             return found[-1].stream_seq + 1, len(found)
 
 
-class Prober(Waker):
+class WriteProbe(PollingLoop):
     """Sees that the database can be written, and remembers when it could."""
 
     poll_seconds = 5.0
@@ -613,7 +619,7 @@ class Prober(Waker):
         return self.poll_seconds
 
 
-class Child(Protocol):
+class RestartableChild(Protocol):
     """A process that writes summaries."""
 
     @property
@@ -626,10 +632,10 @@ class Child(Protocol):
         ...
 
 
-class Keeper(Waker):
+class ChildMonitor(PollingLoop):
     """Starts the summariser's process again when it died, and tells which one it is now; its first start is others' work."""
 
-    def __init__(self, *, summarizer: Child, on_change: Callable[[], object]) -> None:
+    def __init__(self, *, summarizer: RestartableChild, on_change: Callable[[], object]) -> None:
         super().__init__()
         self._summarizer = summarizer
         self._on_change = on_change

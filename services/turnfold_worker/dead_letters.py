@@ -7,14 +7,14 @@ from faststream.nats import NatsRouter
 
 from turnfold.contracts.requests import ReplayRequest, read_command
 from turnfold.operations.query import dead_letters as letters
-from turnfold.ports import DeadLetters, EventStream
-from turnfold_worker.handlers import Desk
+from turnfold.ports import DeadLetterStore, EventStream
+from turnfold_worker.handlers import CommandServer
 
 REPLAY = "deadletters.replay"
 
 
 def make_letters_router(
-    *, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int], desk: Desk
+    *, store: DeadLetterStore, stream: EventStream, now_ms: Callable[[], int], desk: CommandServer
 ) -> NatsRouter:
     """Who writes answers it: the compaction worker."""
     router = NatsRouter()

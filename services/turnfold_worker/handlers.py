@@ -12,7 +12,7 @@ from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from turnfold.bus.admission import INSTALLATION, Admission
+from turnfold.bus.admission import INSTALLATION, ConcurrencyLimiter
 from turnfold.bus.answering import answer, is_led
 from turnfold.contracts.requests import (
     CompactionRequest,
@@ -24,14 +24,14 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import INGESTED, POLICY_READS, WORKER_QUEUE, key_of_subject
 from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
-from turnfold.observability.tracing import is_on, span
-from turnfold.operations.ingest.decode import Batch
+from turnfold.observability.tracing import is_enabled, span
+from turnfold.operations.ingest.decode import DecodedBatch
 from turnfold.operations.ingest.ingest import ingest
-from turnfold.ports import Arrival, Changes, Ingested, IntakeStore, Rules
+from turnfold.ports import DecodedEvent, IngestResult, IngestStore, Rules, SessionCommands
 from turnfold_worker.actors import Actors
-from turnfold_worker.metrics import Metrics
+from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
-from turnfold_worker.receiver.parent import Received
+from turnfold_worker.receiver.parent import ReceivedBatch
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ BUSY = 1_000
 RETRY_SECONDS = 1.0
 
 
-class Intake:
+class IngestLoop:
     """Batches from the receiver into the store; acknowledged after the commit, never before."""
 
     def __init__(
@@ -48,9 +48,9 @@ class Intake:
         *,
         receiver: Receiver,
         client: Client,
-        store: IntakeStore,
+        store: IngestStore,
         rules: Rules,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
     ) -> None:
         self._receiver = receiver
         self._client = client
@@ -61,7 +61,7 @@ class Intake:
         self._ended = 0
         self.may_begin = asyncio.Event()
         """Set once no older events are missing, which new ones would overtake."""
-        self.on_stored: Callable[[Ingested], object] = lambda _: None
+        self.on_stored: Callable[[IngestResult], object] = lambda _: None
 
     @property
     def is_busy(self) -> bool:
@@ -95,13 +95,13 @@ class Intake:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("batch.crashed", exc_info=error)
 
-    async def _take(self, received: Received) -> None:
+    async def _take(self, received: ReceivedBatch) -> None:
         """Store a batch, acknowledge it, and say so; what cannot be stored now comes again a little later."""
         try:
             done = await self.store(received.parcel.batch)
         except Unavailable as error:
             log.warning(
-                "batch.returned", events=len(received.parcel.batch.payloads), error=str(error)
+                "batch.requeued", events=len(received.parcel.batch.payloads), error=str(error)
             )
             self._metrics.returned()
             received.give_back(delay_seconds=RETRY_SECONDS)
@@ -112,7 +112,7 @@ class Intake:
         received.acknowledge()
         await self.tell(done)
 
-    async def store(self, batch: Batch) -> Ingested:
+    async def store(self, batch: DecodedBatch) -> IngestResult:
         """Store a batch, in the trace of each event that has one.
 
         Raises:
@@ -120,7 +120,7 @@ class Intake:
         """
         began = time.perf_counter()
         with ExitStack() as traced:
-            if is_on():
+            if is_enabled():
                 batch = batch._replace(
                     arrivals=[_traced(arrival, traced) for arrival in batch.arrivals]
                 )
@@ -128,18 +128,18 @@ class Intake:
         self._metrics.stored(done, events=len(batch.payloads), seconds=time.perf_counter() - began)
         return done
 
-    async def tell(self, done: Ingested) -> None:
+    async def tell(self, done: IngestResult) -> None:
         """Say what was stored."""
         self.on_stored(done)
         await self._client.publish(INGESTED, b"")
         if done.dead_letters:
-            log.warning("events.buried", dead_letters=done.dead_letters)
+            log.warning("events.dead_lettered", dead_letters=done.dead_letters)
         log.debug(
             "batch.stored", events=done.events, messages=done.messages, evictions=done.evictions
         )
 
 
-def _traced(arrival: Arrival, traced: ExitStack) -> Arrival:
+def _traced(arrival: DecodedEvent, traced: ExitStack) -> DecodedEvent:
     """The event with a span of its own, in the trace that it came with; without one it has none."""
     if arrival.trace is None:
         return arrival
@@ -149,7 +149,7 @@ def _traced(arrival: Arrival, traced: ExitStack) -> Arrival:
     return arrival._replace(trace=ingesting.trace)
 
 
-async def as_it_came(message: NatsMessage) -> NatsMessage:
+async def passthrough_decoder(message: NatsMessage) -> NatsMessage:
     """Leave a request to its own model, and hand the handler the message itself."""
     return message
 
@@ -158,10 +158,10 @@ Handle = Callable[[str, bytes, str], Awaitable[Mapping[str, Any]]]
 """Does what a request asks for, by its subject, its body and who asked."""
 
 
-class Desk:
+class CommandServer:
     """Where requests that write are taken: some are worked on side by side, and beyond them the rest are told to come back."""
 
-    def __init__(self, admission: Admission, actors: Actors) -> None:
+    def __init__(self, admission: ConcurrencyLimiter, actors: Actors) -> None:
         self._admission = admission
         self.actors = actors
         self._open: set[asyncio.Task[None]] = set()
@@ -172,7 +172,7 @@ class Desk:
         @router.subscriber(
             f"{name}{'.*' * levels}",
             queue=WORKER_QUEUE,
-            decoder=as_it_came,
+            decoder=passthrough_decoder,
             no_reply=True,
             title=name,
         )
@@ -213,13 +213,13 @@ def _asker_of(name: str, subject: str) -> str:
 
 def make_request_router(
     *,
-    changes: Changes,
+    changes: SessionCommands,
     rules: Rules,
     now_ms: Callable[[], int],
     on_change: Callable[[], object],
     last_seq: Callable[[], Awaitable[int]],
     on_erased: Callable[[], object],
-    desk: Desk,
+    desk: CommandServer,
 ) -> NatsRouter:
     """Requests that write: answered here, where the writing is done."""
     router = NatsRouter()

@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from turnfold.bus.streams import Lag, lag
 from turnfold.errors import Unavailable
-from turnfold.store.database.statistics import SqlFigures, Waiting
-from turnfold_worker.background import Prober
-from turnfold_worker.metrics import Metrics
+from turnfold.store.database.statistics import QueueDepths, SqlStatistics
+from turnfold_worker.background import WriteProbe
+from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
 
 ASK_SECONDS = 3.0
@@ -27,21 +27,21 @@ SILENT_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class HealthSources:
     """The parts of a worker that is at work."""
 
     client: Client
     receiver: Receiver
-    prober: Prober
-    figures: SqlFigures
+    prober: WriteProbe
+    figures: SqlStatistics
 
 
-class Health:
+class WorkerHealth:
     """How a worker is; `waits_for` says what it waits for until its parts are at work."""
 
     def __init__(self) -> None:
         self.waits_for = "it is starting"
-        self.parts: Parts | None = None
+        self.parts: HealthSources | None = None
 
     async def readiness(self) -> tuple[list[str], Mapping[str, Any]]:
         """What is missing for it to work, and the figures from which that is told."""
@@ -52,7 +52,7 @@ class Health:
         behind = await lag_of(client)
         if client.is_connected and behind is None:
             missing.append("the stream does not answer, or its consumer is gone")
-        if receiver.silent_seconds > SILENT_SECONDS:
+        if receiver.idle_seconds > SILENT_SECONDS:
             missing.append("the consumer is silent")
         if prober.age_seconds > SILENT_SECONDS:
             missing.append("the database cannot be written")
@@ -60,12 +60,12 @@ class Health:
             {"lag_events": behind.events, "lag_seconds": round(behind.seconds, 3)} if behind else {}
         )
         ages = {
-            "fetch_age_seconds": receiver.silent_seconds,
+            "fetch_age_seconds": receiver.idle_seconds,
             "write_age_seconds": prober.age_seconds,
         }
         return missing, seen | {name: round(seconds, 3) for name, seconds in ages.items()}
 
-    async def tell(self, metrics: Metrics) -> None:
+    async def refresh_metrics(self, metrics: WorkerMetrics) -> None:
         """Bring the figures up to date that are asked of others; what cannot be asked now stays as it was."""
         if self.parts is None:
             return
@@ -86,14 +86,14 @@ async def lag_of(client: Client) -> Lag | None:
     return None
 
 
-async def _waiting(figures: SqlFigures) -> Waiting | None:
+async def _waiting(figures: SqlStatistics) -> QueueDepths | None:
     with contextlib.suppress(Unavailable, TimeoutError):
         async with asyncio.timeout(ASK_SECONDS):
             return await figures.waiting(now_ms=_now_ms())
     return None
 
 
-def make_http(health: Health, metrics: Metrics) -> Starlette:
+def make_http(health: WorkerHealth, metrics: WorkerMetrics) -> Starlette:
     """The HTTP application; it runs in the loop that does the work, so that who gets an answer knows that this one moves."""
 
     async def get_health(_: Request) -> Response:
@@ -107,7 +107,7 @@ def make_http(health: Health, metrics: Metrics) -> Starlette:
         )
 
     async def get_metrics(_: Request) -> Response:
-        await health.tell(metrics)
+        await health.refresh_metrics(metrics)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return Starlette(

@@ -5,16 +5,16 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from turnfold.bus.streams import Lag
-from turnfold.operations.compact.compact import Committed, GivenBack, Outcome, RolledBack
-from turnfold.ports import Ingested
-from turnfold.store.database.statistics import Waiting
+from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack
+from turnfold.ports import IngestResult
+from turnfold.store.database.statistics import QueueDepths
 
 BATCH_EVENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 BATCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SUMMARY_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class Metrics:
+class WorkerMetrics:
     """The figures of one process, in a registry of its own. Nothing is counted for each event, only for each batch and job."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Metrics:
             registry=registry,
         )
 
-    def stored(self, done: Ingested, *, events: int, seconds: float) -> None:
+    def stored(self, done: IngestResult, *, events: int, seconds: float) -> None:
         """Count a batch of so many events, from when it was taken to when it was acknowledged."""
         self._batch_events.observe(events)
         self._batch_seconds.observe(seconds)
@@ -165,7 +165,7 @@ class Metrics:
             case Committed(reason=reason):
                 self._attempts.labels("committed", reason or "").inc()
                 self._committed(outcome)
-            case GivenBack(reason=reason):
+            case Retry(reason=reason):
                 self._attempts.labels("given_back", reason).inc()
             case RolledBack(reason=reason):
                 self._attempts.labels("rolled_back", reason or "").inc()
@@ -189,7 +189,7 @@ class Metrics:
         self._lag_events.set(lag.events)
         self._lag_seconds.set(lag.seconds)
 
-    def waits(self, waiting: Waiting) -> None:
+    def waits(self, waiting: QueueDepths) -> None:
         """Tell what waits in the database."""
         self._jobs.labels("pending").set(waiting.pending)
         self._jobs.labels("running").set(waiting.running)

@@ -18,8 +18,8 @@ from turnfold.contracts.subjects import key_of_subject
 from turnfold.messages import SessionKey
 from turnfold.operations.compact import versions
 from turnfold.operations.query import history
-from turnfold.ports import Campaigns, HistoryStore, Rules, Versions
-from turnfold_worker.handlers import Desk, Handle
+from turnfold.ports import CampaignStore, HistoryStore, Rules, VersionStore
+from turnfold_worker.handlers import CommandServer, Handle
 
 PROMOTE, RESTORE, REGENERATE = "summary.promote", "compaction.restore", "summary.regenerate"
 AGENT_REGENERATE, ALL_REGENERATE, PROGRESS = (
@@ -31,13 +31,13 @@ AGENT_REGENERATE, ALL_REGENERATE, PROGRESS = (
 
 def make_versions_router(
     *,
-    store: Versions,
-    campaigns: Campaigns,
+    store: VersionStore,
+    campaigns: CampaignStore,
     histories: HistoryStore,
     rules: Rules,
     now_ms: Callable[[], int],
     on_change: Callable[[], object],
-    desk: Desk,
+    desk: CommandServer,
 ) -> NatsRouter:
     """Who writes answers them: the compaction worker."""
     router = NatsRouter()

@@ -16,7 +16,7 @@ async def answer(question: str) -> str:
         return reply
 ```
 
-`Recovering` wraps the call of a model so that a conversation that grew too long, or a service that is away, does not end it;
+`ContextRecovery` wraps the call of a model so that a conversation that grew too long, or a service that is away, does not end it;
 `LadderCompressor` and `assemble` make a list of messages fit without any service.
 
 What stands here is the public interface; everything else may change between releases.
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from turnfold.client import (
     Account,
-    Buffering,
+    BufferOptions,
     Client,
-    Event,
     HistoryPage,
+    OutgoingEvent,
     Receipt,
     Session,
     StoredMessage,
@@ -54,9 +54,9 @@ from turnfold.errors import (
 )
 
 if TYPE_CHECKING:
-    from turnfold.client.provider import History, Provider, Room, SessionProvider
-    from turnfold.client.recovery import Recovering
-    from turnfold.client.subagent import Ended, Finished, run_subagent
+    from turnfold.client.provider import ContextBudget, History, Provider, SessionProvider
+    from turnfold.client.recovery import ContextRecovery
+    from turnfold.client.subagent import SubagentFailure, SubagentResult, run_subagent
     from turnfold.client.token_counter import counter
     from turnfold.contracts.notices import ReceivedNotice, notice_of
     from turnfold.core.policy.presets import Policy, preset_named
@@ -68,32 +68,32 @@ __all__ = [
     "Account",
     "Assembler",
     "BadRequest",
-    "Buffering",
+    "BufferOptions",
     "CannotFit",
     "Client",
     "Compressed",
     "Compressor",
     "Conflict",
+    "ContextBudget",
     "ContextOverflow",
-    "Ended",
-    "Event",
-    "Finished",
+    "ContextRecovery",
     "History",
     "HistoryPage",
     "LadderCompressor",
     "NotAllowed",
+    "OutgoingEvent",
     "Overflow",
     "Policy",
     "Provider",
     "Receipt",
     "ReceivedNotice",
-    "Recovering",
     "RequestError",
-    "Room",
     "Session",
     "SessionProvider",
     "StoredMessage",
     "StreamFull",
+    "SubagentFailure",
+    "SubagentResult",
     "Summary",
     "TooLarge",
     "TurnfoldError",
@@ -116,11 +116,11 @@ _LATER = {
     "counter": "turnfold.client.token_counter",
     "History": "turnfold.client.provider",
     "Provider": "turnfold.client.provider",
-    "Room": "turnfold.client.provider",
+    "ContextBudget": "turnfold.client.provider",
     "SessionProvider": "turnfold.client.provider",
-    "Recovering": "turnfold.client.recovery",
-    "Ended": "turnfold.client.subagent",
-    "Finished": "turnfold.client.subagent",
+    "ContextRecovery": "turnfold.client.recovery",
+    "SubagentFailure": "turnfold.client.subagent",
+    "SubagentResult": "turnfold.client.subagent",
     "run_subagent": "turnfold.client.subagent",
     "ReceivedNotice": "turnfold.contracts.notices",
     "notice_of": "turnfold.contracts.notices",

@@ -8,7 +8,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Lately(Generic[Key, Value]):
+class LRUCache(Generic[Key, Value]):
     """Values with a weight, as many as weigh no more than `most` together; the one not kept for longest goes first.
 
     A value that was taken belongs to who took it until it is kept again, so two never work on the same one.
@@ -20,12 +20,12 @@ class Lately(Generic[Key, Value]):
         self._kept: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._lock = Lock()
 
-    def take(self, key: Key) -> Value | None:
+    def pop(self, key: Key) -> Value | None:
         """What was kept under a key last, if it is still there; it is not any more then."""
         with self._lock:
             return self._taken(key)
 
-    def keep(self, key: Key, value: Value, weight: int) -> None:
+    def put(self, key: Key, value: Value, weight: int) -> None:
         """Keep this under a key; what alone weighs a quarter of all is not worth it."""
         with self._lock:
             self._taken(key)

@@ -152,7 +152,7 @@ class LostLease(TurnfoldError):
 class SummarizerError(TurnfoldError):
     """No usable summary came back.
 
-    `unpaid_tokens` were used by calls that nobody was told of yet; `retry_after_seconds` is what a provider asked for.
+    `unreported_tokens` were used by calls that nobody was told of yet; `retry_after_seconds` is what a provider asked for.
     """
 
     def __init__(
@@ -161,13 +161,13 @@ class SummarizerError(TurnfoldError):
         detail: str = "",
         *,
         is_transient: bool = True,
-        unpaid_tokens: int = 0,
+        unreported_tokens: int = 0,
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.is_transient = is_transient
-        self.unpaid_tokens = unpaid_tokens
+        self.unreported_tokens = unreported_tokens
         self.retry_after_seconds = retry_after_seconds
 
 

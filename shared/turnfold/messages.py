@@ -63,7 +63,7 @@ class State(StrEnum):
     COVERED = "covered"
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """One tool call of an assistant message, valid for sending: its id and name are texts, its id unique in the message."""
 
     slot: int
@@ -73,7 +73,7 @@ class Call(NamedTuple):
     path: str | None = None
 
 
-def place_of_slot(calls: Sequence[Call], slot: int) -> int | None:
+def place_of_slot(calls: Sequence[ToolCall], slot: int) -> int | None:
     """Where among these calls, which stand in order of their slots, the one of this slot stands; None if none has it."""
     place = (
         slot
@@ -86,21 +86,21 @@ def place_of_slot(calls: Sequence[Call], slot: int) -> int | None:
 _slot: Final = itemgetter(0)
 
 
-class Answer(NamedTuple):
+class CallRef(NamedTuple):
     """Which call a result answers: the position of the calling message and the slot of the call in it."""
 
     position: int
     slot: int
 
 
-class LongText(NamedTuple):
+class UncountedText(NamedTuple):
     """A long text with what counts it: its cuts are priced when somebody asks for them, which of most texts nobody does."""
 
     text: str
     counter: Callable[[str], int]
 
 
-class Unjudged(NamedTuple):
+class UnrankedMessage(NamedTuple):
     """A message with the call that it answers: its priority is told when somebody asks for it, which of most nobody does."""
 
     body: Json
@@ -129,14 +129,14 @@ class Message:
     reasoning_tokens: int = 0
     characters: int = 0
     lines: int = 0
-    priority: Priority | Unjudged = Priority.NORMAL
-    calls: tuple[Call, ...] = ()
-    answers: Answer | None = None
+    priority: Priority | UnrankedMessage = Priority.NORMAL
+    calls: tuple[ToolCall, ...] = ()
+    answers: CallRef | None = None
     is_copy: bool = False
     is_meta: bool = False
     is_irregular: bool = False
     is_truncated: bool = False
-    cuts: str | LongText = ""
+    cuts: str | UncountedText = ""
     created_at_ms: int = 0
     compaction_id: CompactionId | None = None
     is_error: bool = False

@@ -7,18 +7,25 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from turnfold.core.eviction.eviction import Due, Evict, Eviction, Hold, Load, Rest
-from turnfold.core.eviction.usage import Meter, Report
-from turnfold.core.history.as_of import Moment
+from turnfold.core.eviction.eviction import (
+    Evict,
+    Eviction,
+    FiredTrigger,
+    NoEviction,
+    RestoreHold,
+    SessionLoad,
+)
+from turnfold.core.eviction.usage import UsageInput, UsageReport
+from turnfold.core.history.as_of import AsOf
 from turnfold.core.history.audit_chain import LOCAL
-from turnfold.core.history.pairing import CallSeen, ResultSeen, Verdict
+from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
-from turnfold.core.summary.fair_share import Places
-from turnfold.core.summary.sources import Draft, Part, Previous, SummaryJob
+from turnfold.core.summary.fair_share import JobSlots
+from turnfold.core.summary.sources import ChunkSummary, Draft, PreviousSummary, SummaryJob
 from turnfold.core.text.search import Lookup
-from turnfold.messages import AgentId, Call, CompactionId, EventId, Message, SessionKey, State
+from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey, State, ToolCall
 
 if TYPE_CHECKING:
     from turnfold.contracts.requests import PolicyRequest
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 # --- ingest
 
 
-class Weighed(NamedTuple):
+class DecodedMessage(NamedTuple):
     """One message of an event, ready to be stored: what it is, what it costs (see `turnfold.core.text.tokens.Measured`), and its texts.
 
     `tool_call_id` and `content_digest` are those of a result. `body` is the JSON text as windows show it, `original` the
@@ -41,7 +48,7 @@ class Weighed(NamedTuple):
     lines: int
     priority: int
     is_irregular: bool
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     cuts: str
     tool_call_id: str | None
     content_digest: bytes | None
@@ -49,7 +56,7 @@ class Weighed(NamedTuple):
     body: str
 
 
-class Arrival(NamedTuple):
+class DecodedEvent(NamedTuple):
     """An event that may be stored: where and when (ms since 1970) the stream took it, what it says, and its messages weighed.
 
     `trace` is to be gone on with by who works on what it sets off.
@@ -66,8 +73,8 @@ class Arrival(NamedTuple):
     is_truncated: bool
     is_error: bool
     envelope: str | None
-    messages: tuple[Weighed, ...]
-    report: Report | None = None
+    messages: tuple[DecodedMessage, ...]
+    report: UsageReport | None = None
     trace: str | None = None
 
     @property
@@ -103,15 +110,16 @@ class DeadLetter(NamedTuple):
 class Rules:
     """The decisions that are made inside the transaction that stores events, as pure functions."""
 
-    policy: Callable[[Wishes, Wishes], Policy]
+    policy: Callable[[PolicyOverrides, PolicyOverrides], Policy]
     model_window: Callable[[str | None, Policy], int]
-    pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]]
-    fired: Callable[[Load, Policy, int], Sequence[Due]]
+    pair: Callable[[Iterable[CallPosition], Iterable[ResultPosition]], dict[int, MatchedResult]]
+    fired: Callable[[SessionLoad, Policy, int], Sequence[FiredTrigger]]
     evictions: Callable[
-        [Sequence[Message], Iterable[int], int, Policy, int, Meter, Hold], Sequence[Eviction]
+        [Sequence[Message], Iterable[int], int, Policy, int, UsageInput, RestoreHold],
+        Sequence[Eviction],
     ]
-    decide: Callable[[Sequence[Message], Policy, Due, int], Evict | Rest]
-    quoted: Callable[[Sequence[Message]], Sequence[Message]]
+    decide: Callable[[Sequence[Message], Policy, FiredTrigger, int], Evict | NoEviction]
+    digest_messages: Callable[[Sequence[Message]], Sequence[Message]]
     digest: Callable[[Sequence[Message], Mapping[int, str]], tuple[str, int]]
     new_id: Callable[[], int]
     max_sessions: int
@@ -119,7 +127,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
+class IngestResult:
     """What one batch came to."""
 
     events: int = 0
@@ -129,17 +137,17 @@ class Ingested:
     evictions: int = 0
 
 
-class IntakeStore(Protocol):
+class IngestStore(Protocol):
     """Where events are stored."""
 
     async def ingest(
         self,
-        arrivals: Sequence[Arrival],
+        arrivals: Sequence[DecodedEvent],
         dead: Sequence[DeadLetter],
         *,
         rules: Rules,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
-    ) -> Ingested:
+    ) -> IngestResult:
         """Store a batch in one transaction: events, pairing, evictions, dead letters, and that these sequences came.
 
         `payloads` are the bytes that were published, by sequence: what of an arrival is kept that has to be refused.
@@ -158,7 +166,7 @@ class IntakeStore(Protocol):
         """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
         ...
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
+    def backfill_lock(self) -> AbstractAsyncContextManager[None]:
         """Take turns with other workers that store what is missing; one that holds the turn for very long is not waited for."""
         ...
 
@@ -170,7 +178,7 @@ class IntakeStore(Protocol):
 # --- compact
 
 
-class Writes(StrEnum):
+class JobKind(StrEnum):
     """What a job comes to."""
 
     NEXT = "next"
@@ -179,7 +187,7 @@ class Writes(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RegenerateOptions:
     """What a regeneration asks for besides what the policy says; from the originals on unless a version is named."""
 
     model: str | None = None
@@ -207,16 +215,16 @@ class Job:
     base_version: int | None
     policy: Policy
     model: str | None
-    planned: Due | None = None
-    writes: Writes = Writes.NEXT
-    wanted: Wanted = Wanted()
+    planned: FiredTrigger | None = None
+    writes: JobKind = JobKind.NEXT
+    wanted: RegenerateOptions = RegenerateOptions()
     cooling: str | None = None
     tokens_evicted: int = 0
     summary_tokens: int = 0
     traces: tuple[str, ...] = ()
 
 
-class Evicted(NamedTuple):
+class EvictedMessage(NamedTuple):
     """A message that a job summarises: what it is, whether it tells of an error, and its JSON text."""
 
     message: Message
@@ -232,8 +240,8 @@ class JobInput:
     is how many versions the new one will be away from the originals: 1 when all it speaks for is among `evicted`.
     """
 
-    evicted: tuple[Evicted, ...]
-    previous: Previous | None
+    evicted: tuple[EvictedMessage, ...]
+    previous: PreviousSummary | None
     newest_request: str | None
     leaving: Eviction | None = None
     depth: int = 1
@@ -258,7 +266,7 @@ class Version:
     seconds: float | None = None
 
 
-class Ending(StrEnum):
+class FailureStatus(StrEnum):
     """How a compaction ends that evicted nothing and comes to nothing."""
 
     REJECTED = "rejected"
@@ -266,35 +274,35 @@ class Ending(StrEnum):
     STALE = "stale"
 
 
-class Begun(NamedTuple):
+class JobProgress(NamedTuple):
     """What came of a job before: answers by a digest of what was asked, and why the last attempt gave no version."""
 
     parts: Mapping[str, str]
     last_reason: str | None
 
 
-class Calls(Protocol):
+class ModelCallStore(Protocol):
     """What calls of models left behind: answers on the way to a version, and tokens by agent and UTC day (since 1970)."""
 
-    async def begun(self, job: Job) -> Begun: ...
+    async def begun(self, job: Job) -> JobProgress: ...
 
-    async def keep(self, job: Job, part: Part, *, now_ms: int) -> None: ...
+    async def keep(self, job: Job, part: ChunkSummary, *, now_ms: int) -> None: ...
 
     async def spent(self, agent_id: AgentId, day: int) -> int: ...
 
     async def spend(self, agent_id: AgentId, day: int, tokens: int) -> int: ...
 
 
-class JobStore(Calls, Protocol):
+class JobStore(ModelCallStore, Protocol):
     """The compaction rows as durable jobs."""
 
     async def claim(
         self,
-        places: Places,
+        places: JobSlots,
         *,
         lease_ms: int,
         now_ms: int,
-        policy: Callable[[Wishes, Wishes], Policy],
+        policy: Callable[[PolicyOverrides, PolicyOverrides], Policy],
     ) -> Sequence[Job]:
         """Take due jobs under a lease, as many as there are places for."""
         ...
@@ -313,18 +321,18 @@ class JobStore(Calls, Protocol):
         now_ms: int,
     ) -> int: ...
 
-    async def end(
+    async def fail(
         self,
         job: Job,
         *,
-        ending: Ending,
+        ending: FailureStatus,
         reason: str | None,
         detail: str,
         now_ms: int,
         model: str | None = None,
     ) -> None: ...
 
-    async def give_back(
+    async def retry_later(
         self,
         job: Job,
         *,
@@ -356,7 +364,7 @@ class Summarizer(Protocol):
     """Who writes summaries."""
 
     async def summarize(
-        self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = ...
+        self, job: SummaryJob, *, keep: Callable[[ChunkSummary], Awaitable[None]] = ...
     ) -> Draft:
         """Write one version; `keep` is told of each part of it.
 
@@ -370,12 +378,12 @@ class Summarizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SessionFacts:
+class SessionSnapshot:
     """A session as its row has it. Times are milliseconds since 1970."""
 
     sid: int
-    wishes: Wishes
-    agent_wishes: Wishes
+    wishes: PolicyOverrides
+    agent_wishes: PolicyOverrides
     model: str | None
     revision: int
     messages_total: int
@@ -425,11 +433,11 @@ class PendingEviction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WindowFacts:
+class WindowSnapshot:
     """Everything a window is decided from, out of one snapshot. `ingested_to` is the sequence up to which nothing is missing."""
 
     ingested_to: int
-    session: SessionFacts | None
+    session: SessionSnapshot | None
     summary: StoredSummary | None = None
     pending: tuple[PendingEviction, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -445,8 +453,8 @@ class WindowStore(Protocol):
         self,
         key: SessionKey,
         *,
-        glance: Callable[[WindowFacts], Chosen | None],
-        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+        glance: Callable[[WindowSnapshot], Chosen | None],
+        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot: what was chosen from its facts, and the JSON texts of the positions chosen.
 
@@ -454,13 +462,13 @@ class WindowStore(Protocol):
         """
         ...
 
-    async def window_then(
+    async def window_as_of(
         self,
         key: SessionKey,
-        moment: Moment,
+        moment: AsOf,
         *,
-        glance: Callable[[WindowFacts], Chosen | None],
-        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+        glance: Callable[[WindowSnapshot], Chosen | None],
+        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session as it was; `glance` sees it as it is, `choose` as it was, with the counts of then.
 
@@ -470,7 +478,7 @@ class WindowStore(Protocol):
         ...
 
 
-class Original(NamedTuple):
+class OriginalMessage(NamedTuple):
     """A stored message: its JSON text as windows show it, and the content as published where that was another JSON."""
 
     message_id: str
@@ -508,7 +516,7 @@ class SessionCounts(NamedTuple):
     sid: int = 0
 
     @property
-    def place(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """Where it stands among all sessions, the one with the newest event first: when that came, and its number."""
         return (-1 if self.last_event_at_ms is None else self.last_event_at_ms, self.sid)
 
@@ -554,13 +562,17 @@ class HistoryStore(Protocol):
 
     async def page(
         self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
-    ) -> Sequence[Original]: ...
+    ) -> Sequence[OriginalMessage]: ...
 
-    async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]: ...
+    async def by_ids(
+        self, key: SessionKey, message_ids: Sequence[str]
+    ) -> Sequence[OriginalMessage]: ...
 
     async def counts(self, key: SessionKey) -> SessionCounts: ...
 
-    async def wishes(self, key: SessionKey | AgentId) -> tuple[Wishes, Wishes]: ...
+    async def wishes(
+        self, key: SessionKey | AgentId
+    ) -> tuple[PolicyOverrides, PolicyOverrides]: ...
 
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
@@ -580,7 +592,7 @@ class HistoryStore(Protocol):
 # --- dead letters
 
 
-class Letter(NamedTuple):
+class StoredDeadLetter(NamedTuple):
     """A dead letter with what is kept of its bytes."""
 
     row: DeadLetterRow
@@ -592,16 +604,16 @@ class Letter(NamedTuple):
         return len(self.payload) == self.row.size_bytes
 
 
-class DeadLetters(Protocol):
+class DeadLetterStore(Protocol):
     """Where dead letters are read in full, and replays are noted."""
 
-    async def letters(self, ids: Sequence[int]) -> Sequence[Letter]:
+    async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]:
         """The letters of these ids, oldest first; ids that name none are left out."""
         ...
 
     async def unreplayed(
         self, *, reason: str | None, after: int, until: int, limit: int
-    ) -> Sequence[Letter]:
+    ) -> Sequence[StoredDeadLetter]:
         """Letters behind an id and up to another one that were not replayed yet, oldest first."""
         ...
 
@@ -613,7 +625,7 @@ class DeadLetters(Protocol):
         """Note that a letter was published again."""
         ...
 
-    async def came_to(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
+    async def replay_outcomes(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
         """Of these sequences those that are ingested, each with the dead letter that it became; None where it was stored."""
         ...
 
@@ -647,7 +659,7 @@ class Scope:
 class Candidates(NamedTuple):
     """Messages worth reading; with `is_partial` there were so many under the terms that not all of them were looked at."""
 
-    originals: Sequence[Original]
+    originals: Sequence[OriginalMessage]
     is_partial: bool = False
 
 
@@ -656,7 +668,7 @@ class SearchStore(Protocol):
 
     async def unindexed(
         self, key: SessionKey, *, scope: Scope, after_position: int
-    ) -> Sequence[Original]:
+    ) -> Sequence[OriginalMessage]:
         """A page of the messages that the index may not have yet, in order; at the end none.
 
         Who reads these first and the index afterwards misses nothing, whatever is indexed meanwhile.
@@ -670,7 +682,7 @@ class SearchStore(Protocol):
         ...
 
 
-class WordIndex(Protocol):
+class SearchIndex(Protocol):
     """What has to be done so that messages are found fast."""
 
     async def index_some(self) -> bool:
@@ -681,14 +693,14 @@ class WordIndex(Protocol):
 # --- requests that change something
 
 
-class Erased(NamedTuple):
+class EraseResult(NamedTuple):
     """What an erasure took away."""
 
     sessions: int = 0
     messages: int = 0
 
 
-class Changes(Protocol):
+class SessionCommands(Protocol):
     """Where requests that write are done."""
 
     async def set_policy(
@@ -711,7 +723,7 @@ class Changes(Protocol):
 
     async def erase(
         self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
-    ) -> Erased:
+    ) -> EraseResult:
         """Erase a session or all of an agent: nothing at or below this sequence, and no event that was stored, comes back."""
         ...
 
@@ -741,14 +753,14 @@ class ErasureStore(Protocol):
         ...
 
 
-class InForce(NamedTuple):
+class ActiveVersion(NamedTuple):
     """Which version speaks for a session after a change, and how many of its messages wait for one that speaks for them."""
 
     version: int | None
     messages_pending: int
 
 
-class Versions(Protocol):
+class VersionStore(Protocol):
     """Where versions change places. Each method may raise UnknownSession, or BadRequest for what the session never had."""
 
     async def promote(
@@ -760,7 +772,7 @@ class Versions(Protocol):
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> InForce:
+    ) -> ActiveVersion:
         """Put a version in force; with `over`, only in the place of that one.
 
         Raises:
@@ -776,7 +788,7 @@ class Versions(Protocol):
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> InForce:
+    ) -> ActiveVersion:
         """Undo an eviction: its messages are live again.
 
         Raises:
@@ -785,7 +797,13 @@ class Versions(Protocol):
         ...
 
     async def regenerate(
-        self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey,
+        wanted: RegenerateOptions,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
     ) -> CompactionId:
         """Have a version written anew beside the one in force; the compaction that stands for the work.
 
@@ -798,7 +816,7 @@ class Versions(Protocol):
 # --- many sessions at once
 
 
-class Progress(NamedTuple):
+class CampaignProgress(NamedTuple):
     """How far a campaign is: sessions it began with, opened so far, and of those written, failed and open. Times are ms since 1970."""
 
     campaign_id: str
@@ -812,19 +830,19 @@ class Progress(NamedTuple):
     finished_at_ms: int | None
 
 
-class Campaigns(Protocol):
+class CampaignStore(Protocol):
     """Regenerations of many sessions."""
 
     async def begin(
         self,
         agent_id: AgentId | None,
-        wanted: Wanted,
+        wanted: RegenerateOptions,
         *,
         at_once: int,
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> Progress:
+    ) -> CampaignProgress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         ...
 
@@ -832,7 +850,7 @@ class Campaigns(Protocol):
         """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
         ...
 
-    async def progress(self, campaign_id: str) -> Progress | None:
+    async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """How far one is; None where there is none of that id."""
         ...
 
@@ -848,7 +866,7 @@ class Notice(NamedTuple):
     payload: str
 
 
-class Outbox(Protocol):
+class OutboxStore(Protocol):
     """Notices that wait to be sent."""
 
     async def unsent(self, limit: int) -> Sequence[Notice]: ...

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from turnfold.access.identity import Identity
-from turnfold.contracts.events import LIMITS, Limits
+from turnfold.contracts.events import LIMITS, EventLimits
 from turnfold.core.policy.allowance import (
     CEILINGS,
     SESSION_MODEL,
@@ -129,7 +129,7 @@ class Settings:
     watchdog_seconds: float = 60.0
     announce: bool = False
 
-    named: frozenset[str] = frozenset()
+    explicit_names: frozenset[str] = frozenset()
     origins: Mapping[str, str] = field(default_factory=dict)
     """Whether the environment or the file sets a policy number, or a limit (`limit.<number>`)."""
 
@@ -153,9 +153,9 @@ class Settings:
         return self.policy.mode
 
     @property
-    def event_limits(self) -> Limits:
+    def event_limits(self) -> EventLimits:
         """What an event may hold."""
-        return Limits(self.max_event_bytes, self.max_event_messages, self.max_event_depth)
+        return EventLimits(self.max_event_bytes, self.max_event_messages, self.max_event_depth)
 
     @property
     def own_model(self) -> str | None:
@@ -213,7 +213,7 @@ class _Layer:
     values: Mapping[str, Any]
     policy: Mapping[str, Any]
     limits: Mapping[str, Any]
-    spelt: Callable[[str], str]
+    display_name: Callable[[str], str]
     origin: str = "environment"
 
 
@@ -250,7 +250,7 @@ def read_settings(environ: Mapping[str, str], given: Mapping[str, Any] | None = 
         limits |= {name: _read_limit(name, raw) for name, raw in layer.limits.items()}
     values.pop("mode", None)
     values.pop("context_window", None)
-    values["named"] = frozenset(values)
+    values["explicit_names"] = frozenset(values)
     values["limits"] = limits
     values["origins"] = _origins(layers)
 
@@ -414,7 +414,7 @@ def _read(name: str, raw: Any, layer: _Layer) -> Any:
     try:
         return _READERS[name](raw)
     except (TypeError, ValueError) as error:
-        raise StartError(f"{layer.spelt(name)} is not valid: {error}") from error
+        raise StartError(f"{layer.display_name(name)} is not valid: {error}") from error
 
 
 def _read_limit(name: str, raw: Any) -> int:

@@ -37,7 +37,7 @@ from tests.benchmarks.texts import AGENT, question, turn
 from tests.postgres import running_postgres
 from turnfold.access.bearers import new_token
 from turnfold.errors import TurnfoldError
-from turnfold.process.tasks import end
+from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.tcp_ports import ReservedPort
 
 NAME = "attacks"
@@ -280,7 +280,7 @@ async def attack(name: str, attacked: Attacked, probe: Probe) -> tuple[Phase, Ph
         finally:
             if probing.done():
                 probing.result()
-            await end(probing)
+            await cancel_and_wait(probing)
     return (
         quiet,
         during,

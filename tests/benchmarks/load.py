@@ -22,7 +22,7 @@ from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.floors import echo
 from tests.benchmarks.system import System, cpu_seconds, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
-from turnfold.process.tasks import end
+from turnfold.process.tasks import cancel_and_wait
 
 NAME = "load"
 SESSIONS = 200
@@ -65,7 +65,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         found = await called(one.url, "context", size)
         if publishing.done():
             publishing.result()
-        await end(publishing)
+        await cancel_and_wait(publishing)
         used, grown = (
             cpu_seconds(query.pid) - used,
             (resident_mb(query.pid) - memory[0], resident_mb(worker.pid) - memory[1]),

@@ -13,7 +13,7 @@ import turnfold
 from tests.benchmarks.figures import Figure, Spread
 from tests.benchmarks.system import PENDING, children, cpu_seconds, resident_mb, system
 from tests.benchmarks.texts import AGENT, prose, question
-from turnfold.client import Client, Event, session_key, turn_event
+from turnfold.client import Client, OutgoingEvent, session_key, turn_event
 
 NAME = "many"
 SESSIONS = 10_000
@@ -33,7 +33,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     random = Random(NAME)
     texts = [prose(random, 175) for _ in range(TEXTS)]
 
-    def turns(messages: int) -> list[Event]:
+    def turns(messages: int) -> list[OutgoingEvent]:
         """One of each session, in any order."""
         return [
             event(number, random.choices(texts, k=messages))
@@ -108,7 +108,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         )
 
 
-def event(number: int, says: Sequence[str]) -> Event:
+def event(number: int, says: Sequence[str]) -> OutgoingEvent:
     """A turn of a session: users and assistants by turns."""
     messages = [
         {"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(says)
@@ -116,7 +116,7 @@ def event(number: int, says: Sequence[str]) -> Event:
     return turn_event(session_key(AGENT, f"many-{number}"), messages)
 
 
-async def publish(client: Client, events: Sequence[Event]) -> int:
+async def publish(client: Client, events: Sequence[OutgoingEvent]) -> int:
     """Publish all of them in batches; the sequence of the last."""
     last = 0
     for start in range(0, len(events), AT_ONCE):
@@ -124,7 +124,7 @@ async def publish(client: Client, events: Sequence[Event]) -> int:
     return last
 
 
-async def publish_slowly(client: Client, events: Sequence[Event]) -> None:
+async def publish_slowly(client: Client, events: Sequence[OutgoingEvent]) -> None:
     """So many a second, one by one."""
     began = time.perf_counter()
     for number, one in enumerate(events[: EVENTS_PER_SECOND * SECONDS], 1):

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from tests.benchmarks.figures import Figure, middle
 from tests.benchmarks.system import children, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
-from turnfold.process.tasks import end
+from turnfold.process.tasks import cancel_and_wait
 
 NAME = "memory"
 SESSIONS = 200
@@ -51,7 +51,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             at.append((time.monotonic() - began) / 3600)
             for name, megabytes in _held(worker, query, one.server_pid).items():
                 seen.setdefault(name, []).append(megabytes)
-        await end(*load)
+        await cancel_and_wait(*load)
     yield Figure(benchmark=NAME, what="length of the run", value=MINUTES, unit="min")
     for name, held in seen.items():
         warm = int(len(at) * WARM_SHARE)

@@ -19,7 +19,7 @@ from tests.benchmarks.floors import Passed
 from tests.benchmarks.floors import event as body
 from tests.nats_server import nats_server
 from turnfold.bus.streams import EVENTS
-from turnfold.client import Client, Event, session_key, turn_event
+from turnfold.client import Client, OutgoingEvent, session_key, turn_event
 
 NAME = "publishing"
 ROUNDS = 3
@@ -131,5 +131,5 @@ def ways() -> Iterator[tuple[str, int, int, int]]:
         yield batches_of(size), IN_BATCHES, 1, size
 
 
-def _event() -> Event:
+def _event() -> OutgoingEvent:
     return turn_event(session_key("a", "s"), MESSAGES)

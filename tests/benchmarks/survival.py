@@ -43,13 +43,13 @@ from typing import Any, NamedTuple
 from tests.benchmarks.figures import Figure, middle
 from tests.histories import History, Json, counter, data_directory, history
 from tests.store_fixtures import KEY, new_sqlite, sql_stores, turn
-from turnfold.core.eviction.eviction import evictions
+from turnfold.core.eviction.eviction import plan_evictions
 from turnfold.core.history.blocks import newest_request
 from turnfold.core.policy.presets import Policy, preset_named
 from turnfold.core.summary.extractive import extract
 from turnfold.core.summary.ledger import entry_values
 from turnfold.core.summary.source_messages import sources_of, text_of_body
-from turnfold.core.summary.sources import Draft, Previous, SummaryJob
+from turnfold.core.summary.sources import Draft, PreviousSummary, SummaryJob
 from turnfold.core.summary.values import values_in
 from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
@@ -329,7 +329,7 @@ def replayed(session: Session, policy: Policy) -> Replay:
     for index, message in enumerate(session.history.stored.messages):
         live.append(message)
         rounds += message.is_request
-        for eviction in evictions(
+        for eviction in plan_evictions(
             live, [message.stream_seq], rounds, policy, model_window=MODEL_WINDOW
         ):
             gone = {one.position for one in eviction.evicted}
@@ -349,7 +349,9 @@ def fold(
     job = SummaryJob(
         sources=sources_of((one, bodies[one.position], one.is_error) for one in evicted),
         # As a store gives it back.
-        previous=Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger)
+        previous=PreviousSummary(
+            before.text, json.loads(json.dumps(before.sections)), before.ledger
+        )
         if before
         else None,
         newest_request=text_of_body(bodies[request.position]) if request else None,

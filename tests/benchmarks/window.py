@@ -24,14 +24,20 @@ from tests.benchmarks.trimming import (
 from tests.histories import History, Said, Weighed, history
 from tests.reference_tokenizer import vocabularies
 from tests.window_check.sessions import conversations, data_directory
-from turnfold.core.eviction.eviction import Due, Evict, Load, decide, fired
+from turnfold.core.eviction.eviction import (
+    Evict,
+    FiredTrigger,
+    SessionLoad,
+    decide_eviction,
+    fired_triggers,
+)
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
-from turnfold.core.text.tokens import measure as measure_message
+from turnfold.core.text.tokens import count_message as measure_message
 from turnfold.core.window import truncation as forms
-from turnfold.core.window.builder import Growth
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.compressor import LadderCompressor
-from turnfold.core.window.window import Asked, budget_of, grown, plan, planned
+from turnfold.core.window.window import WindowRequest, budget_of, build_window, plan, to_plan
 from turnfold.errors import CannotFit
 from turnfold.model_info.tokenizer import load_counter
 
@@ -95,7 +101,7 @@ def _timed(name: str, bodies: list[Json], python: str | None, directory: Path) -
     policy, count = Policy(), load_counter()
     budget_tokens = budget_of(max_tokens=None, model_window=MODEL_WINDOW, policy=policy)
     assert budget_tokens is not None
-    asked, compressor = Asked(budget_tokens=budget_tokens), LadderCompressor(count, policy)
+    asked, compressor = WindowRequest(budget_tokens=budget_tokens), LadderCompressor(count, policy)
     live = history([weighed(body, count) for body in bodies])
     evicted = after_evictions(live, policy)
     builds: dict[str, Callable[[], object]] = {
@@ -165,7 +171,7 @@ def weighed(body: Json, count: Callable[[str], int]) -> Said:
     )
 
 
-def built(session: History, asked: Asked, policy: Policy) -> object:
+def built(session: History, asked: WindowRequest, policy: Policy) -> object:
     """A window as texts, from what is stored."""
     return session.rendered(plan(session.stored, asked, policy))
 
@@ -177,9 +183,12 @@ def after_evictions(session: History, policy: Policy) -> History:
     for message in session.stored.messages:
         live.append(message)
         tokens += message.tokens
-        found = next(iter(fired(Load(len(live), tokens), policy, model_window=MODEL_WINDOW)), None)
-        if isinstance(found, Due):
-            decision = decide(live, policy, found.trigger, now_ms=0)
+        found = next(
+            iter(fired_triggers(SessionLoad(len(live), tokens), policy, model_window=MODEL_WINDOW)),
+            None,
+        )
+        if isinstance(found, FiredTrigger):
+            decision = decide_eviction(live, policy, found.trigger, now_ms=0)
             if isinstance(decision, Evict):
                 gone = {one.position for one in decision.evicted}
                 live = [one for one in live if one.position not in gone]
@@ -210,7 +219,7 @@ def _own_invalid(session: History) -> float:
         for share in (0.02, 0.1, 0.3):
             try:
                 window = shorter.rendered(
-                    plan(shorter.stored, Asked(budget_tokens=int(tokens * share)), Policy())
+                    plan(shorter.stored, WindowRequest(budget_tokens=int(tokens * share)), Policy())
                 )
             except CannotFit:
                 continue
@@ -311,13 +320,13 @@ def lengths(session: History) -> list[int]:
 
 def windows(session: History, budget_tokens: int | None) -> list[Sequence[str]]:
     """The windows of a growing session, each continued from the one before as the query service does it."""
-    asked, policy = Asked(budget_tokens=budget_tokens), Policy()
-    earlier: Growth | None = None
+    asked, policy = WindowRequest(budget_tokens=budget_tokens), Policy()
+    earlier: WindowBuilder | None = None
     found: list[Sequence[str]] = []
     for length in lengths(session):
         now = session.until(length)
-        earlier = grown(now.stored, asked, policy, earlier)
-        found.append(now.rendered(planned(earlier, now.stored, asked)).messages)
+        earlier = build_window(now.stored, asked, policy, earlier)
+        found.append(now.rendered(to_plan(earlier, now.stored, asked)).messages)
     return found
 
 

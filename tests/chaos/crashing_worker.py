@@ -29,22 +29,22 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.core.summary.extractive import extract
-from turnfold.core.summary.sources import Draft, Part, SummaryJob
+from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.messages import CompactionId
-from turnfold.models import Summarizer as Child
+from turnfold.models import ChildSummarizer as Child
 from turnfold.models.model import write_with_model
-from turnfold.models.usage_meter import Bill
+from turnfold.models.usage_meter import UsageMeter
 from turnfold.nats_client.acknowledgements import Publisher
-from turnfold.nats_client.connection import HangingUp
-from turnfold.operations.compact.attempt import Writing
+from turnfold.nats_client.connection import NatsClient
+from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Outcome, compact
-from turnfold.ports import Job, Summarizer, Wanted
-from turnfold.store.compact.jobs import SqlJobs
-from turnfold.store.compact.requests import SqlChanges
-from turnfold.store.compact.versions import SqlVersions
+from turnfold.ports import Job, RegenerateOptions, Summarizer
+from turnfold.store.compact.jobs import SqlJobStore
+from turnfold.store.compact.requests import SqlSessionCommands
+from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database
-from turnfold.store.database.outbox import SqlOutbox
-from turnfold.store.ingest.ingest import SqlIntake
+from turnfold.store.database.outbox import SqlOutboxStore
+from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold_worker.background import Relay
 
 Found = TypeVar("Found")
@@ -172,7 +172,7 @@ def _posted(url: str, body: str) -> tuple[int, str]:
         connection.close()
 
 
-async def _forget(_: Part) -> None:
+async def _forget(_: ChunkSummary) -> None:
     return None
 
 
@@ -183,14 +183,14 @@ class Writer:
         self._wire = Wire(fate)
 
     async def summarize(
-        self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = _forget
+        self, job: SummaryJob, *, keep: Callable[[ChunkSummary], Awaitable[None]] = _forget
     ) -> Draft:
         """Write one version."""
         if job.model is None:
             return extract(job, count=words)
-        bill = Bill()
+        bill = UsageMeter()
         draft = await write_with_model(job, litellm=self._wire, count=words, keep=keep, bill=bill)
-        return replace(draft, unpaid_tokens=bill.paid())
+        return replace(draft, unreported_tokens=bill.paid())
 
 
 class Worker:
@@ -202,11 +202,11 @@ class Worker:
         self.rules = replace(made, new_id=lambda: next(ids))
         self.now_ms = life.now_ms
         self.database = database
-        self.intake = SqlIntake(database)
-        self.jobs = SqlJobs(database, new_id=self.rules.new_id)
-        self.versions = SqlVersions(database)
-        self.changes = SqlChanges(database)
-        self.outbox = SqlOutbox(database)
+        self.intake = SqlIngestStore(database)
+        self.jobs = SqlJobStore(database, new_id=self.rules.new_id)
+        self.versions = SqlVersionStore(database)
+        self.changes = SqlSessionCommands(database)
+        self.outbox = SqlOutboxStore(database)
         self._life = life
         self._summarizer = summarizer
 
@@ -226,13 +226,13 @@ class Worker:
             case "restore":
                 await self.versions.restore(KEY, CompactionId(subject), rules=rules, now_ms=now_ms)
             case "regenerate":
-                await self.versions.regenerate(KEY, Wanted(), rules=rules, now_ms=now_ms)
+                await self.versions.regenerate(KEY, RegenerateOptions(), rules=rules, now_ms=now_ms)
             case "compact_now":
                 await self.changes.compact_now(KEY, rules=rules, now_ms=now_ms)
             case "erase":
                 await self.changes.erase(KEY, last_seq=int(subject), now_ms=now_ms)
             case "send":
-                client = HangingUp()
+                client = NatsClient()
                 await client.connect(self._life.nats_url)
                 await Relay(
                     store=self.outbox,
@@ -254,7 +254,7 @@ class Worker:
     async def compact(self, job: Job) -> Outcome:
         """One attempt at a job."""
         window = self._life.window
-        writing = Writing(
+        writing = SummaryConfig(
             model="openai/x",
             api_base=self._life.model_url,
             api_key="none-needed",

@@ -26,7 +26,7 @@ from tests.model_server import ModelServer, running_model_server
 from tests.running_system import Streamed, eventually, streamed, wait_until
 from tests.strangers import listening
 from turnfold.client import connect
-from turnfold.nats_client.connection import HangingUp
+from turnfold.nats_client.connection import NatsClient
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
 from turnfold_migrations import upgrade
@@ -185,7 +185,7 @@ async def connected(urls: Sequence[str]) -> AsyncGenerator[Clients]:
         connect(url, timeout_seconds=2, attempts=60, environ={}) as one,
         connect(url, timeout_seconds=2, attempts=60, environ={}) as another,
     ):
-        bus = HangingUp()
+        bus = NatsClient()
         await bus.connect(
             list(urls), max_reconnect_attempts=-1, reconnect_time_wait=1, error_cb=_unheard
         )

@@ -16,8 +16,8 @@ from nats.aio.client import Client as Bus
 from tests.chaos.fault_plan import LONGEST_PAUSE_SECONDS
 from tests.history_checker import MARK, Listed, Page, Published, Reading
 from tests.running_system import eventually, wait_until
-from turnfold.cli.recordings import Recording, Step, events_of, recorded
-from turnfold.client import Client, Event, session_key
+from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
+from turnfold.client import Client, OutgoingEvent, session_key
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import CannotFit, RequestError, Unavailable
 from turnfold.messages import SessionKey
@@ -73,7 +73,7 @@ class Load:
                     await self.publish_bad(random)
                 await asyncio.sleep(random.uniform(0, 0.05))
 
-    async def publish_event(self, client: Client, event: Event) -> None:
+    async def publish_event(self, client: Client, event: OutgoingEvent) -> None:
         """Publish one event until the stream says that it has it."""
         self.published.trying(event)
         while True:
@@ -186,7 +186,7 @@ def conversations(number: int) -> Iterator[tuple[Recording, Step]]:
     """
     agent = f"chaos-{number}"
     for lap in range(10_000):
-        for recording in recorded([str(path) for path in EXAMPLES], agent=agent):
+        for recording in load_recordings([str(path) for path in EXAMPLES], agent=agent):
             said = tuple(
                 one if one["role"] == "tool" else {**one, MARK: agent}
                 for one in recording.conversation.messages
@@ -198,9 +198,9 @@ def conversations(number: int) -> Iterator[tuple[Recording, Step]]:
             )
 
 
-def shuffled(events: Iterable[Event], random: Random) -> Iterator[Event]:
+def shuffled(events: Iterable[OutgoingEvent], random: Random) -> Iterator[OutgoingEvent]:
     """The same events, here and there two of them the other way round: a result before its call, a turn before the one it follows."""
-    held: Event | None = None
+    held: OutgoingEvent | None = None
     for event in events:
         if held is None and random.random() < 0.1:
             held = event

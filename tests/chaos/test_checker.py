@@ -20,7 +20,7 @@ from tests.chaos.installation import running
 from tests.chaos.load import Load, conversations
 from tests.history_checker import MARK, Checker, Listed, Page, Reading, faults_in_notices
 from turnfold.cli.recordings import Step, events_of
-from turnfold.client import Event
+from turnfold.client import OutgoingEvent
 
 Json = dict[str, Any]
 AGENTS = 2
@@ -91,7 +91,7 @@ async def _recorded(directory: Path) -> History:
         return await recorded(installation, load.published)
 
 
-def _events(number: int) -> Iterator[Event]:
+def _events(number: int) -> Iterator[OutgoingEvent]:
     """The messages of a conversation of an agent with many short turns, one by one."""
     recording, _ = next(islice(conversations(number), 1, None))
     return (event for event, _ in events_of(recording, Step.MESSAGE))

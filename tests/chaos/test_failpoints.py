@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from tests.chaos.crashing_worker import Fate, Life, Worker, Writer, live, living
 from tests.forked_processes import PATIENCE_SECONDS, begun, ended
-from tests.invariants import Seen, SessionSeen, faults, seen_in_database
+from tests.invariants import SessionSeen, StoreSnapshot, faults, seen_in_database
 from tests.model_server import ModelServer, running_model_server
 from tests.nats_server import nats_server
 from tests.running_system import wait_until
@@ -32,7 +32,7 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.bus.streams import provision
+from turnfold.bus.streams import ensure_streams
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.core.summary.sources import Draft, SummaryJob
 from turnfold.operations.compact.compact import Committed, Discarded
@@ -69,7 +69,7 @@ class Scene:
     database: Database
     worker: Worker
 
-    async def seen(self) -> Seen:
+    async def seen(self) -> StoreSnapshot:
         """Everything in the database."""
         return await seen_in_database(self.database)
 
@@ -512,7 +512,7 @@ async def test_a_relay_that_dies_sends_every_notice_in_the_end_and_each_once(
 ) -> None:
     with nats_server(tmp_path) as server:
         client = await nats.connect(server.url)
-        await provision(client, first_seq=1)
+        await ensure_streams(client, first_seq=1)
         async with scene_of(database_url, model, nats_url=server.url) as scene:
             await scene.worker.do("ingest", "1")
             scene.worker.now_ms += TEN_MINUTES_MS

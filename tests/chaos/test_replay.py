@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.running_system import command, rows, running_system
-from turnfold.cli.recordings import Recording, recorded
+from turnfold.cli.recordings import Recording, load_recordings
 
 DATA = os.environ.get("REPLAY_DATA")
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.jsonl"))
@@ -64,7 +64,7 @@ COUNTERS = "SELECT agent_id, session_id, messages_total, messages_live, messages
 async def test_a_replay_of_everything_leaves_every_message_in_one_state_and_as_it_was(
     tmp_path: Path,
 ) -> None:
-    recordings = recorded(files())
+    recordings = load_recordings(files())
     async with running_system(
         tmp_path / "data", environ={"TURNFOLD_LOG_LEVEL": "warning"}
     ) as system:

@@ -25,7 +25,7 @@ from tests.store_fixtures import (
 )
 from turnfold.errors import LostLease, RequestError, StaleVersion
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
-from turnfold.ports import Arrival, Ending, Wanted
+from turnfold.ports import DecodedEvent, FailureStatus, RegenerateOptions
 from turnfold_migrations import upgrade
 
 WORKERS = 6
@@ -47,10 +47,10 @@ class Storm:
         self._clock = count(NOON + 10_000_000)
         self._written: dict[SessionKey, CompactionId] = {}
 
-    def batch(self) -> list[Arrival]:
+    def batch(self) -> list[DecodedEvent]:
         """Events of some sessions, in any order: turns, calls, late results, and now and then a copy."""
         keys = self.chance.sample(KEYS, k=self.chance.randint(1, len(KEYS)))
-        events: list[Arrival] = []
+        events: list[DecodedEvent] = []
         for key in keys * self.chance.randint(1, 3):
             seq = next(self._seqs)
             said = [
@@ -97,11 +97,15 @@ class Storm:
             await stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=now_ms)
             if not given.evicted:
                 # What it was to tell again is live again.
-                await stores.jobs.end(
-                    job, ending=Ending.STALE, reason=None, detail="nothing is left", now_ms=now_ms
+                await stores.jobs.fail(
+                    job,
+                    ending=FailureStatus.STALE,
+                    reason=None,
+                    detail="nothing is left",
+                    now_ms=now_ms,
                 )
             elif self.chance.random() < 0.2:
-                await stores.jobs.give_back(
+                await stores.jobs.retry_later(
                     job, reason="timeout", detail="", retry_at_ms=now_ms, now_ms=now_ms
                 )
             else:
@@ -121,7 +125,9 @@ class Storm:
         )
 
     async def regenerate(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
-        await stores.versions.regenerate(key, Wanted(), rules=stores.rules, now_ms=now_ms)
+        await stores.versions.regenerate(
+            key, RegenerateOptions(), rules=stores.rules, now_ms=now_ms
+        )
 
     async def compact_now(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         await stores.changes.compact_now(key, rules=stores.rules, now_ms=now_ms)
@@ -137,7 +143,7 @@ class Storm:
 
     async def campaign(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         await stores.campaigns.begin(
-            key.agent_id, Wanted(), at_once=2, rules=stores.rules, now_ms=now_ms
+            key.agent_id, RegenerateOptions(), at_once=2, rules=stores.rules, now_ms=now_ms
         )
         await stores.campaigns.advance(rules=stores.rules, now_ms=now_ms)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.history_checker import Published, messages_of
-from tests.invariants import Seen
+from tests.invariants import StoreSnapshot
 from tests.postgres import Postgres
 from tests.running_system import Parts, eventually, free_port, running_parts, streamed, wait_until
-from turnfold.client import Client, Event, connect, session_key, turn_event
-from turnfold.core.history.validity import faults
+from turnfold.client import Client, OutgoingEvent, connect, session_key, turn_event
+from turnfold.core.history.validity import validation_errors
 from turnfold.errors import RequestError, Unavailable
 from turnfold.messages import SessionKey
 
@@ -68,7 +68,7 @@ class Crowd:
         self.published.trying(event)
         await self._until_taken(event)
 
-    async def _until_taken(self, event: Event) -> None:
+    async def _until_taken(self, event: OutgoingEvent) -> None:
         while True:
             with contextlib.suppress(Unavailable):
                 self.published.took(event, (await self.client.publish(event)).seq)
@@ -82,7 +82,7 @@ class Crowd:
                 self.refused.add(error.code)
             else:
                 self.windows += 1
-                assert faults(window.messages) == []
+                assert validation_errors(window.messages) == []
             await asyncio.sleep(0.05)
 
     async def goes_on(self) -> None:
@@ -99,7 +99,7 @@ class Crowd:
         (row,) = await self.parts.rows("SELECT count(*) AS events FROM events")
         return int(row["events"])
 
-    async def ends_well(self) -> Seen:
+    async def ends_well(self) -> StoreSnapshot:
         """Nothing lost, nothing doubled, all in the stream's order, versions without a gap; everything that is stored."""
         seen = await self.parts.caught_up()
         found = {

@@ -22,7 +22,7 @@ from turnfold.contracts.requests import (
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.operations.compact import versions
-from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.ingest.ingest import ingest
 from turnfold.operations.query import dead_letters as letters
 from turnfold.operations.query import history
@@ -347,7 +347,7 @@ async def buried(stores: Stores, *payloads: bytes) -> None:
         Delivery("turn.completed", payload, seq, NOON + seq)
         for seq, payload in enumerate(payloads, start=1)
     ]
-    await ingest(weigh_all(deliveries, count=len), store=stores.intake, rules=stores.rules)
+    await ingest(decode_batch(deliveries, count=len), store=stores.intake, rules=stores.rules)
 
 
 @pytest.mark.proves("I5", "O10")
@@ -383,7 +383,7 @@ async def test_replayed_letters_are_told_with_what_came_of_them(
     # What is published as 101 was stored, what is published as 102 was bad again.
     await stores.intake.ingest(
         [turn(101, user("hi"))],
-        weigh_all([Delivery("turn.completed", b"{", 102, NOON)], count=len).dead,
+        decode_batch([Delivery("turn.completed", b"{", 102, NOON)], count=len).dead,
         rules=stores.rules,
     )
 

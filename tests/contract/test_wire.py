@@ -90,7 +90,7 @@ async def test_notices_are_told_as_they_always_were(stores: Stores) -> None:
     for now_ms, fails in ((NOON + 1_000, True), (NOON + 6_000, False)):
         (job,) = await stores.claim(now_ms)
         if fails:
-            await stores.jobs.give_back(
+            await stores.jobs.retry_later(
                 job, reason="timeout", detail="", retry_at_ms=NOON + 6_000, now_ms=now_ms
             )
         else:

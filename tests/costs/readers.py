@@ -13,14 +13,22 @@ from turnfold.contracts.events import claimed_key, read_payload
 from turnfold.contracts.requests import SearchRequest, read_request
 from turnfold.contracts.subjects import id_fault, key_of_subject
 from turnfold.core.history.priority import classify
-from turnfold.core.summary.carry_over import merged
+from turnfold.core.summary.carry_over import carry_over
 from turnfold.core.summary.digest import digest
-from turnfold.core.summary.extractive import evidence, extract, readable
-from turnfold.core.summary.gate import Answer, check, missing_facts
+from turnfold.core.summary.extractive import evidence, extract, readable_sources
+from turnfold.core.summary.gate import ModelResponse, check, missing_facts
 from turnfold.core.summary.prompt import fitted, parse_answer, prompt_data, shortened
 from turnfold.core.summary.redaction import redact
-from turnfold.core.summary.sentences import language, senses, sentences
-from turnfold.core.summary.sources import Previous, Source, SummaryJob, clip, ends, printable, words
+from turnfold.core.summary.sentences import language, sentence_kinds, sentences
+from turnfold.core.summary.sources import (
+    PreviousSummary,
+    Source,
+    SummaryJob,
+    clip,
+    head_and_tail,
+    printable,
+    word_count,
+)
 from turnfold.core.summary.tool_actions import (
     actions,
     argument_texts,
@@ -29,19 +37,19 @@ from turnfold.core.summary.tool_actions import (
     touched,
 )
 from turnfold.core.summary.values import values_in
-from turnfold.core.text.estimates import ceiling, estimate
+from turnfold.core.text.estimates import estimate, token_upper_bound
 from turnfold.core.text.markers import defused
-from turnfold.core.text.search import Question, ranked_by_any, searchable
-from turnfold.core.text.token_offsets import Cuts
-from turnfold.core.text.tokens import lines_of, measure, path_in
-from turnfold.core.text.words import exact_terms, folded, runs, terms
+from turnfold.core.text.search import SearchQuery, ranked_by_any, searchable
+from turnfold.core.text.token_offsets import TokenOffsets
+from turnfold.core.text.tokens import count_message, lines_of, path_in
+from turnfold.core.text.words import exact_terms, normalize, runs, terms
 from turnfold.core.window.anthropic import _assistant, _content
 from turnfold.core.window.framing import Placement, summary_facts, wrapped_digests, wrapped_summary
 from turnfold.core.window.overflow import overflow_told
 from turnfold.core.window.render import shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.errors import TurnfoldError
-from turnfold.messages import Call
+from turnfold.messages import ToolCall
 from turnfold.model_info.tokenizer import load_counter
 
 count_tokens: Final = load_counter()
@@ -150,7 +158,7 @@ def _source(role: str, text: str, number: int) -> Source:
 def _summarised(role: str) -> Callable[[list[str]], object]:
     def read(found: list[str]) -> object:
         sources = tuple(_source(role, text, number) for number, text in enumerate(found))
-        previous = Previous(
+        previous = PreviousSummary(
             found[0][:20_000],
             {
                 "tasks": found,
@@ -168,7 +176,9 @@ def _summarised(role: str) -> Callable[[list[str]], object]:
 
 def _evidenced(role: str) -> Callable[[list[str]], object]:
     def read(found: list[str]) -> object:
-        sources = readable(tuple(_source(role, text, number) for number, text in enumerate(found)))
+        sources = readable_sources(
+            tuple(_source(role, text, number) for number, text in enumerate(found))
+        )
         return evidence(SummaryJob(sources=sources, newest_request=None), sources, count=estimate)
 
     return read
@@ -176,14 +186,14 @@ def _evidenced(role: str) -> Callable[[list[str]], object]:
 
 def _answered(style: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        check(Answer(text, "stop"), input_tokens=10**9, output_tokens=1)
+        check(ModelResponse(text, "stop"), input_tokens=10**9, output_tokens=1)
         overflow_told(text)
         said, sections = parse_answer(text, style, max_words=100)
         before = {
             name: text.split("\n")[:2_000]
             for name in ("decisions", "constraints", "open_questions")
         }
-        sections = merged(before, sections | before, max_tokens=800, count=estimate)
+        sections = carry_over(before, sections | before, max_tokens=800, count=estimate)
         missing_facts(
             said, before["decisions"][:50], facts=before["constraints"][:50], request=text[:100]
         )
@@ -195,7 +205,7 @@ def _answered(style: str) -> Callable[[str], object]:
 def _searched(found: list[str]) -> object:
     """A query grows with the texts that are searched, up to what a request takes."""
     characters = sum(map(len, found))
-    question = Question.of(found[0][: min(1_000, max(8, characters // 400))])
+    question = SearchQuery.of(found[0][: min(1_000, max(8, characters // 400))])
     if not question.words:
         return None
     lookups = (question.lookups(), question.beginnings(), question.any_word())
@@ -210,9 +220,9 @@ def _searched(found: list[str]) -> object:
 
 
 def _cut(text: str) -> object:
-    grid = Cuts.of(text, estimate)
+    grid = TokenOffsets.of(text, estimate)
     return (
-        Cuts.parse(grid.encode()),
+        TokenOffsets.parse(grid.encode()),
         shortened_text(text, TextCut(len(text) // 3, len(text) // 2, 1, 1, 1)),
         lines_of(text),
     )
@@ -226,7 +236,7 @@ def _wrapped(text: str) -> object:
 
 
 def _shown_to_anthropic(text: str) -> object:
-    calls = (Call(0, "c", "bash", max(40, len(text) // 8)),)
+    calls = (ToolCall(0, "c", "bash", max(40, len(text) // 8)),)
     body = {
         "role": "assistant",
         "content": text,
@@ -251,12 +261,13 @@ def _measured(text: str) -> object:
         "thinking_blocks": [{"type": "thinking", "thinking": text}],
         "refusal": text,
     }
-    return measure(body, count_tokens), path_in(json.dumps({"path": text})), path_in(text)
+    return count_message(body, count_tokens), path_in(json.dumps({"path": text})), path_in(text)
 
 
 def _sentenced(text: str) -> object:
     return [
-        (senses(one, is_user=True), senses(one, is_user=False)) for one in sentences(text)
+        (sentence_kinds(one, is_user=True), sentence_kinds(one, is_user=False))
+        for one in sentences(text)
     ], language(text)
 
 
@@ -288,7 +299,7 @@ def _payload(text: str) -> object:
 READERS: Final = (
     Reader("tokens", _each(count_tokens)),
     Reader("estimate", _each(estimate)),
-    Reader("ceiling", _each(ceiling)),
+    Reader("ceiling", _each(token_upper_bound)),
     Reader("cuts", _each(_cut)),
     Reader("measure", _each(_measured)),
     *[
@@ -306,16 +317,29 @@ READERS: Final = (
     ],
     Reader(
         "index",
-        _each(lambda text: (terms(folded(text)), runs(folded(text)), exact_terms(folded(text)))),
+        _each(
+            lambda text: (
+                terms(normalize(text)),
+                runs(normalize(text)),
+                exact_terms(normalize(text)),
+            )
+        ),
     ),
-    Reader("query", _each(lambda text: Question.of(text[:1_000]))),
+    Reader("query", _each(lambda text: SearchQuery.of(text[:1_000]))),
     Reader("search", _searched),
     Reader("redaction", _each(redact)),
     Reader("values", _each(values_in)),
     Reader("sentences", _each(_sentenced)),
     Reader(
         "printable",
-        _each(lambda text: (printable(text), clip(text, 200), ends(text, 10, 10), words(text))),
+        _each(
+            lambda text: (
+                printable(text),
+                clip(text, 200),
+                head_and_tail(text, 10, 10),
+                word_count(text),
+            )
+        ),
     ),
     Reader("shortened prose", _each(lambda text: shortened(text, 50))),
     *[
@@ -359,7 +383,7 @@ def text_case(random: Random) -> Case:
 
 def _searched_case(name: str, query: Callable[[int], str], text: str) -> Case:
     def build(size: int) -> Callable[[], object]:
-        question, found = Question.of(query(size)), [text * (size // len(text))]
+        question, found = SearchQuery.of(query(size)), [text * (size // len(text))]
         texts = [searchable({"role": "user", "content": one}) for one in found]
         return lambda: [(question.grade(one), ranked_by_any(question, {0: one})) for one in texts]
 

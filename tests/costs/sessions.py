@@ -11,26 +11,31 @@ from typing import Any, Final
 
 from tests.costs.measuring import Case
 from tests.histories import History, Json, answered, assistant, counter, system, tool, user, words
-from turnfold.core.eviction.eviction import EVERY_EVENT_BELOW, Trigger, decide, evictions
+from turnfold.core.eviction.eviction import (
+    EVERY_EVENT_BELOW,
+    Trigger,
+    decide_eviction,
+    plan_evictions,
+)
 from turnfold.core.history.blocks import group, newest_request
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.core.summary.digest import digest
 from turnfold.core.summary.extractive import extract
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.core.text.estimates import estimate
-from turnfold.core.text.tokens import Cuts, measure
-from turnfold.core.window.anthropic import shaped
-from turnfold.core.window.builder import PendingRow
+from turnfold.core.text.tokens import TokenOffsets, count_message
+from turnfold.core.window.anthropic import to_anthropic
+from turnfold.core.window.builder import PendingDigest
 from turnfold.core.window.character_limit import characters_of
 from turnfold.core.window.compressor import LadderCompressor, estimated
 from turnfold.core.window.framing import Placement, summary_facts
 from turnfold.core.window.render import render
-from turnfold.core.window.window import Asked, Stored, grown, planned
+from turnfold.core.window.window import WindowInput, WindowRequest, build_window, to_plan
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
-from turnfold.operations.ingest.decode import Delivery, weigh
+from turnfold.operations.ingest.decode import Delivery, decode_event
 
 MOST_MESSAGES: Final = 8_192
 TEXTS: Final = (
@@ -195,18 +200,18 @@ class Shape:
             ("path a.py",),
             tokens=160,
             text_tokens=150,
-            cuts=Cuts.of(summary, _count).encode(),
+            cuts=TokenOffsets.of(summary, _count).encode(),
         )
-        stored = Stored(
+        stored = WindowInput(
             messages=messages,
-            pending=tuple(PendingRow(row, 9, 1) for row in rows),
+            pending=tuple(PendingDigest(row, 9, 1) for row in rows),
             summary=facts,
             total=len(messages),
         )
         return History(stored, bodies, summary, ("path a.py",), dict.fromkeys(rows, "They spoke."))
 
     def _message(self, seq: int, body: Json) -> Message:
-        one = measure(body, _count)
+        one = count_message(body, _count)
         return Message(
             position_of(seq, 0), EventId(f"e{seq}"), 0, Role(body["role"]), one.tokens, one.content_tokens, one.reasoning_tokens, one.characters,
             one.lines, Priority(seq % 3), one.calls if body["role"] == "assistant" else (), is_irregular=one.is_irregular, cuts=one.cuts,
@@ -251,13 +256,13 @@ def _known(name: str, share: float, **more: Any) -> Case:
 
     def build(size: int) -> Callable[[], object]:
         made = shape.session(size)
-        asked = Asked(
+        asked = WindowRequest(
             budget_tokens=int(sum([message.tokens for message in made.stored.messages]) * share)
         )
 
         def work() -> object:
             with suppress(CannotFit):
-                return planned(grown(made.stored, asked, Policy()), made.stored, asked)
+                return to_plan(build_window(made.stored, asked, Policy()), made.stored, asked)
             return None
 
         return work
@@ -302,7 +307,7 @@ def window_case(random: Random) -> Case:
         made = sessions(size)
         tokens = sum([message.tokens for message in made.stored.messages])
         number = len(made.stored.messages)
-        asked = Asked(
+        asked = WindowRequest(
             budget_tokens=max(int(tokens * share), 700),
             max_messages=None if few is None else max(1, int(number * few)),
             is_emergency=is_emergency,
@@ -311,20 +316,20 @@ def window_case(random: Random) -> Case:
         earlier = None
         if is_continued and not is_emergency:
             with suppress(CannotFit):
-                earlier = grown(_prefixed(made.stored, number * 9 // 10), asked, policy)
+                earlier = build_window(_prefixed(made.stored, number * 9 // 10), asked, policy)
         elif size % 2 == 0 and share == 0.0:
             try:
-                grown(made.stored, asked, policy)
+                build_window(made.stored, asked, policy)
             except CannotFit as error:
                 if error.needed_tokens:
                     asked = replace(asked, budget_tokens=error.needed_tokens)
 
         def work() -> object:
             try:
-                window = grown(made.stored, asked, policy, earlier)
+                window = build_window(made.stored, asked, policy, earlier)
             except CannotFit:
                 return None
-            plan = planned(window, made.stored, asked)
+            plan = to_plan(window, made.stored, asked)
             rendered = render(
                 plan,
                 made.bodies,
@@ -334,7 +339,7 @@ def window_case(random: Random) -> Case:
             )
             characters_of(rendered, with_summary=True)
             if is_anthropic:
-                return shaped(plan, rendered)
+                return to_anthropic(plan, rendered)
             return rendered
 
         return work
@@ -356,7 +361,7 @@ def list_case(random: Random) -> Case:
         tokens = compressor.tokens(said)
 
         def work() -> object:
-            faults(said)
+            validation_errors(said)
             with suppress(CannotFit):
                 return compressor.compress(said, int(tokens * share), is_emergency=is_emergency)
             return None
@@ -387,8 +392,8 @@ def eviction_case(random: Random) -> Case:
         def work() -> object:
             group(live)
             newest_request(live)
-            decide(live, policy, Trigger.REQUEST, now_ms=10**9)
-            done = evictions(live, new, len(live), policy, model_window=window)
+            decide_eviction(live, policy, Trigger.REQUEST, now_ms=10**9)
+            done = plan_evictions(live, new, len(live), policy, model_window=window)
             evicted = (
                 [message for one in done for message in one.evicted] if not is_summarised else live
             )
@@ -418,6 +423,6 @@ def event_case(random: Random) -> Case:
         payload = json.dumps(
             {"event_id": "e", "agent_id": "a", "session_id": "s", "messages": said}
         ).encode()[: 4 << 20]
-        return lambda: weigh(Delivery("turn.completed.a.s", payload, 1, 0), count=counter())
+        return lambda: decode_event(Delivery("turn.completed.a.s", payload, 1, 0), count=counter())
 
     return Case(f"event: {shape}", build, 4_096)

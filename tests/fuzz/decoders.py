@@ -14,10 +14,10 @@ from warnings import catch_warnings
 from tests.fuzz.mutations import mutated
 from tests.histories import history
 from tests.store_fixtures import words
-from turnfold.access.bearers import Bearers
+from turnfold.access.bearers import TokenRegistry
 from turnfold.cli.deadletters import printable
-from turnfold.client.replies import error_told
-from turnfold.contracts.events import Limits, claimed_key
+from turnfold.client.replies import error_from_json
+from turnfold.contracts.events import EventLimits, claimed_key
 from turnfold.contracts.requests import (
     ContextRequest,
     PolicyRequest,
@@ -34,18 +34,18 @@ from turnfold.contracts.subjects import (
     token_of,
 )
 from turnfold.core.eviction.usage import read_report
-from turnfold.core.history.validity import anthropic_faults, faults
-from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.history.validity import anthropic_faults, validation_errors
+from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy, preset_named
-from turnfold.core.summary.gate import Answer, check, spoken
+from turnfold.core.summary.gate import ModelResponse, check, response_text
 from turnfold.core.summary.prompt import parse_answer
-from turnfold.core.text.search import Question, searchable
-from turnfold.core.text.token_offsets import Cuts
+from turnfold.core.text.search import SearchQuery, searchable
+from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.words import terms
-from turnfold.core.window.anthropic import shaped
+from turnfold.core.window.anthropic import to_anthropic
 from turnfold.core.window.compressor import LadderCompressor
 from turnfold.core.window.overflow import overflow_told
-from turnfold.core.window.window import Asked, plan
+from turnfold.core.window.window import WindowRequest, plan
 from turnfold.errors import (
     BadEvent,
     BadRequest,
@@ -56,15 +56,15 @@ from turnfold.errors import (
 )
 from turnfold.messages import Role, SessionKey
 from turnfold.models.wire import frame, read_frame
-from turnfold.operations.ingest.decode import Delivery, bury, weigh
-from turnfold.operations.query.as_of import moment_of
+from turnfold.operations.ingest.decode import Delivery, decode_event, to_dead_letter
+from turnfold.operations.query.as_of import parse_as_of
 from turnfold.settings import read_settings
 from turnfold.transcripts import UnreadableTranscript, read_conversations, turns
 from turnfold_query.http import _kind_of, _with
 
 GOLDEN = Path(__file__).parent.parent / "contract" / "golden"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-LIMITS = Limits(bytes=8_192, messages=20, depth=12)
+LIMITS = EventLimits(bytes=8_192, messages=20, depth=12)
 REASONS = {
     "too_large",
     "not_json",
@@ -139,7 +139,7 @@ def _event(data: bytes, _: Path) -> None:
     subject = SUBJECTS[len(data) % len(SUBJECTS)]
     delivery = Delivery(subject, data, 1, 1)
     try:
-        arrival = weigh(delivery, count=words, limits=LIMITS)
+        arrival = decode_event(delivery, count=words, limits=LIMITS)
     except BadEvent as error:
         _buried(delivery, error)
         return
@@ -148,13 +148,13 @@ def _event(data: bytes, _: Path) -> None:
     for message in arrival.messages:
         assert _strict(message.body)["role"] in set(Role)
         assert message.tokens >= 0
-        Cuts.parse(message.cuts)
-    again = weigh(delivery, count=words, limits=LIMITS)
+        TokenOffsets.parse(message.cuts)
+    again = decode_event(delivery, count=words, limits=LIMITS)
     assert again == arrival
 
 
 def _buried(delivery: Delivery, error: BadEvent) -> None:
-    letter = bury(delivery, error)
+    letter = to_dead_letter(delivery, error)
     assert letter.reason in REASONS, letter.reason
     assert letter.key is None or not any(map(id_fault, letter.key)), letter.key
     assert letter.detail.isascii(), letter.detail
@@ -196,15 +196,19 @@ def _request(data: bytes, _: Path) -> None:
         with suppress(BadRequest):
             asked = read_request(shape, data)
             if isinstance(asked, ContextRequest) and asked.as_of is not None:
-                moment_of(asked.as_of)
+                parse_as_of(asked.as_of)
             if isinstance(asked, PolicyRequest):
                 _wish(asked)
 
 
 def _wish(asked: PolicyRequest) -> None:
     with suppress(ValueError):
-        wishes = Wishes().changed(preset=asked.preset, mode=asked.mode, overrides=asked.overrides)
-        policy = in_force(Wishes(), wishes, default_preset="balanced", policy_of=preset_named)
+        wishes = PolicyOverrides().changed(
+            preset=asked.preset, mode=asked.mode, overrides=asked.overrides
+        )
+        policy = effective_policy(
+            PolicyOverrides(), wishes, default_preset="balanced", policy_of=preset_named
+        )
         _strict(wishes.overrides or "{}")
         assert 0 <= policy.trigger_ratio <= 1
 
@@ -227,12 +231,12 @@ def _body(data: bytes, _: Path) -> None:
 
 def _moment(data: bytes, _: Path) -> None:
     with suppress(BadRequest):
-        moment_of(_text(data)[:300])
+        parse_as_of(_text(data)[:300])
 
 
 def _search(data: bytes, _: Path) -> None:
     first, _mark, second = _text(data).partition("\n")
-    asked = Question.of(first[:1_000])
+    asked = SearchQuery.of(first[:1_000])
     for lookup in (*asked.lookups(), *asked.beginnings(), *asked.any_word()):
         for term in lookup:
             assert term.text.isalnum(), f"{term.text!r} is syntax to an index"
@@ -272,7 +276,7 @@ def _tokens(data: bytes, folder: Path) -> None:
     path = folder / "tokens.json"
     path.write_bytes(data)
     with suppress(StartError):
-        assert Bearers(path).grant(f"Bearer {_text(data)[:200]}") is None
+        assert TokenRegistry(path).grant(f"Bearer {_text(data)[:200]}") is None
 
 
 def _transcript(data: bytes, folder: Path) -> None:
@@ -308,9 +312,9 @@ def _answer(data: bytes, _: Path) -> None:
                 json.dumps(sections)
                 assert _is_encodable(told) or not _is_encodable(text)
     check(
-        Answer(text, finish_reason=text[:10]),
+        ModelResponse(text, finish_reason=text[:10]),
         input_tokens=len(text),
-        output_tokens=len(spoken(text)),
+        output_tokens=len(response_text(text)),
     )
     overflow_told(text)
 
@@ -335,15 +339,15 @@ def _refusal(data: bytes, _: Path) -> None:
     with suppress(ValueError, RecursionError):
         told = json.loads(data)
         if isinstance(told, dict):
-            assert isinstance(error_told(told), RequestError)
+            assert isinstance(error_from_json(told), RequestError)
 
 
 def _cuts(data: bytes, _: Path) -> None:
     text = _text(data)
     with suppress(ValueError):
-        Cuts.parse(text)
-    made = Cuts.of(text, words)
-    assert Cuts.parse(made.encode()) == made
+        TokenOffsets.parse(text)
+    made = TokenOffsets.of(text, words)
+    assert TokenOffsets.parse(made.encode()) == made
     assert made.characters == len(text)
 
 
@@ -353,19 +357,19 @@ def _cuts(data: bytes, _: Path) -> None:
 def _window(data: bytes, _: Path) -> None:
     """A published turn, however odd, becomes lists that providers take, in both shapes."""
     try:
-        arrival = weigh(Delivery("turn.completed", data, 1, 1), count=words, limits=LIMITS)
+        arrival = decode_event(Delivery("turn.completed", data, 1, 1), count=words, limits=LIMITS)
     except BadEvent:
         return
     bodies = [json.loads(message.body) for message in arrival.messages]
     with suppress(CannotFit):
         compressed = LadderCompressor(count=words).compress(bodies, 400)
-        assert not faults(compressed.messages), faults(compressed.messages)
+        assert not validation_errors(compressed.messages), validation_errors(compressed.messages)
     told = history(bodies)
     with suppress(CannotFit):
-        planned = plan(told.stored, Asked(budget_tokens=2_000), POLICY)
+        planned = plan(told.stored, WindowRequest(budget_tokens=2_000), POLICY)
         rendered = told.rendered(planned)
-        assert not faults([json.loads(text) for text in rendered.messages])
-        messages = [_strict(text) for text in shaped(planned, rendered).messages]
+        assert not validation_errors([json.loads(text) for text in rendered.messages])
+        messages = [_strict(text) for text in to_anthropic(planned, rendered).messages]
         assert not anthropic_faults(messages), anthropic_faults(messages)
 
 

@@ -24,7 +24,7 @@ from tests.store_fixtures import (
 )
 from turnfold.core.history.as_of import AtTime
 from turnfold.messages import CompactionId
-from turnfold.ports import Ending
+from turnfold.ports import FailureStatus
 from turnfold_migrations import upgrade
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditors.md"
@@ -69,7 +69,7 @@ async def lived(stores: Stores) -> list[int]:
         )
     await stores.versions.promote(KEY, 1, over=None, rules=stores.rules, now_ms=NOON + 4_000)
     (job,) = await stores.claim(NOON + 5_000)
-    await stores.jobs.give_back(
+    await stores.jobs.retry_later(
         job, reason="timeout", detail="", retry_at_ms=NOON + 5_100, now_ms=NOON + 5_000
     )
     (job,) = await stores.claim(NOON + 5_500)
@@ -77,8 +77,8 @@ async def lived(stores: Stores) -> list[int]:
         job, summary("Folded.", kind="extractive"), reason="timeout", now_ms=NOON + 5_500
     )
     (again,) = await stores.claim(NOON + 60_000)
-    await stores.jobs.end(
-        again, ending=Ending.FAILED, reason="provider_error", detail="", now_ms=NOON + 60_000
+    await stores.jobs.fail(
+        again, ending=FailureStatus.FAILED, reason="provider_error", detail="", now_ms=NOON + 60_000
     )
     _, (third,) = await stores.history.versions(KEY, 3)
     await stores.versions.restore(
@@ -112,7 +112,7 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
             assert {one["status"] for one in evictions} == {"committed", "restored", "pending"}
             assert {one["trigger"] for one in evictions} == {"messages", "request"}
             for at in moments:
-                then, _ = await stores.windows.window_then(
+                then, _ = await stores.windows.window_as_of(
                     KEY, AtTime(at), glance=lambda _: None, choose=lambda facts: (facts, ())
                 )
                 reigning = await rows("Which version was in force at a time", at=at)

@@ -7,9 +7,9 @@ import pytest
 
 from tests.store_fixtures import LEASE_MS, NOON, SMALL, new_sqlite, sql_stores, turns, words
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.store.database.engine import Database
-from turnfold.store.database.health import Health, SqlHealth, file_of, is_writer_there
+from turnfold.store.database.health import DatabaseHealth, SqlHealth, file_of, is_writer_there
 from turnfold.store.database.instance_lock import WriterLock
 from turnfold_migrations import upgrade
 
@@ -34,7 +34,7 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
     await upgrade(url)
     database = Database(url, writes=True)
 
-    async def look(now_ms: int, *, most_attempts: int = 3) -> Health:
+    async def look(now_ms: int, *, most_attempts: int = 3) -> DatabaseHealth:
         return await SqlHealth(database).look(
             now_ms=now_ms, patience_ms=PATIENCE_MS, most_attempts=most_attempts
         )
@@ -55,7 +55,7 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
             Delivery("turn.completed", payload, seq, NOON)
             for seq, payload in ((31, b"{"), (32, b"["), (33, b"x"))
         ]
-        await stores.intake.ingest([], weigh_all(bad, count=words).dead, rules=stores.rules)
+        await stores.intake.ingest([], decode_batch(bad, count=words).dead, rules=stores.rules)
         await stores.letters.replayed(2, now_ms=NOON)
         buried = await look(NOON)
     await database.close()

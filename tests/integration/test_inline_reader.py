@@ -11,9 +11,9 @@ import pytest
 
 from tests.store_fixtures import KEY, NOON, SMALL, Stores, new_sqlite, sql_stores, turn
 from turnfold.messages import SessionKey
-from turnfold.ports import WindowFacts
+from turnfold.ports import WindowSnapshot
 from turnfold.store.database.engine import Database
-from turnfold.store.database.inline_reader import SLOW_SECONDS, Bare, NotAtHand
+from turnfold.store.database.inline_reader import SLOW_SECONDS, RawConnection, WouldBlock
 from turnfold.store.query.window import AT_HAND, KNOWN_AT_HAND
 
 
@@ -24,7 +24,7 @@ async def database(tmp_path: Path) -> AsyncGenerator[Database]:
     await made.close()
 
 
-def sequences(bare: Bare) -> int:
+def sequences(bare: RawConnection) -> int:
     """How many ranges of sequences are stored."""
     return int(bare.connection.execute("SELECT count(*) FROM ingested").fetchone()[0])
 
@@ -32,34 +32,34 @@ def sequences(bare: Bare) -> int:
 async def test_what_is_at_hand_is_one_snapshot(database: Database, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "turnfold.db", isolation_level=None)) as writer:
 
-        def read(bare: Bare) -> tuple[int, int]:
+        def read(bare: RawConnection) -> tuple[int, int]:
             before = sequences(bare)
             writer.execute("INSERT INTO ingested VALUES (1, 7)")
             return before, sequences(bare)
 
-        assert database.at_hand(read) == (0, 0)
-        assert database.at_hand(sequences) == 1
+        assert database.read_inline(read) == (0, 0)
+        assert database.read_inline(sequences) == 1
 
 
 async def test_a_slow_read_leaves_the_next_ones_to_a_thread(database: Database) -> None:
-    def slow(bare: Bare) -> int:
+    def slow(bare: RawConnection) -> int:
         time.sleep(SLOW_SECONDS * 2)
         return sequences(bare)
 
-    assert database.at_hand(slow) == 0
-    with pytest.raises(NotAtHand):
-        database.at_hand(sequences)
+    assert database.read_inline(slow) == 0
+    with pytest.raises(WouldBlock):
+        database.read_inline(sequences)
 
 
 async def test_a_busy_file_is_not_waited_for(database: Database, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "turnfold.db", isolation_level=None)) as writer:
         # With a WAL a reader meets a lock only while somebody recovers it; without one, every writer is in its way.
         writer.execute("PRAGMA journal_mode=DELETE")
-        assert database.at_hand(sequences) == 0
+        assert database.read_inline(sequences) == 0
         writer.execute("BEGIN EXCLUSIVE")
         began = time.monotonic()
-        with pytest.raises(NotAtHand):
-            database.at_hand(sequences)
+        with pytest.raises(WouldBlock):
+            database.read_inline(sequences)
 
         assert time.monotonic() - began < 1.0
 
@@ -67,15 +67,15 @@ async def test_a_busy_file_is_not_waited_for(database: Database, tmp_path: Path)
 async def test_postgresql_is_never_at_hand() -> None:
     database = Database("postgresql+asyncpg://nobody@localhost/nothing", writes=False)
 
-    with pytest.raises(NotAtHand):
-        database.at_hand(sequences)
+    with pytest.raises(WouldBlock):
+        database.read_inline(sequences)
     await database.close()
 
 
-async def decided_in(stores: Stores) -> tuple[Thread, WindowFacts]:
+async def decided_in(stores: Stores) -> tuple[Thread, WindowSnapshot]:
     """The thread that decides a window now, and from what."""
 
-    def choose(facts: WindowFacts) -> tuple[tuple[Thread, WindowFacts], tuple[int, ...]]:
+    def choose(facts: WindowSnapshot) -> tuple[tuple[Thread, WindowSnapshot], tuple[int, ...]]:
         return (current_thread(), facts), ()
 
     found, _ = await stores.windows.window(KEY, glance=lambda _: None, choose=choose)

@@ -19,13 +19,13 @@ Json = dict[str, Any]
 AGENT = """
 import asyncio, json, sys
 from turnfold.models.call import load_litellm
-from turnfold import ContextOverflow, Recovering
+from turnfold import ContextOverflow, ContextRecovery
 
 litellm = load_litellm()
 SETTINGS = dict(model="openai/x", api_base=sys.argv[1], api_key="none-needed", max_retries=0, temperature=0.25, max_tokens=77)
 
 async def talk():
-    complete = Recovering(litellm.acompletion, budget_tokens=2_000)
+    complete = ContextRecovery(litellm.acompletion, budget_tokens=2_000)
     messages = [{"role": "system", "content": "Be brief."}]
     messages += [{"role": "user", "content": f"{number}: " + "word " * 50} for number in range(20)]
     try:

@@ -241,7 +241,7 @@ async def lived(stores: Stores) -> None:
     """A session with everything: covered, pending and live messages, a failed attempt, a dead letter."""
     await stores.ingest(*turns(1, 7), turn(8, user("hello"), model="gpt-5"))
     (job,) = await stores.claim(NOON + 1_000)
-    await stores.jobs.give_back(
+    await stores.jobs.retry_later(
         job, reason="timeout", detail="", retry_at_ms=NOON + 2_000, now_ms=NOON + 1_500
     )
     (job,) = await stores.claim(NOON + 2_000)

@@ -29,9 +29,9 @@ from tests.store_fixtures import (
 )
 from turnfold.core.policy.allowance import Allowance
 from turnfold.core.policy.presets import Policy, Style
-from turnfold.models import Summarizer
-from turnfold.operations.compact.attempt import Writing
-from turnfold.operations.compact.compact import Committed, GivenBack, Outcome, compact
+from turnfold.models import ChildSummarizer
+from turnfold.operations.compact.attempt import SummaryConfig
+from turnfold.operations.compact.compact import Committed, Outcome, Retry, compact
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,8 +45,8 @@ SHORT_SECONDS = 1.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def summarizer() -> AsyncIterator[Summarizer]:
-    child = Summarizer(preload=True)
+async def summarizer() -> AsyncIterator[ChildSummarizer]:
+    child = ChildSummarizer(preload=True)
     await child.start()
     await child.loaded()
     yield child
@@ -64,8 +64,8 @@ class Desk:
     """One worker's desk, with a clock that a test turns."""
 
     stores: Stores
-    summarizer: Summarizer
-    writing: Writing
+    summarizer: ChildSummarizer
+    writing: SummaryConfig
     database: Path
     now_ms: int = NOON + MINUTE_MS
     seq: int = 1
@@ -96,7 +96,7 @@ class Desk:
 
     async def finish(self) -> Outcome:
         """Attempts until the job is done."""
-        while isinstance(outcome := await self.attempt(), GivenBack):
+        while isinstance(outcome := await self.attempt(), Retry):
             continue
         return outcome
 
@@ -113,16 +113,18 @@ class Desk:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def desk(summarizer: Summarizer, model: ModelServer, tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
+) -> AsyncIterator[Desk]:
     async for made in desk_with(summarizer, model, tmp_path, SMALL):
         yield made
 
 
 async def desk_with(
-    summarizer: Summarizer, model: ModelServer, folder: Path, policy: Policy, **writing: Any
+    summarizer: ChildSummarizer, model: ModelServer, folder: Path, policy: Policy, **writing: Any
 ) -> AsyncIterator[Desk]:
     url = new_sqlite(folder)
-    chosen = Writing(
+    chosen = SummaryConfig(
         model="openai/x", api_base=model.url, api_key="none-needed", key_models=("openai/*",), allowance=Allowance(("openai/*",)),
         call_timeout_seconds=LONG_SECONDS, backoff_seconds=0.01,
     )  # fmt: skip
@@ -165,7 +167,7 @@ async def test_a_fault_leaves_the_version_in_force_until_the_stand_in_takes_over
         desk.writing = replace(desk.writing, call_timeout_seconds=SHORT_SECONDS)
 
     for _ in range(requests - 1):
-        assert isinstance(await desk.attempt(), GivenBack)
+        assert isinstance(await desk.attempt(), Retry)
         assert (await desk.version()).version == 1
     assert await desk.attempt() == Committed(2, reason)
 
@@ -344,7 +346,7 @@ async def test_parts_that_were_written_are_not_asked_for_again(
     await long_desk(desk)
 
     first = await desk.attempt()
-    assert isinstance(first, GivenBack)
+    assert isinstance(first, Retry)
     assert desk.rows("SELECT count(*) FROM chunks") == [(2,)]
     asked = len(model.requests)
     await desk.evict()
@@ -442,7 +444,7 @@ async def test_a_job_that_takes_too_long_ends_its_attempt_and_keeps_its_parts(
     await long_desk(desk)
     desk.writing = replace(desk.writing, job_timeout_seconds=2)
 
-    assert await desk.attempt() == GivenBack("timeout")
+    assert await desk.attempt() == Retry("timeout")
 
     assert desk.rows("SELECT count(*) FROM chunks") == [(2,)]
     desk.writing = replace(desk.writing, job_timeout_seconds=60)
@@ -498,7 +500,7 @@ async def test_a_part_of_a_job_that_somebody_else_has_by_now_is_not_kept(
 
 @pytest.mark.proves("S7")
 async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(
-    summarizer: Summarizer, model: ModelServer, tmp_path: Path
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
 ) -> None:
     async for desk in desk_with(
         summarizer, model, tmp_path, replace(SMALL, summary_tokens_per_day=400)
@@ -509,9 +511,9 @@ async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(
                 await desk.finish()
                 desk.now_ms += TEN_MINUTES_MS
 
-        assert [entry["limit_tokens"] for entry in logs if entry["event"] == "budget.spent"] == [
-            400
-        ]
+        assert [
+            entry["limit_tokens"] for entry in logs if entry["event"] == "token_quota.exceeded"
+        ] == [400]
         # 366 tokens were within the budget, the next 366 went over it.
         assert len(model.requests) == 2
         assert desk.outcomes[-1] == Committed(3, "rate_limited")
@@ -524,7 +526,7 @@ async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(
 
 @pytest.mark.proves("S4", "S7")
 async def test_what_was_only_extracted_waits_for_the_next_day_when_the_budget_is_spent(
-    summarizer: Summarizer, model: ModelServer, tmp_path: Path
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
 ) -> None:
     async for desk in desk_with(
         summarizer, model, tmp_path, replace(SMALL, summary_tokens_per_day=1)
@@ -533,7 +535,7 @@ async def test_what_was_only_extracted_waits_for_the_next_day_when_the_budget_is
             await desk.evict()
             await desk.finish()
         desk.now_ms += TEN_MINUTES_MS
-        assert await desk.attempt() == GivenBack("rate_limited")
+        assert await desk.attempt() == Retry("rate_limited")
 
         due_ms = await desk.stores.jobs.next_due_ms()
 
@@ -575,7 +577,7 @@ async def test_tokens_are_counted_here_where_no_provider_reports_them(
 
 @pytest.mark.proves("S4")
 async def test_the_model_of_a_policy_stands_above_that_of_the_installation(
-    summarizer: Summarizer, model: ModelServer, tmp_path: Path
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
 ) -> None:
     async for desk in desk_with(
         summarizer, model, tmp_path, replace(SMALL, summary_model="openai/y")
@@ -719,7 +721,7 @@ async def test_no_media_and_no_tool_definition_reach_a_model(
 
 @pytest.mark.proves("S3")
 async def test_a_narrative_version_is_prose(
-    summarizer: Summarizer, model: ModelServer, tmp_path: Path
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
 ) -> None:
     model.fault = "prose"
     async for desk in desk_with(summarizer, model, tmp_path, replace(SMALL, style=Style.NARRATIVE)):

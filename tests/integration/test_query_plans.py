@@ -23,12 +23,12 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion, Moment
+from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
 from turnfold.ports import Scope
 from turnfold.store.database.engine import Database
-from turnfold.store.database.statistics import SqlFigures
+from turnfold.store.database.statistics import SqlStatistics
 
 GROWING = (
     "messages",
@@ -173,9 +173,9 @@ async def test_a_window_is_read_by_its_index(watched: Watched) -> None:
     "moment", [AtVersion(1), AtMessage(EventId("e9003"), 0), AtTime(NOON + 9_004)]
 )
 async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_shows(
-    watched: Watched, moment: Moment
+    watched: Watched, moment: AsOf
 ) -> None:
-    await watched.stores.windows.window_then(
+    await watched.stores.windows.window_as_of(
         KEY,
         moment,
         glance=lambda _: None,
@@ -281,7 +281,7 @@ async def test_histories_versions_and_the_audit_are_read_by_key(watched: Watched
     history = watched.stores.history
     await history.page(KEY, after_position=0, limit=5)
     await history.page(KEY, after_position=1 << 50, limit=5, newest_first=True)
-    await history.named(KEY, ["e9001#0", "e9002#1"])
+    await history.by_ids(KEY, ["e9001#0", "e9002#1"])
     await history.versions(KEY)
     await history.audit(KEY, after=0, limit=5)
     await history.counts(KEY)
@@ -336,7 +336,7 @@ async def test_a_scan_would_be_seen(watched: Watched) -> None:
 async def test_whoever_watches_reads_what_is_open_and_not_what_ever_was(watched: Watched) -> None:
     database = Database(watched.url, writes=False)
     watched.begin()
-    await SqlFigures(database).waiting(now_ms=NOON)
+    await SqlStatistics(database).waiting(now_ms=NOON)
     await database.close()
 
     assert {step for step, _ in watched.scans()} == {"SCAN outbox"}

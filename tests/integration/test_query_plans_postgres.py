@@ -168,7 +168,7 @@ async def a_window(stores: Stores) -> None:
 
 async def windows_of_the_past(stores: Stores) -> None:
     for moment in (AtVersion(1), AtMessage(EventId("e9003"), 0), AtTime(NOON + 9_004)):
-        await stores.windows.window_then(
+        await stores.windows.window_as_of(
             KEY, moment, glance=lambda _: None, choose=lambda _: (True, [1])
         )
 
@@ -203,7 +203,7 @@ async def a_job_is_done(stores: Stores) -> None:
 async def history_is_read(stores: Stores) -> None:
     await stores.history.page(KEY, after_position=0, limit=5)
     await stores.history.page(KEY, after_position=1 << 50, limit=5, newest_first=True)
-    await stores.history.named(KEY, ["e9001#0", "e9002#1"])
+    await stores.history.by_ids(KEY, ["e9001#0", "e9002#1"])
     await stores.history.versions(KEY)
     await stores.history.audit(KEY, after=0, limit=5)
     await stores.history.counts(KEY)

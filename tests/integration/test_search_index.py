@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import Connection, text
 
 from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
-from turnfold.core.text.search import Lookup, Question
+from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports import Scope
 from turnfold.store.database.engine import Database
-from turnfold.store.ingest.search_index import MESSAGES_AT_ONCE, forget
-from turnfold.store.query.search import SqlSearch
+from turnfold.store.ingest.search_index import MESSAGES_AT_ONCE, delete_indexed
+from turnfold.store.query.search import SqlSearchStore
 from turnfold_migrations import upgrade
 
 KEYS = [SessionKey(AgentId("ada"), SessionId(f"s-{number}")) for number in (1, 2)]
@@ -24,7 +24,7 @@ TEXTS = (
     "",
 )
 WANTED: list[Lookup] = [
-    lookup for q in ("amber", "吊坠", "zephyr", "and") for lookup in Question.of(q).lookups()
+    lookup for q in ("amber", "吊坠", "zephyr", "and") for lookup in SearchQuery.of(q).lookups()
 ]
 
 
@@ -76,13 +76,13 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
         await filled(stores, 6)
         before = [await known(stores, key) for key in KEYS]
         await database.write(
-            lambda connection: forget(
+            lambda connection: delete_indexed(
                 connection, 1, first=position_of(3, 0), last=position_of(6, 1023)
             )
         )
         part = [await known(stores, key) for key in KEYS]
-        await database.write(lambda connection: forget(connection, 1))
-        await database.write(lambda connection: forget(connection, 1))
+        await database.write(lambda connection: delete_indexed(connection, 1))
+        await database.write(lambda connection: delete_indexed(connection, 1))
         whole = [await known(stores, key) for key in KEYS]
         left = await database.snapshot(rows)
     await database.close()
@@ -100,7 +100,7 @@ async def test_a_session_longer_than_a_slice_is_forgotten_whole(url: str) -> Non
     database = Database(url, writes=True)
     async with sql_stores(url) as stores:
         await filled(stores, events)
-        await database.write(lambda connection: forget(connection, 1))
+        await database.write(lambda connection: delete_indexed(connection, 1))
         left = await database.snapshot(rows)
     await database.close()
 
@@ -133,8 +133,8 @@ async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_s
     database = Database(url, writes=False)
     async with sql_stores(url) as stores:
         await filled(stores, 40)
-        bounded = SqlSearch(database, looked_at=10)
-        (lookup,) = Question.of("pendant").lookups()
+        bounded = SqlSearchStore(database, looked_at=10)
+        (lookup,) = SearchQuery.of("pendant").lookups()
         unfiltered = await bounded.candidates(KEYS[0], [lookup], scope=Scope())
         filtered = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="user"))
         of_few = await bounded.candidates(

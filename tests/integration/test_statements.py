@@ -8,7 +8,7 @@ from tests.store_fixtures import new_sqlite, sql_stores, turn, user
 from turnfold.errors import Unavailable
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
-from turnfold.store.database.instance_lock import adopt, belongs_to, next_seq
+from turnfold.store.database.instance_lock import bind_to_stream, bound_stream, next_seq
 from turnfold_migrations import upgrade
 
 CREATED = "2026-11-20T10:00:00Z"
@@ -30,9 +30,9 @@ async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_wa
 ) -> None:
     database = Database(new_sqlite(tmp_path), writes=True)
 
-    await adopt(database, created=CREATED, first_seq=first_seq)
+    await bind_to_stream(database, created=CREATED, first_seq=first_seq)
     whole_to = await database.snapshot(ranges.whole_to)
-    next_one, created = await next_seq(database), await belongs_to(database)
+    next_one, created = await next_seq(database), await bound_stream(database)
     await database.close()
 
     assert (whole_to, next_one, created) == (first_seq - 1, first_seq, CREATED)

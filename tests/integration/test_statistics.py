@@ -19,7 +19,7 @@ from tests.store_fixtures import (
 )
 from turnfold.errors import Unavailable
 from turnfold.store.database.engine import Database
-from turnfold.store.database.statistics import SqlFigures
+from turnfold.store.database.statistics import SqlStatistics
 from turnfold_migrations import upgrade
 
 
@@ -39,15 +39,15 @@ async def stores(database_url: str) -> AsyncGenerator[Stores]:
 
 
 @pytest.fixture
-async def figures(database_url: str) -> AsyncGenerator[SqlFigures]:
+async def figures(database_url: str) -> AsyncGenerator[SqlStatistics]:
     database = Database(database_url, writes=True)
-    yield SqlFigures(database)
+    yield SqlStatistics(database)
     await database.close()
 
 
 @pytest.mark.proves("O4")
 async def test_an_eviction_waits_for_its_summary_and_for_whoever_is_told(
-    stores: Stores, figures: SqlFigures
+    stores: Stores, figures: SqlStatistics
 ) -> None:
     assert sum(await figures.waiting(now_ms=NOON)) == 0
     await stores.ingest(*turns(1, 7))
@@ -82,9 +82,9 @@ async def test_the_probe_writes_nothing_and_waits_for_whoever_writes(tmp_path: P
     database, path = Database(url, writes=True), url.partition(":///")[2]
     with sqlite3.connect(path, isolation_level=None) as other:
         (version,) = other.execute("PRAGMA data_version").fetchone()
-        await SqlFigures(database).probe()
+        await SqlStatistics(database).probe()
         other.execute("BEGIN IMMEDIATE")
-        probing = asyncio.create_task(SqlFigures(database).probe())
+        probing = asyncio.create_task(SqlStatistics(database).probe())
         done, _ = await asyncio.wait([probing], timeout=0.3)
         other.execute("ROLLBACK")
         await probing
@@ -107,6 +107,6 @@ async def test_a_database_that_only_reads_fails_the_probe(postgres_url: str) -> 
         )
         await database.close()
         with pytest.raises(Unavailable):
-            await SqlFigures(database).probe()
+            await SqlStatistics(database).probe()
     finally:
         await database.close()

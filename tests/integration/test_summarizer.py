@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from tests.model_server import ModelServer, running_model_server
-from turnfold.core.summary.sources import Part, Source, SummaryJob
+from turnfold.core.summary.sources import ChunkSummary, Source, SummaryJob
 from turnfold.errors import SummarizerError
-from turnfold.models import Summarizer
-from turnfold.process.scheduling import is_calm
+from turnfold.models import ChildSummarizer
+from turnfold.process.scheduling import is_load_low
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -44,8 +44,8 @@ SOURCES = tuple(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def summarizer() -> AsyncIterator[Summarizer]:
-    child = Summarizer(preload=True)
+async def summarizer() -> AsyncIterator[ChildSummarizer]:
+    child = ChildSummarizer(preload=True)
     await child.start()
     yield child
     await child.close()
@@ -102,14 +102,14 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.proves("S4")
 async def test_extractive_work_needs_no_model_and_starts_within_a_second() -> None:
-    child = Summarizer()
+    child = ChildSummarizer()
     start = time.perf_counter()
 
     draft = await child.summarize(job())
     seconds = time.perf_counter() - start
     pid = child.pid
     assert pid is not None
-    assert os.SCHED_IDLE in policies_of(pid) or not is_calm()
+    assert os.SCHED_IDLE in policies_of(pid) or not is_load_low()
     loaded = loaded_by(pid)
     await child.close()
 
@@ -124,7 +124,7 @@ async def test_extractive_work_needs_no_model_and_starts_within_a_second() -> No
 
 @pytest.mark.proves("S3", "S4", "S6", "C41")
 async def test_model_writes_and_code_adds_files_and_values(
-    summarizer: Summarizer, model: ModelServer
+    summarizer: ChildSummarizer, model: ModelServer
 ) -> None:
     draft = await summarizer.summarize(job(model, newest_request="Now roll it back."))
 
@@ -145,7 +145,7 @@ async def test_model_writes_and_code_adds_files_and_values(
 
 
 @pytest.mark.proves("S3")
-async def test_narrative_answer_is_prose(summarizer: Summarizer, model: ModelServer) -> None:
+async def test_narrative_answer_is_prose(summarizer: ChildSummarizer, model: ModelServer) -> None:
     model.fault = "prose"
 
     draft = await summarizer.summarize(job(model, style="narrative"))
@@ -175,7 +175,7 @@ async def test_narrative_answer_is_prose(summarizer: Summarizer, model: ModelSer
 )
 @pytest.mark.proves("S5", "S7", "C36", "C38")
 async def test_fault_gets_its_reason_after_exactly_one_request(
-    summarizer: Summarizer, model: ModelServer, fault: str, reason: str, is_transient: bool
+    summarizer: ChildSummarizer, model: ModelServer, fault: str, reason: str, is_transient: bool
 ) -> None:
     model.fault = fault
 
@@ -190,7 +190,7 @@ async def test_fault_gets_its_reason_after_exactly_one_request(
 @pytest.mark.parametrize("fault", ["overflow", "413"])
 @pytest.mark.proves("S5", "S7")
 async def test_input_that_is_too_large_is_halved_until_that_makes_no_sense(
-    summarizer: Summarizer, model: ModelServer, fault: str
+    summarizer: ChildSummarizer, model: ModelServer, fault: str
 ) -> None:
     model.fault = fault
 
@@ -202,7 +202,9 @@ async def test_input_that_is_too_large_is_halved_until_that_makes_no_sense(
 
 
 @pytest.mark.proves("C37")
-async def test_empty_answer_then_a_good_one(summarizer: Summarizer, model: ModelServer) -> None:
+async def test_empty_answer_then_a_good_one(
+    summarizer: ChildSummarizer, model: ModelServer
+) -> None:
     model.script = ["empty", "answer"]
 
     with pytest.raises(SummarizerError):
@@ -215,7 +217,7 @@ async def test_empty_answer_then_a_good_one(summarizer: Summarizer, model: Model
 
 @pytest.mark.proves("S7", "L4")
 async def test_hanging_model_times_out_and_holds_up_nobody(
-    summarizer: Summarizer, model: ModelServer
+    summarizer: ChildSummarizer, model: ModelServer
 ) -> None:
     model.fault = "hang"
     hanging = asyncio.create_task(summarizer.summarize(job(model, timeout_seconds=1.5)))
@@ -231,7 +233,7 @@ async def test_hanging_model_times_out_and_holds_up_nobody(
 
 @pytest.mark.proves("C38")
 async def test_given_up_job_leaves_the_connection(
-    summarizer: Summarizer, model: ModelServer
+    summarizer: ChildSummarizer, model: ModelServer
 ) -> None:
     model.fault = "hang"
     hanging = asyncio.create_task(summarizer.summarize(job(model)))
@@ -244,7 +246,7 @@ async def test_given_up_job_leaves_the_connection(
     assert (await summarizer.summarize(job())).kind == "extractive"
 
 
-async def test_many_jobs_run_at_once(summarizer: Summarizer, model: ModelServer) -> None:
+async def test_many_jobs_run_at_once(summarizer: ChildSummarizer, model: ModelServer) -> None:
     drafts = await asyncio.gather(
         *(summarizer.summarize(job(model) if number % 2 else job()) for number in range(16))
     )
@@ -255,7 +257,7 @@ async def test_many_jobs_run_at_once(summarizer: Summarizer, model: ModelServer)
 async def test_killed_child_fails_its_jobs_and_the_next_job_starts_another(
     model: ModelServer,
 ) -> None:
-    child = Summarizer()
+    child = ChildSummarizer()
     assert (await child.summarize(job())).kind == "extractive"
     first = child.pid
     assert first is not None
@@ -275,7 +277,7 @@ async def test_killed_child_fails_its_jobs_and_the_next_job_starts_another(
 
 
 async def test_child_that_hears_nothing_is_given_up_at_the_deadline() -> None:
-    child = Summarizer(start_seconds=0.2)
+    child = ChildSummarizer(start_seconds=0.2)
     await child.start()
     assert child.pid is not None
     os.kill(child.pid, signal.SIGSTOP)
@@ -289,7 +291,7 @@ async def test_child_that_hears_nothing_is_given_up_at_the_deadline() -> None:
 
 @pytest.mark.proves("O4", "X1")
 async def test_child_knows_nothing_of_the_database_and_says_nothing() -> None:
-    child = Summarizer(
+    child = ChildSummarizer(
         environment={
             "PATH": os.environ["PATH"],
             "TURNFOLD_DATABASE_URL": "sqlite:///x",
@@ -308,8 +310,8 @@ async def test_child_knows_nothing_of_the_database_and_says_nothing() -> None:
     assert standard_error == Path(os.devnull)
 
 
-async def test_child_ends_when_its_parent_closes_it(summarizer: Summarizer) -> None:
-    child = Summarizer(preload=True)
+async def test_child_ends_when_its_parent_closes_it(summarizer: ChildSummarizer) -> None:
+    child = ChildSummarizer(preload=True)
     await child.start()
     pid = child.pid
 
@@ -323,11 +325,11 @@ async def test_child_ends_when_its_parent_closes_it(summarizer: Summarizer) -> N
 
 @pytest.mark.proves("S2", "C39")
 async def test_each_attempt_cuts_where_the_last_one_did(
-    summarizer: Summarizer, model: ModelServer
+    summarizer: ChildSummarizer, model: ModelServer
 ) -> None:
-    kept: list[Part] = []
+    kept: list[ChunkSummary] = []
 
-    async def keep(part: Part) -> None:
+    async def keep(part: ChunkSummary) -> None:
         kept.append(part)
 
     many = replace(job(model), sources=SOURCES * 12, window_tokens=5_000)
@@ -344,5 +346,9 @@ async def test_each_attempt_cuts_where_the_last_one_did(
     assert asked > 12
     assert len(model.requests) == asked
     assert sum(part.tokens for part in kept) == 366 * asked
-    assert (second.text, second.prompt_tokens, second.unpaid_tokens) == (first.text, 321 * asked, 0)
+    assert (second.text, second.prompt_tokens, second.unreported_tokens) == (
+        first.text,
+        321 * asked,
+        0,
+    )
     assert second.ledger[0] == "request Something else."

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.chaos.crashing_worker import Life, living
 from turnfold.errors import Unavailable
-from turnfold.store.database.engine import Database, may_pass
-from turnfold.store.database.instance_lock import adopt, wait_until_adopted
+from turnfold.store.database.engine import Database, is_transient_error
+from turnfold.store.database.instance_lock import bind_to_stream, wait_until_adopted
 from turnfold_migrations import upgrade
 
 DAMAGE = """
@@ -52,7 +52,9 @@ async def test_what_a_full_or_damaged_disk_refuses_is_no_dead_letter_and_is_stor
 def test_a_connection_whose_server_has_just_ended_it_is_passing_trouble() -> None:
     kind: type[Exception] = AsyncAdapt_asyncpg_dbapi.InternalClientError
 
-    assert may_pass(kind("cannot switch to state 12; another operation (2) is in progress"))
+    assert is_transient_error(
+        kind("cannot switch to state 12; another operation (2) is in progress")
+    )
 
 
 class Recovering(Database):
@@ -77,7 +79,7 @@ async def test_a_worker_that_starts_while_its_database_recovers_waits_for_it(
     await upgrade(url)
     database = Recovering(url, writes=True)
     try:
-        await adopt(database, created="2026-11-20T10:00:00Z", first_seq=1)
+        await bind_to_stream(database, created="2026-11-20T10:00:00Z", first_seq=1)
 
         await wait_until_adopted(database, created="2026-11-20T10:00:00Z")
 

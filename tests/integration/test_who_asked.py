@@ -28,7 +28,7 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.audit_chain import WORKER, row_hash
 from turnfold.messages import CompactionId
-from turnfold.ports import AuditRow, Wanted
+from turnfold.ports import AuditRow, RegenerateOptions
 from turnfold.store.database.schema import audit, sessions
 
 
@@ -179,10 +179,15 @@ async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) ->
         job, summary(), leaving=loaded.leaving, reason=None, now_ms=NOON + 4_000
     )
     await stores.versions.regenerate(
-        KEY, Wanted(style="narrative"), rules=rules, now_ms=NOON + 5_000, actor="token:d"
+        KEY, RegenerateOptions(style="narrative"), rules=rules, now_ms=NOON + 5_000, actor="token:d"
     )
     await stores.campaigns.begin(
-        None, Wanted(model="test/other"), at_once=2, rules=rules, now_ms=NOON + 5_500, actor="key:E"
+        None,
+        RegenerateOptions(model="test/other"),
+        at_once=2,
+        rules=rules,
+        now_ms=NOON + 5_500,
+        actor="key:E",
     )
     await stores.campaigns.advance(rules=rules, now_ms=NOON + 5_600)
     await stores.versions.restore(

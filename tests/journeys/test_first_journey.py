@@ -11,7 +11,7 @@ import pytest
 
 import turnfold
 from tests.running_system import System, client_of, command, eventually, parts_alive, running_system
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 
 Json = dict[str, Any]
 SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
@@ -58,7 +58,7 @@ async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_
             assert window.account.total == 1 + 4 * (number + 1)
             assert window.messages[0]["role"] == "system"
             assert window.messages[-4:] == exchange(number)
-            assert not faults(window.messages)
+            assert not validation_errors(window.messages)
 
         # Old turns have left the window, and a summary speaks for them.
         async def summarised() -> turnfold.Window | None:

@@ -11,7 +11,7 @@ import turnfold
 from tests.model_server import ModelServer, running_model_server
 from tests.running_system import System, eventually, rows, running_system
 from turnfold import Session, Window
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 
 
 class Installation:
@@ -82,7 +82,7 @@ async def window(session: Session, **more: Any) -> Window:
     asked: dict[str, Any] = {"max_tokens": 100_000, "wait_ms": 5_000, **more}
     found = await session.context(**asked)
     assert found.fresh
-    assert not faults(found.messages)
+    assert not validation_errors(found.messages)
     return found
 
 

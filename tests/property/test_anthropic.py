@@ -33,9 +33,14 @@ from tests.property.test_window import (
 from turnfold.core.history.validity import anthropic_faults
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.tokens import CALL_TOKENS, IMAGE_TOKENS, MESSAGE_TOKENS
-from turnfold.core.window.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, Shaped, shaped
+from turnfold.core.window.anthropic import (
+    ASIDE_MESSAGES,
+    ASIDE_TOKENS,
+    AnthropicWindow,
+    to_anthropic,
+)
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.window import Asked, Plan, plan
+from turnfold.core.window.window import WindowPlan, WindowRequest, plan
 from turnfold.errors import CannotFit
 
 Json = dict[str, Any]
@@ -58,7 +63,7 @@ def tokens_of(block: Json) -> int:
             return IMAGE_TOKENS
 
 
-def counted(shape: Shaped, messages: Sequence[Json]) -> int:
+def counted(shape: AnthropicWindow, messages: Sequence[Json]) -> int:
     """What the whole shape costs."""
     system = MESSAGE_TOKENS + counter()(shape.system) if shape.system else 0
     return system + sum(
@@ -66,10 +71,10 @@ def counted(shape: Shaped, messages: Sequence[Json]) -> int:
     )
 
 
-def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
+def faults_of(session: History, asked: WindowRequest, made: WindowPlan) -> list[str]:
     """All that is wrong with a window in this shape."""
     rendered = session.rendered(made)
-    shape = shaped(made, rendered)
+    shape = to_anthropic(made, rendered)
     messages = [json.loads(message) for message in shape.messages]
     found = anthropic_faults(messages)
     if bool(messages) != bool(rendered.messages) or len(messages) != len(shape.message_ids):
@@ -167,8 +172,8 @@ def odd(draw: st.DrawFn) -> Said:
 odd_sessions = st.lists(odd() | spoken(), max_size=16).map(history)
 
 
-def wanted(budget: int, placement: Placement, **more: Any) -> Asked:
-    return Asked(
+def wanted(budget: int, placement: Placement, **more: Any) -> WindowRequest:
+    return WindowRequest(
         budget_tokens=budget,
         placement=placement,
         aside_tokens=ASIDE_TOKENS,

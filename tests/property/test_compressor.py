@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.histories import Said, counter
 from tests.property.test_window import budgets, spoken
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS
 from turnfold.core.window.compressor import LadderCompressor
 from turnfold.errors import CannotFit
@@ -34,7 +34,7 @@ def test_every_list_is_made_sendable_within_its_budget_or_refused(
 
     assert messages == given
     assert needed >= budget
-    assert faults(compressed.messages) == []
+    assert validation_errors(compressed.messages) == []
     assert (
         compressor.tokens(compressed.messages)
         <= compressed.tokens

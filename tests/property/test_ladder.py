@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.histories import History, Said, assistant, history, tool, user, words
 from turnfold.core.policy.presets import Policy
-from turnfold.core.text.token_offsets import Cuts
+from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import lines_of
-from turnfold.core.window.builder import Frame, Growth, Limits
+from turnfold.core.window.builder import WindowBuilder, WindowLimits, WindowPrefix
 from turnfold.core.window.framing import DIGEST_FRAME_TOKENS, Placement, digest_tokens
 from turnfold.core.window.ladder import (
     digest_pending,
@@ -22,9 +22,9 @@ from turnfold.core.window.ladder import (
     fold_blocks,
     fold_old_tool_blocks,
     preview_costly,
-    relieve_emergency,
     replace_results,
     shorten_long_texts,
+    trim_for_emergency,
     trim_large_results,
 )
 from turnfold.core.window.truncation import (
@@ -42,7 +42,7 @@ from turnfold.core.window.truncation import (
     line_start_tokens,
     line_tokens,
 )
-from turnfold.core.window.views import Piece, Unit
+from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import Message, Priority, Role
 
 POLICY = Policy(
@@ -63,8 +63,8 @@ LONG = (*SHORT, words(200), words(700), "漢字の長い文。" * 120, "x" * 1_5
 class Reference(NamedTuple):
     """What a step is to do to one message, and the tokens that frees."""
 
-    unit: Unit
-    piece: Piece
+    unit: BlockView
+    piece: MessageView
     freed: int
 
 
@@ -102,23 +102,23 @@ def sessions(
     return st.builds(made, st.randoms(use_true_random=False), st.integers(least, least + 23))
 
 
-def grown(session: History, share: float, policy: Policy = POLICY) -> tuple[Growth, int]:
+def grown(session: History, share: float, policy: Policy = POLICY) -> tuple[WindowBuilder, int]:
     """The whole session as a window that nobody trimmed, and the tokens it is to come down to."""
     stored = session.stored
     total = sum(message.tokens for message in stored.messages)
-    limits = Limits(
+    limits = WindowLimits(
         tokens=max(1, int(total * share)),
         target_tokens=max(1, int(total * share)),
         messages=10_000,
         target_messages=10_000,
     )
-    frame = Frame(
+    frame = WindowPrefix(
         pinned=None,
         facts=None,
         placement=Placement.SEPARATE,
         rows={row.compaction_id: row for row in stored.pending},
     )
-    window = Growth(limits, policy, frame, relieve=None)
+    window = WindowBuilder(limits, policy, frame, relieve=None)
     window.extend(stored.messages)
     return window, limits.target_tokens
 
@@ -127,7 +127,7 @@ def shares() -> st.SearchStrategy[float]:
     return st.floats(0.01, 1.1)
 
 
-def sum_of(window: Growth) -> int:
+def sum_of(window: WindowBuilder) -> int:
     """What a window costs, added up anew."""
     shown = [unit for unit in window.units if unit.is_shown]
     pieces = sum(piece.tokens for unit in shown for piece in unit.pieces)
@@ -157,7 +157,7 @@ def until_enough(found: Sequence[Reference], total: int, target: int) -> set[int
     return acted
 
 
-def pieces_of(window: Growth) -> list[tuple[Unit, Piece]]:
+def pieces_of(window: WindowBuilder) -> list[tuple[BlockView, MessageView]]:
     """Every message of every block that may be trimmed."""
     return [
         (unit, piece)
@@ -167,7 +167,7 @@ def pieces_of(window: Growth) -> list[tuple[Unit, Piece]]:
     ]
 
 
-def acted_on(window: Growth, is_acted: Callable[[Piece], bool]) -> set[int]:
+def acted_on(window: WindowBuilder, is_acted: Callable[[MessageView], bool]) -> set[int]:
     return {
         piece.message.position for unit in window.units for piece in unit.pieces if is_acted(piece)
     }
@@ -177,7 +177,12 @@ def acted_on(window: Growth, is_acted: Callable[[Piece], bool]) -> set[int]:
 
 
 def scanned(
-    grid: Cuts, text: str, *, max_tokens: int, max_characters: int, lines: tuple[int, int] | None
+    grid: TokenOffsets,
+    text: str,
+    *,
+    max_tokens: int,
+    max_characters: int,
+    lines: tuple[int, int] | None,
 ) -> TextCut | None:
     """A cut found by looking at every point of the grid: two thirds head, one third tail, within every cap."""
     points = list(zip(grid.offsets, grid.tokens, strict=True))
@@ -210,7 +215,7 @@ texts = st.lists(
 ).map("".join)
 
 
-def priced(text: str) -> tuple[Message, Cuts]:
+def priced(text: str) -> tuple[Message, TokenOffsets]:
     stored = history([user(text)]).stored.messages[0]
     grid = grid_of(stored)
     assert grid is not None
@@ -421,7 +426,10 @@ def test_costly_arguments_and_results_become_previews_as_the_reference_says(
 
 
 def folded_by(
-    step: Callable[[Growth, int], None], window: Growth, target: int, among: Sequence[Unit]
+    step: Callable[[WindowBuilder, int], None],
+    window: WindowBuilder,
+    target: int,
+    among: Sequence[BlockView],
 ) -> None:
     """The step leaves out these blocks, LOW first, the oldest first, until the target is met; a block is as important as its best message."""
     assume(
@@ -514,7 +522,7 @@ def test_an_emergency_gives_up_as_the_reference_says(session: History, share: fl
     starts = [index for index, unit in enumerate(window.units) if unit.head.message.is_request]
     bound, gone, cost = total, set[int](), dict[int, int]()
 
-    relieve_emergency(window)
+    trim_for_emergency(window)
 
     cost = {unit.position: unit.tokens for unit in free}
     unseen_is_whole = window.unseen is None or all(

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import counter
-from turnfold.core.summary.extractive import extract, readable
+from turnfold.core.summary.extractive import extract, readable_sources
 from turnfold.core.summary.ledger import entry_values
-from turnfold.core.summary.sources import Draft, Previous, Source, SummaryJob
+from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.core.summary.tool_actions import argument_texts
 
 VALUES = st.one_of(
@@ -99,7 +99,7 @@ def job(
     sources: tuple[Source, ...], before: Draft | None, *, cap: int, request: str | None = None
 ) -> SummaryJob:
     previous = (
-        Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger)
+        PreviousSummary(before.text, json.loads(json.dumps(before.sections)), before.ledger)
         if before
         else None
     )
@@ -110,7 +110,7 @@ def job(
 
 def texts_of(source: Source) -> list[str]:
     """All that a message says: its text and what its calls were given."""
-    (read,) = readable([source])
+    (read,) = readable_sources([source])
     given = [json_texts(arguments) for _, arguments in read.calls]
     return [read.text, *(text for texts in given for text in texts)]
 
@@ -206,7 +206,7 @@ def test_whatever_was_stored_beside_the_ledger_its_values_are_carried(
         "left_out many",
         "id KX-1 KX-2",
     )
-    previous = Previous("They spoke.", sections, ledger)
+    previous = PreviousSummary("They spoke.", sections, ledger)
 
     draft = extract(SummaryJob(sources=some[0], previous=previous), count=counter())
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.summary.carry_over import LIST_SECTIONS, merged, numbered
+from turnfold.core.summary.carry_over import LIST_SECTIONS, carry_over, numbered
 
 ROOM = 400
 
@@ -31,9 +31,9 @@ def once(texts: list[str]) -> set[str]:
 def test_saying_the_same_again_changes_nothing(
     before: dict[str, list[str]], said: dict[str, list[str]], resolved: list[str]
 ) -> None:
-    first = merged(before, said | {"resolved": resolved}, max_tokens=ROOM, count=count)
+    first = carry_over(before, said | {"resolved": resolved}, max_tokens=ROOM, count=count)
 
-    assert merged(first, said, max_tokens=ROOM, count=count) == first
+    assert carry_over(first, said, max_tokens=ROOM, count=count) == first
 
 
 @given(records, records, names)
@@ -47,7 +47,7 @@ def test_no_unresolved_constraint_is_lost_while_the_constraints_are_within_the_c
         if name not in resolved
     ]
 
-    found = merged(before, said | {"resolved": resolved}, max_tokens=100_000, count=count)
+    found = carry_over(before, said | {"resolved": resolved}, max_tokens=100_000, count=count)
 
     assert once(open_ones) <= once(found["constraints"])
     assert once(said["constraints"]) <= once(found["constraints"])
@@ -58,7 +58,7 @@ def test_no_unresolved_constraint_is_lost_while_the_constraints_are_within_the_c
 def test_lists_are_within_their_share_and_hold_nothing_twice(
     before: dict[str, list[str]], said: dict[str, list[str]]
 ) -> None:
-    found = merged(before, said, max_tokens=ROOM, count=count)
+    found = carry_over(before, said, max_tokens=ROOM, count=count)
 
     texts = [text for name in LIST_SECTIONS for text in found[name]]
     assert sum(count(text) + 2 for text in texts) <= ROOM * 0.6
@@ -71,7 +71,7 @@ def test_lists_are_within_their_share_and_hold_nothing_twice(
 def test_nothing_is_made_up_and_the_newest_stay(
     before: dict[str, list[str]], said: dict[str, list[str]]
 ) -> None:
-    found = merged(before, said, max_tokens=ROOM, count=count)
+    found = carry_over(before, said, max_tokens=ROOM, count=count)
 
     for name in LIST_SECTIONS:
         assert set(found[name]) <= {*before[name], *said[name]}

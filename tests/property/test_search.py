@@ -21,11 +21,11 @@ from tests.store_fixtures import (
     turn,
     user,
 )
-from turnfold.core.text.search import Question, searchable
-from turnfold.core.text.words import folded, terms
+from turnfold.core.text.search import SearchQuery, searchable
+from turnfold.core.text.words import normalize, terms
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.search import found
-from turnfold.ports import Arrival, Scope
+from turnfold.ports import DecodedEvent, Scope
 
 PIECES = (
     "amber", "Amber", "ambers", "pendant", "dé", "straße", "STRASSE", "ﬁnd", "a", "7", "17.5 kg", "3 days", "5月3日", "$5", "#118", "50%", "v2.4.1",
@@ -42,7 +42,7 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=6).flat
 class Step(NamedTuple):
     """Something that happens: events come (at these sequences), or some messages are indexed, or the store is opened anew."""
 
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: tuple[DecodedEvent, ...] = ()
     slices: int = 0
     is_killed: bool = False
 
@@ -68,7 +68,7 @@ def histories(draw: st.DrawFn) -> list[Step]:
 
 async def answers(stores: Stores, query: str, limit: int) -> list[tuple[str, float]]:
     """What one store finds in one session, with the scores."""
-    hits = await found(KEY, Question.of(query), scope=Scope(), limit=limit, store=stores.search)
+    hits = await found(KEY, SearchQuery.of(query), scope=Scope(), limit=limit, store=stores.search)
     return [(original.message_id, score) for original, score in hits]
 
 
@@ -90,7 +90,7 @@ async def live(steps: list[Step], queries: list[str]) -> None:
                         await memory.ingest(*step.arrivals)
                     if step.is_killed:
                         break
-                for query in [query for query in queries if Question.of(query).words]:
+                for query in [query for query in queries if SearchQuery.of(query).words]:
                     for limit in (2, 20):
                         assert await answers(sqlite, query, limit) == await answers(
                             memory, query, limit
@@ -109,9 +109,9 @@ def test_an_index_finds_what_reading_everything_finds(
 @pytest.mark.proves("F1")
 @given(TEXTS, st.data())
 def test_what_answers_has_the_terms_that_are_looked_up(text: str, data: st.DataObject) -> None:
-    said = folded(text)
+    said = normalize(text)
     query = data.draw(TEXTS | st.just(text))
-    question = Question.of(query)
+    question = SearchQuery.of(query)
     held = terms(said) or frozenset()
     grade = question.grade(said) if question.words else None
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.invariants import Seen, SessionSeen, faults
+from tests.invariants import SessionSeen, StoreSnapshot, faults
 from tests.store_fixtures import (
     LEASE_MS,
     NOON,
@@ -44,8 +44,17 @@ from turnfold.contracts.requests import ContextRequest, PolicyRequest
 from turnfold.core.history import validity as sendable
 from turnfold.errors import BadRequest, CannotFit, Conflict, LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.query.context import Answering, context
-from turnfold.ports import Arrival, Ending, Job, JobInput, Notice, Version, Wanted, Writes
+from turnfold.operations.query.context import QueryEnvironment, context
+from turnfold.ports import (
+    DecodedEvent,
+    FailureStatus,
+    Job,
+    JobInput,
+    JobKind,
+    Notice,
+    RegenerateOptions,
+    Version,
+)
 from turnfold.testing.kept import Compaction
 from turnfold.testing.memory import MemoryStore
 
@@ -98,7 +107,7 @@ class Walk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = NOON + 100_000
-        self.stream: list[Arrival] = []
+        self.stream: list[DecodedEvent] = []
         self.delivered: set[int] = set()
         self.jobs: list[tuple[Job, Job]] = []
         self.shown: dict[tuple[str, SessionKey], tuple[str, int]] = {}
@@ -114,7 +123,7 @@ class Walk(RuleBasedStateMachine):
             self.open.enter_async_context(sql_stores(new_sqlite(self.folder), TIGHT))
         )
         # One of them remembers what a query server does, the other begins afresh: what is remembered shows in no answer.
-        self.remembering = Answering(self.sqlite.policy, self.sqlite.rules.model_window)
+        self.remembering = QueryEnvironment(self.sqlite.policy, self.sqlite.rules.model_window)
 
     def teardown(self) -> None:
         try:
@@ -143,7 +152,7 @@ class Walk(RuleBasedStateMachine):
 
     # --- what agents do
 
-    def publish(self, make: Callable[[int, int], Arrival]) -> None:
+    def publish(self, make: Callable[[int, int], DecodedEvent]) -> None:
         seq = len(self.stream) + 1
         self.stream.append(make(seq, NOON + EVENT_MS * seq))
 
@@ -370,8 +379,8 @@ class Walk(RuleBasedStateMachine):
         """Commit a version; what was only planned leaves with it, and where there is nothing to write the job ends."""
         given = await stores.jobs.load(job, now_ms=self.now_ms)
         if not given.evicted:
-            await stores.jobs.end(
-                job, ending=Ending.STALE, reason=None, detail="", now_ms=self.now_ms
+            await stores.jobs.fail(
+                job, ending=FailureStatus.STALE, reason=None, detail="", now_ms=self.now_ms
             )
             return None
         return await stores.jobs.commit(
@@ -400,7 +409,7 @@ class Walk(RuleBasedStateMachine):
         job = data.draw(st.sampled_from(self.jobs))
         self.of_a_job(
             job,
-            lambda stores, job: stores.jobs.give_back(job, reason="timeout", detail="", **times),
+            lambda stores, job: stores.jobs.retry_later(job, reason="timeout", detail="", **times),
         )
 
     @precondition(lambda self: self.jobs)
@@ -461,7 +470,7 @@ class Walk(RuleBasedStateMachine):
     @rule(data=st.data(), model=st.sampled_from([None, "m-2"]))
     def regenerate(self, data: st.DataObject, model: str | None) -> None:
         key = data.draw(st.sampled_from([key for key in KEYS if self.numbers_of(key)]))
-        wanted = Wanted(
+        wanted = RegenerateOptions(
             model=model, from_version=data.draw(st.sampled_from([None, *self.numbers_of(key)]))
         )
         self.both(
@@ -494,12 +503,12 @@ class Walk(RuleBasedStateMachine):
         return session.compactions if session else []
 
     @precondition(lambda self: any(evicts_nothing(one) for one, _ in self.jobs))
-    @rule(data=st.data(), ending=st.sampled_from([Ending.REJECTED, Ending.FAILED]))
-    def roll_back(self, data: st.DataObject, ending: Ending) -> None:
+    @rule(data=st.data(), ending=st.sampled_from([FailureStatus.REJECTED, FailureStatus.FAILED]))
+    def roll_back(self, data: st.DataObject, ending: FailureStatus) -> None:
         job = data.draw(st.sampled_from([jobs for jobs in self.jobs if evicts_nothing(jobs[0])]))
         self.of_a_job(
             job,
-            lambda stores, job: stores.jobs.end(
+            lambda stores, job: stores.jobs.fail(
                 job, ending=ending, reason="refused", detail="", now_ms=self.now_ms
             ),
         )
@@ -541,7 +550,7 @@ class Walk(RuleBasedStateMachine):
 
         real, double = self.run(windows(self.sqlite)), self.run(windows(self.memory))
         assert real == double
-        assert [sendable.faults(one.get("messages", [])) for one in real] == [[], [], []]
+        assert [sendable.validation_errors(one.get("messages", [])) for one in real] == [[], [], []]
 
     async def window(
         self, stores: Stores, key: SessionKey, max_tokens: int | None
@@ -549,7 +558,7 @@ class Walk(RuleBasedStateMachine):
         answering = (
             self.remembering
             if stores is self.sqlite
-            else Answering(stores.policy, stores.rules.model_window)
+            else QueryEnvironment(stores.policy, stores.rules.model_window)
         )
         request = ContextRequest(max_tokens=max_tokens, wait_ms=0)
         try:
@@ -579,7 +588,7 @@ class Walk(RuleBasedStateMachine):
             for key, session in seen.sessions.items()
             for event_id in session.events
         }
-        first: dict[tuple[str, str], Arrival] = {}
+        first: dict[tuple[str, str], DecodedEvent] = {}
         for key, session in seen.sessions.items():
             for event_id, seq in session.events.items():
                 first[key.agent_id, event_id] = self.stream[seq - 1]
@@ -600,7 +609,7 @@ class Walk(RuleBasedStateMachine):
 
 
 def evicts_nothing(job: Job) -> bool:
-    return job.planned is not None or job.writes is not Writes.NEXT
+    return job.planned is not None or job.writes is not JobKind.NEXT
 
 
 class Silence:
@@ -630,7 +639,7 @@ def history(session: SessionSeen) -> list[tuple[Any, ...]]:
     ]
 
 
-def comparable(seen: Seen) -> Any:
+def comparable(seen: StoreSnapshot) -> Any:
     """What two stores have to agree on: all but how audit rows are worded, and therefore sealed."""
     return [
         (
@@ -662,7 +671,7 @@ def comparable(seen: Seen) -> Any:
     ], (seen.ingested, seen.dead_letters)
 
 
-def bodies(arrival: Arrival) -> list[Any]:
+def bodies(arrival: DecodedEvent) -> list[Any]:
     return [json.loads(message.body) for message in arrival.messages]
 
 

@@ -14,11 +14,11 @@ from turnfold.core.text.token_offsets import STEP_BYTES
 from turnfold.core.text.tokens import (
     MESSAGE_TOKENS,
     Count,
-    Cuts,
-    ceiling,
+    TokenOffsets,
+    count_message,
     estimate,
     lines_of,
-    measure,
+    token_upper_bound,
 )
 from turnfold.model_info.tokenizer import load_counter
 
@@ -110,7 +110,7 @@ def test_recorded_messages_count_what_the_makers_of_the_vocabulary_count() -> No
 def test_no_price_between_two_points_is_below_the_tokenizers(
     text: str, cuts: tuple[float, float]
 ) -> None:
-    grid = Cuts.of(text, counter())
+    grid = TokenOffsets.of(text, counter())
     first, last = sorted(int(cut * (len(grid.offsets) - 1)) for cut in cuts)
     start, end = grid.offsets[first], grid.offsets[last]
 
@@ -124,7 +124,7 @@ def test_no_price_between_two_points_is_below_the_tokenizers(
 @pytest.mark.proves("I3")
 @given(text=long_texts)
 def test_a_grid_covers_its_text_in_small_steps_and_survives_its_encoding(text: str) -> None:
-    grid = Cuts.of(text, len)
+    grid = TokenOffsets.of(text, len)
 
     assert grid.offsets[0] == 0
     assert grid.offsets[-1] == grid.characters == len(text)
@@ -134,13 +134,13 @@ def test_a_grid_covers_its_text_in_small_steps_and_survives_its_encoding(text: s
     )
     assert [text[:offset].count("\n") for offset in grid.offsets] == list(grid.line_ends)
     assert grid.lines == lines_of(text)
-    assert Cuts.parse(grid.encode()) == grid
+    assert TokenOffsets.parse(grid.encode()) == grid
 
 
 @pytest.mark.proves("C15")
 @given(text=long_texts, tokens=st.integers(0, 4_000), lines=st.integers(0, 60))
 def test_no_head_or_tail_exceeds_what_was_asked(text: str, tokens: int, lines: int) -> None:
-    grid = Cuts.of(text, counter())
+    grid = TokenOffsets.of(text, counter())
 
     assert counter()(text[: grid.head(tokens).offset]) <= grid.head(tokens).tokens <= tokens
     assert counter()(text[grid.tail(tokens).offset :]) <= grid.tail(tokens).tokens <= tokens
@@ -153,7 +153,7 @@ def test_no_head_or_tail_exceeds_what_was_asked(text: str, tokens: int, lines: i
 @example(text="２123 ４567")
 @example(text="[TRUNCATED original~12345 tokens]")
 def test_the_ceiling_is_never_below_the_count(text: str) -> None:
-    assert counter()(text) <= ceiling(text)
+    assert counter()(text) <= token_upper_bound(text)
 
 
 @given(text=any_text)
@@ -182,7 +182,7 @@ def test_any_text_can_be_estimated(text: str) -> None:
 def test_a_message_of_any_shape_is_measured_and_its_parts_are_within_it(
     body: dict[str, object],
 ) -> None:
-    measured = measure(body, counter())
+    measured = count_message(body, counter())
 
     parts = (
         measured.content_tokens
@@ -191,4 +191,4 @@ def test_a_message_of_any_shape_is_measured_and_its_parts_are_within_it(
     )
     assert measured.tokens >= MESSAGE_TOKENS + parts
     assert len({call.call_id for call in measured.calls}) == len(measured.calls)
-    assert measured == measure(json.loads(json.dumps(body)), counter())
+    assert measured == count_message(json.loads(json.dumps(body)), counter())

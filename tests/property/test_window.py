@@ -26,14 +26,14 @@ from tests.histories import (
     words,
 )
 from turnfold.core.history.blocks import group, newest_request
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
-from turnfold.core.window.builder import Growth
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.render import Rendered
 from turnfold.core.window.truncation import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
-from turnfold.core.window.views import Shown
-from turnfold.core.window.window import Asked, Plan, grown, plan, planned
+from turnfold.core.window.views import ShownMessage
+from turnfold.core.window.window import WindowPlan, WindowRequest, build_window, plan, to_plan
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority, Role
 
@@ -145,11 +145,11 @@ policies = st.sampled_from(
 placements = st.sampled_from(Placement)
 
 
-def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
+def faults_of(session: History, asked: WindowRequest, made: WindowPlan) -> list[str]:
     """All that is wrong with a window; the tokens are counted again from its texts."""
     rendered = session.rendered(made)
     messages, account, stored = parsed(rendered), made.account, session.stored
-    found = faults(messages)
+    found = validation_errors(messages)
     parts = (
         account.shown,
         account.folded,
@@ -197,7 +197,7 @@ def faults_of(session: History, asked: Asked, made: Plan) -> list[str]:
     heads = [
         entry.message.position
         for entry in made.entries
-        if isinstance(entry, Shown) and entry.call is None
+        if isinstance(entry, ShownMessage) and entry.call is None
     ]
     found += laws.faults(told(session), answered(rendered, made, asked), counter())
     return found if heads == sorted(heads) else [*found, f"out of order: {heads}"]
@@ -218,7 +218,7 @@ def told(session: History) -> laws.Session:
     return laws.Session(messages, covered=session.stored.covered, factor=session.stored.factor)
 
 
-def answered(rendered: Rendered, made: Plan, asked: Asked) -> laws.Answer:
+def answered(rendered: Rendered, made: WindowPlan, asked: WindowRequest) -> laws.Answer:
     """A window as a caller sees it."""
     is_separate = asked.placement is Placement.SEPARATE
     return laws.Answer(
@@ -233,7 +233,7 @@ def answered(rendered: Rendered, made: Plan, asked: Asked) -> laws.Answer:
     )
 
 
-def answer(session: History, asked: Asked, policy: Policy) -> Plan | CannotFit:
+def answer(session: History, asked: WindowRequest, policy: Policy) -> WindowPlan | CannotFit:
     """The window, or the refusal."""
     try:
         return plan(session.stored, asked, policy)
@@ -241,7 +241,9 @@ def answer(session: History, asked: Asked, policy: Policy) -> Plan | CannotFit:
         return refused
 
 
-def enough(session: History, asked: Asked, policy: Policy) -> tuple[Asked, Plan]:
+def enough(
+    session: History, asked: WindowRequest, policy: Policy
+) -> tuple[WindowRequest, WindowPlan]:
     """The window that was asked for, or the one that a refusal says to ask for."""
     made = answer(session, asked, policy)
     if isinstance(made, CannotFit):
@@ -281,7 +283,9 @@ def test_every_window_is_sendable_and_fits_or_says_what_would(
     session: History, budget: int, placement: Placement, is_emergency: bool, policy: Policy
 ) -> None:
     asked, made = enough(
-        session, Asked(budget_tokens=budget, placement=placement, is_emergency=is_emergency), policy
+        session,
+        WindowRequest(budget_tokens=budget, placement=placement, is_emergency=is_emergency),
+        policy,
     )
 
     assert faults_of(session, asked, made) == []
@@ -295,7 +299,7 @@ def test_every_window_is_sendable_and_fits_or_says_what_would(
 def test_every_window_keeps_to_the_messages_asked_for(
     session: History, max_messages: int, placement: Placement, budget: int, is_emergency: bool
 ) -> None:
-    asked = Asked(
+    asked = WindowRequest(
         budget_tokens=budget,
         max_messages=max_messages,
         placement=placement,
@@ -318,16 +322,16 @@ def test_every_window_keeps_to_the_messages_asked_for(
 @given(sessions(), st.integers(1, 20_000))
 def test_mode_off_shows_everything_or_says_what_it_takes(session: History, budget: int) -> None:
     off = Policy(mode=Mode.OFF)
-    shown = plan(session.stored, Asked(), off)
+    shown = plan(session.stored, WindowRequest(), off)
 
-    assert faults_of(session, Asked(), shown) == []
+    assert faults_of(session, WindowRequest(), shown) == []
     live, pending = (
         group([m for m in session.stored.messages if (m.compaction_id == ROW) is is_pending])
         for is_pending in (False, True)
     )
     expected = sum(len(block.stored) for grouped in (live, pending) for block in grouped.blocks)
-    assert sum(isinstance(entry, Shown) for entry in shown.entries) == expected
-    asked, made = enough(session, Asked(budget_tokens=budget), off)
+    assert sum(isinstance(entry, ShownMessage) for entry in shown.entries) == expected
+    asked, made = enough(session, WindowRequest(budget_tokens=budget), off)
     assert made.entries == shown.entries
     assert asked.budget_tokens == max(budget, shown.tokens)
 
@@ -338,8 +342,8 @@ def test_mode_off_shows_everything_or_says_what_it_takes(session: History, budge
 def test_a_window_begins_as_it_did_until_it_is_outgrown(
     session: History, budget: int, policy: Policy
 ) -> None:
-    asked = Asked(budget_tokens=budget)
-    before: Plan | None = None
+    asked = WindowRequest(budget_tokens=budget)
+    before: WindowPlan | None = None
 
     for length in range(1, len(session.stored.messages) + 1):
         longer = session.until(length)
@@ -354,8 +358,14 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(
             growth = (
                 newest.tokens + STAND_IN_TOKENS * len(newest.calls)
             ) * longer.stored.factor + 1
-            known = {entry.message.position for entry in before.entries if isinstance(entry, Shown)}
-            now = {entry.message.position for entry in made.entries if isinstance(entry, Shown)}
+            known = {
+                entry.message.position
+                for entry in before.entries
+                if isinstance(entry, ShownMessage)
+            }
+            now = {
+                entry.message.position for entry in made.entries if isinstance(entry, ShownMessage)
+            }
             if (
                 newest.role is not Role.TOOL
                 and before.tokens + growth <= budget
@@ -373,19 +383,19 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(
 def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(
     session: History, budget: int, policy: Policy
 ) -> None:
-    asked = Asked(budget_tokens=budget)
-    earlier: Growth | None = None
+    asked = WindowRequest(budget_tokens=budget)
+    earlier: WindowBuilder | None = None
 
     for length in range(1, len(session.stored.messages) + 1):
         now = session.until(length)
         whole = answer(now, asked, policy)
         if isinstance(whole, CannotFit):
             with pytest.raises(CannotFit, match=re.escape(str(whole))):
-                grown(now.stored, asked, policy, earlier)
+                build_window(now.stored, asked, policy, earlier)
             earlier = None
             continue
-        earlier = grown(now.stored, asked, policy, earlier)
-        made = planned(earlier, now.stored, asked)
+        earlier = build_window(now.stored, asked, policy, earlier)
+        made = to_plan(earlier, now.stored, asked)
         assert now.rendered(made) == now.rendered(whole)
         assert made == whole
 
@@ -396,16 +406,16 @@ def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(
 def test_a_window_after_an_eviction_says_what_one_grown_from_the_start_says(
     session: History, budget: int, policy: Policy, number: int
 ) -> None:
-    asked = Asked(budget_tokens=budget)
+    asked = WindowRequest(budget_tokens=budget)
     now = session.evicting(number)
     whole = answer(now, asked, policy)
     assume(not isinstance(answer(session, asked, policy), CannotFit))
     assume(not isinstance(whole, CannotFit))
-    assert isinstance(whole, Plan)
-    earlier = grown(session.stored, asked, policy)
-    session.rendered(planned(earlier, session.stored, asked))
+    assert isinstance(whole, WindowPlan)
+    earlier = build_window(session.stored, asked, policy)
+    session.rendered(to_plan(earlier, session.stored, asked))
 
-    made = planned(grown(now.stored, asked, policy, earlier), now.stored, asked)
+    made = to_plan(build_window(now.stored, asked, policy, earlier), now.stored, asked)
 
     assert now.rendered(made) == now.rendered(whole)
 
@@ -439,7 +449,7 @@ def test_a_tight_window_uses_its_budget_well(sizes: list[int], budget: int) -> N
     )
     assume(sum(message.tokens for message in session.stored.messages) > budget)
 
-    made = plan(session.stored, Asked(budget_tokens=budget), Policy())
+    made = plan(session.stored, WindowRequest(budget_tokens=budget), Policy())
 
     assert made.tokens >= 0.82 * budget
 
@@ -465,6 +475,6 @@ def test_recorded_conversations_make_sound_windows_at_every_budget(budget: int) 
         session = history(messages[:80])
         for is_emergency in (False, True):
             asked, made = enough(
-                session, Asked(budget_tokens=budget, is_emergency=is_emergency), Policy()
+                session, WindowRequest(budget_tokens=budget, is_emergency=is_emergency), Policy()
             )
             assert faults_of(session, asked, made) == [], name

@@ -12,7 +12,7 @@ from tests.histories import assistant, counter, history, system, tool, user, wor
 from tests.window_check.__main__ import proved
 from tests.window_check.sessions import data_directory
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.window import Asked, plan
+from turnfold.core.window.window import WindowRequest, plan
 
 SESSIONS = 96
 BUDGET = 11_500
@@ -44,7 +44,7 @@ def test_thousands_of_windows_break_no_law() -> None:
 def answered() -> tuple[laws.Session, laws.Answer]:
     """A session and a sound window of it, with a trimmed message and an open call."""
     session = history(SAID)
-    made = plan(session.stored, Asked(budget_tokens=BUDGET), Policy())
+    made = plan(session.stored, WindowRequest(budget_tokens=BUDGET), Policy())
     rendered = session.rendered(made)
     told = laws.Session(
         [laws.Told(f"e{seq}#0", json.dumps(body), body) for seq, body in enumerate(SAID, start=1)]

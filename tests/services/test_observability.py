@@ -33,8 +33,8 @@ from tests.running_system import (
     running_system,
     wait_until,
 )
-from turnfold.bus.pull import Pull
-from turnfold.bus.streams import provision
+from turnfold.bus.pull import PullConsumer
+from turnfold.bus.streams import ensure_streams
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import BadRequest
 from turnfold.process.watchdog import STUCK_STATUS
@@ -212,7 +212,7 @@ async def test_no_log_has_what_a_user_a_tool_or_a_model_wrote(scene: Scene) -> N
     told = {(line["role"], line["event"]) for line in lines}
     assert {
         ("worker", "batch.stored"),
-        ("worker", "events.buried"),
+        ("worker", "events.dead_lettered"),
         ("worker", "summary.committed"),
     } <= told
     assert ("query", "query.started") in told
@@ -558,7 +558,7 @@ async def test_a_service_whose_loop_stands_still_ends_itself_and_says_where_it_s
         told = [json.loads(line) async for line in process.stderr]
 
         assert await process.wait() == STUCK_STATUS
-        (stuck,) = [line for line in told if line["event"] == "process.stuck"]
+        (stuck,) = [line for line in told if line["event"] == "process.hung"]
         assert stuck["what"] == "the event loop"
         assert any("<lambda>" in place for place in stuck["at"])
 
@@ -617,18 +617,18 @@ async def test_a_process_ends_when_what_is_to_go_on_does_not_though_its_loop_mov
 async def test_a_pull_hears_its_consumer_as_long_as_there_is_room_for_more(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with await nats.connect(server.url) as bus:
-            await provision(bus, first_seq=1)
-            pull = Pull(bus, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER, ahead=8)
+            await ensure_streams(bus, first_seq=1)
+            pull = PullConsumer(bus, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER, ahead=8)
             await pull.start()
-            await wait_until(lambda: (pull.words or 0) > 1)
+            await wait_until(lambda: (pull.activity or 0) > 1)
             for _ in range(8):
                 await bus.jetstream().publish("turn.completed", b"{}")
 
-            await wait_until(lambda: pull.words is None)
+            await wait_until(lambda: pull.activity is None)
             batch = await pull.take(8)
             await pull.acknowledge(batch)
 
-            await wait_until(lambda: pull.words is not None and pull.silent_seconds < 2.0)
+            await wait_until(lambda: pull.activity is not None and pull.idle_seconds < 2.0)
             await pull.stop()
 
 

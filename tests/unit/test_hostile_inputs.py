@@ -11,14 +11,14 @@ from tests.store_fixtures import words
 from turnfold.access.bearers import read_tokens
 from turnfold.contracts.requests import PolicyRequest, read_request
 from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy, adjusted
 from turnfold.core.summary.prompt import parse_answer
-from turnfold.core.text.tokens import measure
+from turnfold.core.text.tokens import count_message
 from turnfold.core.window.compressor import LadderCompressor
 from turnfold.errors import BadRequest, StartError
 from turnfold.models.wire import read_frame
-from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.settings import read_settings
 from turnfold.transcripts import UnreadableTranscript, read_conversations
 
@@ -36,8 +36,8 @@ def test_the_calls_of_a_message_that_has_no_content_at_all_are_seen() -> None:
 
     compressed = LadderCompressor(count=words).compress(said, 200)
 
-    assert [call.call_id for call in measure(asking, words).calls] == ["a"]
-    assert faults(compressed.messages) == []
+    assert [call.call_id for call in count_message(asking, words).calls] == ["a"]
+    assert validation_errors(compressed.messages) == []
     assert [one["role"] for one in compressed.messages] == ["user", "assistant", "tool"]
 
 
@@ -50,8 +50,8 @@ def test_calls_that_are_none_are_a_fault_and_are_mended(calls: Any) -> None:
 
     compressed = LadderCompressor(count=words).compress(said, 4_000)
 
-    assert faults(said) == ["message 1 has calls that are none"]
-    assert faults(compressed.messages) == []
+    assert validation_errors(said) == ["message 1 has calls that are none"]
+    assert validation_errors(compressed.messages) == []
 
 
 @pytest.mark.parametrize("role", [[], {}, None, 1, "nobody"])
@@ -67,7 +67,7 @@ def test_a_role_of_any_shape_is_refused_in_words(role: Any, tmp_path: Path) -> N
 @pytest.mark.proves("X2", "I5")
 @pytest.mark.parametrize("token", ["%00", "a%0Ab", "%C2%85", "%7F", "a" * 257])
 def test_a_token_that_stands_for_no_id_an_event_may_have_names_nothing(token: str) -> None:
-    (letter,) = weigh_all([Delivery(f"turn.completed.{token}.s", b"{", 1, 1)], count=words).dead
+    (letter,) = decode_batch([Delivery(f"turn.completed.{token}.s", b"{", 1, 1)], count=words).dead
 
     assert id_of(token) is None
     assert key_of_event_subject(f"turn.completed.{token}.s") is None

@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import assistant, history, tool, user, words
-from turnfold.core.history.pairing import CallSeen, ResultSeen, pair
+from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.policy.presets import Policy, View
 from turnfold.core.summary.extractive import extract
 from turnfold.core.summary.prompt import fitted, parse_answer
 from turnfold.core.summary.redaction import redact
-from turnfold.core.summary.sources import Previous, Source, SummaryJob
+from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 from turnfold.core.summary.values import values_in
 from turnfold.core.text import search
 from turnfold.core.text.markers import defused
-from turnfold.core.text.words import MARKS_ON_A_LETTER, folded, is_east
-from turnfold.core.window.anthropic import shaped
+from turnfold.core.text.words import MARKS_ON_A_LETTER, is_cjk, normalize
+from turnfold.core.window.anthropic import to_anthropic
 from turnfold.core.window.render import shortened_arguments
-from turnfold.core.window.views import Shown
-from turnfold.core.window.window import Asked, plan
+from turnfold.core.window.views import ShownMessage
+from turnfold.core.window.window import WindowRequest, plan
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.operations.query.search import question_of
@@ -87,7 +87,7 @@ def test_a_summary_of_blanks_is_defused() -> None:
 @pytest.mark.proves("S3")
 def test_a_path_without_end_is_a_path() -> None:
     changes = [{"path": "/a" * 100_000 + f"/{number}", "action": "modified"} for number in range(3)]
-    before = Previous("They worked.", {"file_changes": changes}, ())
+    before = PreviousSummary("They worked.", {"file_changes": changes}, ())
 
     assert "They worked." in extracted(previous=before)
 
@@ -109,13 +109,13 @@ def test_a_path_may_repeat_one_of_its_folders() -> None:
 def test_a_letter_may_carry_any_number_of_marks() -> None:
     text = "cafe" + "\u0345" * 500_000 + "\u0316" * 500_000 + " Ａ猫"
 
-    found = folded(text)
+    found = normalize(text)
 
     assert found.startswith("cafe")
     assert found.endswith(" a猫")
     assert len(found) < len("cafe a猫") + 2 * MARKS_ON_A_LETTER
-    assert folded("ﾞ" * 31 + "e\u0301") == folded("ﾞ" * 30) + "é"
-    assert folded("─" * 100 + "x") == "─" * 100 + "x"
+    assert normalize("ﾞ" * 31 + "e\u0301") == normalize("ﾞ" * 30) + "é"
+    assert normalize("─" * 100 + "x") == "─" * 100 + "x"
 
 
 @pytest.mark.proves("X4")
@@ -136,9 +136,9 @@ def test_what_begins_like_a_token_all_the_time_is_none() -> None:
 def test_thousands_of_call_ids_that_agree_in_what_may_be_sent_stay_apart() -> None:
     ids = [f"{'x' * 64}{number}" for number in range(20_000)]
     session = history([user("go"), assistant(None, *ids), user("and?")])
-    made = plan(session.stored, Asked(budget_tokens=10_000_000), Policy())
+    made = plan(session.stored, WindowRequest(budget_tokens=10_000_000), Policy())
 
-    told = json.loads(shaped(made, session.rendered(made)).messages[1])
+    told = json.loads(to_anthropic(made, session.rendered(made)).messages[1])
 
     sent = [block["id"] for block in told["content"]]
     assert len(set(sent)) == len(ids)
@@ -156,9 +156,9 @@ def test_arguments_that_are_no_object_become_one_within_their_tokens() -> None:
             user("and?"),
         ]
     )
-    made = plan(session.stored, Asked(budget_tokens=10_000_000), Policy())
+    made = plan(session.stored, WindowRequest(budget_tokens=10_000_000), Policy())
 
-    (block,) = json.loads(shaped(made, session.rendered(made)).messages[1])["content"]
+    (block,) = json.loads(to_anthropic(made, session.rendered(made)).messages[1])["content"]
 
     assert block["input"]["text"].startswith("[1, 2, 1, 2")
     assert count(json.dumps(block["input"])) <= next(
@@ -175,23 +175,23 @@ def test_thousands_of_calls_of_a_mended_message_are_shortened() -> None:
     session = history([user("go"), made])
     tokens = sum(message.tokens for message in session.stored.messages)
 
-    window = plan(session.stored, Asked(budget_tokens=int(tokens * 1.1)), Policy())
+    window = plan(session.stored, WindowRequest(budget_tokens=int(tokens * 1.1)), Policy())
 
     (called,) = [
         one for one in map(json.loads, session.rendered(window).messages) if one.get("tool_calls")
     ]
     assert len(called["tool_calls"]) == 8_000
     assert any("TRUNCATED" in call["function"]["arguments"] for call in called["tool_calls"])
-    assert any(isinstance(entry, Shown) and entry.form.is_mended for entry in window.entries)
+    assert any(isinstance(entry, ShownMessage) and entry.form.is_mended for entry in window.entries)
 
 
 @pytest.mark.proves("L3")
 def test_a_hundred_thousand_results_wait_for_their_calls() -> None:
     count = 200_000
-    results = [ResultSeen(number, bytes([number % 251])) for number in range(count)]
-    calls = [CallSeen(count * MESSAGES_PER_EVENT + number, 0) for number in range(count)]
+    results = [ResultPosition(number, bytes([number % 251])) for number in range(count)]
+    calls = [CallPosition(count * MESSAGES_PER_EVENT + number, 0) for number in range(count)]
 
-    verdicts = pair(calls, results)
+    verdicts = match_results(calls, results)
 
     answered = [verdicts[result.position].answers for result in results]
     assert all(
@@ -246,7 +246,7 @@ def holds_slowly(text: str, word: str, *, ends: bool) -> bool:
     """The rule, place by place."""
 
     def is_letter(character: str) -> bool:
-        return character.isalnum() and not is_east(character)
+        return character.isalnum() and not is_cjk(character)
 
     for at in range(len(text)):
         if text.startswith(word, at):
@@ -278,20 +278,20 @@ def test_a_word_stands_where_the_rule_says(text: str, word: str, ends: bool) -> 
 @pytest.mark.parametrize(
     ("asked", "policy"),
     [
-        (Asked(budget_tokens=None, max_messages=8), Policy()),
-        (Asked(budget_tokens=300), Policy(view=View.NEWEST)),
+        (WindowRequest(budget_tokens=None, max_messages=8), Policy()),
+        (WindowRequest(budget_tokens=300), Policy(view=View.NEWEST)),
     ],
     ids=["few messages", "the newest"],
 )
 def test_a_session_of_which_nothing_ever_left_is_cut_to_its_newest(
-    asked: Asked, policy: Policy
+    asked: WindowRequest, policy: Policy
 ) -> None:
     said = [user("go"), *[assistant(f"step {number}") for number in range(100_000)]]
 
     window = plan(history(said).stored, asked, policy)
 
     assert any(
-        isinstance(entry, Shown)
+        isinstance(entry, ShownMessage)
         and entry.message.index == 0
         and entry.message.event_id == "e100001"
         for entry in window.entries

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from tests.histories import Json, Said, counter, history
-from turnfold.core.eviction.eviction import Evict, Trigger, decide, fired, load_of
+from turnfold.core.eviction.eviction import Evict, Trigger, decide_eviction, fired_triggers, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import PRESETS
 from turnfold.core.summary.digest import digest
-from turnfold.core.summary.extractive import extract, readable
+from turnfold.core.summary.extractive import extract, readable_sources
 from turnfold.core.summary.prompt import build_prompt, message_data
-from turnfold.core.summary.sources import Draft, Previous, Source, SummaryJob
+from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.core.summary.values import values_in
-from turnfold.core.text.estimates import ceiling
-from turnfold.core.text.search import Question, ranked, ranked_by_any, searchable
-from turnfold.core.text.tokens import estimate, measure, text_of
+from turnfold.core.text.estimates import token_upper_bound
+from turnfold.core.text.search import SearchQuery, ranked, ranked_by_any, searchable
+from turnfold.core.text.tokens import count_message, estimate, text_of
 from turnfold.core.text.words import terms
-from turnfold.core.window.anthropic import shaped
+from turnfold.core.window.anthropic import to_anthropic
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.window import Asked, plan
+from turnfold.core.window.window import WindowRequest, plan
 from turnfold.errors import CannotFit
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def results(name: str) -> dict[str, Any]:
         },
         "prompts": [
             _mark(message_data(source, number))
-            for number, source in enumerate(readable(sources), start=1)
+            for number, source in enumerate(readable_sources(sources), start=1)
         ],
         "windows": dict(_windows(bodies)),
         "evictions": dict(_evictions(bodies)),
@@ -121,13 +121,13 @@ def _sources(bodies: Sequence[Json]) -> Iterator[Source]:
 
 
 def _measures(body: Json) -> list[Any]:
-    measured, text = measure(body, counter()), text_of(body)
+    measured, text = count_message(body, counter()), text_of(body)
     sizes = [measured.tokens, measured.content_tokens, measured.characters, measured.lines]
     return [
         *sizes,
         str(classify(body)),
         round(estimate(text)),
-        ceiling(text[:300]),
+        token_upper_bound(text[:300]),
         _mark(measured.cuts),
     ]
 
@@ -138,7 +138,9 @@ def _summaries(sources: Sequence[Source], style: str, most: int) -> list[Any]:
     before: Draft | None = None
     size = -(-len(sources) // BATCHES)
     for start in range(0, len(sources), size):
-        previous = None if before is None else Previous(before.text, before.sections, before.ledger)
+        previous = (
+            None if before is None else PreviousSummary(before.text, before.sections, before.ledger)
+        )
         batch = sources[start : start + size]
         request = next((source.text for source in reversed(batch) if source.role == "user"), None)
         job = SummaryJob(
@@ -182,19 +184,19 @@ def _windows(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
         for preset, policy in PRESETS.items():
             for budget in (700, 2_000, 6_000):
                 for placement in Placement:
-                    asked = Asked(
+                    asked = WindowRequest(
                         budget_tokens=budget, placement=placement, is_emergency=budget == 2_000
                     )
                     yield f"{preset} {budget} {placement} {factor}", _window(session, asked, policy)
 
 
-def _window(session: Any, asked: Asked, policy: Any) -> Any:
+def _window(session: Any, asked: WindowRequest, policy: Any) -> Any:
     try:
         made = plan(session.stored, asked, policy)
     except CannotFit as error:
         return str(error)
     rendered = session.rendered(made)
-    anthropic = shaped(made, rendered)
+    anthropic = to_anthropic(made, rendered)
     account = made.account
     counts = [
         account.shown,
@@ -224,8 +226,8 @@ def _evictions(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
         for window in (4_000, 16_000):
             for length in range(10, len(messages) + 1, 10):
                 live = messages[:length]
-                due = fired(load_of(live), policy, model_window=window)
-                evicted = [decide(live, policy, trigger, now_ms=0) for trigger in Trigger]
+                due = fired_triggers(load_of(live), policy, model_window=window)
+                evicted = [decide_eviction(live, policy, trigger, now_ms=0) for trigger in Trigger]
                 sizes = [len(one.evicted) if isinstance(one, Evict) else 0 for one in evicted]
                 yield (
                     f"{preset} {window} {length}",
@@ -234,7 +236,7 @@ def _evictions(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
 
 
 def _search(query: str, bodies: Sequence[Json]) -> list[Any]:
-    question = Question.of(query)
+    question = SearchQuery.of(query)
     texts = {place: searchable(body) for place, body in enumerate(bodies)}
     graded = {
         place: grade for place, text in texts.items() if (grade := question.grade(text)) is not None

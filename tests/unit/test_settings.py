@@ -24,7 +24,7 @@ def test_nothing_set_gives_the_documented_defaults() -> None:
     assert settings.http_url == "http://127.0.0.1:8080"
     assert (settings.preset, settings.mode, settings.summary_model) == ("balanced", Mode.AUTO, None)
     assert settings.policy == PRESETS["balanced"]
-    assert settings.named == frozenset()
+    assert settings.explicit_names == frozenset()
 
 
 @pytest.mark.proves("O5")

@@ -13,8 +13,8 @@ from turnfold.core.text.token_offsets import STEP_BYTES
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.render import Rendered
 from turnfold.core.window.truncation import MARK_CHARACTERS, MENDED
-from turnfold.core.window.views import Entry, Shown
-from turnfold.core.window.window import Asked, Plan, plan
+from turnfold.core.window.views import Entry, ShownMessage
+from turnfold.core.window.window import WindowPlan, WindowRequest, plan
 from turnfold.errors import CannotFit
 from turnfold.messages import Role
 
@@ -35,7 +35,7 @@ MARKER_TOKENS = 3
 class Question:
     """What is asked of a session, and under which policy."""
 
-    asked: Asked
+    asked: WindowRequest
     policy: str
 
 
@@ -106,7 +106,7 @@ class Subject:
             message.is_irregular and message.compaction_id is None for message in messages
         )
 
-    def ask(self, question: Question) -> tuple[Plan, Rendered]:
+    def ask(self, question: Question) -> tuple[WindowPlan, Rendered]:
         """One window.
 
         Raises:
@@ -115,7 +115,7 @@ class Subject:
         made = plan(self.stored.stored, question.asked, POLICIES[question.policy])
         return made, self.stored.rendered(made)
 
-    def faults(self, question: Question, made: Plan, rendered: Rendered) -> list[str]:
+    def faults(self, question: Question, made: WindowPlan, rendered: Rendered) -> list[str]:
         """All that is wrong with a window."""
         asked, account = question.asked, made.account
         budget = asked.budget_tokens
@@ -143,16 +143,16 @@ class Subject:
             found.append("L7: it would have fitted whole")
         return found
 
-    def leaves_out(self, made: Plan) -> bool:
+    def leaves_out(self, made: WindowPlan) -> bool:
         """Whether more history was at hand than the window shows."""
         return self.leaves_messages_out(made) or made.account.trimmed > self.mended
 
-    def leaves_messages_out(self, made: Plan) -> bool:
+    def leaves_messages_out(self, made: WindowPlan) -> bool:
         """Whether whole messages are missing that could stand in a window."""
         loose = len([place for place in self.told.loose if not self.told.told[place].is_pending])
         return made.account.folded > loose
 
-    def could_show_more(self, made: Plan, policy: Policy) -> bool:
+    def could_show_more(self, made: WindowPlan, policy: Policy) -> bool:
         """Whether a window left something out that its policy might show, were there room.
 
         Not so where every message is there, and results above the policy's cap are as long as the cap lets any result be.
@@ -164,7 +164,7 @@ class Subject:
             )
         )
 
-    def fits_whole(self, asked: Asked) -> bool:
+    def fits_whole(self, asked: WindowRequest) -> bool:
         """Whether there was room for everything, however many calls were open at a time."""
         is_plain = (
             not asked.is_emergency
@@ -175,13 +175,13 @@ class Subject:
 
 
 def _is_shortened(entry: Entry) -> bool:
-    return isinstance(entry, Shown) and not entry.form.is_whole and entry.form != MENDED
+    return isinstance(entry, ShownMessage) and not entry.form.is_whole and entry.form != MENDED
 
 
 def _is_at_its_cap(entry: Entry, policy: Policy) -> bool:
     """Whether a result is as long as the policy lets any be: its cap less the mark, and less a step of the grid at either end."""
     if (
-        not isinstance(entry, Shown)
+        not isinstance(entry, ShownMessage)
         or entry.form.cut is None
         or entry.message.role is not Role.TOOL
     ):
@@ -200,7 +200,7 @@ def questions(random: Random, tokens: int, number: int) -> Iterator[Question]:
         is_emergency = random.random() < 0.12
         max_messages = random.randint(1, 40) if random.random() < 0.1 else None
         placement = random.choice(list(Placement)) if random.random() < 0.3 else Placement.SEPARATE
-        asked = Asked(
+        asked = WindowRequest(
             budget_tokens=budget,
             max_messages=max_messages,
             is_emergency=is_emergency,

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests import window_rules as laws
 from tests.histories import History, Said, Weighed, assistant, history, system, tool, user, words
-from turnfold.core.eviction.eviction import Evict, Trigger, decide
+from turnfold.core.eviction.eviction import Evict, Trigger, decide_eviction
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import Priority, Role
@@ -92,7 +92,7 @@ class Sitting:
     def evicting(self, policy: Policy, trigger: Trigger) -> "Sitting":
         """The session after what may leave by now has left."""
         live = [one for one in self.stored().stored.messages if one.compaction_id is None]
-        match decide(live, policy, trigger, now_ms=10**9):
+        match decide_eviction(live, policy, trigger, now_ms=10**9):
             case Evict(evicted=gone):
                 left = {message.stream_seq for message in gone}
                 said = [

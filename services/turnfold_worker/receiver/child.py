@@ -17,13 +17,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turnfold.bus.connection import connect
-from turnfold.bus.pull import Pull
+from turnfold.bus.pull import PullConsumer
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
-from turnfold.observability.tracing import trace_in
-from turnfold.operations.ingest.decode import Batch, Delivery, weigh_all
-from turnfold.process.tasks import end
+from turnfold.observability.tracing import extract_traceparent
+from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
+from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings
 from turnfold_worker.receiver import wire
 
@@ -38,7 +38,7 @@ CONNECT_SECONDS = 24 * 3600.0
 RETRY_SECONDS = 1.0
 ACK_TOKENS = 9
 
-Weigh = Callable[[Sequence[Delivery]], Batch]
+Weigh = Callable[[Sequence[Delivery]], DecodedBatch]
 
 
 def main(settings: Settings) -> int:
@@ -63,8 +63,8 @@ async def _run(settings: Settings) -> None:
     )
     count = load_counter()
 
-    def weigh(deliveries: Sequence[Delivery]) -> Batch:
-        return weigh_all(
+    def weigh(deliveries: Sequence[Delivery]) -> DecodedBatch:
+        return decode_batch(
             deliveries,
             count=count,
             limits=settings.event_limits,
@@ -74,10 +74,10 @@ async def _run(settings: Settings) -> None:
     # As in the worker: what was imported stays, and batches make many short-lived values and no cycles.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    await Child(reader, writer, weigh, settings).run()
+    await ReceiverChild(reader, writer, weigh, settings).run()
 
 
-class Child:
+class ReceiverChild:
     """The parcels under way, and the two ends they go between."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Child:
         self._weigh = weigh
         self._settings = settings
         self._client: Client | None = None
-        self._pull: Pull | None = None
+        self._pull: PullConsumer | None = None
         self._places = asyncio.Semaphore(SIDE_BY_SIDE)
         self._sent: dict[int, Sequence[Msg]] = {}
         self._may_receive = asyncio.Event()
@@ -116,14 +116,14 @@ class Child:
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                     log.error("receiver.crashed", exc_info=error)
         finally:
-            await end(*parts)
+            await cancel_and_wait(*parts)
             await self._leave()
 
     async def _leave(self) -> None:
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             await self._take_no_more()
             for messages in self._sent.values():
-                await self._answered().give_back(messages)
+                await self._answered().nack(messages)
             if self._client is not None:
                 await self._client.flush()
         if self._client is not None:
@@ -133,13 +133,13 @@ class Child:
         await self._may_receive.wait()
         try:
             self._client = await connect(self._settings, name="receiver", seconds=CONNECT_SECONDS)
-            self._pull = Pull(self._client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+            self._pull = PullConsumer(self._client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
             await self._pull.start()
             await self._send(self._pull)
         except StartError as error:
             await self._say(wire.Failed(str(error)))
 
-    async def _send(self, pull: Pull) -> None:
+    async def _send(self, pull: PullConsumer) -> None:
         """Weigh what comes, and hand it over.
 
         Raises:
@@ -152,18 +152,18 @@ class Child:
             try:
                 batch = await self._weighed(self._deliveries(pull, messages))
             except asyncio.CancelledError:
-                await pull.give_back(messages)
+                await pull.nack(messages)
                 raise
             except Exception:
                 log.exception("batch.crashed", events=len(messages))
-                await pull.give_back(messages, delay_seconds=RETRY_SECONDS)
+                await pull.nack(messages, delay_seconds=RETRY_SECONDS)
                 self._places.release()
                 continue
             number += 1
             self._sent[number] = messages
-            await self._say(wire.Parcel(number, batch, pull.held))
+            await self._say(wire.BatchReady(number, batch, pull.in_flight))
 
-    def _deliveries(self, pull: Pull, messages: list[Msg]) -> list[Delivery]:
+    def _deliveries(self, pull: PullConsumer, messages: list[Msg]) -> list[Delivery]:
         """Return the deliveries among the messages, and remove those that no stream delivered."""
         has_trace = self._settings.traces
         try:
@@ -175,8 +175,8 @@ class Child:
             messages[:] = [message for message in messages if _is_delivery(message)]
             return [delivery_of(message, has_trace=has_trace) for message in messages]
 
-    async def _weighed(self, deliveries: Sequence[Delivery]) -> Batch:
-        batch = Batch([], [], {})
+    async def _weighed(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
+        batch = DecodedBatch([], [], {})
         for start in range(0, len(deliveries), AT_ONCE):
             some = self._weigh(deliveries[start : start + AT_ONCE])
             batch.arrivals.extend(some.arrivals)
@@ -190,13 +190,13 @@ class Child:
             self._is_heard = True
             self._greeted.set()
             match word:
-                case wire.Begin():
+                case wire.StartReceiving():
                     self._may_receive.set()
-                case wire.Stored(number):
+                case wire.Ack(number):
                     await self._finished(number, self._answered().acknowledge)
-                case wire.Returned(number, delay_seconds):
+                case wire.Nack(number, delay_seconds):
                     await self._finished(
-                        number, partial(self._answered().give_back, delay_seconds=delay_seconds)
+                        number, partial(self._answered().nack, delay_seconds=delay_seconds)
                     )
                 case wire.Stop():
                     await self._take_no_more()
@@ -215,14 +215,14 @@ class Child:
         finally:
             self._places.release()
 
-    def _answered(self) -> Pull:
+    def _answered(self) -> PullConsumer:
         """Where the parcels came from that the worker speaks of."""
         assert self._pull is not None
         return self._pull
 
     async def _take_no_more(self) -> None:
         """What the worker has not got yet goes back; what it has is still waited for."""
-        await end(self._receiving)
+        await cancel_and_wait(self._receiving)
         if self._pull is not None:
             await self._pull.stop()
 
@@ -233,16 +233,16 @@ class Child:
         while missed < wire.SILENT_BEATS:
             pull = self._pull
             await self._say(
-                wire.Beat()
+                wire.Heartbeat()
                 if pull is None
-                else wire.Beat(pull.held, pull.words, pull.silent_seconds)
+                else wire.Heartbeat(pull.in_flight, pull.activity, pull.idle_seconds)
             )
             await asyncio.sleep(wire.BEAT_SECONDS)
             missed = 0 if self._is_heard else missed + 1
             self._is_heard = False
-        log.warning("receiver.left_alone", seconds=wire.SILENT_BEATS * wire.BEAT_SECONDS)
+        log.warning("receiver.worker_lost", seconds=wire.SILENT_BEATS * wire.BEAT_SECONDS)
 
-    async def _say(self, word: wire.Word) -> None:
+    async def _say(self, word: wire.ReceiverMessage) -> None:
         with contextlib.suppress(ConnectionError):
             self._writer.write(wire.framed(word))
             await self._writer.drain()
@@ -264,7 +264,7 @@ def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
     """
     tokens = message.reply.split(".")
     shift = 0 if len(tokens) == ACK_TOKENS else 2
-    trace = trace_in(message.headers) if has_trace else None
+    trace = extract_traceparent(message.headers) if has_trace else None
     return Delivery(
         message.subject,
         message.data,

@@ -15,7 +15,7 @@ import structlog
 from turnfold.errors import StartError
 from turnfold.process.ready import ANNOUNCE, die_with_parent
 from turnfold.process.scheduling import backoff_seconds
-from turnfold.process.tasks import end
+from turnfold.process.tasks import cancel_and_wait
 from turnfold_worker.receiver import wire
 
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ class _Process:
         )
         return self._reader
 
-    def say(self, word: wire.Word) -> None:
+    def say(self, word: wire.ReceiverMessage) -> None:
         """Tell it, if it is still there."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.framed(word))
@@ -75,19 +75,19 @@ class _Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedBatch:
     """A parcel, and whom to tell what became of it."""
 
-    parcel: wire.Parcel
+    parcel: wire.BatchReady
     _process: _Process
 
     def acknowledge(self) -> None:
         """All of it is committed."""
-        self._process.say(wire.Stored(self.parcel.number))
+        self._process.say(wire.Ack(self.parcel.number))
 
     def give_back(self, *, delay_seconds: float = 0.0) -> None:
         """Nothing of it was stored; it is to come again, here or elsewhere."""
-        self._process.say(wire.Returned(self.parcel.number, delay_seconds))
+        self._process.say(wire.Nack(self.parcel.number, delay_seconds))
 
 
 class Receiver:
@@ -98,7 +98,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self._process: _Process | None = None
-        self._received: asyncio.Queue[Received | BaseException] = asyncio.Queue()
+        self._received: asyncio.Queue[ReceivedBatch | BaseException] = asyncio.Queue()
         self._keeping: asyncio.Task[None] | None = None
         self._served_at = 0.0
         self._may_receive = False
@@ -119,7 +119,7 @@ class Receiver:
         return self._process.pid if self._process is not None else None
 
     @property
-    def silent_seconds(self) -> float:
+    def idle_seconds(self) -> float:
         """How long ago the consumer was heard last, though there was room for more."""
         return asyncio.get_running_loop().time() - self._served_at
 
@@ -143,9 +143,9 @@ class Receiver:
         """Have it receive from now on."""
         self._may_receive = True
         if self._process is not None:
-            self._process.say(wire.Begin())
+            self._process.say(wire.StartReceiving())
 
-    async def take(self) -> Received:
+    async def take(self) -> ReceivedBatch:
         """The next parcel.
 
         Raises:
@@ -166,13 +166,13 @@ class Receiver:
                     await process.stopped.wait()
         while not self._received.empty():
             received = self._received.get_nowait()
-            if isinstance(received, Received):
+            if isinstance(received, ReceivedBatch):
                 received.give_back()
 
     async def close(self) -> None:
         """End the process, once it has passed on all that it was told."""
         if self._keeping is not None:
-            await end(self._keeping)
+            await cancel_and_wait(self._keeping)
         if self._process is not None:
             await self._process.close(seconds=CLOSE_SECONDS)
             self._process = None
@@ -190,10 +190,10 @@ class Receiver:
                 if await self._kept_one():
                     return
                 failures = 0
-                log.warning("receiver.died", retry_seconds=RETRY_SECONDS)
+                log.warning("receiver.exited", retry_seconds=RETRY_SECONDS)
             except OSError as error:
                 log.warning(
-                    "receiver.not_started", error=type(error).__name__, retry_seconds=RETRY_SECONDS
+                    "receiver.start_failed", error=type(error).__name__, retry_seconds=RETRY_SECONDS
                 )
             except Exception:
                 self.on_failure("Receiver")
@@ -219,7 +219,7 @@ class Receiver:
         """Hear it out, until it is gone or silent for too long; whether it says that another would do no better."""
         reader = await process.open()
         if self._may_receive:
-            process.say(wire.Begin())
+            process.say(wire.StartReceiving())
         beating = asyncio.create_task(self._beat(process), name="beat")
         reading = asyncio.create_task(self._hear(process, reader), name="parcels")
         try:
@@ -235,10 +235,10 @@ class Receiver:
             process.is_heard = True
             self._loaded.set()
             match word:
-                case wire.Parcel():
+                case wire.BatchReady():
                     self.held = word.held
-                    self._received.put_nowait(Received(word, process))
-                case wire.Beat(held, words, silent_seconds):
+                    self._received.put_nowait(ReceivedBatch(word, process))
+                case wire.Heartbeat(held, words, silent_seconds):
                     self.held = held
                     self.words = None if words is None else (process.pid, words)
                     self._served_at = asyncio.get_running_loop().time() - silent_seconds
@@ -255,10 +255,10 @@ class Receiver:
         """Say that we are here, until it is not."""
         missed, most = 0, START_BEATS
         while missed < most:
-            process.say(wire.Beat())
+            process.say(wire.Heartbeat())
             await asyncio.sleep(wire.BEAT_SECONDS)
             if process.is_heard:
                 most = wire.SILENT_BEATS
             missed = 0 if process.is_heard else missed + 1
             process.is_heard = False
-        log.warning("receiver.silent", seconds=most * wire.BEAT_SECONDS)
+        log.warning("receiver.heartbeat_lost", seconds=most * wire.BEAT_SECONDS)

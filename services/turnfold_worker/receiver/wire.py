@@ -8,8 +8,8 @@ import pickle
 from typing import Any, Final, NamedTuple
 
 from turnfold.messages import SessionKey
-from turnfold.operations.ingest.decode import Batch
-from turnfold.ports import Arrival, DeadLetter, Weighed
+from turnfold.operations.ingest.decode import DecodedBatch
+from turnfold.ports import DeadLetter, DecodedEvent, DecodedMessage
 
 BATCH: Final = 2_000
 """Events of a batch at most: what a transaction costs for each session and statement is shared by more of them."""
@@ -22,37 +22,37 @@ READ_BYTES: Final = 4 * 1024 * 1024
 _LENGTH_BYTES: Final = 4
 
 
-class Begin(NamedTuple):
+class StartReceiving(NamedTuple):
     """To the receiver: older events are stored, receive new ones."""
 
 
-class Parcel(NamedTuple):
+class BatchReady(NamedTuple):
     """From the receiver: a batch to be stored, and how many events it holds in all."""
 
     number: int
-    batch: Batch
+    batch: DecodedBatch
     held: int
 
 
-class Stored(NamedTuple):
+class Ack(NamedTuple):
     """To the receiver: the events of this parcel are committed, and may be acknowledged."""
 
     number: int
 
 
-class Returned(NamedTuple):
+class Nack(NamedTuple):
     """To the receiver: nothing of this parcel was stored; it is to come again after so long."""
 
     number: int
     delay_seconds: float
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """Each to the other: it is there. The receiver tells what it holds, and how its consumer is (see `turnfold.bus.pull.Pull`)."""
 
     held: int = 0
     words: int | None = None
-    silent_seconds: float = 0.0
+    idle_seconds: float = 0.0
 
 
 class Stop(NamedTuple):
@@ -69,7 +69,7 @@ class Failed(NamedTuple):
     told: str
 
 
-Word = Begin | Parcel | Stored | Returned | Beat | Stop | Stopped | Failed
+ReceiverMessage = StartReceiving | BatchReady | Ack | Nack | Heartbeat | Stop | Stopped | Failed
 
 
 class _Packed(NamedTuple):
@@ -82,7 +82,7 @@ class _Packed(NamedTuple):
     held: int
 
 
-def _packed(parcel: Parcel) -> _Packed:
+def _packed(parcel: BatchReady) -> _Packed:
     number, (arrivals, dead, payloads), held = parcel
     plain = [
         (
@@ -100,39 +100,39 @@ def _packed(parcel: Parcel) -> _Packed:
     return _Packed(number, plain, dead, payloads, held)
 
 
-def _unpacked(packed: _Packed) -> Parcel:
+def _unpacked(packed: _Packed) -> BatchReady:
     number, plain, dead, payloads, held = packed
     arrivals = [
-        Arrival._make(
+        DecodedEvent._make(
             (
                 seq,
                 at_ms,
                 subject,
                 SessionKey._make(key),
                 *rest,
-                tuple(map(Weighed._make, messages)),
+                tuple(map(DecodedMessage._make, messages)),
                 report,
                 trace,
             )
         )
         for seq, at_ms, subject, key, *rest, messages, report, trace in plain
     ]
-    return Parcel(number, Batch(arrivals, dead, payloads), held)
+    return BatchReady(number, DecodedBatch(arrivals, dead, payloads), held)
 
 
-def framed(word: Word) -> bytes:
+def framed(word: ReceiverMessage) -> bytes:
     """A word as it travels: its length, and the word."""
     pickled = pickle.dumps(
-        _packed(word) if isinstance(word, Parcel) else word, pickle.HIGHEST_PROTOCOL
+        _packed(word) if isinstance(word, BatchReady) else word, pickle.HIGHEST_PROTOCOL
     )
     return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
 
 
-async def read_word(reader: asyncio.StreamReader) -> Word | None:
+async def read_word(reader: asyncio.StreamReader) -> ReceiverMessage | None:
     """The next word; None when the other one is gone."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
-        word: Word | _Packed = pickle.loads(await reader.readexactly(length))  # noqa: S301 - from our own process
+        word: ReceiverMessage | _Packed = pickle.loads(await reader.readexactly(length))  # noqa: S301 - from our own process
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     return _unpacked(word) if isinstance(word, _Packed) else word

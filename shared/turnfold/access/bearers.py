@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from turnfold.access.files import changing, write_private
+from turnfold.access.files import locked_update, write_private
 from turnfold.errors import NotAllowed, StartError
 
 EVERY_AGENT = "*"
@@ -41,7 +41,7 @@ class Grant:
         """Whether it reaches everything."""
         return EVERY_AGENT in self.agents
 
-    def reaches(self, agent_id: str) -> bool:
+    def allows(self, agent_id: str) -> bool:
         """Whether it reaches the sessions of an agent."""
         return self.is_operators or agent_id in self.agents
 
@@ -53,7 +53,7 @@ class Grant:
         """
         if agent_id is None:
             return None if self.is_operators else self.agents
-        if not self.reaches(agent_id):
+        if not self.allows(agent_id):
             raise NotAllowed(OUT_OF_REACH)
         return frozenset({agent_id})
 
@@ -61,7 +61,7 @@ class Grant:
 EVERYTHING = Grant(frozenset({EVERY_AGENT}))
 
 
-class Bearers:
+class TokenRegistry:
     """The tokens of a file. As long as it cannot be read, nobody is let in.
 
     Raises:
@@ -116,7 +116,7 @@ class Token(NamedTuple):
 def new_token(path: Path, agents: Iterable[str], *, name: str | None = None) -> str:
     """A token for these agents, which is told here and nowhere else: the file gets its hash."""
     token = f"{PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}"
-    with changing(path.parent):
+    with locked_update(path.parent):
         _write(
             path,
             {
@@ -129,7 +129,7 @@ def new_token(path: Path, agents: Iterable[str], *, name: str | None = None) -> 
 
 def revoke_token(path: Path, digest: str) -> None:
     """Have the token of this hash let nobody in."""
-    with changing(path.parent):
+    with locked_update(path.parent):
         _write(
             path, {known: token for known, token in read_tokens(path).items() if known != digest}
         )
@@ -154,7 +154,7 @@ def read_tokens(path: Path) -> dict[str, Token]:
         ) from error
 
 
-def check_listening(host: str, *, has_tokens: bool, is_checked_elsewhere: bool) -> None:
+def check_bind_address(host: str, *, has_tokens: bool, is_checked_elsewhere: bool) -> None:
     """Refuse to serve strangers.
 
     Raises:

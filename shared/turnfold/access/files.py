@@ -17,7 +17,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 @contextmanager
-def changing(directory: Path) -> Generator[None]:
+def locked_update(directory: Path) -> Generator[None]:
     """A directory of our own, made if need be, in which nobody else of us changes anything meanwhile."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = os.open(directory, os.O_RDONLY)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from turnfold.access.files import changing, write_private
+from turnfold.access.files import locked_update, write_private
 from turnfold.access.identity import public_key
 from turnfold.access.roles import ROLES, Key, Role, configuration
 from turnfold.contracts.subjects import token_of
@@ -29,7 +29,7 @@ def new_key(directory: Path, role: Role, agent_id: str | None = None) -> tuple[K
     )
     owner = role if agent_id is None else f"{role}-{token_of(agent_id)[:NAME_CHARACTERS]}"
     path = directory / f"{owner}-{key.key[1:9]}.nk"
-    with changing(directory):
+    with locked_update(directory):
         known = read_keys(directory)
         write_private(path, f"{seed}\n")
         _write_keys(directory, [*known, key])
@@ -38,7 +38,7 @@ def new_key(directory: Path, role: Role, agent_id: str | None = None) -> tuple[K
 
 def revoke_key(directory: Path, key: Key) -> None:
     """Have the next configuration do without this key."""
-    with changing(directory):
+    with locked_update(directory):
         _write_keys(directory, [known for known in read_keys(directory) if known.key != key.key])
 
 
@@ -50,7 +50,7 @@ def write_accounts(directory: Path, path: Path) -> None:
     Raises:
         StartError: the file cannot be written.
     """
-    with changing(directory):
+    with locked_update(directory):
         try:
             path.write_text(configuration(read_keys(directory)), encoding="utf-8")
         except OSError as error:

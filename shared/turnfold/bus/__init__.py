@@ -3,8 +3,8 @@
 from turnfold.bus.connection import broker_options, connect, connect_options
 from turnfold.bus.streams import (
     check_server,
-    differences,
-    provision,
+    config_differences,
+    ensure_streams,
     server_warnings,
     stream_created,
     wait_for_streams,
@@ -13,10 +13,10 @@ from turnfold.bus.streams import (
 __all__ = [
     "broker_options",
     "check_server",
+    "config_differences",
     "connect",
     "connect_options",
-    "differences",
-    "provision",
+    "ensure_streams",
     "server_warnings",
     "stream_created",
     "wait_for_streams",

@@ -78,7 +78,7 @@ def shares_of(settings: Settings) -> Shares:
     )
 
 
-class Admission:
+class ConcurrencyLimiter:
     """Admits requests: a working place for each, another kind of place for those that wait for an event, and few for searches."""
 
     def __init__(self, shares: Shares) -> None:
@@ -119,7 +119,7 @@ class Place:
 
     __slots__ = ("_admission", "_askers", "_held")
 
-    def __init__(self, admission: Admission, askers: tuple[Hashable, ...]) -> None:
+    def __init__(self, admission: ConcurrencyLimiter, askers: tuple[Hashable, ...]) -> None:
         admission.requests.take(askers)
         self._admission = admission
         self._askers = askers

@@ -10,8 +10,8 @@ from nats.aio.client import Client
 
 from turnfold.access.identity import INBOX
 from turnfold.errors import StartError
-from turnfold.nats_client.connection import HangingUp
-from turnfold.process.tasks import end
+from turnfold.nats_client.connection import NatsClient
+from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings, redacted
 
 log = structlog.get_logger()
@@ -73,13 +73,13 @@ def broker_options(settings: Settings, name: str) -> dict[str, Any]:
     return options
 
 
-async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> HangingUp:
+async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> NatsClient:
     """A connection to the bus; the caller closes it.
 
     Raises:
         StartError: no server took the connection within `seconds`, or it refused these credentials.
     """
-    client = HangingUp()
+    client = NatsClient()
     attempt = _Attempt(client)
     options = connect_options(settings, name)
     log_error = options["error_cb"]
@@ -95,7 +95,7 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Ha
     )
     if connecting.done() and connecting.exception() is None:
         return client
-    await end(connecting)
+    await cancel_and_wait(connecting)
     with contextlib.suppress(nats.errors.Error, OSError):
         await client.close()
     if not connecting.cancelled() and (error := connecting.exception()):
@@ -145,7 +145,7 @@ class _Watch:
         now = asyncio.get_running_loop().time()
         if trouble != self._told or now - self._told_at > ERROR_EVERY_SECONDS:
             self._told, self._told_at = trouble, now
-            log.warning("bus.troubled", connection=self._name, error=trouble)
+            log.warning("bus.error", connection=self._name, error=trouble)
 
     async def on_disconnected(self) -> None:
         log.info("bus.disconnected", connection=self._name)

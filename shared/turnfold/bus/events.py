@@ -8,11 +8,11 @@ from secrets import token_hex
 import nats.errors
 
 from turnfold.bus.asking import asking
-from turnfold.contracts.publish_errors import refused
+from turnfold.contracts.publish_errors import publish_error
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import Unavailable
 from turnfold.nats_client.acknowledgements import Publisher, Rejection
-from turnfold.nats_client.connection import HangingUp
+from turnfold.nats_client.connection import NatsClient
 
 PUBLISH_SECONDS = 5.0
 READ_SECONDS = 10.0
@@ -24,7 +24,7 @@ class BusEvents:
     """See `turnfold.ports.EventStream`."""
 
     def __init__(
-        self, client: HangingUp, *, on_foreign: Callable[[], object] = lambda: None
+        self, client: NatsClient, *, on_foreign: Callable[[], object] = lambda: None
     ) -> None:
         self._client = client
         self._publisher = Publisher(client, EVENTS_STREAM, on_foreign=on_foreign)
@@ -47,9 +47,9 @@ class BusEvents:
                 subject, payload, headers=headers, seconds=PUBLISH_SECONDS
             )
         except nats.errors.Error as error:
-            raise refused(None, type(error).__name__) from error
+            raise publish_error(None, type(error).__name__) from error
         if isinstance(told, Rejection):
-            raise refused(told.code, told.description)
+            raise publish_error(told.code, told.description)
         return told.seq
 
     async def payload_of(self, seq: int) -> bytes | None:

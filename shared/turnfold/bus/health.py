@@ -36,7 +36,7 @@ class BusHealth:
     oldest_ms: int | None
 
 
-async def look(client: Client) -> BusHealth:
+async def read_bus_health(client: Client) -> BusHealth:
     """Look once.
 
     Raises:

@@ -41,7 +41,7 @@ ACK = "$JS.ACK."
 GONE = ("consumer deleted", "consumer is push based")
 
 
-class Pull:
+class PullConsumer:
     """One worker's share of a consumer that it may share with others.
 
     Messages come as soon as the stream has them and wait here for `take`. Those not acknowledged yet are reported as in
@@ -82,18 +82,18 @@ class Pull:
         await self._ask()
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         """How many messages are here and not acknowledged; more may wait in the stream."""
         return len(self._held)
 
     @property
-    def words(self) -> int | None:
+    def activity(self) -> int | None:
         """How often the consumer was heard; None while there is nothing to hear: no connection, or no room for more messages."""
         is_full = self._asked == 0 and not self._has_room()
         return None if is_full or not self._client.is_connected else self._words
 
     @property
-    def silent_seconds(self) -> float:
+    def idle_seconds(self) -> float:
         """How long ago it was heard last, though there was room for more."""
         return asyncio.get_running_loop().time() - self._served_at
 
@@ -117,7 +117,7 @@ class Pull:
             self._let_go(message)
         await self._ask()
 
-    async def give_back(self, batch: Sequence[Msg], *, delay_seconds: float = 0.0) -> None:
+    async def nack(self, batch: Sequence[Msg], *, delay_seconds: float = 0.0) -> None:
         """These are to come again, to whoever is there then."""
         for message in batch:
             self._let_go(message)
@@ -135,7 +135,7 @@ class Pull:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS):
                     await subscription.drain()  # type: ignore[no-untyped-call]
-            await self.give_back(list(self._waiting))
+            await self.nack(list(self._waiting))
         self._waiting.clear()
 
     def drop(self, messages: Sequence[Msg]) -> None:
@@ -264,10 +264,10 @@ class Pull:
         is_new, self._connections = connections != self._connections, connections
         is_silent = self._asked > 0 and now - self._heard > SILENCE_SECONDS
         if is_new or is_silent:
-            log.info("pull.asked_again", silent_seconds=round(now - self._heard, 1))
+            log.info("pull.retried", silent_seconds=round(now - self._heard, 1))
             self._asked_for(0, 0)
             self._heard = now
-        if self.words is None:
+        if self.activity is None:
             self._served_at = now
         if self._suspicion and await self._is_gone():
             self._fail(self._suspicion)

@@ -17,7 +17,7 @@ REQUEST_SECONDS = 10.0
 NO_MESSAGE = 10_037
 
 
-async def forget_old(client: Client, *, ingested_to: int, hours: int) -> int:
+async def prune_stream(client: Client, *, ingested_to: int, hours: int) -> int:
     """Purge events older than that by the stream's own clock; how many went.
 
     Never one that is not stored: none beyond `ingested_to`, the sequence up to which the database misses nothing, and none

@@ -95,7 +95,7 @@ _CONSUMER_FIELDS = (
 )
 
 
-async def provision(
+async def ensure_streams(
     client: Client, *, first_seq: int, replicas: int = 1, max_bytes: int | None = None
 ) -> str:
     """Make the streams and the consumer, or bring them up to date; when the stream of events was created (RFC 3339).
@@ -115,10 +115,10 @@ async def provision(
         )
         if max_bytes is not None and events.config.max_bytes != max_bytes:
             events = await jetstream.update_stream(events.config.evolve(max_bytes=max_bytes))
-            log.info("stream.bounded", stream=EVENTS_STREAM, max_bytes=max_bytes)
+            log.info("stream.limited", stream=EVENTS_STREAM, max_bytes=max_bytes)
         await _ensure_stream(jetstream, NOTICES, first_seq=1, replicas=replicas)
         await _ensure_consumer(jetstream)
-        differing = await differences(client)
+        differing = await config_differences(client)
     except (nats.errors.NoRespondersError, ServiceUnavailableError) as error:
         raise StartError(
             "this NATS server keeps no streams; start it with JetStream (`nats-server -js`)"
@@ -180,7 +180,7 @@ async def last_sequence(client: Client) -> int:
         return int((await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq)
 
 
-async def acknowledged_to(client: Client) -> int:
+async def ack_floor(client: Client) -> int:
     """The sequence up to which workers have acknowledged every event; no consumer delivers one of these again.
 
     Raises:
@@ -193,7 +193,7 @@ async def acknowledged_to(client: Client) -> int:
         return int(floor.stream_seq) if floor else 0
 
 
-class Kept(NamedTuple):
+class StreamMessage(NamedTuple):
     """An event as the stream keeps it, and when it took it (ms since 1970)."""
 
     subject: str
@@ -202,7 +202,9 @@ class Kept(NamedTuple):
     at_ms: int
 
 
-async def read_events(client: Client, *, first_seq: int, last_seq: int, most: int) -> list[Kept]:
+async def read_events(
+    client: Client, *, first_seq: int, last_seq: int, most: int
+) -> list[StreamMessage]:
     """Events of the stream from a sequence on, in order, past any consumer: at most so many, and none behind `last_seq`.
 
     Sequences that are not among them may have been deleted, or the replica that was asked does not have them yet.
@@ -217,7 +219,7 @@ async def read_events(client: Client, *, first_seq: int, last_seq: int, most: in
         "batch": min(most, last_seq - first_seq + 1),
         "max_bytes": READ_BYTES,
     }
-    found: list[Kept] = []
+    found: list[StreamMessage] = []
     try:
         with asking():
             await client.publish(
@@ -231,7 +233,7 @@ async def read_events(client: Client, *, first_seq: int, last_seq: int, most: in
                 if "Nats-Sequence" in headers:
                     taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
                     place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
-                    found.append(Kept(headers["Nats-Subject"], message.data, *place))
+                    found.append(StreamMessage(headers["Nats-Subject"], message.data, *place))
                 elif headers.get("Status") in ("204", "404"):
                     return [event for event in found if first_seq <= event.stream_seq <= last_seq]
                 elif "Status" in headers:
@@ -285,7 +287,7 @@ async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> fl
     return max(0.0, now_ms / 1000 - oldest.time.timestamp()) if oldest.time else 0.0
 
 
-async def differences(client: Client) -> list[str]:
+async def config_differences(client: Client) -> list[str]:
     """What differs between the streams and consumer on the server and those the system needs, one text each."""
     jetstream = client.jetstream()
     found: list[str] = []
@@ -319,7 +321,7 @@ def check_server(client: Client) -> None:
             f"this NATS server is {_dotted(version)}; {_dotted(OLDEST_SERVER)} or newer is needed, for it drops settings silently"
         )
     for warning in server_warnings(client):
-        log.warning("bus.advised", advice=warning)
+        log.warning("bus.advisory", advice=warning)
 
 
 def server_warnings(client: Client) -> list[str]:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.connection import reached
+from turnfold.cli.connection import connected_client
 from turnfold.cli.list import newest_sessions
-from turnfold.cli.output import show_rows
+from turnfold.cli.output import print_rows
 from turnfold.client import Client
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import UnknownSession
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditCheck:
     """What a look at one session's chain showed; `verdict` is `intact` or says where it breaks."""
 
     agent_id: str
@@ -69,7 +69,7 @@ def audit(
         raise typer.BadParameter("give an agent and a session, or neither")
     if is_verify:
         verdicts = asyncio.run(_verdicts(session))
-        show_rows(
+        print_rows(
             "audit",
             VERDICT_COLUMNS,
             (asdict(one) for one in verdicts),
@@ -96,7 +96,7 @@ def audit(
             key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"])
         )
         columns = COLUMNS if session else ("agent_id", "session_id", *COLUMNS)
-        show_rows(
+        print_rows(
             "audit",
             columns,
             rows[-limit:] if limit else rows,
@@ -107,17 +107,17 @@ def audit(
 
 async def _rows(session: Sequence[str]) -> list[Row]:
     keys = await _keys(session)
-    async with reached() as client:
+    async with connected_client() as client:
         return [row for key in keys for row in await _trail(client, key)]
 
 
-async def _verdicts(session: Sequence[str]) -> list[Verdict]:
+async def _verdicts(session: Sequence[str]) -> list[AuditCheck]:
     keys = await _keys(session)
-    async with reached() as client:
+    async with connected_client() as client:
         return [await _verdict(client, key) for key in keys]
 
 
-async def _verdict(client: Client, key: tuple[str, str]) -> Verdict:
+async def _verdict(client: Client, key: tuple[str, str]) -> AuditCheck:
     """The end of the chain is asked for first: what is written meanwhile must not look like a break.
 
     Nor may what somebody added pass for written meanwhile: rows beyond that end have to be known by the session afterwards.
@@ -128,7 +128,7 @@ async def _verdict(client: Client, key: tuple[str, str]) -> Verdict:
     if fault is None and len(rows) > end.get("rows", len(rows)):
         later = await _end(client, key)
         fault = chain_fault(rows, rows_at_most=later.get("rows"))
-    return Verdict(*key, rows=len(rows), verdict=fault or INTACT)
+    return AuditCheck(*key, rows=len(rows), verdict=fault or INTACT)
 
 
 async def _end(client: Client, key: tuple[str, str]) -> Row:

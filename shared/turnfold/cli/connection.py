@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from turnfold.client import Client, connect
-from turnfold.client.replies import error_told
+from turnfold.client.replies import error_from_json
 from turnfold.errors import StartError, Unavailable
 from turnfold.process.directory import running_system
 from turnfold.settings import Settings, read_settings, redacted
@@ -40,7 +40,7 @@ def system_here(environ: Mapping[str, str] | None = None, *, changes: bool = Fal
     """
     found = dict(os.environ if environ is None else environ)
     settings = read_settings(found)
-    if "nats_url" in settings.named:
+    if "nats_url" in settings.explicit_names:
         return System(settings, redacted(settings.nats_url))
     if settings.data_dir is not None:
         if running_system(settings.data_dir) is None:
@@ -70,7 +70,7 @@ def system_to_change() -> System:
 @asynccontextmanager
 async def changing(system: System) -> AsyncGenerator[Client, None]:
     """A client of the system that a command changes; when all is done, the system is named on standard error."""
-    async with reached(system.settings) as client:
+    async with connected_client(system.settings) as client:
         yield client
     typer.echo(f"system: {system.name}", err=True)
 
@@ -80,7 +80,7 @@ def _in_directory(path: Path, settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def reached(settings: Settings | None = None) -> AsyncGenerator[Client, None]:
+async def connected_client(settings: Settings | None = None) -> AsyncGenerator[Client, None]:
     """A client of the running system; without `settings` it may be used for reading alone."""
     chosen = settings or system_here().settings
     async with connect(chosen.nats_url, environ=chosen.identity.as_environ()) as client:
@@ -95,7 +95,9 @@ async def http_get(path: str) -> dict[str, Any]:
         StartError: the bus is named and HTTP is not, so the default port may be that of another system.
     """
     chosen = system_here().settings
-    if "nats_url" in chosen.named and {"http_host", "http_port"}.isdisjoint(chosen.named):
+    if "nats_url" in chosen.explicit_names and {"http_host", "http_port"}.isdisjoint(
+        chosen.explicit_names
+    ):
         raise StartError(
             "TURNFOLD_NATS_URL names a system, and this command reads over HTTP; set TURNFOLD_HTTP_HOST and _PORT as well"
         )
@@ -119,5 +121,5 @@ def _http_get(url: str, path: str, token: str | None) -> dict[str, Any]:
     finally:
         connection.close()
     if isinstance(told, dict) and isinstance(failure := told.get("error"), Mapping):
-        raise error_told(failure)
+        raise error_from_json(failure)
     return dict(told)

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from turnfold.cli.connection import reached
+from turnfold.cli.connection import connected_client
 from turnfold.cli.output import clipped, console, show_json
 from turnfold.client import Summary, Window
 from turnfold.core.window.framing import Placement
@@ -27,7 +27,7 @@ ROLE_COLOURS = {
 }
 
 
-class Shape(StrEnum):
+class OutputFormat(StrEnum):
     """Whose interface the messages are for."""
 
     OPENAI = "openai"
@@ -51,8 +51,8 @@ def context(
         typer.Option(help="As it was then: a message id, an RFC 3339 time or a summary version."),
     ] = None,
     shape: Annotated[
-        Shape, typer.Option("--format", help="The shape of the messages.")
-    ] = Shape.OPENAI,
+        OutputFormat, typer.Option("--format", help="The shape of the messages.")
+    ] = OutputFormat.OPENAI,
     placement: Annotated[
         Placement, typer.Option(help="Where the summary stands.")
     ] = Placement.SEPARATE,
@@ -76,7 +76,7 @@ def context(
 
 
 async def _window(agent: str, session: str, **wanted: Any) -> Window:
-    async with reached() as client:
+    async with connected_client() as client:
         return await client.session(agent, session).context(**wanted)
 
 

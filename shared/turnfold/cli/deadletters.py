@@ -9,7 +9,7 @@ import typer
 
 from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, http_get, system_to_change
-from turnfold.cli.output import show_json, show_rows
+from turnfold.cli.output import print_rows, show_json
 from turnfold.errors import Conflict
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def list_(as_json: AsJson = False) -> None:
     """List the events that could not be stored, with the reasons."""
     rows: list[dict[str, Any]] = asyncio.run(http_get("/v1/deadletters"))["dead_letters"]
-    show_rows("dead letters", LISTED, rows, as_json=as_json, empty="No dead letters.")
+    print_rows("dead letters", LISTED, rows, as_json=as_json, empty="No dead letters.")
 
 
 def show(
@@ -70,7 +70,7 @@ def replay(
     if [bool(ids), reason is not None, is_all].count(True) != 1:
         raise typer.BadParameter("name letters by their numbers, or give --reason, or --all")
     rows = asyncio.run(_replayed(system_to_change(), ids or (), reason))
-    show_rows("replayed", REPLAYED, rows, as_json=as_json, empty="Nothing to replay.")
+    print_rows("replayed", REPLAYED, rows, as_json=as_json, empty="Nothing to replay.")
     if bad := [row for row in rows if row["outcome"] not in GOOD]:
         raise Conflict(
             f"{len(bad)} of {len(rows)} are not stored (first: {bad[0]['dead_letter_id']}, {bad[0]['outcome']}); "

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from turnfold.cli.connection import reached
+from turnfold.cli.connection import connected_client
 from turnfold.cli.context import show_window, summary_panel
-from turnfold.cli.output import console, table_of
-from turnfold.cli.recordings import Recording, recorded
-from turnfold.cli.replay import Replayed, progress, replayed
+from turnfold.cli.output import build_table, console
+from turnfold.cli.recordings import Recording, load_recordings
+from turnfold.cli.replay import ReplaySummary, progress, replayed
 from turnfold.client import Client, Summary, Window
 from turnfold.errors import StartError
 from turnfold.settings import Settings, read_settings
@@ -58,7 +58,7 @@ def demo(
     chosen = files or sorted(str(path) for path in EXAMPLES.glob("*.jsonl"))
     if not chosen:
         raise typer.BadParameter("there are no conversations in ./examples: name a file")
-    recordings = recorded(chosen)
+    recordings = load_recordings(chosen)
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             directory = Path(
@@ -87,13 +87,13 @@ async def _demo(recordings: Sequence[Recording], data_dir: Path) -> None:
 
 
 async def _show(out: Console, settings: Settings, recordings: Sequence[Recording]) -> None:
-    async with reached(settings) as client:
+    async with connected_client(settings) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
             told = await replayed(client, recordings, bar, speed=EVENTS_A_SECOND)
         windows = [await client.session(*recording.key).context() for recording in recordings]
         out.print()
         out.print(
-            table_of("what became of each conversation", OVERVIEW, map(_overview, told, windows))
+            build_table("what became of each conversation", OVERVIEW, map(_overview, told, windows))
         )
         for recording, one, window in zip(recordings, told, windows, strict=True):
             await _show_session(out, client, recording, one, window)
@@ -111,7 +111,7 @@ OVERVIEW = (
 )
 
 
-def _overview(told: Replayed, window: Window) -> dict[str, Any]:
+def _overview(told: ReplaySummary, window: Window) -> dict[str, Any]:
     saved = 1 - window.tokens / told.tokens_total if told.tokens_total else 0.0
     return {
         "session": told.session_id,
@@ -126,7 +126,7 @@ def _overview(told: Replayed, window: Window) -> dict[str, Any]:
 
 
 async def _show_session(
-    out: Console, client: Client, recording: Recording, told: Replayed, window: Window
+    out: Console, client: Client, recording: Recording, told: ReplaySummary, window: Window
 ) -> None:
     session = client.session(*recording.key)
     out.print()
@@ -145,10 +145,10 @@ async def _show_session(
     show_window(out, window, with_summary=False, last=LAST_MESSAGES)
     versions = await session.summaries()
     if versions:
-        out.print(table_of("versions of the summary", VERSIONS, map(_version, versions)))
+        out.print(build_table("versions of the summary", VERSIONS, map(_version, versions)))
     trail = [row async for row in session.audit_trail()]
     more = f" (the last {AUDIT_ROWS} of {len(trail)} rows)" if len(trail) > AUDIT_ROWS else ""
-    out.print(table_of(f"audit trail{more}", AUDIT, map(_audited, trail[-AUDIT_ROWS:])))
+    out.print(build_table(f"audit trail{more}", AUDIT, map(_audited, trail[-AUDIT_ROWS:])))
 
 
 VERSIONS = ("version", "kind", "tokens", "covers_messages", "created_at")

@@ -8,7 +8,7 @@ from turnfold.access.bearers import is_loopback
 
 if TYPE_CHECKING:
     from turnfold.bus.health import BusHealth
-    from turnfold.store.database.health import Health
+    from turnfold.store.database.health import DatabaseHealth
 
 SKEW_MS = 2_000
 LAG_MS = 60_000
@@ -113,7 +113,7 @@ def of_room(bus: "BusHealth") -> Finding:
     )
 
 
-def of_work(health: "Health", *, now_ms: int, is_outbox_moving: bool) -> Iterator[Finding]:
+def of_work(health: "DatabaseHealth", *, now_ms: int, is_outbox_moving: bool) -> Iterator[Finding]:
     """Whether summaries are written, notices sent, and events taken as they are."""
     faults = []
     if health.overdue and health.oldest_due_ms is not None:

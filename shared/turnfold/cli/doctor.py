@@ -28,7 +28,7 @@ from turnfold.cli.diagnoses import (
     of_room,
     of_work,
 )
-from turnfold.cli.output import show_rows
+from turnfold.cli.output import print_rows
 from turnfold.errors import TurnfoldError
 from turnfold.process.directory import is_alive
 from turnfold.settings import READY_FILE, Settings, redacted
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from turnfold.store.database.engine import Database
-    from turnfold.store.database.health import Health
+    from turnfold.store.database.health import DatabaseHealth
 
 BUS_SECONDS = 3.0
 MODEL_SECONDS = 5.0
@@ -79,7 +79,7 @@ def doctor(
     configure_logs(role="doctor", level="critical", format=settings.log_format)
     findings = asyncio.run(examine(settings, asks_model=asks_model, monitoring_url=monitoring))
     findings.insert(0, Finding("system", "ok", system.name))
-    show_rows(
+    print_rows(
         "turnfold doctor",
         ("check", "outcome", "found", "advice"),
         [asdict(one) for one in findings],
@@ -112,7 +112,7 @@ async def examine(
 
 
 async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
-    from turnfold.bus import check_server, differences, server_warnings
+    from turnfold.bus import check_server, config_differences, server_warnings
 
     findings: list[Finding] = []
     try:
@@ -125,7 +125,7 @@ async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
             )
             findings.append(await _disk_writes(settings, monitoring_url))
             try:
-                differing = await differences(client)
+                differing = await config_differences(client)
             except Exception as error:  # noqa: BLE001 - whatever is wrong there is the finding
                 findings.append(
                     Finding(
@@ -172,7 +172,7 @@ async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
     from turnfold.bus.health import syncs_always
 
     # The server that `turnfold up` starts is set up so.
-    is_embedded = settings.data_dir is not None and "nats_url" not in settings.named
+    is_embedded = settings.data_dir is not None and "nats_url" not in settings.explicit_names
     return of_disk_writes(
         True if is_embedded else await syncs_always(monitoring_url), monitoring_url
     )
@@ -180,12 +180,12 @@ async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
 
 async def _stream(settings: Settings, client: "Client") -> list[Finding]:
     """A worker that lives asks for events all the time; the server counts who waits."""
-    from turnfold.bus.health import look
+    from turnfold.bus.health import read_bus_health
     from turnfold.store.database.health import file_of, is_writer_there
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + WORKER_SECONDS
-    while not (health := await look(client)).asking and loop.time() < deadline:  # noqa: ASYNC110  # the server tells nobody
+    while not (health := await read_bus_health(client)).asking and loop.time() < deadline:  # noqa: ASYNC110  # the server tells nobody
         await asyncio.sleep(0.05)
     has_writer = is_writer_there(settings.database_url) if file_of(settings.database_url) else None
     return [
@@ -245,7 +245,7 @@ async def _database(settings: Settings) -> list[Finding]:
 async def _work(database: "Database") -> list[Finding]:
     from turnfold.store.database.health import SqlHealth
 
-    async def look() -> "Health":
+    async def look() -> "DatabaseHealth":
         return await SqlHealth(database).look(
             now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MOST_ATTEMPTS
         )
@@ -348,7 +348,7 @@ async def _model_asked(settings: Settings) -> list[Finding]:
     from turnfold.core.summary.gate import Reason
     from turnfold.core.summary.sources import Source, SummaryJob
     from turnfold.errors import SummarizerError
-    from turnfold.models import Summarizer
+    from turnfold.models import ChildSummarizer
 
     asked = SummaryJob(
         sources=(
@@ -361,7 +361,7 @@ async def _model_asked(settings: Settings) -> list[Finding]:
         timeout_seconds=settings.summary_timeout_seconds,
         job_timeout_seconds=settings.summary_job_timeout_seconds,
     )
-    summarizer = Summarizer()
+    summarizer = ChildSummarizer()
     try:
         draft = await summarizer.summarize(asked)
     except SummarizerError as error:

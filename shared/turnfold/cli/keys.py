@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from turnfold.cli.command_groups import group
-from turnfold.cli.output import show_json, show_rows
+from turnfold.cli.output import print_rows, show_json
 from turnfold.errors import TurnfoldError
 
 KEYS_DIR = Path("keys")
@@ -127,7 +127,7 @@ def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List the keys and the tokens that hold."""
-    show_rows(
+    print_rows(
         "keys",
         COLUMNS,
         _known(directory),

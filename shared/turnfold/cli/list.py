@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 import typer
 
 from turnfold.cli.command_groups import group
-from turnfold.cli.connection import http_get, reached
+from turnfold.cli.connection import connected_client, http_get
 from turnfold.cli.context import summary_panel
-from turnfold.cli.output import console, show_json, show_rows
+from turnfold.cli.output import console, print_rows, show_json
 from turnfold.client import Session, Summary
 from turnfold.errors import Conflict
 
@@ -48,7 +48,7 @@ def sessions(
 ) -> None:
     """List the sessions with their counters, the one with the newest event first."""
     rows = asyncio.run(newest_sessions(agent_id=agent, limit=limit))
-    show_rows(
+    print_rows(
         "sessions",
         SESSION_COLUMNS,
         rows,
@@ -85,7 +85,7 @@ def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) 
             for row in rows
         ]
     )
-    show_rows(
+    print_rows(
         "summaries",
         SUMMARY_COLUMNS,
         shown,
@@ -111,12 +111,12 @@ def summaries_show(
 
 
 async def _asked(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
-    async with reached() as client:
+    async with connected_client() as client:
         return await client.session(agent, session).ask(name, fields)
 
 
 async def _version(agent: str, session: str, version: int | None) -> dict[str, Any]:
-    async with reached() as client:
+    async with connected_client() as client:
         asked = client.session(agent, session)
         return await asked.ask(
             "summary.get", {"version": version if version is not None else await _in_force(asked)}

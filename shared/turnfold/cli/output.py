@@ -30,7 +30,7 @@ def show_json(value: Any) -> None:
     )
 
 
-def show_rows(
+def print_rows(
     title: str,
     columns: Sequence[str],
     rows: Iterable[Mapping[str, Any]],
@@ -52,10 +52,10 @@ def show_rows(
     if not found:
         typer.echo(empty)
         return
-    console().print(table_of(title, columns, found))
+    console().print(build_table(title, columns, found))
 
 
-def table_of(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
+def build_table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
     """A table for a terminal; numbers stand to the right, and those that count something with their thousands apart."""
     found = list(rows)
     table = Table(title=title, title_justify="left", header_style="bold")

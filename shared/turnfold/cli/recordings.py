@@ -7,7 +7,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
-from turnfold.client import Event, result_event, session_key, turn_event
+from turnfold.client import OutgoingEvent, result_event, session_key, turn_event
 from turnfold.client.events import encoded
 from turnfold.contracts.events import LIMITS
 from turnfold.errors import TooLarge
@@ -33,7 +33,7 @@ class Recording:
     conversation: Conversation
 
 
-def recorded(files: Iterable[str], agent: str | None = None) -> list[Recording]:
+def load_recordings(files: Iterable[str], agent: str | None = None) -> list[Recording]:
     """The conversations of all files, each with a session of its own; where an id comes twice the later one is numbered.
 
     Raises:
@@ -52,7 +52,7 @@ def recorded(files: Iterable[str], agent: str | None = None) -> list[Recording]:
     return found
 
 
-def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Event, int]]:
+def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[OutgoingEvent, int]]:
     """The events of a conversation in order, made as they are asked for, each with how many messages it carries.
 
     Their ids follow from the session and their number.

@@ -20,9 +20,9 @@ from rich.progress import (
 )
 
 from turnfold.cli.connection import System, changing, system_to_change
-from turnfold.cli.output import show_rows
-from turnfold.cli.recordings import Recording, Step, events_of, recorded
-from turnfold.client import Client, Event, Receipt, Session
+from turnfold.cli.output import print_rows
+from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
+from turnfold.client import Client, OutgoingEvent, Receipt, Session
 from turnfold.errors import CannotFit, TooLarge, Unavailable
 
 Told = TypeVar("Told")
@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplaySummary:
     """A session after a replay: what was published, and what the service made of it.
 
     `evicted` counts messages that left the window, `tokens_live` is what stayed, without the summary.
@@ -100,7 +100,7 @@ def replay(
     published before is not stored again, so a replay can be repeated.
     """
     told = asyncio.run(_replay(system_to_change(), files, agent, step, speed, wait_seconds))
-    show_rows(
+    print_rows(
         "replayed",
         COLUMNS,
         (asdict(one) for one in told),
@@ -116,8 +116,8 @@ async def _replay(
     step: Step,
     speed: float | None,
     wait_seconds: float,
-) -> list[Replayed]:
-    recordings = recorded(files, agent)
+) -> list[ReplaySummary]:
+    recordings = load_recordings(files, agent)
     async with changing(system) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
             return await replayed(
@@ -133,7 +133,7 @@ async def replayed(
     step: Step = Step.TURN,
     speed: float | None = None,
     wait_seconds: float = 10.0,
-) -> list[Replayed]:
+) -> list[ReplaySummary]:
     """Publish all, wait until all is stored, then at most `wait_seconds` for summaries still being written.
 
     Raises:
@@ -177,14 +177,14 @@ async def _published(
         "publishing", total=sum(len(one.conversation.messages) for one in recordings)
     )
 
-    def counted(recording: Recording, task: TaskID) -> Iterator[Event]:
+    def counted(recording: Recording, task: TaskID) -> Iterator[OutgoingEvent]:
         """Asked for the next event, the one before is published."""
         for event, messages in events_of(recording, step):
             yield event
             counts[recording.key] += 1
             bar.advance(task, messages)
 
-    async def paced(_event: Event, _receipt: Receipt) -> None:
+    async def paced(_event: OutgoingEvent, _receipt: Receipt) -> None:
         if speed is not None:
             await asyncio.sleep(1 / speed)
 
@@ -228,11 +228,11 @@ async def _summarised(session: Session, deadline: float) -> None:
 
 async def _outcome(
     client: Client, recording: Recording, counts: dict[tuple[str, str], int]
-) -> Replayed:
+) -> ReplaySummary:
     session = client.session(*recording.key)
     status = await session.status()
     evictions = [row async for row in session.audit_trail() if row.get("phase") == "evicted"]
-    return Replayed(
+    return ReplaySummary(
         agent_id=recording.key.agent_id,
         session_id=recording.key.session_id,
         events=counts[recording.key],

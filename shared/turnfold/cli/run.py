@@ -40,8 +40,8 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run the whole system: bus, database, worker and query. Stop it with Ctrl-C."""
-    from turnfold.access.bearers import check_listening
-    from turnfold.process.supervisor import Plan, run
+    from turnfold.access.bearers import check_bind_address
+    from turnfold.process.supervisor import SystemConfig, run
 
     # The bus is the one that starts here, whatever ran on this directory before.
     given = {
@@ -50,19 +50,19 @@ def up(
         "nats_url": f"nats://127.0.0.1:{nats_port}",
     }
     settings = read_settings(os.environ, given)
-    check_listening(
+    check_bind_address(
         settings.http_host,
         has_tokens=settings.http_tokens is not None,
         is_checked_elsewhere=settings.http_checked_elsewhere,
     )
-    plan = Plan(
+    plan = SystemConfig(
         data_dir=settings.data_dir or DATA_DIR,
         nats_port=nats_port,
         http_host=settings.http_host,
         http_port=settings.http_port,
         worker_http_port=settings.worker_http_port or 0,
         is_http_encrypted=settings.http_certificate is not None,
-        database_url=settings.database_url if "database_url" in settings.named else None,
+        database_url=settings.database_url if "database_url" in settings.explicit_names else None,
         nats_server=settings.nats_server,
         environ=os.environ,
     )

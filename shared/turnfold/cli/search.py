@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from turnfold.cli.connection import reached
+from turnfold.cli.connection import connected_client
 from turnfold.cli.context import ROLE_COLOURS
 from turnfold.cli.output import console, show_json
 from turnfold.core.text.search import searched_text
@@ -72,7 +72,7 @@ def search(
 
 async def _hits(agent: str, session: str, q: str, **wanted: Any) -> list[Hit]:
     fields = {"q": q} | {name: value for name, value in wanted.items() if value is not None}
-    async with reached() as client:
+    async with connected_client() as client:
         hits: list[Hit] = (await client.session(agent, session).ask("history.search", fields))[
             "hits"
         ]

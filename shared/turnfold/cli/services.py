@@ -89,14 +89,14 @@ def _check_named(settings: Settings, role: str) -> None:
     """
     from turnfold.process.directory import running_system
 
-    if "nats_url" in settings.named:
+    if "nats_url" in settings.explicit_names:
         return
     if settings.data_dir is not None:
         if running_system(settings.data_dir) is None:
             raise StartError(
                 f"no system runs in {settings.data_dir}; set TURNFOLD_NATS_URL, or start all of it with `turnfold up`"
             )
-    elif role == "migrate" and "database_url" not in settings.named:
+    elif role == "migrate" and "database_url" not in settings.explicit_names:
         raise StartError(
             "no system is named; set TURNFOLD_NATS_URL and TURNFOLD_DATABASE_URL to what `turnfold migrate` is to set up"
         )

@@ -15,11 +15,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from turnfold.cli.command_groups import group
-from turnfold.cli.connection import System, changing, reached, system_to_change
+from turnfold.cli.connection import System, changing, connected_client, system_to_change
 from turnfold.cli.context import summary_panel
 from turnfold.cli.diff import Line, Mark, differences
 from turnfold.cli.list import Agent, AsJson, SessionName
-from turnfold.cli.output import clipped, console, show_json, show_rows
+from turnfold.cli.output import clipped, console, print_rows, show_json
 from turnfold.cli.replay import progress
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import token_of
@@ -88,7 +88,7 @@ def diff(
 async def _both(
     agent: str, session: str, before: int, after: int | None
 ) -> tuple[Summary, Summary]:
-    async with reached() as client:
+    async with connected_client() as client:
         asked = client.session(agent, session)
         if after is None:
             after = (await asked.status()).get("summary_version")
@@ -205,7 +205,7 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         told = asyncio.run(
             _campaign(system, agent, wanted | {"at_once": at_once}, wait=wait, is_quiet=as_json)
         )
-        show_rows("campaign", CAMPAIGN_COLUMNS, [told], as_json=as_json, empty="")
+        print_rows("campaign", CAMPAIGN_COLUMNS, [told], as_json=as_json, empty="")
         return
     told = asyncio.run(
         _regenerated(
@@ -352,7 +352,7 @@ def restore(
 
 async def _newest(system: System, agent: str, session: str) -> str:
     """The newest compaction that evicted messages and was not undone."""
-    async with reached(system.settings) as client:
+    async with connected_client(system.settings) as client:
         rows = [row async for row in client.session(agent, session).audit_trail()]
     undone = {row["compaction_id"] for row in rows if row["phase"] == "restored"}
     for row in reversed(rows):

@@ -1,9 +1,9 @@
 """What an agent uses: publish turns, and ask what the model should see next. Needs a bus, no database and no model."""
 
-from turnfold.client.buffer import Buffering
+from turnfold.client.buffer import BufferOptions
 from turnfold.client.client import Client, connect
 from turnfold.client.events import (
-    Event,
+    OutgoingEvent,
     Receipt,
     new_event_id,
     result_event,
@@ -15,10 +15,10 @@ from turnfold.client.session import Session
 
 __all__ = [
     "Account",
-    "Buffering",
+    "BufferOptions",
     "Client",
-    "Event",
     "HistoryPage",
+    "OutgoingEvent",
     "Receipt",
     "Session",
     "StoredMessage",

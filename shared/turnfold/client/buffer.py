@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from turnfold.client.events import Event, Receipt
+from turnfold.client.events import OutgoingEvent, Receipt
 from turnfold.errors import TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
 
@@ -14,7 +14,7 @@ log = logging.getLogger("turnfold.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Buffering:
+class BufferOptions:
     """How much may wait. What does not fit is refused with `Unavailable`, and nothing that waits is given up for it.
 
     `wait_seconds` is how long publishing waits for the acknowledgement before it leaves the event to the buffer,
@@ -29,7 +29,7 @@ class Buffering:
 
 @dataclass(slots=True)
 class _Waiting:
-    event: Event
+    event: OutgoingEvent
     receipt: asyncio.Future[Receipt]
 
 
@@ -37,7 +37,7 @@ class Buffer:
     """Publishes each session's events one after the other, each until it is acknowledged, and sessions side by side."""
 
     def __init__(
-        self, publish: Callable[[Event], Awaitable[Receipt]], buffering: Buffering
+        self, publish: Callable[[OutgoingEvent], Awaitable[Receipt]], buffering: BufferOptions
     ) -> None:
         self._publish = publish
         self._buffering = buffering
@@ -47,7 +47,7 @@ class Buffer:
         self._bytes = 0
 
     @property
-    def waiting(self) -> tuple[Event, ...]:
+    def waiting(self) -> tuple[OutgoingEvent, ...]:
         """What was not acknowledged yet, each session's events in order."""
         return tuple(waiting.event for lane in self._lanes.values() for waiting in lane)
 
@@ -55,7 +55,7 @@ class Buffer:
         """Whether events of this session wait."""
         return key in self._lanes
 
-    async def publish(self, event: Event) -> Receipt:
+    async def publish(self, event: OutgoingEvent) -> Receipt:
         """The receipt of the event, or one that says that it waits.
 
         Raises:

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from turnfold.client.buffer import Buffer, Buffering
-from turnfold.client.events import BATCH_EVENTS, Event, Receipt, batches, session_key
+from turnfold.client.buffer import Buffer, BufferOptions
+from turnfold.client.events import BATCH_EVENTS, OutgoingEvent, Receipt, batches, session_key
 from turnfold.client.session import Session
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import TooLarge, Unavailable
 from turnfold.messages import Json, SessionKey
-from turnfold.observability.tracing import begin, is_wanted
+from turnfold.observability.tracing import begin, is_requested
 
 if TYPE_CHECKING:
     from turnfold.client.connection import Connection
@@ -29,7 +29,7 @@ async def connect(
     timeout_seconds: float = 5.0,
     attempts: int = 5,
     inbox_prefix: str | None = None,
-    buffering: Buffering | None = None,
+    buffering: BufferOptions | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> AsyncGenerator["Client", None]:
     """Connect to the bus; several servers are separated by commas, and without any it is `TURNFOLD_NATS_URL`.
@@ -57,7 +57,7 @@ async def connect(
         NotAllowed: the credentials cannot be read, or the server does not accept them.
         StartError: traces are asked for, and their packages are not installed.
     """
-    if is_wanted(environ):
+    if is_requested(environ):
         begin("turnfold-agent")
     from turnfold.client.connection import Connection  # noqa: PLC0415  # a service that only reads our names need not load nats
 
@@ -81,7 +81,7 @@ async def connect(
 class Client:
     """Publishes events and asks requests over one connection; made by `connect`."""
 
-    def __init__(self, connection: "Connection", *, buffering: Buffering | None = None) -> None:
+    def __init__(self, connection: "Connection", *, buffering: BufferOptions | None = None) -> None:
         self._connection = connection
         self._buffer = Buffer(self._publish_now, buffering) if buffering is not None else None
         self._newest: OrderedDict[SessionKey, int] = OrderedDict()
@@ -103,11 +103,11 @@ class Client:
         return self._newest.get(key, self._forgotten)
 
     @property
-    def unpublished(self) -> tuple[Event, ...]:
+    def unpublished(self) -> tuple[OutgoingEvent, ...]:
         """The events that wait for the bus, each session's in order; after the client is closed, those it could not publish."""
         return self._buffer.waiting if self._buffer is not None else ()
 
-    async def publish(self, event: Event) -> Receipt:
+    async def publish(self, event: OutgoingEvent) -> Receipt:
         """Publish one event until the stream has it (see `Connection.publish` for the errors).
 
         With a buffer the receipt of an event that is not acknowledged in time says `is_waiting`; it goes out later, after
@@ -123,18 +123,18 @@ class Client:
         if self._buffer is not None:
             await self._buffer.close()
 
-    async def _publish_now(self, event: Event) -> Receipt:
+    async def _publish_now(self, event: OutgoingEvent) -> Receipt:
         receipt = await self._connection.publish(event)
         self._note(event, receipt)
         return receipt
 
-    def _note(self, event: Event, receipt: Receipt) -> None:
+    def _note(self, event: OutgoingEvent, receipt: Receipt) -> None:
         self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
         if len(self._newest) > REMEMBERED_SESSIONS:
             _, seq = self._newest.popitem(last=False)
             self._forgotten = max(self._forgotten, seq)
 
-    async def publish_batch(self, events: Iterable[Event]) -> list[Receipt]:
+    async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
         """Publish up to 1,000 events, of one session or of many, at once: the stream takes all of them or none, in this order.
 
         Much faster than one by one, for the bus waits for its disk once. An event that stands here twice is published
@@ -155,7 +155,7 @@ class Client:
             raise Unavailable(
                 "earlier events of one of these sessions wait for the bus: publish the batch later"
             )
-        once: dict[tuple[str, str], Event] = {}
+        once: dict[tuple[str, str], OutgoingEvent] = {}
         for event in given:
             once.setdefault(_identity(event), event)
         told = await self._connection.publish_together(list(once.values())) if once else []
@@ -166,11 +166,11 @@ class Client:
 
     async def publish_sessions(
         self,
-        sessions: Iterable[Iterable[Event]],
+        sessions: Iterable[Iterable[OutgoingEvent]],
         *,
         in_flight: int = 32,
         at_once: int = 1,
-        published: Callable[[Event, Receipt], Awaitable[None]] | None = None,
+        published: Callable[[OutgoingEvent, Receipt], Awaitable[None]] | None = None,
     ) -> int:
         """Publish many sessions side by side, each one's events in order, at most `in_flight` at a time.
 
@@ -181,7 +181,7 @@ class Client:
         slots = asyncio.Semaphore(in_flight)
         counted = 0
 
-        async def one(events: Iterable[Event]) -> None:
+        async def one(events: Iterable[OutgoingEvent]) -> None:
             nonlocal counted
             try:
                 for batch in batches(events, most=at_once):
@@ -232,5 +232,5 @@ class Client:
         return await self.ask(f"agent.erase.{token_of(agent_id)}", {})
 
 
-def _identity(event: Event) -> tuple[str, str]:
+def _identity(event: OutgoingEvent) -> tuple[str, str]:
     return event.key.agent_id, event.event_id

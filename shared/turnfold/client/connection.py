@@ -12,23 +12,23 @@ from urllib.parse import urlsplit
 import nats.errors
 
 from turnfold.access.identity import INBOX, Identity
-from turnfold.client.events import Event, Receipt, encoded
-from turnfold.client.replies import error_told
+from turnfold.client.events import OutgoingEvent, Receipt, encoded
+from turnfold.client.replies import error_from_json
 from turnfold.contracts.answers import read_answer, request_name
-from turnfold.contracts.publish_errors import NO_BATCH, refused
+from turnfold.contracts.publish_errors import NO_BATCH, publish_error
 from turnfold.contracts.subjects import EVENTS_STREAM, message_header
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
 from turnfold.nats_client.acknowledgements import (
     READ_SECONDS,
+    AckBatch,
     Acknowledgement,
-    Batch,
     Publisher,
     Rejection,
 )
 from turnfold.nats_client.connection import Denied
-from turnfold.nats_client.connection import HangingUp as Bus
+from turnfold.nats_client.connection import NatsClient as Bus
 from turnfold.observability.tracing import span
-from turnfold.process.tasks import end
+from turnfold.process.tasks import cancel_and_wait
 
 _PENDING_BYTES = 32 * 1024 * 1024
 _FIRST_PAUSE_SECONDS = 0.1
@@ -158,10 +158,10 @@ class Connection:
         except nats.errors.Error as error:
             raise Unavailable(f"the bus cannot be reached: {error}") from error
         if (told := answer.get("error")) is not None:
-            raise error_told(told)
+            raise error_from_json(told)
         return answer
 
-    async def publish(self, event: Event) -> Receipt:
+    async def publish(self, event: OutgoingEvent) -> Receipt:
         """Publish until the stream acknowledges, each time as the same event; a copy that we published is recognised by the broker.
 
         Raises:
@@ -179,10 +179,10 @@ class Connection:
                 )
 
             taken = await self._acknowledged({event.subject}, send, f"event {event.event_id}")
-            publishing.note(stream_seq=taken.seq)
+            publishing.set_attributes(stream_seq=taken.seq)
             return Receipt(event.event_id, taken.seq, taken.is_duplicate)
 
-    async def publish_together(self, events: Sequence[Event]) -> list[Receipt]:
+    async def publish_together(self, events: Sequence[OutgoingEvent]) -> list[Receipt]:
         """Publish different events so that the stream takes all of them or none, in this order.
 
         Where it cannot do that, or has one of them already, they go one by one, and an error may leave the first of them
@@ -205,7 +205,7 @@ class Connection:
                 subjects, send, f"the batch of event {events[0].event_id}", takes_no_batch=True
             )
             if taken is not None and taken.is_batch:
-                publishing.note(stream_seq=taken.seq)
+                publishing.set_attributes(stream_seq=taken.seq)
                 return [
                     Receipt(event.event_id, seq)
                     for seq, event in enumerate(events, taken.seq - len(events) + 1)
@@ -217,7 +217,7 @@ class Connection:
         return receipts + [await self.publish(event) for event in events[len(receipts) :]]
 
     async def _batch(
-        self, events: Sequence[Event], tracing: dict[str, str]
+        self, events: Sequence[OutgoingEvent], tracing: dict[str, str]
     ) -> Acknowledgement | Rejection:
         """What the stream says to the last event, or already to the first where it opens no batch for it."""
         batch_id = secrets.token_hex(16)
@@ -239,12 +239,12 @@ class Connection:
             for number, event in enumerate(middle, 2):
                 await self._bus.publish(event.subject, event.payload, headers=headers_of(number))
         headers = headers_of(len(events)) | {"Nats-Batch-Commit": "1"}
-        batch = Batch(batch_id, len(events))
+        batch = AckBatch(batch_id, len(events))
         return await self._publisher.publish(
             last.subject, last.payload, headers=headers, seconds=self._timeout_seconds, batch=batch
         )
 
-    def _headers(self, event: Event) -> dict[str, str]:
+    def _headers(self, event: OutgoingEvent) -> dict[str, str]:
         broker_id = message_header(event.key.agent_id, event.event_id, self._secret)
         return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": broker_id}
 
@@ -281,7 +281,7 @@ class Connection:
                 return told
             if takes_no_batch and told.code in NO_BATCH:
                 return None
-            cause = refused(told.code, told.description)
+            cause = publish_error(told.code, told.description)
             if isinstance(cause, StreamFull):
                 raise cause
         raise Unavailable(
@@ -367,7 +367,7 @@ class Connection:
 
 async def _given_up(opening: asyncio.Future[None], bus: Bus) -> None:
     """Stop connecting."""
-    await end(opening)
+    await cancel_and_wait(opening)
     with contextlib.suppress(Exception):
         await bus.close()
 

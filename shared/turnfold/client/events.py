@@ -21,7 +21,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class OutgoingEvent:
     """One event, ready to be published as often as it takes: each copy is the same event."""
 
     kind: str
@@ -48,9 +48,9 @@ class Receipt:
     is_waiting: bool = False
 
 
-def batches(events: Iterable[Event], *, most: int) -> Iterator[list[Event]]:
+def batches(events: Iterable[OutgoingEvent], *, most: int) -> Iterator[list[OutgoingEvent]]:
     """Events in order, at most so many at once, and few where they are large."""
-    batch: list[Event] = []
+    batch: list[OutgoingEvent] = []
     size = 0
     for event in events:
         batch.append(event)
@@ -84,7 +84,7 @@ def turn_event(
     is_meta: bool = False,
     metadata: Json | None = None,
     occurred_at: datetime | None = None,
-) -> Event:
+) -> OutgoingEvent:
     """A `turn.completed` of these OpenAI chat messages.
 
     Raises:
@@ -121,7 +121,7 @@ def result_event(
     is_error: bool = False,
     metadata: Json | None = None,
     occurred_at: datetime | None = None,
-) -> Event:
+) -> OutgoingEvent:
     """A `tool.result`; the content is a string, parts, or any JSON, null included.
 
     Raises:
@@ -145,7 +145,7 @@ def _event(
     event_id: str | None,
     occurred_at: datetime | None,
     fields: Mapping[str, Any],
-) -> Event:
+) -> OutgoingEvent:
     event_id = event_id if event_id is not None else new_event_id()
     if fault := id_fault(event_id):
         raise BadRequest(f"event_id {fault}")
@@ -161,7 +161,7 @@ def _event(
         raise TooLarge(
             f"{len(payload)} bytes; an event holds at most {LIMITS.bytes}: publish fewer messages at once"
         )
-    return Event(kind, key, event_id, payload)
+    return OutgoingEvent(kind, key, event_id, payload)
 
 
 def encoded(value: Any) -> bytes:

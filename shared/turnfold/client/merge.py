@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from turnfold.client.provider import History, is_note, without_notes
+from turnfold.client.provider import History, is_context_note, without_notes
 from turnfold.core.window.assembler import SYSTEM_ROLES, leading_systems
 from turnfold.messages import Json
 
 
-class Joined(NamedTuple):
+class MergedHistory(NamedTuple):
     """What an assembler puts together: the agent's system messages, what was told, and what is not told yet."""
 
     systems: list[dict[str, Any]]
@@ -17,7 +17,7 @@ class Joined(NamedTuple):
     newer: list[dict[str, Any]]
 
 
-def joined(own: Sequence[Json], history: History) -> Joined:
+def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
     """The history as told, and what the agent has beyond it.
 
     Where the agent's list begins with system messages, those of the history are left out. Results that stand in for
@@ -28,7 +28,9 @@ def joined(own: Sequence[Json], history: History) -> Joined:
     if systems:
         told = [body for body in told if body.get("role") not in SYSTEM_ROLES]
     rest = without_notes(own[len(systems) :])
-    return Joined(systems, told, _newer(rest, [body for body in told if not is_note(body)]))
+    return MergedHistory(
+        systems, told, _newer(rest, [body for body in told if not is_context_note(body)])
+    )
 
 
 def _newer(own: Sequence[dict[str, Any]], told: Sequence[Json]) -> list[dict[str, Any]]:

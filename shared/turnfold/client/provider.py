@@ -12,7 +12,7 @@ NOTES: Final = (HEADING, DIGEST_HEADING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ContextBudget:
     """What there is room for: tokens as the model counts them, without what the caller sends besides."""
 
     budget_tokens: int
@@ -35,7 +35,7 @@ class History:
 class Provider(Protocol):
     """Knows what was said in a session. The only one of the three parts that may do I/O."""
 
-    async def history(self, room: Room) -> History:
+    async def history(self, room: ContextBudget) -> History:
         """The history of the session within this room.
 
         Raises:
@@ -50,7 +50,7 @@ class SessionProvider:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def history(self, room: Room) -> History:
+    async def history(self, room: ContextBudget) -> History:
         """The window of the session, with everything in it that was published through its client before."""
         mode: Literal["emergency"] | None = "emergency" if room.is_emergency else None
         window = await self._session.context(
@@ -63,7 +63,7 @@ class SessionProvider:
         return History(window.messages, window.tokens, synthesised)
 
 
-def is_note(body: Json) -> bool:
+def is_context_note(body: Json) -> bool:
     """Whether a message is a summary or a digest that a window showed."""
     content = body.get("content")
     return body.get("role") == "user" and isinstance(content, str) and content.startswith(NOTES)
@@ -71,4 +71,4 @@ def is_note(body: Json) -> bool:
 
 def without_notes(messages: Sequence[Json]) -> list[dict[str, Any]]:
     """The messages but for the summaries and digests of earlier windows."""
-    return [dict(body) for body in messages if not is_note(body)]
+    return [dict(body) for body in messages if not is_context_note(body)]

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from turnfold.client.merge import joined
+from turnfold.client.merge import merge_history
 from turnfold.client.provider import (
+    ContextBudget,
     History,
     Provider,
-    Room,
     SessionProvider,
-    is_note,
+    is_context_note,
     without_notes,
 )
 from turnfold.client.session import Session
 from turnfold.client.token_counter import load
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.assembler import Assembler, assemble, leading_systems
 from turnfold.core.window.compressor import Compressed, Compressor, LadderCompressor
@@ -45,7 +45,7 @@ class _Asked:
     output_tokens: int | None
 
 
-class Recovering:
+class ContextRecovery:
     """Calls a model as `call` does, with the messages that fit; a drop-in for it in an agent's loop.
 
     `call` is any async function of litellm's shape, such as `litellm.acompletion`: it takes `messages` and whatever else
@@ -109,7 +109,7 @@ class Recovering:
         own = [_as_json(message) for message in messages]
         asked = await self._asked(rest, compressor)
         window = await self._window(
-            own, Room(budget_tokens=asked.budget_tokens, model=asked.model), compressor
+            own, ContextBudget(budget_tokens=asked.budget_tokens, model=asked.model), compressor
         )
         answer = await self._attempt(window.messages, rest, asked.model)
         if not isinstance(answer, _TooLong):
@@ -165,7 +165,7 @@ class Recovering:
         try:
             return await self._window(
                 own,
-                Room(budget_tokens=budget_tokens, model=asked.model, is_emergency=True),
+                ContextBudget(budget_tokens=budget_tokens, model=asked.model, is_emergency=True),
                 compressor,
             )
         except ContextOverflow as error:
@@ -220,7 +220,7 @@ class Recovering:
     # Windows
 
     async def _window(
-        self, own: Sequence[dict[str, Any]], room: Room, compressor: Compressor
+        self, own: Sequence[dict[str, Any]], room: ContextBudget, compressor: Compressor
     ) -> Compressed:
         """The messages to send, within the room.
 
@@ -235,12 +235,12 @@ class Recovering:
             # Long lists take long to weigh, and the loop has others to serve.
             if history is None:
                 return await asyncio.to_thread(self._alone, own, room, compressor)
-            self._notes = [body for body in history.messages if is_note(body)]
+            self._notes = [body for body in history.messages if is_context_note(body)]
             return await asyncio.to_thread(self._together, own, history, room, compressor)
         except CannotFit as error:
             raise ContextOverflow from error
 
-    async def _told(self, room: Room) -> History | None:
+    async def _told(self, room: ContextBudget) -> History | None:
         """The history of the session, or None where nobody tells it now."""
         loop = asyncio.get_running_loop()
         if self._provider is None or loop.time() < self._away_until:
@@ -258,33 +258,37 @@ class Recovering:
             return None
 
     def _together(
-        self, own: Sequence[dict[str, Any]], history: History, room: Room, compressor: Compressor
+        self,
+        own: Sequence[dict[str, Any]],
+        history: History,
+        room: ContextBudget,
+        compressor: Compressor,
     ) -> Compressed:
         """What was told and what the agent has beyond it, trimmed where both do not fit."""
-        systems, told, newer = joined(own, history)
+        systems, told, newer = merge_history(own, history)
         whole = self._assemble(systems, told, newer)
         total = history.tokens + compressor.tokens([*systems, *newer])
-        if total <= _cap(room) and whole and not faults(whole):
+        if total <= _cap(room) and whole and not validation_errors(whole):
             return Compressed(whole, total)
         return _fitted(
-            [body for body in told if is_note(body)], without_notes(whole), room, compressor
+            [body for body in told if is_context_note(body)], without_notes(whole), room, compressor
         )
 
     def _alone(
-        self, own: Sequence[dict[str, Any]], room: Room, compressor: Compressor
+        self, own: Sequence[dict[str, Any]], room: ContextBudget, compressor: Compressor
     ) -> Compressed:
         """The agent's own list, trimmed where that is needed; the newest summary we were told speaks for what is left out."""
         total = compressor.tokens(own)
-        if total <= _cap(room) and own and not faults(own):
+        if total <= _cap(room) and own and not validation_errors(own):
             return Compressed(list(own), total)
-        notes = [body for body in own if is_note(body)] or self._notes
+        notes = [body for body in own if is_context_note(body)] or self._notes
         return _fitted(notes, without_notes(own), room, compressor)
 
 
 def _fitted(
     notes: Sequence[dict[str, Any]],
     rest: Sequence[dict[str, Any]],
-    room: Room,
+    room: ContextBudget,
     compressor: Compressor,
 ) -> Compressed:
     """The rest in what the notes leave of the room, with the notes in their place; without them where both do not fit."""
@@ -302,7 +306,7 @@ def _fitted(
     return compressor.compress(rest, room.budget_tokens, is_emergency=room.is_emergency)
 
 
-def _cap(room: Room) -> int:
+def _cap(room: ContextBudget) -> int:
     return room.budget_tokens * EMERGENCY_FIFTHS // 5 if room.is_emergency else room.budget_tokens
 
 

@@ -167,7 +167,7 @@ def read(of: Callable[[Fields], Read], told: Fields) -> Read:
         ) from error
 
 
-def error_told(told: Mapping[str, Any]) -> RequestError:
+def error_from_json(told: Mapping[str, Any]) -> RequestError:
     """The error an answer speaks of, as an exception."""
     message = str(told.get("message") or told.get("code"))
     if told.get("code") == CannotFit.code:

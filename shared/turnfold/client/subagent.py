@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from turnfold.client.recovery import Recovering
+from turnfold.client.recovery import ContextRecovery
 from turnfold.client.session import Session
 from turnfold.errors import ContextOverflow
 
@@ -16,7 +16,7 @@ FAILED: Final = "The sub-task was ended before it was done: its conversation bec
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class SubagentResult:
     """The sub-agent did its task; `text` is its result."""
 
     text: str
@@ -24,7 +24,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SubagentFailure:
     """The sub-agent could not go on; `text` says so to the parent's model, and `error` is what happened."""
 
     text: str
@@ -33,13 +33,13 @@ class Ended:
 
 
 async def run_subagent(
-    work: Callable[[Recovering, Session], Awaitable[str]],
+    work: Callable[[ContextRecovery, Session], Awaitable[str]],
     call: Callable[..., Awaitable[Any]],
     *,
     parent: Session,
     name: str | None = None,
     **options: Any,
-) -> Finished | Ended:
+) -> SubagentResult | SubagentFailure:
     """Have `work` done beside a parent's conversation; its result, or the text that it ended.
 
     `work` is given a `Recovering` around `call` and the sub-agent's own session (`parent.subsession(name)`), publishes
@@ -48,12 +48,12 @@ async def run_subagent(
     `work` rises as it is.
     """
     session = parent.subsession(name)
-    complete = Recovering(call, session, **options)
+    complete = ContextRecovery(call, session, **options)
     try:
-        return Finished(await work(complete, session), session)
+        return SubagentResult(await work(complete, session), session)
     except ContextOverflow as error:
-        return Ended(ENDED, session, error)
+        return SubagentFailure(ENDED, session, error)
     except Exception as error:
         if complete.second_failure is not error:
             raise
-        return Ended(FAILED.format(error=type(error).__name__), session, error)
+        return SubagentFailure(FAILED.format(error=type(error).__name__), session, error)

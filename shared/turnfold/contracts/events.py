@@ -26,7 +26,7 @@ from turnfold.messages import ROLES, AgentId, EventId, SessionId, SessionKey
 INTEGER_MAX_DIGITS = 4_000
 
 
-class Limits(NamedTuple):
+class EventLimits(NamedTuple):
     """What an event may hold at most: bytes of JSON, messages, and levels of nesting."""
 
     bytes: int = 4 * 1024 * 1024
@@ -34,7 +34,7 @@ class Limits(NamedTuple):
     depth: int = 64
 
 
-LIMITS = Limits()
+LIMITS = EventLimits()
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -63,7 +63,7 @@ class Event:
     envelope: str | None = None
 
 
-def read_event(subject: str, payload: bytes, limits: Limits = LIMITS) -> Event:
+def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
     """Read what was published on a subject.
 
     Raises:
@@ -82,7 +82,7 @@ def read_event(subject: str, payload: bytes, limits: Limits = LIMITS) -> Event:
     return event
 
 
-def read_payload(kind: str, payload: bytes, limits: Limits = LIMITS) -> Event:
+def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
     """Read the JSON of an event of this type (see `read_event`)."""
     if len(payload) > limits.bytes:
         raise BadEvent("too_large", f"{len(payload)} bytes; {limits.bytes} are the most")

@@ -11,7 +11,7 @@ NO_BATCH: Final = frozenset({10_174, 10_177, 10_199, 10_201})
 """JetStream: it takes no batches, none with these headers, none of this size, and none with a message that it has already."""
 
 
-def refused(code: int | None, description: str | None) -> Unavailable:
+def publish_error(code: int | None, description: str | None) -> Unavailable:
     """The error that a publisher gets."""
     if code in _NO_ROOM:
         return StreamFull(

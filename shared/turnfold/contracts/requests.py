@@ -190,7 +190,7 @@ class RefusalFields(BaseModel):
     retry_after_ms: int | None = None
 
 
-class Refusal(BaseModel):
+class ErrorReply(BaseModel):
     """The answer to a request that cannot be answered."""
 
     error: RefusalFields

@@ -1,5 +1,5 @@
 """Who writes summaries: a child process without database access, the only one that loads litellm."""
 
-from turnfold.models.parent import Summarizer
+from turnfold.models.parent import ChildSummarizer
 
-__all__ = ["Summarizer"]
+__all__ = ["ChildSummarizer"]

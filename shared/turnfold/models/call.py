@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from turnfold.core.summary.gate import Answer, Reason
+from turnfold.core.summary.gate import ModelResponse, Reason
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.errors import SummarizerError
 from turnfold.models.failures import failure_of, refuses_schema
-from turnfold.models.usage_meter import Bill, Used
+from turnfold.models.usage_meter import ModelUsage, UsageMeter
 
 _ROOM_FOR_THOUGHT: Final = 512
 _TEXTS: Final = {"type": "array", "items": {"type": "string"}}
@@ -78,8 +78,8 @@ async def ask(
     *,
     litellm: Any,
     count: Callable[[str], int],
-    bill: Bill,
-) -> tuple[Answer, Used]:
+    bill: UsageMeter,
+) -> tuple[ModelResponse, ModelUsage]:
     """Ask a model once; its deadline is the clock's, however slowly an answer trickles.
 
     The bill has the tokens that the provider reports, or ours where it does not; those of the question also where no answer
@@ -89,23 +89,23 @@ async def ask(
         SummarizerError: there is no answer.
     """
     asked_tokens = sum(count(message["content"]) for message in prompt)
-    bill.unpaid_tokens += asked_tokens
+    bill.unreported_tokens += asked_tokens
     try:
         async with asyncio.timeout(job.timeout_seconds):
             response = await _asked(job, prompt, litellm)
     except Exception as error:  # noqa: BLE001 - providers raise whatever they like; each becomes one of ours
         failure = failure_of(error)
         if failure.reason != Reason.TIMEOUT:
-            bill.unpaid_tokens -= asked_tokens
+            bill.unreported_tokens -= asked_tokens
         raise failure from None
     usage = getattr(response, "usage", None)
-    used = Used(
+    used = ModelUsage(
         _number(getattr(usage, "prompt_tokens", None)),
         _number(getattr(usage, "completion_tokens", None)),
         _cost_of(response),
     )
     bill.add(used)
-    bill.unpaid_tokens += (
+    bill.unreported_tokens += (
         (used.prompt_tokens or asked_tokens) - asked_tokens + (used.completion_tokens or 0)
     )
     choices = getattr(response, "choices", None)
@@ -113,7 +113,7 @@ async def ask(
         raise SummarizerError(Reason.PROVIDER_ERROR, "no choice in the answer")
     answer = _answer_of(choices[0])
     if used.completion_tokens is None:
-        bill.unpaid_tokens += count(answer.content or "")
+        bill.unreported_tokens += count(answer.content or "")
     return answer, used
 
 
@@ -167,10 +167,10 @@ def _takes_schema(job: SummaryJob, model: str, litellm: Any) -> bool:
         return False
 
 
-def _answer_of(choice: Any) -> Answer:
+def _answer_of(choice: Any) -> ModelResponse:
     message = choice.message
     content = getattr(message, "content", None)
-    return Answer(
+    return ModelResponse(
         content=content if isinstance(content, str) else None,
         finish_reason=getattr(choice, "finish_reason", None),
         calls_tools=bool(

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 from turnfold.core.summary.extractive import extract
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.redaction import without_secrets
-from turnfold.core.summary.sources import Draft, Part, SummaryJob
+from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import StartError, SummarizerError
-from turnfold.models.usage_meter import Bill
+from turnfold.models.usage_meter import UsageMeter
 from turnfold.models.wire import (
     LOADED,
     draft_as_json,
@@ -23,10 +23,10 @@ from turnfold.models.wire import (
     job_from_json,
     read_frame,
 )
-from turnfold.process.scheduling import give_way, is_calm, stand_back
+from turnfold.process.scheduling import is_load_low, lower_priority, use_idle_priority
 
 
-class Child:
+class SummarizerChild:
     """The jobs in hand, and the two slow things they wait for once: the vocabulary and litellm."""
 
     def __init__(self, writer: StreamWriter) -> None:
@@ -39,7 +39,7 @@ class Child:
         self._kept: dict[int, asyncio.Event] = {}
         # Models are waited for side by side; extracting computes, and one at a time is as quick for all.
         self._extracting = asyncio.Lock()
-        self._giving_way = ThreadPoolExecutor(1, "giving-way", initializer=give_way)
+        self._giving_way = ThreadPoolExecutor(1, "giving-way", initializer=use_idle_priority)
 
     def preload(self) -> None:
         """Begin to import litellm, so that the first job need not wait for it."""
@@ -64,7 +64,7 @@ class Child:
         self._jobs[number] = asyncio.create_task(self._answer(number, said["job"]))
 
     async def _answer(self, number: int, job: dict[str, Any]) -> None:
-        bill = Bill()
+        bill = UsageMeter()
         try:
             given = await asyncio.to_thread(without_secrets, job_from_json(job))
             told: dict[str, Any] = {"draft": draft_as_json(await self._write(number, bill, given))}
@@ -87,14 +87,14 @@ class Child:
         finally:
             self._jobs.pop(number, None)
             self._kept.pop(number, None)
-        self._writer.write(frame({"id": number, "unpaid_tokens": bill.paid(), **told}))
+        self._writer.write(frame({"id": number, "unreported_tokens": bill.paid(), **told}))
         await self._writer.drain()
 
-    async def _write(self, number: int, bill: Bill, job: SummaryJob) -> Draft:
+    async def _write(self, number: int, bill: UsageMeter, job: SummaryJob) -> Draft:
         count = await asyncio.shield(self._counter)
         if job.model is None:
             async with self._extracting:
-                thread = self._giving_way if is_calm() else None
+                thread = self._giving_way if is_load_low() else None
                 return await asyncio.get_running_loop().run_in_executor(
                     thread, partial(extract, job, count=count)
                 )
@@ -103,7 +103,7 @@ class Child:
         litellm = await asyncio.shield(self._litellm)
         from turnfold.models.model import write_with_model  # noqa: PLC0415 - extractive work must not pay for it
 
-        async def keep(part: Part) -> None:
+        async def keep(part: ChunkSummary) -> None:
             # Only what is kept may be built on, or a death after the next call would cost two.
             self._kept[number] = asyncio.Event()
             self._writer.write(frame({"id": number, "part": part}))
@@ -115,12 +115,12 @@ class Child:
 async def serve(*, preload: bool, jobs: BinaryIO, answers: BinaryIO) -> None:
     """Answer jobs until the parent has gone."""
     # Nobody waits for a summary, and on a busy machine somebody waits for a window.
-    stand_back()
+    lower_priority()
     loop = asyncio.get_running_loop()
     reader = StreamReader()
     await loop.connect_read_pipe(lambda: StreamReaderProtocol(reader), jobs)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, answers)
-    child = Child(StreamWriter(transport, protocol, None, loop))
+    child = SummarizerChild(StreamWriter(transport, protocol, None, loop))
     if preload:
         child.preload()
     while (said := await read_frame(reader)) is not None:

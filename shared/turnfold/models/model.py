@@ -8,10 +8,16 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
-from turnfold.core.summary.carry_over import merged
+from turnfold.core.summary.carry_over import carry_over
 from turnfold.core.summary.chunks import chunks
-from turnfold.core.summary.extractive import Evidence, evidence, readable, render, with_evidence
-from turnfold.core.summary.gate import Answer, Reason, check, missing_facts
+from turnfold.core.summary.extractive import (
+    Evidence,
+    evidence,
+    readable_sources,
+    render,
+    with_evidence,
+)
+from turnfold.core.summary.gate import ModelResponse, Reason, check, missing_facts
 from turnfold.core.summary.prompt import (
     build_prompt,
     fitted,
@@ -21,21 +27,28 @@ from turnfold.core.summary.prompt import (
     prompt_version,
 )
 from turnfold.core.summary.redaction import redact
-from turnfold.core.summary.sources import Draft, Part, Previous, Source, SummaryJob, printable
+from turnfold.core.summary.sources import (
+    ChunkSummary,
+    Draft,
+    PreviousSummary,
+    Source,
+    SummaryJob,
+    printable,
+)
 from turnfold.core.summary.values import REQUEST_CHARACTERS
 from turnfold.errors import SummarizerError
 from turnfold.models.call import ask
-from turnfold.models.usage_meter import Bill, Used
+from turnfold.models.usage_meter import ModelUsage, UsageMeter
 
 LEAST_PART_TOKENS: Final = 400
 """Below this no smaller question is tried: the model reads too little to sum anything up."""
 
-Keep = Callable[[Part], Awaitable[None]]
+Keep = Callable[[ChunkSummary], Awaitable[None]]
 Count = Callable[[str], int]
 
 
 async def write_with_model(
-    job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: Bill
+    job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: UsageMeter
 ) -> Draft:
     """Ask, part by part where the input is too large for one call, check what comes, and put files and exact values beside it.
 
@@ -52,7 +65,9 @@ async def write_with_model(
 class _Writing:
     """The parts of one version, in order."""
 
-    def __init__(self, job: SummaryJob, litellm: Any, count: Count, keep: Keep, bill: Bill) -> None:
+    def __init__(
+        self, job: SummaryJob, litellm: Any, count: Count, keep: Keep, bill: UsageMeter
+    ) -> None:
         self._job = job
         self._litellm = litellm
         self._count = count
@@ -64,7 +79,7 @@ class _Writing:
     async def written(self) -> Draft:
         """The last record, which speaks for all parts."""
         job = self._job
-        whole = await asyncio.to_thread(readable, job.sources)
+        whole = await asyncio.to_thread(readable_sources, job.sources)
         sizes = await asyncio.to_thread(lambda: [self._size(source) for source in whole])
         self._input_tokens = sum(sizes) + self._count(prompt_data(job, boundary="", shown=()))
         room = self._room(sizes)
@@ -85,7 +100,7 @@ class _Writing:
                     )
                 pieces = self._pieces(whole[offset:], sizes[offset:], room)
                 continue
-            previous = Previous(draft.text, draft.sections, draft.ledger)
+            previous = PreviousSummary(draft.text, draft.sections, draft.ledger)
             done, offset, pieces = done + 1, offset + len(shown), pieces[1:]
         return draft
 
@@ -113,12 +128,12 @@ class _Writing:
         except SummarizerError as error:
             if error.reason != Reason.CONTEXT_OVERFLOW:
                 raise
-            await self._keep(Part(digest, "", self._bill.paid()))
+            await self._keep(ChunkSummary(digest, "", self._bill.paid()))
             return None
         draft = await asyncio.to_thread(self._draft, part, answer, found)
         if place[1] > 1:
             await self._keep(
-                Part(
+                ChunkSummary(
                     digest,
                     json.dumps([answer.content, answer.finish_reason, *used]),
                     self._bill.paid(),
@@ -126,7 +141,9 @@ class _Writing:
             )
         return draft
 
-    def _draft(self, part: SummaryJob, answer: Answer, found: Evidence | None = None) -> Draft:
+    def _draft(
+        self, part: SummaryJob, answer: ModelResponse, found: Evidence | None = None
+    ) -> Draft:
         """The version that an answer comes to; what is checked is what would be stored, and the answer as it came."""
         count = self._count
         found = evidence(part, part.sources, count=count) if found is None else found
@@ -137,7 +154,7 @@ class _Writing:
         _refuse(check(answer, input_tokens=input_tokens, output_tokens=count(whole)))
         text, sections = parse_answer(content, part.style, max_words=part.max_words)
         if part.style != "narrative" and part.previous is not None:
-            sections = merged(
+            sections = carry_over(
                 part.previous.sections, sections, max_tokens=part.max_tokens, count=count
             )
             text = render(sections) if set(sections) != {"context"} else text
@@ -194,11 +211,11 @@ def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
     ).hexdigest()
 
 
-def _restored(stored: str, bill: Bill) -> Answer:
+def _restored(stored: str, bill: UsageMeter) -> ModelResponse:
     """An answer that an earlier attempt had; it passed the gate, and passes it again."""
     content, finish_reason, *used = json.loads(stored)
-    bill.add(Used(*used))
-    return Answer(content=content, finish_reason=finish_reason)
+    bill.add(ModelUsage(*used))
+    return ModelResponse(content=content, finish_reason=finish_reason)
 
 
 def _values(found: Evidence) -> tuple[str, ...]:

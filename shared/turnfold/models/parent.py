@@ -12,7 +12,7 @@ from itertools import count as numbers
 from typing import Any, Final, TypeAlias
 
 from turnfold.core.summary.gate import Reason
-from turnfold.core.summary.sources import Draft, Part, SummaryJob
+from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import SummarizerError
 from turnfold.models.wire import (
     LOADED,
@@ -30,14 +30,14 @@ CLOSE_SECONDS: Final = 2.0
 _WITHHELD: Final = ("TURNFOLD_", "NATS_", "PG", "DATABASE_", "POSTGRES_", "SQLALCHEMY_")
 
 Answers: TypeAlias = Queue[dict[str, Any]]
-Keep: TypeAlias = Callable[[Part], Awaitable[None]]
+Keep: TypeAlias = Callable[[ChunkSummary], Awaitable[None]]
 
 
-async def _forget(_: Part) -> None:
+async def _forget(_: ChunkSummary) -> None:
     """For who wants nothing but the version."""
 
 
-class Summarizer:
+class ChildSummarizer:
     """Writes versions in a child process that holds no database credentials.
 
     The child starts with the first job, or with `start()`; with `preload` it imports litellm at once. A job may take its
@@ -97,12 +97,12 @@ class Summarizer:
             async with asyncio.timeout_at(end):
                 await self._say(process, {"id": number, "job": job_as_json(job)})
                 while "part" in (told := await self._next(answers, job)):
-                    await keep(Part(*told["part"]))
+                    await keep(ChunkSummary(*told["part"]))
                     await self._say(process, {"id": number, "kept": True})
         except TimeoutError:
             unpaid = await self._cancelled(process, number, answers)
             raise SummarizerError(
-                Reason.TIMEOUT, "no answer before the deadline of the job", unpaid_tokens=unpaid
+                Reason.TIMEOUT, "no answer before the deadline of the job", unreported_tokens=unpaid
             ) from None
         except BaseException:
             with contextlib.suppress(SummarizerError):
@@ -193,7 +193,7 @@ class Summarizer:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             return 0
-        return int(told.get("unpaid_tokens") or 0)
+        return int(told.get("unreported_tokens") or 0)
 
     async def _ended(self) -> None:
         process, listening = self._process, self._listening
@@ -221,11 +221,13 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _draft(told: dict[str, Any]) -> Draft:
-    unpaid_tokens = int(told.get("unpaid_tokens") or 0)
+    unreported_tokens = int(told.get("unreported_tokens") or 0)
     if "error" in told:
         failure = failure_from_json(told["error"])
-        failure.unpaid_tokens = unpaid_tokens
+        failure.unreported_tokens = unreported_tokens
         raise failure
     if "draft" not in told:
-        raise SummarizerError(Reason.TIMEOUT, "the job was cancelled", unpaid_tokens=unpaid_tokens)
-    return replace(draft_from_json(told["draft"]), unpaid_tokens=unpaid_tokens)
+        raise SummarizerError(
+            Reason.TIMEOUT, "the job was cancelled", unreported_tokens=unreported_tokens
+        )
+    return replace(draft_from_json(told["draft"]), unreported_tokens=unreported_tokens)

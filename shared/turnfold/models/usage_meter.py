@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 Amount = TypeVar("Amount", int, float)
 
 
-class Used(NamedTuple):
+class ModelUsage(NamedTuple):
     """What a call took, as its provider reported it; the cost is in US dollars."""
 
     prompt_tokens: int | None = None
@@ -15,16 +15,16 @@ class Used(NamedTuple):
 
 
 @dataclass(slots=True)
-class Bill:
+class UsageMeter:
     """What all calls of a version took together, and the tokens of calls that nobody was told of yet."""
 
-    used: Used = field(default_factory=Used)
-    unpaid_tokens: int = 0
+    used: ModelUsage = field(default_factory=ModelUsage)
+    unreported_tokens: int = 0
 
-    def add(self, used: Used) -> None:
+    def add(self, used: ModelUsage) -> None:
         """One more call."""
         before = self.used
-        self.used = Used(
+        self.used = ModelUsage(
             _sum(before.prompt_tokens, used.prompt_tokens),
             _sum(before.completion_tokens, used.completion_tokens),
             _sum(before.cost, used.cost),
@@ -32,7 +32,7 @@ class Bill:
 
     def paid(self) -> int:
         """The tokens to be told of, once."""
-        tokens, self.unpaid_tokens = self.unpaid_tokens, 0
+        tokens, self.unreported_tokens = self.unreported_tokens, 0
         return tokens
 
 

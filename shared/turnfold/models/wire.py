@@ -5,7 +5,7 @@ from asyncio import IncompleteReadError, StreamReader
 from collections.abc import Mapping
 from typing import Any, Final
 
-from turnfold.core.summary.sources import Draft, Previous, Source, SummaryJob
+from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.errors import SummarizerError
 
 MAX_FRAME_BYTES: Final = 1 << 30
@@ -85,7 +85,7 @@ def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
         ),
         previous=None
         if previous is None
-        else Previous(previous["text"], previous["sections"], tuple(previous["ledger"])),
+        else PreviousSummary(previous["text"], previous["sections"], tuple(previous["ledger"])),
         redactions=tuple(value["redactions"]),
         **{
             name: given

@@ -18,7 +18,7 @@ import nats.errors
 
 from turnfold.contracts.publish_errors import NO_BATCH
 from turnfold.errors import NotAllowed
-from turnfold.nats_client.connection import API, Denied, HangingUp, Replies, tells_no_responders
+from turnfold.nats_client.connection import API, Denied, NatsClient, Replies, tells_no_responders
 
 AHEAD: Final = 1_000
 """An acknowledged sequence that is so little above the greatest known one is believed without being looked up."""
@@ -62,14 +62,14 @@ class Rejection:
     description: str | None
 
 
-class Batch(NamedTuple):
+class AckBatch(NamedTuple):
     """A batch that ends with the message that is acknowledged."""
 
     batch_id: str
     events: int
 
 
-Verdict = Acknowledgement | Doubtful | Rejection | None
+AckVerdict = Acknowledgement | Doubtful | Rejection | None
 
 
 def judge(
@@ -78,8 +78,8 @@ def judge(
     stream: str,
     floor: int | None,
     is_disturbed: bool = False,
-    batch: Batch | None = None,
-) -> Verdict:
+    batch: AckBatch | None = None,
+) -> AckVerdict:
     """Decide what a reply to a publish is; None where it is nothing of the stream's.
 
     `floor` is the greatest sequence that was known before the message was sent: the stream gives a new message a greater one.
@@ -161,7 +161,7 @@ class Publisher:
 
     def __init__(
         self,
-        client: HangingUp,
+        client: NatsClient,
         stream: str,
         *,
         read: Read | None = None,
@@ -184,7 +184,7 @@ class Publisher:
         *,
         headers: Mapping[str, str],
         seconds: float,
-        batch: Batch | None = None,
+        batch: AckBatch | None = None,
     ) -> Acknowledgement | Rejection:
         """Publish a message with a `Nats-Msg-Id`; what the stream says to it.
 
@@ -214,7 +214,7 @@ class Publisher:
         payload: bytes,
         headers: Mapping[str, str],
         seconds: float,
-        batch: Batch | None,
+        batch: AckBatch | None,
         *,
         opens_batch: bool = False,
     ) -> Acknowledgement | Rejection | None:

@@ -29,14 +29,14 @@ MOST_REPLIES: Final = 1_000
 MOST_EXPIRED: Final = 1_000
 
 
-Answer = TypeVar("Answer")
+NatsReply = TypeVar("NatsReply")
 
 
 class Denied(nats.errors.Error):
     """These credentials may not publish there."""
 
 
-class HangingUp(Client):
+class NatsClient(Client):
     """A client of NATS that leaves no connection open behind it, and that no message of another client can stop.
 
     What nats-py (2.16) does not do:
@@ -135,9 +135,9 @@ class HangingUp(Client):
         payload: bytes,
         *,
         seconds: float,
-        read: Callable[[Msg], Answer | None],
+        read: Callable[[Msg], NatsReply | None],
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> NatsReply:
         """What `read` makes of the first reply that it takes for an answer; it returns None for any other.
 
         Raises:
@@ -179,7 +179,9 @@ class Replies:
     `on_stray` is called for a reply that comes after that. One that comes after its request timed out is merely late.
     """
 
-    def __init__(self, client: HangingUp, *, on_stray: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, client: NatsClient, *, on_stray: Callable[[], object] = lambda: None
+    ) -> None:
         self._client = client
         self._on_stray = on_stray
         self._prefix = ""

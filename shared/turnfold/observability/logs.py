@@ -39,7 +39,7 @@ def configure_logs(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         add_role,
-        tell_exception,
+        log_exception,
     ]
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(colors=out.isatty())
@@ -82,7 +82,7 @@ class _Unfailing:
             self._stream.flush()
 
 
-def tell_exception(
+def log_exception(
     _: WrappedLogger, __: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
     """Replace `exc_info` by the types of the exception and its causes, and the places it came through."""
@@ -115,7 +115,7 @@ def _described(error: BaseException) -> str:
     return " <- ".join(parts)
 
 
-def places_of(frame: FrameType | None) -> list[str]:
+def stack_lines(frame: FrameType | None) -> list[str]:
     """Where a thread is now, and how it came there: files, lines and functions."""
     return _told(traceback.extract_stack(frame)) if frame is not None else []
 

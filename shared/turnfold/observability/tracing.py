@@ -28,7 +28,7 @@ class Span(AbstractContextManager["Span"]):
         """What another process has to know to go on with this trace."""
         return self.headers.get(HEADER)
 
-    def note(self, **attributes: Any) -> None:
+    def set_attributes(self, **attributes: Any) -> None:
         """Say more of it: numbers and words of ours, never what a user wrote; None is left out."""
 
     def rename(self, name: str) -> None:
@@ -54,12 +54,12 @@ _UNRECORDED = Span()
 _recorder = _Recorder()
 
 
-def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the environment asks for traces."""
     return environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes")
 
 
-def is_on() -> bool:
+def is_enabled() -> bool:
     """Whether spans are recorded here."""
     return _recorder.tracer is not None
 
@@ -82,7 +82,7 @@ def begin(service: str) -> None:
         raise StartError(
             f"{VARIABLE} needs the package {error.name}; install 'turnfold[tracing]', or unset it"
         ) from error
-    if is_on():
+    if is_enabled():
         return
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider):
@@ -93,7 +93,7 @@ def begin(service: str) -> None:
     _recorder.tracer = provider.get_tracer("turnfold")
 
 
-def trace_in(headers: Mapping[str, str] | None) -> str | None:
+def extract_traceparent(headers: Mapping[str, str] | None) -> str | None:
     """The trace that a message belongs to; None where its headers name none."""
     return headers.get(HEADER) if headers else None
 

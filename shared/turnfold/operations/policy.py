@@ -5,12 +5,12 @@ from dataclasses import fields
 from typing import Any
 
 from turnfold.core.policy.allowance import Allowance
-from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports import HistoryStore
 
-Explain = Callable[[Wishes, Wishes], Mapping[str, Any]]
+Explain = Callable[[PolicyOverrides, PolicyOverrides], Mapping[str, Any]]
 
 
 def explanation(
@@ -27,9 +27,11 @@ def explanation(
     the numbers that the environment sets for the preset token-budget alone.
     """
 
-    def explain(agent: Wishes, session: Wishes) -> Mapping[str, Any]:
+    def explain(agent: PolicyOverrides, session: PolicyOverrides) -> Mapping[str, Any]:
         preset = session.preset or agent.preset or default_preset
-        wished = in_force(agent, session, default_preset=default_preset, policy_of=policy_of)
+        wished = effective_policy(
+            agent, session, default_preset=default_preset, policy_of=policy_of
+        )
         policy = allowance.bounded(wished)
         own, of_agent = session.numbers(), agent.numbers()
 

@@ -5,21 +5,21 @@ from functools import lru_cache
 from secrets import randbits
 
 from turnfold.core.eviction.eviction import (
-    Due,
     Evict,
     Eviction,
-    Hold,
-    Load,
-    Rest,
-    decide,
-    evictions,
-    fired,
-    kept_within,
+    FiredTrigger,
+    NoEviction,
+    RestoreHold,
+    SessionLoad,
+    clamp_keep_tokens,
+    decide_eviction,
+    fired_triggers,
+    plan_evictions,
 )
-from turnfold.core.eviction.usage import Meter
-from turnfold.core.history.pairing import pair
+from turnfold.core.eviction.usage import UsageInput
+from turnfold.core.history.pairing import match_results
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
-from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.digest import digest
 from turnfold.core.summary.source_messages import sources_of
@@ -30,10 +30,10 @@ from turnfold.ports import Rules
 DIGEST_MAX_TOKENS = 300
 DIGEST_MESSAGES = 8
 """More lines would be too short to tell anything; older messages are counted in the digest's first line."""
-PolicyOf = Callable[[Wishes, Wishes], Policy]
+PolicyOf = Callable[[PolicyOverrides, PolicyOverrides], Policy]
 
 
-def policy_rule(
+def policy_resolver(
     default_preset: str,
     policy_of: Callable[[str], Policy],
     allowance: Allowance = DEFAULT_ALLOWANCE,
@@ -41,15 +41,15 @@ def policy_rule(
     """Whose wish counts under this installation's settings; no wish goes beyond its ceilings."""
 
     @lru_cache(maxsize=4_096)
-    def policy(agent: Wishes, session: Wishes) -> Policy:
+    def policy(agent: PolicyOverrides, session: PolicyOverrides) -> Policy:
         return allowance.bounded(
-            in_force(agent, session, default_preset=default_preset, policy_of=policy_of)
+            effective_policy(agent, session, default_preset=default_preset, policy_of=policy_of)
         )
 
     return policy
 
 
-def quoted(evicted: Sequence[Message]) -> Sequence[Message]:
+def digest_messages(evicted: Sequence[Message]) -> Sequence[Message]:
     """Those of these messages that their digest quotes."""
     return _spoken(evicted)[-DIGEST_MESSAGES:]
 
@@ -90,8 +90,8 @@ def make_rules(
         )
         return text, counted.get(text, 0)
 
-    def triggers(load: Load, policy: Policy, window: int) -> Sequence[Due]:
-        return fired(load, policy, model_window=window)
+    def triggers(load: SessionLoad, policy: Policy, window: int) -> Sequence[FiredTrigger]:
+        return fired_triggers(load, policy, model_window=window)
 
     def replayed(
         live: Sequence[Message],
@@ -99,24 +99,26 @@ def make_rules(
         rounds: int,
         policy: Policy,
         window: int,
-        meter: Meter,
-        hold: Hold,
+        meter: UsageInput,
+        hold: RestoreHold,
     ) -> Sequence[Eviction]:
-        return evictions(
+        return plan_evictions(
             live, new_seqs, rounds, policy, model_window=window, meter=meter, hold=hold
         )
 
-    def decided(live: Sequence[Message], policy: Policy, found: Due, now_ms: int) -> Evict | Rest:
-        return decide(live, kept_within(policy, found), found.trigger, now_ms=now_ms)
+    def decided(
+        live: Sequence[Message], policy: Policy, found: FiredTrigger, now_ms: int
+    ) -> Evict | NoEviction:
+        return decide_eviction(live, clamp_keep_tokens(policy, found), found.trigger, now_ms=now_ms)
 
     return Rules(
         policy=policy,
         model_window=model_window,
-        pair=pair,
+        pair=match_results,
         fired=triggers,
         evictions=replayed,
         decide=decided,
-        quoted=quoted,
+        digest_messages=digest_messages,
         digest=make_digest,
         new_id=lambda: randbits(62),
         max_sessions=max_sessions,

@@ -15,7 +15,7 @@ from turnfold.process.ready import die_with_parent
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessSpec:
     """A process of the system.
 
     `runs_once` ends when its work is done; `announces` says itself when it is ready; it `inherits` open files; what it
@@ -31,11 +31,14 @@ class Part:
     orphaned_by: signal.Signals = signal.SIGKILL
 
 
-class Child:
+class SupervisedProcess:
     """A running part. `ended` is its exit status, negative for a signal; its whole process group ends with it."""
 
     def __init__(
-        self, part: Part, environ: Mapping[str, str], on_ready: Callable[[Mapping[str, int]], None]
+        self,
+        part: ProcessSpec,
+        environ: Mapping[str, str],
+        on_ready: Callable[[Mapping[str, int]], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.part = part

@@ -35,7 +35,7 @@ OTHER_FILES = 128
 log = structlog.get_logger()
 
 
-class Listener:
+class HttpServer:
     """Serves an application until it is closed. `ended` is done when it cannot go on; `port` is the one that was free where 0 was asked.
 
     With a certificate and its key (PEM files) it speaks TLS.

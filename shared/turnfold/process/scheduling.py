@@ -24,13 +24,13 @@ def backoff_seconds(failures: int) -> float:
     return min(2.0 ** min(failures, 10), LONGEST_BACKOFF_SECONDS)
 
 
-def stand_back() -> None:
+def lower_priority() -> None:
     """Let this thread, and those it starts from now on, come after others who want the same core."""
     with suppress(OSError):  # A sandbox may forbid it; then nobody comes first.
         os.nice(NICENESS)
 
 
-def give_way() -> None:
+def use_idle_priority() -> None:
     """Let this thread compute when nobody else wants the core, where the system knows of such a thing. There is no way back.
 
     Ten milliseconds at a stretch are long beside a window, and standing back alone lets others begin no sooner.
@@ -40,7 +40,7 @@ def give_way() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def is_calm() -> bool:
+def is_load_low() -> bool:
     """Whether who gives way gets its turn soon."""
     try:
         return os.getloadavg()[0] <= BUSY_TASKS * (os.cpu_count() or 1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from turnfold.access.identity import NAMES, PREFIX
 from turnfold.errors import StartError
-from turnfold.process.child import Child, Part
+from turnfold.process.child import ProcessSpec, SupervisedProcess
 from turnfold.process.directory import DataDirectory
 from turnfold.process.nats_server import (
     HOST,
@@ -44,7 +44,7 @@ DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SystemConfig:
     """What to run and where. Port 0 is a free one; without `database_url` it is a SQLite file in the data directory."""
 
     data_dir: Path
@@ -60,7 +60,7 @@ class Plan:
 
 
 async def run(
-    plan: Plan, *, on_ready: Callable[[Mapping[str, Any]], None], log: Callable[..., None]
+    plan: SystemConfig, *, on_ready: Callable[[Mapping[str, Any]], None], log: Callable[..., None]
 ) -> None:
     """Run the whole system until SIGTERM, SIGINT or SIGHUP.
 
@@ -114,7 +114,7 @@ class _System:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SystemConfig,
         directory: DataDirectory,
         ports: _Ports,
         *,
@@ -126,7 +126,7 @@ class _System:
         self._nats_directory = directory.path / "nats"
         self._nats_port = ports.nats
         self._on_ready = on_ready
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, SupervisedProcess] = {}
         self._ready: dict[str, Mapping[str, int]] = {}
         self._told: Mapping[str, int] = {}
         self._failure: Exception | None = None
@@ -155,7 +155,7 @@ class _System:
         config = write_config(self._nats_directory, port=ports.nats)
         binary = find_server(plan.nats_server)
         # The lock lives as long as the server: no second one can open the same streams.
-        nats = Part(
+        nats = ProcessSpec(
             "nats",
             (str(binary), "-c", str(config)),
             announces=False,
@@ -164,7 +164,7 @@ class _System:
             orphaned_by=signal.SIGTERM,
         )
         services = [
-            Part(name, command, runs_once=name == "migrate")
+            ProcessSpec(name, command, runs_once=name == "migrate")
             for name, command in plan.commands.items()
         ]
         self._parts = (nats, *services)
@@ -196,7 +196,7 @@ class _System:
             ) from error
         await self._stop.wait()
 
-    async def _guard(self, part: Part) -> None:
+    async def _guard(self, part: ProcessSpec) -> None:
         """Keep a part; what makes that hopeless stops the system."""
         try:
             await self._keep(part)
@@ -204,7 +204,7 @@ class _System:
             self._failure = self._failure or error
             self._stop.set()
 
-    async def _keep(self, part: Part) -> None:
+    async def _keep(self, part: ProcessSpec) -> None:
         """Start a part again and again, with growing pauses, until the system stops."""
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
@@ -233,12 +233,12 @@ class _System:
                     await self._stop.wait()
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _start(self, part: Part) -> Child:
+    def _start(self, part: ProcessSpec) -> SupervisedProcess:
         def on_ready(pids: Mapping[str, int]) -> None:
             self._heard(part, {part.name: child.pid, **pids})
 
         try:
-            child = Child(part, self._environ, on_ready)
+            child = SupervisedProcess(part, self._environ, on_ready)
         except OSError as error:
             raise StartError(f"{part.command[0]} cannot be run ({error.strerror})") from error
         self._children[part.name] = child
@@ -246,12 +246,12 @@ class _System:
             self._directory.sign({"up": os.getpid(), part.name: child.pid})
         return child
 
-    async def _greet(self, part: Part, child: Child) -> None:
+    async def _greet(self, part: ProcessSpec, child: SupervisedProcess) -> None:
         await until_answering(self._nats_port)
         if not child.ended.done():
             self._heard(part, {part.name: child.pid})
 
-    def _heard(self, part: Part, pids: Mapping[str, int]) -> None:
+    def _heard(self, part: ProcessSpec, pids: Mapping[str, int]) -> None:
         """A part is ready; when all are, say so, unless nothing changed since it was last said."""
         self._ready[part.name] = pids
         if self._stop.is_set() or len(self._ready) < len(self._parts):
@@ -265,7 +265,7 @@ class _System:
         self._is_ready.set()
         self._on_ready(line)
 
-    def _cannot_start(self, part: Part, status: int) -> str:
+    def _cannot_start(self, part: ProcessSpec, status: int) -> str:
         if part.announces:
             return f"{part.name} could not start (exit status {status}); its own words stand above"
         return (

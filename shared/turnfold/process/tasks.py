@@ -6,7 +6,7 @@ from typing import Any
 AGAIN_SECONDS = 0.5
 
 
-async def end(*tasks: "asyncio.Future[Any]") -> None:
+async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
     """Cancel tasks until they are over, however they end.
 
     Once is not always enough: before Python 3.12 `asyncio.wait_for`, in which nats-py waits for every answer, forgets a

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from turnfold.observability.logs import places_of
+from turnfold.observability.logs import stack_lines
 
 log = structlog.get_logger()
 
@@ -27,7 +27,7 @@ class _Watched:
     """Something that has to go on: its mark, and for how many beats in a row that has been the same."""
 
     what: str
-    mark: Mark
+    read_progress: Mark
     most: int
     last: object | None = None
     beats: int = 0
@@ -68,7 +68,7 @@ class Watchdog:
     def _heart(self) -> None:
         self._beat += 1
         for one in self._watched:
-            mark = one.mark()
+            mark = one.read_progress()
             one.beats = one.beats + 1 if mark is not None and mark == one.last else 0
             one.last = mark
             if one.beats >= one.most:
@@ -81,13 +81,13 @@ class Watchdog:
             looks = looks + 1 if seen == self._beat else 0
             seen = self._beat
             if looks >= LOOKS:
-                self._give_up("the event loop", places_of(sys._current_frames().get(of_loop)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where it hangs
+                self._give_up("the event loop", stack_lines(sys._current_frames().get(of_loop)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where it hangs
                 return
 
     def _give_up(self, what: str, at: list[str]) -> None:
         """Say so, if that can be said, and end: nothing that could hang here may keep the process."""
         told = threading.Thread(
-            target=lambda: log.critical("process.stuck", what=what, at=at), daemon=True
+            target=lambda: log.critical("process.hung", what=what, at=at), daemon=True
         )
         told.start()
         told.join(TELL_SECONDS)

@@ -1,9 +1,9 @@
 """What calls of models left behind, in memory."""
 
-from turnfold.core.summary.sources import Part
+from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
-from turnfold.ports import Begun, Job
+from turnfold.ports import Job, JobProgress
 from turnfold.testing.kept import Memory
 
 
@@ -12,7 +12,7 @@ class MemoryCalls:
 
     _memory: Memory
 
-    async def begun(self, job: Job) -> Begun:
+    async def begun(self, job: Job) -> JobProgress:
         """What came of a job before."""
         parts = {
             part.digest: part.answer
@@ -29,9 +29,9 @@ class MemoryCalls:
             if session
             else []
         )
-        return Begun(parts, rows[-1].reason if rows and job.attempt > 1 else None)
+        return JobProgress(parts, rows[-1].reason if rows and job.attempt > 1 else None)
 
-    async def keep(self, job: Job, part: Part, *, now_ms: int) -> None:  # noqa: ARG002 - nobody asks when
+    async def keep(self, job: Job, part: ChunkSummary, *, now_ms: int) -> None:  # noqa: ARG002 - nobody asks when
         """Keep an answer until the job ends."""
         oldest = job.compaction_ids[0]
         session = self._memory.sessions.get(job.key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from turnfold.core.eviction.eviction import Trigger
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports import Progress, Rules, Wanted
+from turnfold.ports import CampaignProgress, RegenerateOptions, Rules
 from turnfold.testing.jobs import open_work
 from turnfold.testing.kept import Memory
 
@@ -16,7 +16,7 @@ class Campaign:
 
     campaign_id: str
     agent_id: AgentId | None
-    wanted: Wanted
+    wanted: RegenerateOptions
     at_once: int
     sessions: int
     waiting: list[SessionKey]
@@ -34,13 +34,13 @@ class MemoryCampaigns:
     async def begin(
         self,
         agent_id: AgentId | None,
-        wanted: Wanted,
+        wanted: RegenerateOptions,
         *,
         at_once: int,
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
-    ) -> Progress:
+    ) -> CampaignProgress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         for known in self._campaigns:
             if (known.agent_id, known.wanted, known.finished_at_ms) == (agent_id, wanted, None):
@@ -76,20 +76,20 @@ class MemoryCampaigns:
                     opened += 1
         return opened
 
-    async def progress(self, campaign_id: str) -> Progress | None:
+    async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """How far one is; None where there is none of that id."""
         return next(
             (self._told(one) for one in self._campaigns if one.campaign_id == campaign_id), None
         )
 
-    def _told(self, campaign: Campaign) -> Progress:
+    def _told(self, campaign: Campaign) -> CampaignProgress:
         rows = {
             row.compaction_id: row
             for session in self._memory.sessions.values()
             for row in session.compactions
         }
         statuses = [rows[one].status for one in campaign.opened if one in rows]
-        return Progress(
+        return CampaignProgress(
             campaign.campaign_id, campaign.agent_id, campaign.sessions, len(campaign.opened), statuses.count("committed"),
             sum(statuses.count(status) for status in ("rejected", "failed", "stale")),
             sum(statuses.count(status) for status in ("pending", "running")), campaign.requested_at_ms, campaign.finished_at_ms,

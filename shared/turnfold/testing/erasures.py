@@ -6,7 +6,7 @@ from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, EventId, SessionKey
-from turnfold.ports import Erased, Rules
+from turnfold.ports import EraseResult, Rules
 from turnfold.testing.kept import Erasure, Memory, Session
 
 
@@ -59,19 +59,19 @@ def turned_away(
     return is_erased
 
 
-def erased(memory: Memory, key: SessionKey | AgentId, last_seq: int, now_ms: int) -> Erased:
+def erased(memory: Memory, key: SessionKey | AgentId, last_seq: int, now_ms: int) -> EraseResult:
     """Erase a session, or all of an agent."""
     _erase_letters(memory, key)
     if isinstance(key, SessionKey):
         session = memory.session(key)
         number = _erase_session(memory, session, last_seq, now_ms, "request")
-        return Erased(1, number) if number else Erased()
+        return EraseResult(1, number) if number else EraseResult()
     mine = [session for session in memory.sessions.values() if session.key.agent_id == key]
     memory.agents.pop(key, None)
     for mark in [one for one in memory.spending if one[0] == key]:
         del memory.spending[mark]
     memory.erasures[key] = Erasure(max(last_seq, memory.erasures.get(key, Erasure(0)).last_seq))
-    return Erased(
+    return EraseResult(
         len(mine),
         sum([_erase_session(memory, session, last_seq, now_ms, "agent") for session in mine]),
     )

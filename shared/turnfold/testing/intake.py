@@ -10,32 +10,32 @@ from turnfold.contracts.events import claimed_key
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction.eviction import (
     SUMMARY_DELAY_MS,
-    Due,
     Evict,
     Eviction,
-    Hold,
+    FiredTrigger,
+    RestoreHold,
     Trigger,
     idle_at_ms,
 )
-from turnfold.core.eviction.usage import Meter, Reading, usage_trigger
+from turnfold.core.eviction.usage import UsageInput, UsageReading, usage_trigger
 from turnfold.core.history.audit_chain import LOCAL
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Commit, Mode, Policy, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey
 from turnfold.ports import (
     NO_PAYLOADS,
     PAYLOAD_KEPT_BYTES,
-    Arrival,
     DeadLetter,
     DeadLetterRow,
-    Erased,
-    Ingested,
+    DecodedEvent,
+    EraseResult,
+    IngestResult,
     Rules,
 )
 from turnfold.testing.erasures import erased, turned_away
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
-from turnfold.testing.usage import Learning, settled_ms
+from turnfold.testing.usage import MemoryCalibrator, settled_ms
 
 
 class MemoryIntake:
@@ -45,12 +45,12 @@ class MemoryIntake:
 
     async def ingest(
         self,
-        arrivals: Sequence[Arrival],
+        arrivals: Sequence[DecodedEvent],
         dead: Sequence[DeadLetter],
         *,
         rules: Rules,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
-    ) -> Ingested:
+    ) -> IngestResult:
         """Keep a batch: each event once, at the lowest sequence it came with."""
         sequences = [arrival.stream_seq for arrival in arrivals] + [
             letter.stream_seq for letter in dead
@@ -70,7 +70,7 @@ class MemoryIntake:
             )
         ]
         letters = list(dead)
-        new: list[Arrival] = []
+        new: list[DecodedEvent] = []
         duplicates = given - len(arrivals) - len(dead)
         known_before = set(self._memory.sessions)
         arrivals, refused = self._admitted(
@@ -79,7 +79,7 @@ class MemoryIntake:
         letters += [_refused(one, "too_many_sessions", payloads) for one in refused]
         changed: dict[SessionKey, Session] = {}
         new_seqs: dict[SessionKey, list[int]] = {}
-        readings: dict[SessionKey, dict[int, Reading]] = {}
+        readings: dict[SessionKey, dict[int, UsageReading]] = {}
         nameless = {
             key
             for key in sorted({arrival.key for arrival in arrivals})
@@ -92,7 +92,7 @@ class MemoryIntake:
                 new.append(arrival)
                 new_seqs.setdefault(session.key, []).append(arrival.stream_seq)
                 if arrival.report is not None:
-                    reading = Reading(arrival.stream_seq, arrival.at_ms, arrival.report.tokens)
+                    reading = UsageReading(arrival.stream_seq, arrival.at_ms, arrival.report.tokens)
                     readings.setdefault(session.key, {})[arrival.stream_seq] = reading
                 self._came(session, max(session.last_event_at_ms or 0, arrival.at_ms), rules)
                 session.rounds += (
@@ -118,7 +118,7 @@ class MemoryIntake:
             if known is not None and known.at_ms == session.last_event_at_ms:
                 self._came(session, max(one.at_ms for one in session.events.values()), rules)
             changed[session.key] = session
-        evictions, learning = 0, Learning(self._memory)
+        evictions, learning = 0, MemoryCalibrator(self._memory)
         for session in sorted(changed.values(), key=lambda session: session.sid):
             session.revision += 1
             naming = [one.stream_seq for one in new if one.key == session.key and one.model]
@@ -141,7 +141,7 @@ class MemoryIntake:
             del self._memory.sessions[key]
         self._bury(letters)
         self._memory.add_ingested((seq, seq) for seq in sequences)
-        return Ingested(
+        return IngestResult(
             len(new),
             sum(len(arrival.messages) for arrival in new),
             duplicates,
@@ -156,11 +156,11 @@ class MemoryIntake:
         )
 
     def _admitted(
-        self, arrivals: Sequence[Arrival], most: int
-    ) -> tuple[list[Arrival], list[Arrival]]:
+        self, arrivals: Sequence[DecodedEvent], most: int
+    ) -> tuple[list[DecodedEvent], list[DecodedEvent]]:
         """Those whose session is there or may be made, and the others."""
-        admitted: list[Arrival] = []
-        refused: list[Arrival] = []
+        admitted: list[DecodedEvent] = []
+        refused: list[DecodedEvent] = []
         for arrival in arrivals:
             may_be = (
                 arrival.key in self._memory.sessions
@@ -186,7 +186,7 @@ class MemoryIntake:
         """The sequence up to which none is missing."""
         return next((last for first, last in self._memory.ingested if first == 1), 0)
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
+    def backfill_lock(self) -> AbstractAsyncContextManager[None]:
         """There is nobody to take turns with."""
         return nullcontext()
 
@@ -194,15 +194,15 @@ class MemoryIntake:
         self,
         session: Session,
         new_seqs: Sequence[int],
-        readings: Mapping[int, Reading],
+        readings: Mapping[int, UsageReading],
         rules: Rules,
-        learning: Learning,
+        learning: MemoryCalibrator,
     ) -> int:
         policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         live = session.live
         window = rules.model_window(session.model, policy)
         usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
-        meter = Meter(
+        meter = UsageInput(
             session.gauge._replace(settled_ms=settled_ms(session)), readings, learning.of(session)
         )
         gauge, seq = meter.gauge, 0
@@ -222,7 +222,7 @@ class MemoryIntake:
                 seq=max(new_seqs, default=0),
             )
             return len(session.compactions) - before
-        hold = Hold(session.held_to_tokens, session.tokens_total)
+        hold = RestoreHold(session.held_to_tokens, session.tokens_total)
         done = rules.evictions(
             [one.message for one in live], new_seqs, session.rounds, policy, window, meter, hold
         )
@@ -232,7 +232,7 @@ class MemoryIntake:
         session.gauge = meter.after(seq, gauge, usage_limit)
         return len(done)
 
-    def _known(self, agent_id: AgentId, event_id: EventId) -> Arrival | None:
+    def _known(self, agent_id: AgentId, event_id: EventId) -> DecodedEvent | None:
         sessions = (
             session for key, session in self._memory.sessions.items() if key.agent_id == agent_id
         )
@@ -281,7 +281,7 @@ class MemoryIdle:
                 rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes).mode
                 is Mode.AUTO
             ):
-                _evict_now(self._memory, session, (Due(Trigger.IDLE, 0),), rules, now_ms)
+                _evict_now(self._memory, session, (FiredTrigger(Trigger.IDLE, 0),), rules, now_ms)
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
@@ -313,7 +313,7 @@ class MemoryChanges:
         """Set what a session or an agent wants, and evict what that makes due."""
         if not isinstance(key, SessionKey):
             wishes = _wished(self._memory.wishes_of(key), request, rules)
-            _check(rules, wishes, Wishes())
+            _check(rules, wishes, PolicyOverrides())
             self._memory.agents[key] = wishes
             for session in self._memory.sessions.values():
                 session.revision += session.key.agent_id == key
@@ -326,7 +326,7 @@ class MemoryChanges:
         known = self._memory.sessions.get(key)
         if known is None and self._memory.sessions_of(key.agent_id) >= rules.max_sessions:
             raise Conflict("the agent may have no more sessions")
-        wishes = _wished(known.wishes if known else Wishes(), request, rules)
+        wishes = _wished(known.wishes if known else PolicyOverrides(), request, rules)
         _check(rules, self._memory.wishes_of(key.agent_id), wishes)
         session = self._memory.session(key)
         if changes := wishes.differences(session.wishes):
@@ -362,7 +362,7 @@ class MemoryChanges:
             return None
         if rules.policy(self._memory.wishes_of(key.agent_id), session.wishes).mode is Mode.OFF:
             raise Conflict("the session's mode is off")
-        return _evict_now(self._memory, session, (Due(Trigger.REQUEST, 0),), rules, now_ms)
+        return _evict_now(self._memory, session, (FiredTrigger(Trigger.REQUEST, 0),), rules, now_ms)
 
     async def erase(
         self,
@@ -371,13 +371,13 @@ class MemoryChanges:
         last_seq: int,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
-    ) -> Erased:
+    ) -> EraseResult:
         """Erase a session or all of an agent; nothing at or below this sequence comes back."""
         return erased(self._memory, key, last_seq, now_ms)
 
 
 def _evict_now(
-    memory: Memory, session: Session, found: Sequence[Due], rules: Rules, now_ms: int
+    memory: Memory, session: Session, found: Sequence[FiredTrigger], rules: Rules, now_ms: int
 ) -> CompactionId | None:
     live, load = session.live, session.live_load
     if session.held_tokens and not any(one.trigger is Trigger.REQUEST for one in found):
@@ -388,7 +388,7 @@ def _evict_now(
     due, evicted = _first_to_win(found, live, policy, rules, now_ms)
     if due is None:
         return None
-    factor = Learning(memory).of(session)(live[-1].message.stream_seq, now_ms)
+    factor = MemoryCalibrator(memory).of(session)(live[-1].message.stream_seq, now_ms)
     session.gauge = session.gauge.evicted(by_report=False, factor=factor)
     eviction = Eviction(due, evicted, len(live), load, now_ms).seen_at(
         [one.message for one in live], load, now_ms
@@ -397,8 +397,8 @@ def _evict_now(
 
 
 def _first_to_win(
-    found: Sequence[Due], live: Sequence[Kept], policy: Policy, rules: Rules, now_ms: int
-) -> tuple[Due | None, tuple[Message, ...]]:
+    found: Sequence[FiredTrigger], live: Sequence[Kept], policy: Policy, rules: Rules, now_ms: int
+) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
     for due in found:
         decision = rules.decide([one.message for one in live], policy, due, now_ms)
         if isinstance(decision, Evict):
@@ -409,7 +409,7 @@ def _first_to_win(
 def _plan(
     memory: Memory,
     session: Session,
-    found: Sequence[Due],
+    found: Sequence[FiredTrigger],
     rules: Rules,
     at_ms: int,
     *,
@@ -503,18 +503,18 @@ def tell_eviction(
     )
 
 
-def _says_the_same(known: Arrival, again: Arrival) -> bool:
+def _says_the_same(known: DecodedEvent, again: DecodedEvent) -> bool:
     return known.digest == again.digest or (_parsed(known), known.is_error) == (
         _parsed(again),
         again.is_error,
     )
 
 
-def _parsed(arrival: Arrival) -> list[Any]:
+def _parsed(arrival: DecodedEvent) -> list[Any]:
     return [json.loads(message.body) for message in arrival.messages]
 
 
-def _refused(arrival: Arrival, reason: str, payloads: Mapping[int, bytes]) -> DeadLetter:
+def _refused(arrival: DecodedEvent, reason: str, payloads: Mapping[int, bytes]) -> DeadLetter:
     payload = payloads.get(arrival.stream_seq, b"")
     kept = payload[:PAYLOAD_KEPT_BYTES]
     return DeadLetter(
@@ -529,7 +529,7 @@ def _refused(arrival: Arrival, reason: str, payloads: Mapping[int, bytes]) -> De
     )
 
 
-def _wished(wishes: Wishes, request: PolicyRequest, rules: Rules) -> Wishes:
+def _wished(wishes: PolicyOverrides, request: PolicyRequest, rules: Rules) -> PolicyOverrides:
     try:
         preset_named(request.preset or "balanced")
         rules.allowance.check_overrides(request.overrides or {})
@@ -538,7 +538,7 @@ def _wished(wishes: Wishes, request: PolicyRequest, rules: Rules) -> Wishes:
     return wishes.changed(preset=request.preset, mode=request.mode, overrides=request.overrides)
 
 
-def _check(rules: Rules, agent: Wishes, session: Wishes) -> None:
+def _check(rules: Rules, agent: PolicyOverrides, session: PolicyOverrides) -> None:
     try:
         rules.policy(agent, session)
     except ValueError as error:

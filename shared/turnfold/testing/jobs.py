@@ -4,25 +4,34 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from turnfold.core.eviction.eviction import (
-    Due,
     Evict,
     Eviction,
+    FiredTrigger,
     Trigger,
-    decide,
-    kept_within,
+    clamp_keep_tokens,
+    decide_eviction,
     load_of,
 )
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
-from turnfold.core.summary.fair_share import Places
-from turnfold.core.summary.sources import Previous
+from turnfold.core.summary.fair_share import JobSlots
+from turnfold.core.summary.sources import PreviousSummary
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId
-from turnfold.ports import Ending, Evicted, Job, JobInput, StoredSummary, Version, Wanted, Writes
+from turnfold.ports import (
+    EvictedMessage,
+    FailureStatus,
+    Job,
+    JobInput,
+    JobKind,
+    RegenerateOptions,
+    StoredSummary,
+    Version,
+)
 from turnfold.testing.calls import MemoryCalls
 from turnfold.testing.intake import tell_eviction
 from turnfold.testing.kept import Compaction, Memory, Session
-from turnfold.testing.usage import Learning
+from turnfold.testing.usage import MemoryCalibrator
 
 REFUSED_STAND_INS = 3
 
@@ -34,11 +43,11 @@ class MemoryJobs(MemoryCalls):
 
     async def claim(
         self,
-        places: Places,
+        places: JobSlots,
         *,
         lease_ms: int,
         now_ms: int,
-        policy: Callable[[Wishes, Wishes], Policy],
+        policy: Callable[[PolicyOverrides, PolicyOverrides], Policy],
     ) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
         waiting = [
@@ -47,7 +56,7 @@ class MemoryJobs(MemoryCalls):
             if (due_ms := _due_since(session, now_ms)) is not None
         ]
         waiting.sort(key=lambda one: (one[0], one[1].sid))
-        chosen = places.shared_out([(session, session.key.agent_id) for _, session in waiting])
+        chosen = places.allocate([(session, session.key.agent_id) for _, session in waiting])
         return [self._take(session, lease_ms, now_ms, policy) for session in chosen]
 
     def _take(
@@ -55,7 +64,7 @@ class MemoryJobs(MemoryCalls):
         session: Session,
         lease_ms: int,
         now_ms: int,
-        policy: Callable[[Wishes, Wishes], Policy],
+        policy: Callable[[PolicyOverrides, PolicyOverrides], Policy],
     ) -> Job:
         rows = _first_due(session, now_ms)
         for row in session.compactions:
@@ -75,13 +84,15 @@ class MemoryJobs(MemoryCalls):
         )
         in_force = policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         newest = rows[-1]
-        plan = Due(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None
+        plan = (
+            FiredTrigger(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None
+        )
         is_cooling = (
-            _writes(newest) is Writes.NEXT and not plan and now_ms < session.cooldown_until_ms
+            _writes(newest) is JobKind.NEXT and not plan and now_ms < session.cooldown_until_ms
         )
         return Job(
             session.key, session.sid, ids, fence, attempt, session.version, in_force, session.model, plan, _writes(newest),
-            newest.wanted or Wanted(), session.cooldown_reason if is_cooling else None, sum(row.tokens_evicted for row in rows),
+            newest.wanted or RegenerateOptions(), session.cooldown_reason if is_cooling else None, sum(row.tokens_evicted for row in rows),
             session.summary.tokens if session.summary else 0, tuple(row.trace for row in rows if row.trace),
         )  # fmt: skip
 
@@ -92,26 +103,26 @@ class MemoryJobs(MemoryCalls):
         leaving = _planned(session, job, job.planned, now_ms) if job.planned else None
         rows, base = _adds(session, job), session.version_of(job.base_version)
         match job.writes:
-            case Writes.REGENERATED:
+            case JobKind.REGENERATED:
                 base = session.version_of(job.wanted.from_version)
-            case Writes.STAND_IN:
+            case JobKind.STAND_IN:
                 again, base = _retold(session, job)
                 rows = again
-            case Writes.NEXT if base is not None and _is_to_be_rebuilt(session, job, base):
+            case JobKind.NEXT if base is not None and _is_to_be_rebuilt(session, job, base):
                 rows, base = rows | session.speaks_for[job.base_version], None
-            case Writes.NEXT if base is not None and base.kind == "extractive" and by_model:
+            case JobKind.NEXT if base is not None and base.kind == "extractive" and by_model:
                 again, base = _retold(session, job)
                 rows = rows | again
-            case Writes.NEXT:
+            case JobKind.NEXT:
                 pass
         chosen = {one.position for one in leaving.evicted} if leaving else set[int]()
         evicted = tuple(
-            Evicted(one.message, one.is_error, one.body)
+            EvictedMessage(one.message, one.is_error, one.body)
             for one in session.kept
             if one.message.position in chosen or one.message.compaction_id in rows
         )
         previous = (
-            Previous(base.text, json.loads(base.sections), tuple(json.loads(base.ledger)))
+            PreviousSummary(base.text, json.loads(base.sections), tuple(json.loads(base.ledger)))
             if base
             else None
         )
@@ -140,7 +151,7 @@ class MemoryJobs(MemoryCalls):
     ) -> int:
         """Store a new version, in force over its base unless it was regenerated; the number it got."""
         rows, session = self._rows(job), self._memory.sessions[job.key]
-        takes_force = job.writes is not Writes.REGENERATED
+        takes_force = job.writes is not JobKind.REGENERATED
         if takes_force and session.version != job.base_version:
             raise LostLease(job.compaction_ids[-1])
         adds = _adds(session, job) | ({rows[-1].compaction_id} if leaving else set())
@@ -166,7 +177,9 @@ class MemoryJobs(MemoryCalls):
         session.depths[number] = version.depth
         if takes_force:
             session.reign(number, at_ms=now_ms)
-            session.gauge = session.gauge._replace(factor=Learning(self._memory).factor(session))
+            session.gauge = session.gauge._replace(
+                factor=MemoryCalibrator(self._memory).factor(session)
+            )
             session.revision += 1
         newest, told = job.compaction_ids[-1], {"tokens_before": before, "tokens_after": after}
         self._memory.seal(
@@ -204,7 +217,9 @@ class MemoryJobs(MemoryCalls):
 
     def _stand_in(self, session: Session, now_ms: int) -> None:
         begins_ms = max(session.cooldown_until_ms, now_ms)
-        open_work(self._memory, session, Trigger.STAND_IN, begins_ms, now_ms, wanted=Wanted())
+        open_work(
+            self._memory, session, Trigger.STAND_IN, begins_ms, now_ms, wanted=RegenerateOptions()
+        )
 
     def _leave(
         self, session: Session, row: Compaction, leaving: Eviction, model: str | None, now_ms: int
@@ -223,11 +238,11 @@ class MemoryJobs(MemoryCalls):
         )
         tell_eviction(self._memory, session, row, leaving, model)
 
-    async def end(
+    async def fail(
         self,
         job: Job,
         *,
-        ending: Ending,
+        ending: FailureStatus,
         reason: str | None,
         detail: str,
         now_ms: int,
@@ -247,9 +262,11 @@ class MemoryJobs(MemoryCalls):
                 reason,
                 now_ms,
             )
-        phase = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}[
-            ending
-        ]
+        phase = {
+            FailureStatus.REJECTED: "rejected",
+            FailureStatus.FAILED: "rollback",
+            FailureStatus.STALE: "stale",
+        }[ending]
         self._memory.seal(
             session,
             phase,
@@ -259,7 +276,7 @@ class MemoryJobs(MemoryCalls):
             model=model,
             detail=detail,
         )
-        if ending is Ending.STALE:
+        if ending is FailureStatus.STALE:
             return
         told = {
             "compaction_id": newest,
@@ -268,14 +285,14 @@ class MemoryJobs(MemoryCalls):
             "next_attempt_at": None,
         }
         self._memory.tell(session, "compaction.failed", **told)
-        if job.writes is not Writes.REGENERATED:
+        if job.writes is not JobKind.REGENERATED:
             session.failed(reason or str(ending), at_ms=now_ms)
-        if job.writes is Writes.STAND_IN and (
-            ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS
+        if job.writes is JobKind.STAND_IN and (
+            ending is FailureStatus.FAILED or session.failures <= REFUSED_STAND_INS
         ):
             self._stand_in(session, now_ms)
 
-    async def give_back(
+    async def retry_later(
         self,
         job: Job,
         *,
@@ -366,7 +383,7 @@ def open_work(
     begins_ms: int,
     now_ms: int,
     *,
-    wanted: Wanted | None = None,
+    wanted: RegenerateOptions | None = None,
 ) -> CompactionId:
     """Open a compaction that evicts nothing; the same regeneration is not opened twice."""
     for known in session.compactions:
@@ -405,20 +422,20 @@ def end_rewriting(memory: Memory, session: Session, now_ms: int) -> None:
             memory.seal(session, "stale", at_ms=now_ms, compaction_id=row.compaction_id)
 
 
-def _writes(row: Compaction) -> Writes:
-    return {"stand_in": Writes.STAND_IN, "regenerate": Writes.REGENERATED}.get(
-        row.trigger, Writes.NEXT
+def _writes(row: Compaction) -> JobKind:
+    return {"stand_in": JobKind.STAND_IN, "regenerate": JobKind.REGENERATED}.get(
+        row.trigger, JobKind.NEXT
     )
 
 
 def _first_due(session: Session, now_ms: int) -> list[Compaction]:
     """The rows of one job."""
     rows = [row for row in session.compactions if row.is_open]
-    left = [row for row in rows if _writes(row) is Writes.NEXT and not row.is_plan]
+    left = [row for row in rows if _writes(row) is JobKind.NEXT and not row.is_plan]
     plans = [row for row in rows if row.is_plan]
     again = [
         [row]
-        for kind in (Writes.STAND_IN, Writes.REGENERATED)
+        for kind in (JobKind.STAND_IN, JobKind.REGENERATED)
         for row in rows
         if _writes(row) is kind
     ]
@@ -433,9 +450,9 @@ def _is_due(row: Compaction, now_ms: int) -> bool:
 
 def _adds(session: Session, job: Job) -> frozenset[CompactionId]:
     """The evictions that a job's version speaks for besides those of its base."""
-    if job.writes is Writes.STAND_IN:
+    if job.writes is JobKind.STAND_IN:
         return frozenset()
-    if job.writes is Writes.REGENERATED:
+    if job.writes is JobKind.REGENERATED:
         return session.speaks_for[job.base_version] - session.speaks_for[job.wanted.from_version]
     lost = {row.compaction_id for row in session.pending if row.status == "committed"}
     return frozenset(
@@ -474,9 +491,9 @@ def _is_to_be_rebuilt(session: Session, job: Job, base: StoredSummary) -> bool:
     )
 
 
-def _planned(session: Session, job: Job, due: Due, now_ms: int) -> Eviction | None:
+def _planned(session: Session, job: Job, due: FiredTrigger, now_ms: int) -> Eviction | None:
     live = [one.message for one in session.live]
-    decision = decide(live, kept_within(job.policy, due), due.trigger, now_ms=now_ms)
+    decision = decide_eviction(live, clamp_keep_tokens(job.policy, due), due.trigger, now_ms=now_ms)
     return (
         Eviction(due, decision.evicted, len(live), load_of(live), now_ms)
         if isinstance(decision, Evict)

@@ -7,25 +7,25 @@ from secrets import randbits
 from typing import Any, NamedTuple
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.eviction.eviction import Load, cooldown_ms
-from turnfold.core.eviction.usage import Gauge
+from turnfold.core.eviction.eviction import SessionLoad, cooldown_ms
+from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.as_of import (
+    Activation,
+    AsOf,
     AtMessage,
     AtTime,
     AtVersion,
-    EvictionThen,
-    Moment,
-    Past,
-    Reign,
-    Then,
-    VersionThen,
-    then,
+    EvictionSpan,
+    SessionTimeline,
+    StateAsOf,
+    VersionSpan,
+    state_as_of,
 )
 from turnfold.core.history.audit_chain import WORKER, row_hash
-from turnfold.core.history.pairing import CallSeen, ResultSeen, Verdict, pair
+from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition, match_results
 from turnfold.core.history.states import state_of
-from turnfold.core.policy.overrides import Wishes
-from turnfold.core.summary.sources import Part
+from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import BadRequest
 from turnfold.messages import (
     AgentId,
@@ -40,15 +40,15 @@ from turnfold.messages import (
     position_of,
 )
 from turnfold.ports import (
-    Arrival,
     AuditRow,
     DeadLetterRow,
+    DecodedEvent,
     Notice,
-    Original,
+    OriginalMessage,
+    RegenerateOptions,
     SessionCounts,
-    SessionFacts,
+    SessionSnapshot,
     StoredSummary,
-    Wanted,
 )
 
 Range = tuple[int, int]
@@ -81,7 +81,7 @@ class Compaction:
     is_plan: bool = False
     evicted_at_ms: int = 0
     restored_at_ms: int | None = None
-    wanted: Wanted | None = None
+    wanted: RegenerateOptions | None = None
     trace: str | None = None
 
     @property
@@ -114,8 +114,8 @@ class Session:
 
     sid: int
     key: SessionKey
-    wishes: Wishes = field(default_factory=Wishes)
-    events: dict[EventId, Arrival] = field(default_factory=dict)
+    wishes: PolicyOverrides = field(default_factory=PolicyOverrides)
+    events: dict[EventId, DecodedEvent] = field(default_factory=dict)
     compactions: list[Compaction] = field(default_factory=list)
     summaries: list[StoredSummary] = field(default_factory=list)
     version: int | None = None
@@ -125,18 +125,18 @@ class Session:
     depths: dict[int, int] = field(default_factory=dict)
     rounds: int = 0
     idle_at_ms: int | None = None
-    gauge: Gauge = field(default_factory=Gauge)
+    gauge: UsageState = field(default_factory=UsageState)
     speaks_for: dict[int | None, frozenset[CompactionId]] = field(
         default_factory=lambda: {None: frozenset()}
     )
-    reigns: list[Reign] = field(default_factory=list)
+    reigns: list[Activation] = field(default_factory=list)
     failures: int = 0
     cooldown_until_ms: int = 0
     cooldown_reason: str | None = None
     held_to_tokens: int = 0
 
     @property
-    def in_stream_order(self) -> list[Arrival]:
+    def in_stream_order(self) -> list[DecodedEvent]:
         """The events, however they came."""
         return sorted(self.events.values(), key=lambda arrival: arrival.stream_seq)
 
@@ -164,7 +164,7 @@ class Session:
         found = []
         for one in made:
             row = evicted_by.get(one.message.message_id)
-            verdict = verdicts.get(one.message.position, Verdict(None, False))
+            verdict = verdicts.get(one.message.position, MatchedResult(None, False))
             paired = replace(
                 one.message,
                 answers=verdict.answers,
@@ -189,10 +189,10 @@ class Session:
         return next((one for one in self.summaries if one.version == number), None)
 
     @property
-    def live_load(self) -> Load:
+    def live_load(self) -> SessionLoad:
         """What the triggers look at."""
         counted = [one.message.tokens for one in self.live if not one.message.role.is_system]
-        return Load(len(counted), sum(counted), self.rounds, self.gauge.factor)
+        return SessionLoad(len(counted), sum(counted), self.rounds, self.gauge.factor)
 
     @property
     def window_tokens(self) -> int:
@@ -221,7 +221,7 @@ class Session:
     def reign(self, version: int | None, *, at_ms: int) -> None:
         """Put a version in force: what it speaks for is covered, and nothing else."""
         self.version = version
-        self.reigns.append(Reign(at_ms, version))
+        self.reigns.append(Activation(at_ms, version))
         for row in self.compactions:
             row.is_covered = (
                 row.compaction_id in self.speaks_for[version] and row.status == "committed"
@@ -232,11 +232,11 @@ class Session:
         self.failures += 1
         self.cooldown_until_ms, self.cooldown_reason = at_ms + cooldown_ms(self.failures), reason
 
-    def then(self, moment: Moment) -> Then:
+    def then(self, moment: AsOf) -> StateAsOf:
         """Where its messages were at a moment."""
         kept = {one.message.message_id: one.message for one in self.kept}
         evictions = [
-            EvictionThen(
+            EvictionSpan(
                 int(row.compaction_id),
                 min(places),
                 max(places),
@@ -253,27 +253,27 @@ class Session:
             added = spoken - {int(row) for row in self.speaks_for[one.base_version]}
             last = max(row.last_position for row in evictions if row.compaction_id in spoken)
             versions.append(
-                VersionThen(
+                VersionSpan(
                     one.version, one.base_version, one.created_at_ms, last, frozenset(added)
                 )
             )
-        past = Past(tuple(versions), tuple(self.reigns), tuple(evictions))
+        past = SessionTimeline(tuple(versions), tuple(self.reigns), tuple(evictions))
         match moment:
             case AtVersion(version=number):
                 named = next((one for one in versions if one.version == number), None)
                 if named is None:
                     raise BadRequest(f"as_of: there is no version {number} in this session")
                 until = max(self._newest_by(named.created_at_ms), named.last_position)
-                return then(named.created_at_ms, until, past, in_force=number)
+                return state_as_of(named.created_at_ms, until, past, in_force=number)
             case AtMessage(event_id=event_id, index=index):
                 message = kept.get(MessageId(f"{event_id}#{index}"))
                 if message is None:
                     raise BadRequest("as_of: this session has no message of that id")
-                return then(message.created_at_ms, message.position, past)
+                return state_as_of(message.created_at_ms, message.position, past)
             case AtTime(at_ms=at_ms):
-                return then(at_ms, self._newest_by(at_ms), past)
+                return state_as_of(at_ms, self._newest_by(at_ms), past)
 
-    def kept_then(self, state: Then) -> list[Kept]:
+    def kept_then(self, state: StateAsOf) -> list[Kept]:
         """The messages that were live or pending then, paired as they were."""
         rows = {int(row.compaction_id): row for row in self.compactions}
         pending = {
@@ -311,25 +311,27 @@ class Session:
             default=0,
         )
 
-    def original(self, one: Kept) -> Original:
+    def original(self, one: Kept) -> OriginalMessage:
         """A message as a history shows it."""
         row = self.evicted_by.get(one.message.message_id)
         state: State = state_of(
             is_evicted=row is not None, is_covered=row is not None and row.is_covered
         )
-        return Original(one.message.message_id, one.message.position, state, one.body, one.original)
+        return OriginalMessage(
+            one.message.message_id, one.message.position, state, one.body, one.original
+        )
 
-    def facts(self, agent_wishes: Wishes) -> SessionFacts:
+    def facts(self, agent_wishes: PolicyOverrides) -> SessionSnapshot:
         """The session as its row in a database would have it."""
         messages = [one.message for one in self.kept]
         load = self.live_load
-        return SessionFacts(
+        return SessionSnapshot(
             self.sid, self.wishes, agent_wishes, self.model, self.revision, len(messages), sum(one.tokens for one in messages),
             load.messages, load.tokens, self.gauge.factor, self.version, len(self.summaries), len(self.compactions), len(self.audit),
             self.audit[-1].hash if self.audit else "", self.last_event_at_ms,
         )  # fmt: skip
 
-    def counts(self, agent_wishes: Wishes) -> SessionCounts:
+    def counts(self, agent_wishes: PolicyOverrides) -> SessionCounts:
         """What it holds."""
         facts = self.facts(agent_wishes)
         return SessionCounts(
@@ -355,12 +357,12 @@ class Memory:
     `letter_keys` says whose a dead letter is and `payloads` what is kept of it, by sequence; `copies`, where else an event came.
     """
 
-    agents: dict[AgentId, Wishes] = field(default_factory=dict)
+    agents: dict[AgentId, PolicyOverrides] = field(default_factory=dict)
     sessions: dict[SessionKey, Session] = field(default_factory=dict)
     dead_letters: list[DeadLetterRow] = field(default_factory=list)
     ingested: list[Range] = field(default_factory=list)
     outbox: list[Notice] = field(default_factory=list)
-    chunks: dict[CompactionId, list[Part]] = field(default_factory=dict)
+    chunks: dict[CompactionId, list[ChunkSummary]] = field(default_factory=dict)
     spending: dict[tuple[AgentId, int], int] = field(default_factory=dict)
     told: int = 0
     new_id: Callable[[], int] = lambda: randbits(62)
@@ -386,9 +388,9 @@ class Memory:
         """How many sessions an agent has."""
         return sum(key.agent_id == agent_id for key in self.sessions)
 
-    def wishes_of(self, agent_id: AgentId) -> Wishes:
+    def wishes_of(self, agent_id: AgentId) -> PolicyOverrides:
         """What an agent wants for all its sessions."""
-        return self.agents.get(agent_id, Wishes())
+        return self.agents.get(agent_id, PolicyOverrides())
 
     def add_ingested(self, ranges: Iterable[Range]) -> None:
         """Count sequences as ingested."""
@@ -436,7 +438,7 @@ class Memory:
         self.outbox.append(Notice(self.told, session_subject(subject, session.key), payload))
 
 
-def _messages(arrival: Arrival) -> Iterable[Kept]:
+def _messages(arrival: DecodedEvent) -> Iterable[Kept]:
     for index, weighed in enumerate(arrival.messages):
         message = Message(
             position_of(arrival.stream_seq, index),
@@ -460,19 +462,19 @@ def _messages(arrival: Arrival) -> Iterable[Kept]:
         yield Kept(message, weighed.body, weighed.original, arrival.is_error)
 
 
-def _paired(kept: Iterable[Kept]) -> dict[int, Verdict]:
-    calls: dict[str, list[CallSeen]] = {}
-    results: dict[str, list[ResultSeen]] = {}
+def _paired(kept: Iterable[Kept]) -> dict[int, MatchedResult]:
+    calls: dict[str, list[CallPosition]] = {}
+    results: dict[str, list[ResultPosition]] = {}
     for one in kept:
         for call in one.message.calls:
-            calls.setdefault(call.call_id, []).append(CallSeen(one.message.position, call.slot))
+            calls.setdefault(call.call_id, []).append(CallPosition(one.message.position, call.slot))
         body = json.loads(one.body)
         call_id = body.get("tool_call_id")
         if one.message.role is Role.TOOL and isinstance(call_id, str) and call_id:
             digest = json.dumps(body.get("content"), sort_keys=True).encode()
-            results.setdefault(call_id, []).append(ResultSeen(one.message.position, digest))
+            results.setdefault(call_id, []).append(ResultPosition(one.message.position, digest))
     return {
         at: verdict
         for call_id, seen in results.items()
-        for at, verdict in pair(calls.get(call_id, ()), seen).items()
+        for at, verdict in match_results(calls.get(call_id, ()), seen).items()
     }

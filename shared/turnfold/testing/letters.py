@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from turnfold.ports import DeadLetterRow, Letter
+from turnfold.ports import DeadLetterRow, StoredDeadLetter
 from turnfold.testing.kept import Memory
 
 
@@ -11,13 +11,13 @@ class MemoryLetters:
 
     _memory: Memory
 
-    async def letters(self, ids: Sequence[int]) -> Sequence[Letter]:
+    async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]:
         """The letters of these ids, oldest first."""
         return [self._letter(row) for row in self._memory.dead_letters if row.dead_letter_id in ids]
 
     async def unreplayed(
         self, *, reason: str | None, after: int, until: int, limit: int
-    ) -> Sequence[Letter]:
+    ) -> Sequence[StoredDeadLetter]:
         """Letters that were not replayed yet, oldest first."""
         waiting = [
             row
@@ -38,7 +38,7 @@ class MemoryLetters:
             for row in rows
         ]
 
-    async def came_to(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
+    async def replay_outcomes(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
         """Of these sequences those that are ingested, each with the dead letter that it became."""
         letters = {row.stream_seq: row for row in self._memory.dead_letters}
         return {
@@ -47,5 +47,5 @@ class MemoryLetters:
             if any(first <= seq <= last for first, last in self._memory.ingested)
         }
 
-    def _letter(self, row: DeadLetterRow) -> Letter:
-        return Letter(row, self._memory.payloads[row.stream_seq])
+    def _letter(self, row: DeadLetterRow) -> StoredDeadLetter:
+        return StoredDeadLetter(row, self._memory.payloads[row.stream_seq])

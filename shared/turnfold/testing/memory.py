@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from secrets import randbits
 
-from turnfold.core.history.as_of import AtTime, Moment
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.history.as_of import AsOf, AtTime
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.text.search import Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionKey
@@ -16,12 +16,12 @@ from turnfold.ports import (
     Chosen,
     DeadLetterRow,
     Notice,
-    Original,
+    OriginalMessage,
     PendingEviction,
     Scope,
     SessionCounts,
     StoredSummary,
-    WindowFacts,
+    WindowSnapshot,
 )
 from turnfold.testing.campaigns import MemoryCampaigns
 from turnfold.testing.erasures import MemoryErasures
@@ -41,17 +41,17 @@ class MemoryWindows:
         self,
         key: SessionKey,
         *,
-        glance: Callable[[WindowFacts], Chosen | None],
-        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+        glance: Callable[[WindowSnapshot], Chosen | None],
+        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session; nothing else runs meanwhile."""
         session = self._memory.sessions.get(key)
         ingested_to = next((last for first, last in self._memory.ingested if first == 1), 0)
         if session is None:
-            facts = WindowFacts(ingested_to, None)
+            facts = WindowSnapshot(ingested_to, None)
             seen = glance(facts)
             return (seen if seen is not None else choose(facts)[0]), {}
-        head = WindowFacts(
+        head = WindowSnapshot(
             ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary
         )
         seen = glance(head)
@@ -62,26 +62,26 @@ class MemoryWindows:
         pending = tuple(_waiting(row) for row in session.pending)
         messages = tuple(one.message for one in kept)
         chosen, positions = choose(
-            WindowFacts(ingested_to, head.session, session.summary, pending, messages)
+            WindowSnapshot(ingested_to, head.session, session.summary, pending, messages)
         )
         return chosen, {
             one.message.position: one.body for one in kept if one.message.position in set(positions)
         }
 
-    async def window_then(
+    async def window_as_of(
         self,
         key: SessionKey,
-        moment: Moment,
+        moment: AsOf,
         *,
-        glance: Callable[[WindowFacts], Chosen | None],
-        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+        glance: Callable[[WindowSnapshot], Chosen | None],
+        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session as it was; nothing else runs meanwhile."""
         session = self._memory.sessions.get(key)
         ingested_to = next((last for first, last in self._memory.ingested if first == 1), 0)
-        head = WindowFacts(ingested_to, None)
+        head = WindowSnapshot(ingested_to, None)
         if session is not None:
-            head = WindowFacts(
+            head = WindowSnapshot(
                 ingested_to, session.facts(self._memory.wishes_of(key.agent_id)), session.summary
             )
         seen = glance(head)
@@ -100,7 +100,7 @@ class MemoryWindows:
         )
         summary = next((one for one in session.summaries if one.version == state.version), None)
         chosen, positions = choose(
-            WindowFacts(ingested_to, facts, summary, pending, tuple(one.message for one in kept))
+            WindowSnapshot(ingested_to, facts, summary, pending, tuple(one.message for one in kept))
         )
         return chosen, {
             one.message.position: one.body for one in kept if one.message.position in set(positions)
@@ -119,7 +119,7 @@ def _waiting(row: Compaction) -> PendingEviction:
 
 
 def _order(counts: SessionCounts) -> tuple[int, int]:
-    at_ms, sid = counts.place
+    at_ms, sid = counts.sort_key
     return -at_ms, sid
 
 
@@ -130,7 +130,7 @@ class MemoryHistory:
 
     async def page(
         self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
-    ) -> Sequence[Original]:
+    ) -> Sequence[OriginalMessage]:
         """Originals behind a position in order, or before it with the newest first."""
         session = self._session(key)
         if newest_first:
@@ -141,7 +141,9 @@ class MemoryHistory:
         behind = [one for one in session.kept if one.message.position > after_position]
         return [session.original(one) for one in behind[:limit]]
 
-    async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]:
+    async def by_ids(
+        self, key: SessionKey, message_ids: Sequence[str]
+    ) -> Sequence[OriginalMessage]:
         """The originals of these ids, in order of position."""
         session = self._session(key)
         return [
@@ -152,11 +154,11 @@ class MemoryHistory:
         """What a session holds."""
         return self._session(key).counts(self._memory.wishes_of(key.agent_id))
 
-    async def wishes(self, key: SessionKey | AgentId) -> tuple[Wishes, Wishes]:
+    async def wishes(self, key: SessionKey | AgentId) -> tuple[PolicyOverrides, PolicyOverrides]:
         """Return the policy overrides of an agent and its session."""
         session = self._memory.sessions.get(key) if isinstance(key, SessionKey) else None
         agent_id = key.agent_id if isinstance(key, SessionKey) else key
-        return self._memory.wishes_of(agent_id), session.wishes if session else Wishes()
+        return self._memory.wishes_of(agent_id), session.wishes if session else PolicyOverrides()
 
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
@@ -207,7 +209,7 @@ class MemorySearch:
 
     async def unindexed(
         self, key: SessionKey, *, scope: Scope, after_position: int
-    ) -> Sequence[Original]:
+    ) -> Sequence[OriginalMessage]:
         """Every message of the session that is in scope, a hundred at a time."""
         if key not in self._memory.sessions:
             raise UnknownSession("nothing was published in this session yet")

@@ -8,8 +8,8 @@ from turnfold.core.eviction.usage import (
     COMPACTIONS_LOOKED_AT,
     NEVER_MS,
     REPORTS_LOOKED_AT,
-    Difference,
-    learnt_factor,
+    ReportDelta,
+    calibration_factor,
 )
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role, position_of
 from turnfold.testing.kept import Compaction, Memory, Session
@@ -27,7 +27,7 @@ def settled_ms(session: Session) -> int:
     )
 
 
-class Learning:
+class MemoryCalibrator:
     """The factors of one transaction: learnt from what is kept, and from the evictions that come of it."""
 
     def __init__(self, memory: Memory) -> None:
@@ -48,12 +48,12 @@ class Learning:
 
     def factor(self, session: Session, seq: int = 1 << 42) -> float:
         """The factor of a session's model, as the reports up to a stream sequence tell it."""
-        reports: list[tuple[int, Difference | None]] = []
+        reports: list[tuple[int, ReportDelta | None]] = []
         for other in self._memory.sessions.values():
             if other.key.agent_id == session.key.agent_id:
                 reports += [one for one in _reports(other, session.model) if one[0] <= seq]
         reports.sort(key=lambda one: one[0], reverse=True)
-        return learnt_factor(
+        return calibration_factor(
             [one for _, one in reports[:REPORTS_LOOKED_AT] if one is not None], self._compacted
         )
 
@@ -67,7 +67,7 @@ def _moments(rows: Iterable[Compaction]) -> list[int]:
     ]
 
 
-def _reports(session: Session, model: str | None) -> Iterable[tuple[int, Difference | None]]:
+def _reports(session: Session, model: str | None) -> Iterable[tuple[int, ReportDelta | None]]:
     """The reports of a model in a session by sequence, and how each differs from the one before, where that tells anything."""
     messages = [one.message for one in session.kept]
     made = [
@@ -91,7 +91,7 @@ def _reports(session: Session, model: str | None) -> Iterable[tuple[int, Differe
         )
         yield (
             later.stream_seq,
-            Difference(
+            ReportDelta(
                 session.sid,
                 later.stream_seq,
                 before[-1] if before else 0,

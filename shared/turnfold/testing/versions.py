@@ -4,10 +4,10 @@ from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS, Trigger, load_of
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
-from turnfold.ports import InForce, Rules, StoredSummary, Wanted
+from turnfold.ports import ActiveVersion, RegenerateOptions, Rules, StoredSummary
 from turnfold.testing.jobs import end_rewriting, open_work
 from turnfold.testing.kept import Memory, Session
-from turnfold.testing.usage import Learning
+from turnfold.testing.usage import MemoryCalibrator
 
 
 class MemoryVersions:
@@ -24,7 +24,7 @@ class MemoryVersions:
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
-    ) -> InForce:
+    ) -> ActiveVersion:
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
         session = self._found(key)
         named = _named(session, version)
@@ -51,7 +51,7 @@ class MemoryVersions:
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
-    ) -> InForce:
+    ) -> ActiveVersion:
         """Undo an eviction: its messages are live again."""
         session = self._found(key)
         row = next((one for one in session.compactions if one.compaction_id == compaction_id), None)
@@ -90,7 +90,7 @@ class MemoryVersions:
     async def regenerate(
         self,
         key: SessionKey,
-        wanted: Wanted,
+        wanted: RegenerateOptions,
         *,
         rules: Rules,  # noqa: ARG002
         now_ms: int,
@@ -113,7 +113,9 @@ class MemoryVersions:
 
     def _reign(self, session: Session, version: int | None, now_ms: int) -> None:
         session.reign(version, at_ms=now_ms)
-        session.gauge = session.gauge._replace(factor=Learning(self._memory).factor(session))
+        session.gauge = session.gauge._replace(
+            factor=MemoryCalibrator(self._memory).factor(session)
+        )
         session.revision += 1
 
     def _tell(
@@ -155,8 +157,8 @@ def _named(session: Session, version: int) -> StoredSummary:
     return named
 
 
-def _in_force(session: Session) -> InForce:
-    return InForce(session.version, sum(row.messages_evicted for row in session.pending))
+def _in_force(session: Session) -> ActiveVersion:
+    return ActiveVersion(session.version, sum(row.messages_evicted for row in session.pending))
 
 
 def _fence_off(session: Session, now_ms: int) -> None:

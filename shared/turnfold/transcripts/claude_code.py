@@ -12,7 +12,7 @@ SUB_AGENT = "claude-code-subagent"
 
 
 @dataclass(slots=True)
-class Told:
+class ParsedConversation:
     """One conversation of a log; `machine_made` are the indexes of user messages that the program wrote itself."""
 
     name: str
@@ -37,7 +37,7 @@ class Transcript:
     that stands there twice.
     """
 
-    told: dict[tuple[str, str], Told] = field(default_factory=dict)
+    told: dict[tuple[str, str], ParsedConversation] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     roots: dict[str, str] = field(default_factory=dict)
 
@@ -62,14 +62,14 @@ class Transcript:
                 told, message, is_meta=bool(record.get("isMeta") or record.get("isCompactSummary"))
             )
 
-    def conversations(self, fallback_name: str) -> Iterator[Told]:
+    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
         """What was told, in the order in which each began."""
         for told in self.told.values():
             if told.messages:
                 told.name = told.name or fallback_name
                 yield told
 
-    def _conversation_of(self, record: Json, identifier: str) -> Told:
+    def _conversation_of(self, record: Json, identifier: str) -> ParsedConversation:
         session = str(record.get("sessionId") or "")
         branch = ""
         if record.get("isSidechain"):
@@ -77,10 +77,12 @@ class Transcript:
             self.roots[identifier] = root
             branch = str(record.get("agentId") or root)
         name = ":".join(part for part in (session, branch) if part)
-        return self.told.setdefault((session, branch), Told(name, SUB_AGENT if branch else AGENT))
+        return self.told.setdefault(
+            (session, branch), ParsedConversation(name, SUB_AGENT if branch else AGENT)
+        )
 
 
-def _add_answer(told: Told, message: Json, identifier: str) -> None:
+def _add_answer(told: ParsedConversation, message: Json, identifier: str) -> None:
     """Records of one model answer carry its id and a block or two each; together they are one message."""
     if isinstance(message.get("model"), str) and not message["model"].startswith("<"):
         told.model = message["model"]
@@ -108,7 +110,7 @@ def _add_answer(told: Told, message: Json, identifier: str) -> None:
                 answer["content"] = _joined(answer["content"], _text(block))
 
 
-def _add_request(told: Told, message: Json, *, is_meta: bool) -> None:
+def _add_request(told: ParsedConversation, message: Json, *, is_meta: bool) -> None:
     """Results of tools stand before what the user adds to them."""
     said: list[Json] = []
     for block in _blocks(message.get("content")):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.ports import AuditRow, Ending, Job
+from turnfold.ports import AuditRow, FailureStatus, Job
 
 COUNTS = (
     "evicted",
@@ -129,7 +129,7 @@ async def test_an_attempt_that_failed_names_the_model_that_was_to_write(stores: 
     await commit_on_summary(stores)
     await stores.ingest(*turns(1, 7))
     job = await the_job(stores)
-    await stores.jobs.give_back(
+    await stores.jobs.retry_later(
         job,
         reason="timeout",
         detail="",
@@ -139,9 +139,9 @@ async def test_an_attempt_that_failed_names_the_model_that_was_to_write(stores: 
     )
     job = await the_job(stores)
 
-    await stores.jobs.end(
+    await stores.jobs.fail(
         job,
-        ending=Ending.FAILED,
+        ending=FailureStatus.FAILED,
         reason="timeout",
         detail="",
         now_ms=NOON + 3_000,

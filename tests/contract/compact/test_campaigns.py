@@ -4,9 +4,9 @@ import pytest
 
 from tests.store_fixtures import NOON, Stores, summary, turns
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.ports import Ending, Progress, Wanted, Writes
+from turnfold.ports import CampaignProgress, FailureStatus, JobKind, RegenerateOptions
 
-NARRATIVE = Wanted(style="narrative")
+NARRATIVE = RegenerateOptions(style="narrative")
 
 
 def key(agent: str, number: int) -> SessionKey:
@@ -22,8 +22,8 @@ async def summarised(stores: Stores, *keys: SessionKey) -> None:
 
 
 async def begin(
-    stores: Stores, agent: str | None, *, at_once: int = 2, wanted: Wanted = NARRATIVE
-) -> Progress:
+    stores: Stores, agent: str | None, *, at_once: int = 2, wanted: RegenerateOptions = NARRATIVE
+) -> CampaignProgress:
     return await stores.campaigns.begin(
         AgentId(agent) if agent else None,
         wanted,
@@ -41,10 +41,10 @@ async def work(stores: Stores, *, refused: bool = False) -> list[str]:
     """Have what is open written; the sessions, in order."""
     done = []
     for job in await stores.claim(NOON + 4_000):
-        assert (job.writes, job.wanted) == (Writes.REGENERATED, NARRATIVE)
+        assert (job.writes, job.wanted) == (JobKind.REGENERATED, NARRATIVE)
         if refused:
-            await stores.jobs.end(
-                job, ending=Ending.REJECTED, reason="refused", detail="", now_ms=NOON + 4_000
+            await stores.jobs.fail(
+                job, ending=FailureStatus.REJECTED, reason="refused", detail="", now_ms=NOON + 4_000
             )
         else:
             await stores.jobs.commit(job, summary("again"), reason=None, now_ms=NOON + 4_000)
@@ -104,7 +104,7 @@ async def test_who_asks_again_finds_the_campaign_that_is_under_way(stores: Store
     await summarised(stores, key("ada", 0))
 
     first, again = await begin(stores, "ada"), await begin(stores, "ada")
-    other = await begin(stores, "ada", wanted=Wanted(model="other/model"))
+    other = await begin(stores, "ada", wanted=RegenerateOptions(model="other/model"))
 
     assert first == again
     assert other.campaign_id != first.campaign_id

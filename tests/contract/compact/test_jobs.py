@@ -25,10 +25,10 @@ from tests.store_fixtures import (
 )
 from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS
 from turnfold.core.summary.source_messages import sources_of
-from turnfold.core.summary.sources import Draft, Part, SummaryJob
+from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import LostLease
 from turnfold.messages import SessionId, SessionKey, State
-from turnfold.operations.compact.attempt import Writing
+from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, compact
 from turnfold.ports import Job
 
@@ -46,12 +46,12 @@ async def commit(stores: Stores, job: Job, text: str = "They spoke.", *ledger: s
 
 
 async def give_back(stores: Stores, job: Job, retry_at_ms: int = LATER) -> None:
-    await stores.jobs.give_back(
+    await stores.jobs.retry_later(
         job, reason="timeout", detail="no answer", retry_at_ms=retry_at_ms, now_ms=NOON + 5_000
     )
 
 
-async def kept_nowhere(_: Part) -> None:
+async def kept_nowhere(_: ChunkSummary) -> None:
     """Keep no part of a version."""
 
 
@@ -165,7 +165,7 @@ async def test_the_lease_is_renewed_for_as_long_as_the_model_writes(stores: Stor
         due: list[int | None]
 
         async def summarize(
-            self, job: SummaryJob, *, keep: Callable[[Part], Awaitable[None]] = kept_nowhere
+            self, job: SummaryJob, *, keep: Callable[[ChunkSummary], Awaitable[None]] = kept_nowhere
         ) -> Draft:
             assert (job.model, keep) == (None, kept_nowhere)
             self.due = [await stores.jobs.next_due_ms()]
@@ -181,7 +181,7 @@ async def test_the_lease_is_renewed_for_as_long_as_the_model_writes(stores: Stor
         leased,
         store=stores.jobs,
         summarizer=slow,
-        writing=Writing(lease_seconds=0.3),
+        writing=SummaryConfig(lease_seconds=0.3),
         count=words,
         now_ms=lambda: next(clock),
     )

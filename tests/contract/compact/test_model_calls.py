@@ -3,7 +3,7 @@
 import pytest
 
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
-from turnfold.core.summary.sources import Part
+from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
 from turnfold.ports import Job
@@ -21,9 +21,9 @@ async def claimed(stores: Stores, now_ms: int = NOON + 1_000) -> Job:
 @pytest.mark.proves("S2", "C39")
 async def test_an_answer_outlives_the_attempt_that_had_it_with_its_reason(stores: Stores) -> None:
     job = await claimed(stores)
-    await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
-    await stores.jobs.keep(job, Part("d2", "", 0), now_ms=NOON)
-    await stores.jobs.give_back(job, reason="timeout", detail="", retry_at_ms=NOON, now_ms=NOON)
+    await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON)
+    await stores.jobs.keep(job, ChunkSummary("d2", "", 0), now_ms=NOON)
+    await stores.jobs.retry_later(job, reason="timeout", detail="", retry_at_ms=NOON, now_ms=NOON)
 
     await stores.ingest(*turns(8, 7))
     (again,) = await stores.claim(LATER)
@@ -44,7 +44,7 @@ async def test_a_job_begins_with_nothing(stores: Stores) -> None:
 @pytest.mark.proves("S2")
 async def test_answers_go_when_their_version_is_committed(stores: Stores) -> None:
     job = await claimed(stores)
-    await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+    await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON)
 
     await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
 
@@ -57,7 +57,7 @@ async def test_nobody_keeps_an_answer_for_a_job_that_is_somebody_elses(stores: S
     (other,) = await stores.claim(LATER)
 
     with pytest.raises(LostLease):
-        await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+        await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON)
 
     assert dict((await stores.jobs.begun(other)).parts) == {}
 
@@ -79,13 +79,13 @@ async def test_tokens_add_up_for_one_agent_and_one_day(stores: Stores) -> None:
 @pytest.mark.proves("A6", "S2")
 async def test_an_erased_session_leaves_no_answers_and_takes_none(stores: Stores) -> None:
     job = await claimed(stores)
-    await stores.jobs.keep(job, Part("d1", "An answer.", 5), now_ms=NOON)
+    await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON)
 
     await stores.changes.erase(KEY, last_seq=100, now_ms=NOON)
 
     assert dict((await stores.jobs.begun(job)).parts) == {}
     with pytest.raises(LostLease):
-        await stores.jobs.keep(job, Part("d2", "Another.", 5), now_ms=NOON)
+        await stores.jobs.keep(job, ChunkSummary("d2", "Another.", 5), now_ms=NOON)
 
 
 @pytest.mark.proves("A6")

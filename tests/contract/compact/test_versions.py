@@ -14,9 +14,9 @@ from turnfold.core.summary.extractive import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
 from turnfold.errors import BadRequest, Conflict, LostLease, SummarizerError, UnknownSession
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State
-from turnfold.operations.compact.attempt import Writing
-from turnfold.operations.compact.compact import Committed, GivenBack, Outcome, compact
-from turnfold.ports import Ending, InForce, Job, Wanted, Writes
+from turnfold.operations.compact.attempt import SummaryConfig
+from turnfold.operations.compact.compact import Committed, Outcome, Retry, compact
+from turnfold.ports import ActiveVersion, FailureStatus, Job, JobKind, RegenerateOptions
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 STRANGER = SessionKey(AgentId("bob"), SessionId("s-1"))
@@ -53,11 +53,13 @@ async def three_versions(stores: Stores) -> None:
 
 async def promote(
     stores: Stores, version: int, *, over: int | None = None, now_ms: int = NOON + 9_000
-) -> InForce:
+) -> ActiveVersion:
     return await stores.versions.promote(KEY, version, over=over, rules=stores.rules, now_ms=now_ms)
 
 
-async def restore(stores: Stores, compaction_id: str, *, now_ms: int = NOON + 9_000) -> InForce:
+async def restore(
+    stores: Stores, compaction_id: str, *, now_ms: int = NOON + 9_000
+) -> ActiveVersion:
     return await stores.versions.restore(
         KEY, CompactionId(compaction_id), rules=stores.rules, now_ms=now_ms
     )
@@ -65,7 +67,7 @@ async def restore(stores: Stores, compaction_id: str, *, now_ms: int = NOON + 9_
 
 async def regenerate(stores: Stores, *, now_ms: int = NOON + 9_000, **wanted: Any) -> CompactionId:
     return await stores.versions.regenerate(
-        KEY, Wanted(**wanted), rules=stores.rules, now_ms=now_ms
+        KEY, RegenerateOptions(**wanted), rules=stores.rules, now_ms=now_ms
     )
 
 
@@ -132,7 +134,7 @@ async def test_promoting_what_covers_more_only_moves_the_pointer(stores: Stores)
 
     now = await promote(stores, 3, now_ms=NOON + 9_500)
 
-    assert now == InForce(3, 0)
+    assert now == ActiveVersion(3, 0)
     assert await states(stores) == before
     # What was to fold the difference has nothing to do any more.
     assert await stores.claim(NOON + 60_000) == []
@@ -148,7 +150,7 @@ async def test_promoting_the_version_in_force_changes_nothing(stores: Stores) ->
     await three_versions(stores)
     before = await stores.seen()
 
-    assert await promote(stores, 3) == InForce(3, 0)
+    assert await promote(stores, 3) == ActiveVersion(3, 0)
 
     assert await stores.seen() == before
 
@@ -362,7 +364,7 @@ async def test_a_summary_is_written_again_from_the_originals_and_takes_no_force(
     work = await regenerate(stores, model="other/model", style="narrative")
     job = await claimed(stores, NOON + 9_000)
 
-    assert (job.compaction_ids, job.writes) == ((work,), Writes.REGENERATED)
+    assert (job.compaction_ids, job.writes) == ((work,), JobKind.REGENERATED)
     assert (job.wanted.model, job.wanted.style) == ("other/model", "narrative")
     given = await stores.jobs.load(job, now_ms=NOON + 9_000)
     assert (given.previous, given.depth) == (None, 1)
@@ -442,7 +444,7 @@ async def test_what_was_evicted_meanwhile_is_summarised_before_anything_is_writt
     await regenerate(stores)
     await stores.ingest(*turns(40, 7))
 
-    assert (await claimed(stores, NOON + 9_000)).writes is Writes.NEXT
+    assert (await claimed(stores, NOON + 9_000)).writes is JobKind.NEXT
 
 
 @pytest.mark.proves("A4", "A5", "S8")
@@ -475,8 +477,8 @@ async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(
     before = await stores.facts()
 
     job = await claimed(stores, NOON + 9_000)
-    await stores.jobs.end(
-        job, ending=Ending.REJECTED, reason="refused", detail="", now_ms=NOON + 9_500
+    await stores.jobs.fail(
+        job, ending=FailureStatus.REJECTED, reason="refused", detail="", now_ms=NOON + 9_500
     )
 
     after = await stores.facts()
@@ -502,7 +504,7 @@ async def test_a_stand_in_is_written_by_the_model_when_it_is_back_without_a_new_
     assert await stores.jobs.next_due_ms() == NOON + 1_000 + COOLDOWN_MS
     job = await claimed(stores, NOON + 1_000 + COOLDOWN_MS)
 
-    assert (job.writes, job.base_version) == (Writes.STAND_IN, 1)
+    assert (job.writes, job.base_version) == (JobKind.STAND_IN, 1)
     given = await stores.jobs.load(job, now_ms=NOON + 10_000)
     assert given.previous is None
     assert len(given.evicted) == 10
@@ -528,7 +530,7 @@ async def test_while_the_model_rests_it_is_not_asked_and_nobody_waits_for_it(
     )
     job = await claimed(stores, NOON + 2_000)
 
-    assert (job.writes, job.cooling) == (Writes.NEXT, "timeout")
+    assert (job.writes, job.cooling) == (JobKind.NEXT, "timeout")
     assert await read(stores, job, by_model=False) == await ids(stores, State.PENDING) != []
     await stores.jobs.commit(
         job, summary("picked too", kind="extractive"), reason="timeout", now_ms=NOON + 2_000
@@ -536,7 +538,7 @@ async def test_while_the_model_rests_it_is_not_asked_and_nobody_waits_for_it(
     # The pause is the same: nothing was tried. What was to rewrite the first stand-in rewrites the second.
     assert await stores.jobs.next_due_ms() == NOON + 1_000 + COOLDOWN_MS
     again = await claimed(stores, NOON + 1_000 + COOLDOWN_MS)
-    assert (again.writes, again.base_version) == (Writes.STAND_IN, 2)
+    assert (again.writes, again.base_version) == (JobKind.STAND_IN, 2)
     assert await read(stores, again) == await ids(stores, State.COVERED)
 
 
@@ -552,8 +554,8 @@ async def test_the_pauses_double_while_the_model_stays_away(stores: Stores) -> N
         waits.append((due_ms - now_ms) // 1_000)
         now_ms = due_ms
         job = await claimed(stores, now_ms)
-        await stores.jobs.end(
-            job, ending=Ending.FAILED, reason="provider_error", detail="", now_ms=now_ms
+        await stores.jobs.fail(
+            job, ending=FailureStatus.FAILED, reason="provider_error", detail="", now_ms=now_ms
         )
 
     assert waits == [8, 16, 32, 64, 128, 256, 300, 300]
@@ -566,9 +568,9 @@ async def test_a_model_whose_answers_are_refused_is_not_asked_for_ever(stores: S
     asked = 0
     while (due_ms := await stores.jobs.next_due_ms()) is not None:
         asked += 1
-        await stores.jobs.end(
+        await stores.jobs.fail(
             await claimed(stores, due_ms),
-            ending=Ending.REJECTED,
+            ending=FailureStatus.REJECTED,
             reason="refused",
             detail="",
             now_ms=due_ms,
@@ -598,7 +600,7 @@ async def test_a_model_builds_on_originals_where_only_stand_ins_speak_and_on_the
 
     job = await claimed(stores, NOON + 9_000 + COOLDOWN_MS)
 
-    assert (job.writes, job.base_version, job.cooling) == (Writes.NEXT, 3, None)
+    assert (job.writes, job.base_version, job.cooling) == (JobKind.NEXT, 3, None)
     given = await stores.jobs.load(job, now_ms=NOON + 9_000)
     assert given.previous is not None
     assert given.previous.text == "by the model"
@@ -666,14 +668,14 @@ async def test_every_moment_is_seen_as_it_was_whatever_changed_places_since(stor
     await look(NOON + 7_000)
 
     for at_ms, was in seen:
-        then, _ = await stores.windows.window_then(
+        then, _ = await stores.windows.window_as_of(
             KEY, AtTime(at_ms), glance=lambda _: None, choose=lambda facts: (facts, ())
         )
         assert then.session is not None
         assert (then.session.version, then.summary, then.pending, then.messages) == was, (
             at_ms - NOON
         )
-    newest, _ = await stores.windows.window_then(
+    newest, _ = await stores.windows.window_as_of(
         KEY, AtVersion(2), glance=lambda _: None, choose=lambda facts: (facts, ())
     )
     assert newest.summary is not None
@@ -715,7 +717,7 @@ async def test_an_attempt_that_is_cancelled_is_due_again_at_once(stores: Stores)
             job,
             store=stores.jobs,
             summarizer=summarizer,
-            writing=Writing(),
+            writing=SummaryConfig(),
             count=words,
             now_ms=lambda: now_ms,
         )
@@ -743,7 +745,7 @@ async def test_where_no_model_writes_nothing_stands_in_for_one(stores: Stores) -
             job,
             store=stores.jobs,
             summarizer=summarizer,
-            writing=Writing(),
+            writing=SummaryConfig(),
             count=words,
             now_ms=lambda: due_ms,
         )
@@ -751,8 +753,8 @@ async def test_where_no_model_writes_nothing_stands_in_for_one(stores: Stores) -
     outcomes = [await attempt() for _ in range(3)]
 
     assert outcomes == [
-        GivenBack("provider_error"),
-        GivenBack("provider_error"),
+        Retry("provider_error"),
+        Retry("provider_error"),
         Committed(1, None),
     ]
     assert await stores.jobs.next_due_ms() is None

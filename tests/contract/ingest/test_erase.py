@@ -11,15 +11,17 @@ from tests.store_fixtures import KEY, NOON, Stores, summary, turn, turns, user
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.ingest.decode import Delivery, weigh_all
-from turnfold.ports import DeadLetter, Erased, Ingested
+from turnfold.operations.ingest.decode import Delivery, decode_batch
+from turnfold.ports import DeadLetter, EraseResult, IngestResult
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
 SISTER = SessionKey(KEY.agent_id, SessionId("s-2"))
 DAY_MS = 86_400_000
 
 
-async def erase(stores: Stores, key: SessionKey | AgentId = KEY, *, last_seq: int = 100) -> Erased:
+async def erase(
+    stores: Stores, key: SessionKey | AgentId = KEY, *, last_seq: int = 100
+) -> EraseResult:
     return await stores.changes.erase(key, last_seq=last_seq, now_ms=NOON + 9_000)
 
 
@@ -45,7 +47,7 @@ def letters(subject: str, *payloads: bytes, first_seq: int = 50) -> Sequence[Dea
         Delivery(subject, payload, seq, NOON + seq)
         for seq, payload in enumerate(payloads, start=first_seq)
     ]
-    return weigh_all(deliveries, count=len).dead
+    return decode_batch(deliveries, count=len).dead
 
 
 @pytest.mark.proves("A6", "L12")
@@ -64,7 +66,7 @@ async def test_an_erased_session_is_as_if_it_had_never_been_and_its_twins_are_as
 
     done = await erase(stores)
 
-    assert done == Erased(1, 32)
+    assert done == EraseResult(1, 32)
     assert await is_unknown(stores)
     assert {key: (await stores.seen()).sessions[key] for key in (TWIN, SISTER)} == before
     assert set((await stores.seen()).sessions) == {TWIN, SISTER}
@@ -100,7 +102,7 @@ async def test_what_was_published_before_and_not_yet_stored_is_dropped_and_count
 
     done = await stores.intake.ingest([*turns(3, 3), *turns(6, 1)], (), rules=stores.rules)
 
-    assert done == Ingested(events=1, messages=2, duplicates=3)
+    assert done == IngestResult(events=1, messages=2, duplicates=3)
     assert (await stores.seen()).ingested == ((1, 6),)
     assert await positions(stores) == [6 * 1024, 6 * 1024 + 1]
 
@@ -143,7 +145,7 @@ async def test_a_job_that_runs_while_its_session_is_erased_changes_nothing(store
     with pytest.raises(LostLease):
         await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10_000)
     with pytest.raises(LostLease):
-        await stores.jobs.give_back(
+        await stores.jobs.retry_later(
             job, reason="timeout", detail="", retry_at_ms=NOON, now_ms=NOON + 10_000
         )
 
@@ -154,10 +156,10 @@ async def test_a_job_that_runs_while_its_session_is_erased_changes_nothing(store
 async def test_erasing_twice_or_what_nobody_knows_leaves_a_record_and_nothing_else(
     stores: Stores,
 ) -> None:
-    assert await erase(stores) == Erased()
+    assert await erase(stores) == EraseResult()
     await stores.ingest(turn(7, user("on its way")))
     assert await is_unknown(stores)
-    assert await erase(stores, last_seq=50) == Erased()
+    assert await erase(stores, last_seq=50) == EraseResult()
 
     await stores.ingest(turn(80, user("still before the first")))
 
@@ -181,7 +183,7 @@ async def test_an_erased_agent_takes_all_its_sessions_policy_and_letters_along(
 
     done = await erase(stores, KEY.agent_id)
 
-    assert done == Erased(2, 5)
+    assert done == EraseResult(2, 5)
     assert set((await stores.seen()).sessions) == {TWIN}
     assert [seq for seq, *_ in (await stores.seen()).dead_letters] == [60]
     third = SessionKey(KEY.agent_id, SessionId("s-3"))

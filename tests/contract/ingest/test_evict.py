@@ -19,7 +19,7 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import BadRequest, Conflict
-from turnfold.messages import AgentId, Answer, SessionId, SessionKey, State, position_of
+from turnfold.messages import AgentId, CallRef, SessionId, SessionKey, State, position_of
 
 HOUR_MS = 3_600_000
 
@@ -345,7 +345,7 @@ async def test_an_evicted_result_that_finds_its_call_later_is_seen_so_by_who_kne
     ]
     assert (after.compaction_id, after.answers) == (
         before.compaction_id,
-        Answer(position_of(20, 0), 0),
+        CallRef(position_of(20, 0), 0),
     )
 
 

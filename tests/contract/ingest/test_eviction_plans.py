@@ -11,7 +11,7 @@ from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction.eviction import COOLDOWN_MS, SUMMARY_DELAY_MS
 from turnfold.errors import LostLease
 from turnfold.messages import State
-from turnfold.ports import Ending, Job
+from turnfold.ports import FailureStatus, Job
 
 MINUTE_MS = 60_000
 
@@ -112,17 +112,17 @@ async def test_no_second_plan_is_opened_meanwhile(stores: Stores) -> None:
 
 @pytest.mark.proves("E7")
 @pytest.mark.parametrize(
-    ("ending", "phase"), [(Ending.REJECTED, "rejected"), (Ending.FAILED, "rollback")]
+    ("ending", "phase"), [(FailureStatus.REJECTED, "rejected"), (FailureStatus.FAILED, "rollback")]
 )
 async def test_a_plan_that_fails_leaves_everything_as_it_was(
-    stores: Stores, ending: Ending, phase: str
+    stores: Stores, ending: FailureStatus, phase: str
 ) -> None:
     await override(stores, commit="on_summary")
     await stores.ingest(*turns(1, 7))
     before = await stores.facts()
     job = await planned(stores)
 
-    await stores.jobs.end(job, ending=ending, reason="refused", detail="", now_ms=NOON + 3_000)
+    await stores.jobs.fail(job, ending=ending, reason="refused", detail="", now_ms=NOON + 3_000)
 
     after = await stores.facts()
     assert after.messages == before.messages
@@ -145,7 +145,9 @@ async def test_after_failures_a_session_is_left_alone_longer_each_time(stores: S
         due_ms = await stores.jobs.next_due_ms()
         assert due_ms is not None
         job = await planned(stores, due_ms)
-        await stores.jobs.end(job, ending=Ending.FAILED, reason="timeout", detail="", now_ms=due_ms)
+        await stores.jobs.fail(
+            job, ending=FailureStatus.FAILED, reason="timeout", detail="", now_ms=due_ms
+        )
         await stores.ingest(turn(20 + number, user("still there?"), assistant("yes")))
         again_ms = await stores.jobs.next_due_ms()
         assert again_ms is not None
@@ -186,7 +188,9 @@ async def test_what_has_left_already_is_summarised_before_what_is_only_planned(
 
     given = await stores.jobs.load(plan, now_ms=NOON + 3_000)
     assert given.leaving is None
-    await stores.jobs.end(plan, ending=Ending.STALE, reason=None, detail="", now_ms=NOON + 4_000)
+    await stores.jobs.fail(
+        plan, ending=FailureStatus.STALE, reason=None, detail="", now_ms=NOON + 4_000
+    )
     assert (await phases(stores))[-1] == "stale"
     assert await stores.claim(NOON + 10 * MINUTE_MS) == []
 

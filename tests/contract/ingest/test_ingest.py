@@ -22,15 +22,15 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.operations.ingest.decode import Delivery, weigh
-from turnfold.ports import DeadLetter, Original
+from turnfold.operations.ingest.decode import Delivery, decode_event
+from turnfold.ports import DeadLetter, OriginalMessage
 
 EVERYTHING = {"after_position": 0, "limit": 1_000}
 OTHER_SESSION = SessionKey(KEY.agent_id, SessionId("s-2"))
 OTHER_AGENT = SessionKey(AgentId("bob"), KEY.session_id)
 
 
-async def history(stores: Stores, key: SessionKey = KEY) -> list[Original]:
+async def history(stores: Stores, key: SessionKey = KEY) -> list[OriginalMessage]:
     return list(await stores.history.page(key, after_position=0, limit=1_000))
 
 
@@ -49,7 +49,7 @@ def letter(seq: int, reason: str = "not_json") -> DeadLetter:
 async def test_a_message_comes_back_as_it_was_published(stores: Stores) -> None:
     message = r'{ "role":"user",  "content": "NUL \u0000, half a pair \ud83d, \u00e9 and é, 漢字 🙂", "x": [1.50, 1e2, {"y": null}] }'
     payload = f'{{"event_id": "e1", "agent_id": "ada", "session_id": "s-1", "messages": [{message}]}}'.encode()
-    arrival = weigh(Delivery("turn.completed", payload, 1, NOON), count=words)
+    arrival = decode_event(Delivery("turn.completed", payload, 1, NOON), count=words)
 
     await stores.ingest(arrival)
 
@@ -95,7 +95,7 @@ async def test_ids_of_any_characters_name_sessions_and_events(stores: Stores) ->
 
     await stores.ingest(turn(1, user("hello"), event_id="e#1#'%_", key=key))
 
-    (found,) = await stores.history.named(key, ["e#1#'%_#0"])
+    (found,) = await stores.history.by_ids(key, ["e#1#'%_#0"])
     assert found.message_id == "e#1#'%_#0"
 
 
@@ -146,7 +146,9 @@ async def test_the_same_content_written_otherwise_is_the_same_event(stores: Stor
     loose = b'{"event_id":"e","agent_id":"ada","session_id":"s-1","messages":[{"content":"hi","role":"user"}]}'
     spaced = b'{"event_id":"e","agent_id":"ada","session_id":"s-1","messages":[ { "role": "user", "content": "\\u0068i" } ]}'
     for seq, payload in enumerate([loose, spaced], start=1):
-        await stores.ingest(weigh(Delivery("turn.completed", payload, seq, NOON), count=words))
+        await stores.ingest(
+            decode_event(Delivery("turn.completed", payload, seq, NOON), count=words)
+        )
 
     assert await said(stores) == ["hi"]
     assert await stores.history.dead_letters(after=0, limit=9) == []
@@ -159,7 +161,7 @@ async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_wo
     await stores.ingest(turn(4, user("second")))
     await stores.ingest(turn(9, user("first"), event_id="e", at_ms=NOON + 900))
     written = rb'{"event_id":"e","agent_id":"ada","session_id":"s-1","is_meta":true,"messages":[{"content":"first","role":"user"}]}'
-    earlier = weigh(Delivery("turn.completed", written, 2, NOON + 2), count=words)
+    earlier = decode_event(Delivery("turn.completed", written, 2, NOON + 2), count=words)
 
     await stores.ingest(earlier)
 

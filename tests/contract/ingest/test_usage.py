@@ -21,9 +21,9 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.requests import ContextRequest, PolicyRequest
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.query.context import Answering, context
+from turnfold.operations.query.context import QueryEnvironment, context
 from turnfold.operations.query.history import session as status
-from turnfold.ports import Arrival
+from turnfold.ports import DecodedEvent
 
 MODEL = "acme/verbose-1"
 QUESTION, ANSWER = "q" * 184, "a" * 184
@@ -42,7 +42,7 @@ def reporting(
     first_seq: int = 1,
     model: str | None = MODEL,
     step: int = 1,
-) -> list[Arrival]:
+) -> list[DecodedEvent]:
     """Turns with reports of a provider that counts so many times what is counted here."""
     made = []
     for index in range(number):
@@ -145,7 +145,7 @@ async def test_windows_are_billed_by_the_factor_and_what_is_stored_stays_as_coun
     await compacted(stores)
 
     request = ContextRequest(max_tokens=50_000, wait_ms=0)
-    answering = Answering(stores.policy, stores.rules.model_window)
+    answering = QueryEnvironment(stores.policy, stores.rules.model_window)
     answer = await context(KEY, request, store=stores.windows, answering=answering, arrivals=None)  # type: ignore[arg-type]  # nobody waits
 
     counts = await stores.history.counts(KEY)
@@ -237,7 +237,7 @@ async def test_differences_with_a_compaction_between_them_teach_nothing(stores: 
 @pytest.mark.proves("T4", "I1")
 async def test_what_lies_between_two_reports_is_what_a_window_would_show(stores: Stores) -> None:
     await override(stores, max_live_messages=0)
-    events: list[Arrival] = []
+    events: list[DecodedEvent] = []
     prompt = UNSEEN_TOKENS
     for number in range(5):
         seq, call = 10 * number + 1, f"c{number}"
@@ -277,7 +277,7 @@ async def test_a_new_system_message_and_reasoning_between_reports_teach_nothing(
     stores: Stores,
 ) -> None:
     await override(stores, max_live_messages=0)
-    odd: list[Arrival] = []
+    odd: list[DecodedEvent] = []
     for number in range(6):
         usage = {"prompt_tokens": UNSEEN_TOKENS + 1_000 * number}
         more = [system("be brief")] if number % 2 else []
@@ -301,7 +301,7 @@ async def test_a_new_system_message_and_reasoning_between_reports_teach_nothing(
 # --- the trigger
 
 
-def full(seq: int, tokens: int = 9_000, **more: Any) -> Arrival:
+def full(seq: int, tokens: int = 9_000, **more: Any) -> DecodedEvent:
     """A turn after which the provider says that the window is full."""
     return turn(
         seq,

@@ -20,10 +20,10 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion, Moment
+from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey
-from turnfold.ports import Arrival, WindowFacts
+from turnfold.ports import DecodedEvent, WindowSnapshot
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 Seen = tuple[Any, ...]
@@ -34,11 +34,11 @@ def at(seq: int) -> int:
     return NOON + 10 * seq
 
 
-def turn_at(seq: int) -> Arrival:
+def turn_at(seq: int) -> DecodedEvent:
     return turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), at_ms=at(seq))
 
 
-def essence(facts: WindowFacts) -> Seen:
+def essence(facts: WindowSnapshot) -> Seen:
     """What a window shows of a session."""
     session = facts.session
     return (
@@ -49,14 +49,14 @@ def essence(facts: WindowFacts) -> Seen:
     )
 
 
-async def then(stores: Stores, moment: Moment, key: SessionKey = KEY) -> WindowFacts:
-    found, _ = await stores.windows.window_then(
+async def then(stores: Stores, moment: AsOf, key: SessionKey = KEY) -> WindowSnapshot:
+    found, _ = await stores.windows.window_as_of(
         key, moment, glance=lambda _: None, choose=lambda facts: (facts, ())
     )
     return found
 
 
-async def told(stores: Stores, moment: Moment) -> list[str]:
+async def told(stores: Stores, moment: AsOf) -> list[str]:
     """The ids that were live or pending."""
     return [message.message_id for message in (await then(stores, moment)).messages]
 
@@ -67,7 +67,7 @@ async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, c
     await stores.changes.set_policy(
         KEY, PolicyRequest(overrides={"commit": commit}), rules=stores.rules, now_ms=NOON
     )
-    seen: list[tuple[Moment, Seen]] = []
+    seen: list[tuple[AsOf, Seen]] = []
     for seq in range(1, 41):
         await stores.ingest(turn_at(seq))
         now = essence(await stores.facts())
@@ -167,10 +167,10 @@ async def test_a_system_message_that_was_replaced_and_evicted_since_is_there_aga
 async def test_texts_of_then_are_read(stores: Stores) -> None:
     await stores.ingest(*[turn_at(seq) for seq in range(1, 30)])
 
-    def choose(facts: WindowFacts) -> tuple[int, Sequence[int]]:
+    def choose(facts: WindowSnapshot) -> tuple[int, Sequence[int]]:
         return len(facts.messages), [facts.messages[0].position]
 
-    _, bodies = await stores.windows.window_then(
+    _, bodies = await stores.windows.window_as_of(
         KEY, AtTime(at(2)), glance=lambda _: None, choose=choose
     )
 
@@ -182,7 +182,7 @@ async def test_texts_of_then_are_read(stores: Stores) -> None:
     "moment",
     [AtVersion(1), AtVersion(0), AtMessage(EventId("mine"), 0), AtMessage(EventId("e1"), 5)],
 )
-async def test_what_this_session_never_had_is_no_moment(stores: Stores, moment: Moment) -> None:
+async def test_what_this_session_never_had_is_no_moment(stores: Stores, moment: AsOf) -> None:
     await stores.ingest(
         turn(1, user("hi"), tool("a")), turn(2, user("other"), event_id="mine", key=OTHER)
     )
@@ -202,7 +202,7 @@ async def test_a_session_nobody_published_in_was_empty_at_any_time(stores: Store
 async def test_a_glance_sees_the_session_as_it_is(stores: Stores) -> None:
     await stores.ingest(*turns(1, 3))
 
-    seen, _ = await stores.windows.window_then(
+    seen, _ = await stores.windows.window_as_of(
         KEY,
         AtMessage(EventId("e1"), 0),
         glance=lambda facts: facts.session and facts.session.messages_total,

@@ -21,17 +21,17 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.requests import ContextRequest
-from turnfold.core.history.validity import anthropic_faults, faults
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.history.validity import anthropic_faults, validation_errors
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.character_limit import next_spread
 from turnfold.errors import BadRequest, CannotFit
-from turnfold.operations.query.as_of import moment_of
-from turnfold.operations.query.context import Answer, Answering, context
+from turnfold.operations.query.as_of import parse_as_of
+from turnfold.operations.query.context import ContextReply, QueryEnvironment, context
 
 Json = dict[str, Any]
 ANTHROPIC = {"format": "anthropic"}
-NO_WISHES = (Wishes(), Wishes())
+NO_WISHES = (PolicyOverrides(), PolicyOverrides())
 
 
 class NoArrivals:
@@ -47,11 +47,11 @@ class Asker:
     def __init__(self, stores: Stores, policy: Policy | None = None) -> None:
         self._stores = stores
         policy_of = rules_of(policy)[1] if policy else stores.policy
-        self._answering = Answering(
+        self._answering = QueryEnvironment(
             policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000
         )
 
-    async def answer(self, **fields: Any) -> Answer:
+    async def answer(self, **fields: Any) -> ContextReply:
         request = ContextRequest(**fields)
         return await context(
             KEY,
@@ -66,7 +66,7 @@ class Asker:
 
     @property
     def windows_kept(self) -> int:
-        return len(self._answering.grown._kept)
+        return len(self._answering.build_window._kept)
 
     async def told(self, **fields: Any) -> Json:
         found: Json = json.loads((await self.answer(**fields)).body)
@@ -95,7 +95,7 @@ async def test_both_shapes_tell_the_same_window(stores: Stores, placement: str) 
     plain = await asker.told(placement=placement)
     shaped = await asker.told(placement=placement, format="anthropic")
 
-    assert faults(plain["messages"]) == []
+    assert validation_errors(plain["messages"]) == []
     assert anthropic_faults(shaped["messages"]) == []
     assert "system" not in plain
     assert ("8443" in (shaped["system"] or "")) is (placement in ("system", "message"))
@@ -240,9 +240,9 @@ def test_a_time_may_be_written_in_every_way_of_rfc_3339() -> None:
         "2026-11-20T11:00:00.25 01:00",
     ]
 
-    assert {moment_of(text) for text in written} == {moment_of("2026-11-20T04:30:00.250-05:30")}
-    assert moment_of("2026-12-31T23:59:60Z") == moment_of("2027-01-01T00:00:00Z")
-    assert moment_of("7") == moment_of(7)
+    assert {parse_as_of(text) for text in written} == {parse_as_of("2026-11-20T04:30:00.250-05:30")}
+    assert parse_as_of("2026-12-31T23:59:60Z") == parse_as_of("2027-01-01T00:00:00Z")
+    assert parse_as_of("7") == parse_as_of(7)
 
 
 @pytest.mark.proves("W2")

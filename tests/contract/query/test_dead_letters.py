@@ -9,7 +9,7 @@ from tests.store_fixtures import KEY, NOON, Stores, turn, user
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Conflict
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.query.history import dead_letters
 from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, Rules
 
@@ -20,7 +20,7 @@ def letters(*payloads: bytes, first_seq: int = 1) -> Sequence[DeadLetter]:
         Delivery("turn.completed", payload, seq, NOON + seq)
         for seq, payload in enumerate(payloads, start=first_seq)
     ]
-    return weigh_all(deliveries, count=len).dead
+    return decode_batch(deliveries, count=len).dead
 
 
 def limited(stores: Stores, most: int) -> Rules:
@@ -98,7 +98,7 @@ async def test_a_letter_is_listed_with_the_time_of_its_replay(stores: Stores) ->
 async def test_the_subject_of_a_letter_is_kept_without_what_no_database_takes(
     stores: Stores,
 ) -> None:
-    dead = weigh_all([Delivery("turn.\0completed.\ud800", b"{", 1, NOON)], count=len).dead
+    dead = decode_batch([Delivery("turn.\0completed.\ud800", b"{", 1, NOON)], count=len).dead
     await stores.intake.ingest([], dead, rules=stores.rules)
 
     (kept,) = await stores.letters.letters([1])
@@ -112,7 +112,7 @@ async def test_it_is_told_what_a_sequence_came_to(stores: Stores) -> None:
         [turn(1, user("fine"))], letters(b"{", first_seq=2), rules=stores.rules
     )
 
-    came = await stores.letters.came_to([1, 2, 3])
+    came = await stores.letters.replay_outcomes([1, 2, 3])
 
     assert came[1] is None
     assert came[2] is not None
@@ -222,7 +222,7 @@ async def test_sessions_are_listed_page_by_page_each_once(stores: Stores) -> Non
     after = None
     while page := await stores.history.sessions(agent_ids=None, limit=3, after=after):
         seen += [one.session_id for one in page]
-        after = page[-1].place
+        after = page[-1].sort_key
 
     assert seen == ["new-6", "new-7", "new-4", "new-5", "new-2", "new-3", "new-1", "new-99"]
 
@@ -231,7 +231,7 @@ async def test_sessions_are_listed_page_by_page_each_once(stores: Stores) -> Non
 async def test_a_letter_whose_subject_names_what_no_database_keeps_is_stored_without_a_session(
     stores: Stores,
 ) -> None:
-    dead = weigh_all([Delivery("turn.completed.%00.%00", b"no json", 1, NOON)], count=len).dead
+    dead = decode_batch([Delivery("turn.completed.%00.%00", b"no json", 1, NOON)], count=len).dead
 
     await stores.intake.ingest([turn(2, user("Hello."))], dead, rules=stores.rules)
     (letter,) = await stores.letters.letters([1])

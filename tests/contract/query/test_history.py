@@ -10,7 +10,7 @@ from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, 
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.ports import WindowFacts
+from turnfold.ports import WindowSnapshot
 
 NOBODY = SessionKey(AgentId("ada"), SessionId("never"))
 
@@ -44,7 +44,7 @@ async def test_a_window_reads_the_texts_that_were_chosen_and_those_alone_matter(
 async def test_a_glance_that_answers_reads_no_message(stores: Stores) -> None:
     await stores.ingest(*turns(1, 3))
 
-    def choose(_: WindowFacts) -> tuple[str, Sequence[int]]:
+    def choose(_: WindowSnapshot) -> tuple[str, Sequence[int]]:
         raise AssertionError("the glance was enough")
 
     seen, bodies = await stores.windows.window(
@@ -127,7 +127,7 @@ async def test_a_history_is_read_in_pages_either_way(stores: Stores) -> None:
 async def test_messages_are_found_by_their_ids_whatever_their_state(stores: Stores) -> None:
     await stores.ingest(*turns(1, 20))
 
-    found = await stores.history.named(
+    found = await stores.history.by_ids(
         KEY, ["e20#1", "e1#0", "e1#7", "nothing", "e9#0", "e1#x", "#1", "unknown#0"]
     )
 
@@ -140,7 +140,7 @@ async def test_an_id_finds_nothing_in_another_session(stores: Stores) -> None:
         turn(1, user("mine"), event_id="e", key=other(1)), turn(2, user("other"), key=other(2))
     )
 
-    assert await stores.history.named(other(2), ["e#0"]) == []
+    assert await stores.history.by_ids(other(2), ["e#0"]) == []
 
 
 @pytest.mark.proves("A2")
@@ -148,7 +148,7 @@ async def test_an_id_finds_nothing_in_another_session(stores: Stores) -> None:
 async def test_a_session_nobody_published_in_is_unknown(stores: Stores, ask: str) -> None:
     asked: dict[str, Callable[[], Awaitable[object]]] = {
         "page": lambda: stores.history.page(NOBODY, after_position=0, limit=1),
-        "named": lambda: stores.history.named(NOBODY, ["e#0"]),
+        "named": lambda: stores.history.by_ids(NOBODY, ["e#0"]),
         "counts": lambda: stores.history.counts(NOBODY),
         "versions": lambda: stores.history.versions(NOBODY),
     }

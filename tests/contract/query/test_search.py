@@ -10,7 +10,7 @@ from turnfold.core.text.search import MOST_WORDS, Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, State, position_of
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports import Candidates, Original, Scope, SearchStore
+from turnfold.ports import Candidates, OriginalMessage, Scope, SearchStore
 
 OTHER = SessionKey(AgentId("bob"), KEY.session_id)
 
@@ -323,7 +323,7 @@ class CountingStore:
 
     async def unindexed(
         self, key: SessionKey, *, scope: Scope, after_position: int
-    ) -> Sequence[Original]:
+    ) -> Sequence[OriginalMessage]:
         return await self._store.unindexed(key, scope=scope, after_position=after_position)
 
     async def candidates(

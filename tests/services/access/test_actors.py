@@ -18,7 +18,7 @@ from tests.nats_server import nats_server
 from tests.running_system import Parts, command, eventually, running_parts
 from tests.services.access.test_roles import Guarded, person
 from turnfold.access.actors import ACTOR_HEADER, VALID_MS, key_actor, signed_actor, verified_actor
-from turnfold.access.bearers import Bearers, new_token, read_tokens
+from turnfold.access.bearers import TokenRegistry, new_token, read_tokens
 from turnfold.access.roles import USER_INFO
 from turnfold.client import connect, session_key
 from turnfold.errors import StartError
@@ -305,7 +305,7 @@ def test_a_file_of_tokens_may_name_them_and_may_be_as_it_was(tmp_path: Path) -> 
         "ops",
     ]
     assert json.loads(path.read_text())["ab" * 32] == ["support"]
-    grant = Bearers(path).grant(f"Bearer {token}")
+    grant = TokenRegistry(path).grant(f"Bearer {token}")
     assert grant is not None
     assert (
         grant.name

@@ -254,7 +254,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         )
 
     assert not auditor.denied + support.denied
-    assert "bus.troubled" not in worker.words()
+    assert "bus.error" not in worker.words()
 
 
 @pytest.mark.proves("X2", "L12")

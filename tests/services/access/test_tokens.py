@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 from tests.running_system import TURNFOLD, Parts, command, running_parts, running_system
 from turnfold.access.bearers import (
     EVERY_AGENT,
-    Bearers,
     Grant,
-    check_listening,
+    TokenRegistry,
+    check_bind_address,
     new_token,
     read_tokens,
     revoke_token,
@@ -240,7 +240,7 @@ def test_a_file_holds_hashes_that_only_its_owner_may_read(tmp_path: Path) -> Non
         new_token(path, [EVERY_AGENT]),
     ]
 
-    bearers = Bearers(path)
+    bearers = TokenRegistry(path)
     names = [digest[:12] for digest in read_tokens(path)]
     assert [bearers.grant(f"Bearer {token}") for token in tokens] == [
         Grant(frozenset({"support"}), names[0]),
@@ -273,7 +273,7 @@ def test_whatever_is_no_token_lets_nobody_in(tmp_path: Path, shown: str | None) 
 
     given = shown.replace("{hash}", digest).replace("{token}", token) if shown is not None else None
 
-    assert Bearers(tmp_path / "tokens.json").grant(given) is None
+    assert TokenRegistry(tmp_path / "tokens.json").grant(given) is None
 
 
 @pytest.mark.proves("X1")
@@ -282,7 +282,7 @@ def test_a_file_that_holds_no_tokens_stops_the_start(tmp_path: Path, held: str) 
     (tmp_path / "tokens.json").write_text(held)
 
     with pytest.raises(StartError, match=r"tokens\.json does not hold the hashes of tokens"):
-        Bearers(tmp_path / "tokens.json")
+        TokenRegistry(tmp_path / "tokens.json")
 
 
 # --- the commands
@@ -311,7 +311,7 @@ def test_keys_and_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
 
     assert Path(agent["file"]).stat().st_mode & 0o777 == 0o600
     assert Path(agent["file"]).read_text().startswith("SU")
-    assert Bearers(Path(token["file"])).grant(f"Bearer {token['token']}") is None
+    assert TokenRegistry(Path(token["file"])).grant(f"Bearer {token['token']}") is None
     assert [row["kind"] for row in listed] == ["key", "key", "token"]
     assert revoked == [0, 0]
     assert [row["name"] for row in told("list")] == [worker["key"]]
@@ -338,11 +338,11 @@ def test_others_than_this_machine_are_served_only_where_somebody_asks_who_they_a
     host: str,
 ) -> None:
     with pytest.raises(StartError, match="TURNFOLD_HTTP_TOKENS"):
-        check_listening(host, has_tokens=False, is_checked_elsewhere=False)
-    check_listening(host, has_tokens=True, is_checked_elsewhere=False)
-    check_listening(host, has_tokens=False, is_checked_elsewhere=True)
+        check_bind_address(host, has_tokens=False, is_checked_elsewhere=False)
+    check_bind_address(host, has_tokens=True, is_checked_elsewhere=False)
+    check_bind_address(host, has_tokens=False, is_checked_elsewhere=True)
     for loopback in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
-        check_listening(loopback, has_tokens=False, is_checked_elsewhere=False)
+        check_bind_address(loopback, has_tokens=False, is_checked_elsewhere=False)
 
 
 @pytest.mark.proves("X1")

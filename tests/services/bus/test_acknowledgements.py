@@ -20,7 +20,7 @@ from turnfold.client import session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import StreamFull, Unavailable
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
-from turnfold.nats_client.connection import HangingUp
+from turnfold.nats_client.connection import NatsClient
 
 SUBJECT = "turn.completed.a.s"
 FORGED: Mapping[str, bytes] = {
@@ -58,8 +58,8 @@ async def bus(server: NatsServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def own(server: NatsServer) -> AsyncIterator[HangingUp]:
-    connection = HangingUp()
+async def own(server: NatsServer) -> AsyncIterator[NatsClient]:
+    connection = NatsClient()
     await connection.connect(server.url)
     yield connection
     await connection.close()
@@ -80,7 +80,7 @@ async def replying(
     await bus.flush()
 
 
-def event(number: int, says: str = "hello") -> turnfold.Event:
+def event(number: int, says: str = "hello") -> turnfold.OutgoingEvent:
     return turn_event(
         session_key("a", "s"), [{"role": "user", "content": says}], event_id=f"e{number}"
     )
@@ -110,7 +110,7 @@ async def test_each_event_gets_its_own_sequence_whatever_others_reply(
 
 @pytest.mark.proves("O7")
 async def test_a_forger_that_counts_along_is_found_out_by_its_second_reply(
-    bus: Client, own: HangingUp
+    bus: Client, own: NatsClient
 ) -> None:
     strays: list[str] = []
     publisher = Publisher(own, EVENTS_STREAM, on_foreign=lambda: strays.append("foreign"))
@@ -207,7 +207,7 @@ async def test_an_answer_that_only_begins_like_one_is_unavailable_and_no_crash(
     "reply", [b"", b"[]", b'{"ok": true}', b'{"error": {"code": 404, "err_code": 10059}}']
 )
 async def test_only_jetstream_answers_for_jetstream(
-    bus: Client, own: HangingUp, reply: bytes
+    bus: Client, own: NatsClient, reply: bytes
 ) -> None:
     await replying(bus, reply, subject="$JS.API.>")
 
@@ -226,7 +226,7 @@ async def test_a_word_of_jetstreams_own_form_with_nothing_in_it_is_unavailable(
                 b'{"type": "io.nats.jetstream.api.v1.stream_info_response", "state": 7}',
                 subject="$JS.API.>",
             )
-            own = HangingUp()
+            own = NatsClient()
             await own.connect(server.url)
             with pytest.raises(Unavailable, match="cannot be read"):
                 await last_sequence(own)
@@ -246,7 +246,7 @@ async def test_a_word_of_jetstreams_own_form_with_nothing_in_it_is_unavailable(
 )
 @pytest.mark.parametrize("subject", [b"odd.subject", b"odd.\xff\xfe"])
 async def test_no_message_of_another_ends_a_connection(
-    server: NatsServer, own: HangingUp, subject: bytes, header: bytes
+    server: NatsServer, own: NatsClient, subject: bytes, header: bytes
 ) -> None:
     heard: list[bytes] = []
 

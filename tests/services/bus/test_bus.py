@@ -16,10 +16,10 @@ import turnfold
 from tests.nats_server import NatsServer, nats_server
 from turnfold.bus import (
     broker_options,
+    config_differences,
     connect,
     connect_options,
-    differences,
-    provision,
+    ensure_streams,
     server_warnings,
     stream_created,
     wait_for_streams,
@@ -43,7 +43,7 @@ async def client(server: NatsServer) -> AsyncIterator[Client]:
 
 @pytest.mark.proves("L2", "O2")
 async def test_streams_and_consumer_are_as_the_contract_says(client: Client) -> None:
-    created = await provision(client, first_seq=1)
+    created = await ensure_streams(client, first_seq=1)
 
     events = (await client.jetstream().stream_info("TURNFOLD_EVENTS")).config
     consumer = (await client.jetstream().consumer_info("TURNFOLD_EVENTS", "ingest")).config
@@ -65,16 +65,16 @@ async def test_streams_and_consumer_are_as_the_contract_says(client: Client) -> 
         consumer.max_deliver,
         consumer.max_ack_pending,
     ) == ("explicit", 5, -1, 20_000)
-    assert await differences(client) == []
+    assert await config_differences(client) == []
     assert created == await stream_created(client)
     assert created.endswith("Z")
 
 
 @pytest.mark.proves("O2")
 async def test_provisioning_again_and_by_two_at_once_changes_nothing(client: Client) -> None:
-    first = await asyncio.gather(*(provision(client, first_seq=7) for _ in range(3)))
+    first = await asyncio.gather(*(ensure_streams(client, first_seq=7) for _ in range(3)))
 
-    again = await provision(client, first_seq=99)
+    again = await ensure_streams(client, first_seq=99)
 
     state = (await client.jetstream().stream_info("TURNFOLD_EVENTS")).state
     assert {*first, again} == {first[0]}
@@ -85,11 +85,11 @@ async def test_provisioning_again_and_by_two_at_once_changes_nothing(client: Cli
 async def test_a_stream_made_anew_begins_above_what_was_stored_and_has_another_creation_time(
     client: Client,
 ) -> None:
-    before = await provision(client, first_seq=1)
+    before = await ensure_streams(client, first_seq=1)
     await client.jetstream().publish("turn.completed.a.s", b"{}")
     await client.jetstream().delete_stream("TURNFOLD_EVENTS")
 
-    after = await provision(client, first_seq=42)
+    after = await ensure_streams(client, first_seq=42)
     acknowledged = await client.jetstream().publish("turn.completed.a.s", b"{}")
 
     assert acknowledged.seq == 42
@@ -100,7 +100,7 @@ async def test_a_stream_made_anew_begins_above_what_was_stored_and_has_another_c
 async def test_settings_that_drifted_are_named_and_set_right_without_losing_events(
     client: Client,
 ) -> None:
-    created = await provision(client, first_seq=1)
+    created = await ensure_streams(client, first_seq=1)
     jetstream = client.jetstream()
     await jetstream.publish("tool.result.a.s", b"{}")
     config = (await jetstream.stream_info("TURNFOLD_EVENTS")).config
@@ -114,16 +114,16 @@ async def test_settings_that_drifted_are_named_and_set_right_without_losing_even
     )
     consumer = (await jetstream.consumer_info("TURNFOLD_EVENTS", "ingest")).config
     await jetstream.add_consumer("TURNFOLD_EVENTS", consumer.evolve(name="ingest", ack_wait=7.0))
-    found = await differences(client)
+    found = await config_differences(client)
 
-    again = await provision(client, first_seq=1)
+    again = await ensure_streams(client, first_seq=1)
 
     info = await jetstream.stream_info("TURNFOLD_EVENTS")
     assert [one for one in found if "subjects" in one]
     assert [one for one in found if "duplicate_window 120" in one]
     assert [one for one in found if "allow_atomic 0, not True" in one]
     assert [one for one in found if "the consumer ingest has ack_wait 7" in one]
-    assert await differences(client) == []
+    assert await config_differences(client) == []
     assert (again, info.state.messages, info.config.max_bytes) == (created, 1, 1 << 30)
 
 
@@ -136,7 +136,7 @@ async def test_a_stream_that_cannot_be_set_right_stops_the_start(client: Client)
     )
 
     with pytest.raises(StartError, match="storage"):
-        await provision(client, first_seq=1)
+        await ensure_streams(client, first_seq=1)
 
 
 @pytest.mark.proves("O2")
@@ -147,7 +147,7 @@ async def test_whoever_needs_the_streams_waits_for_them_and_says_so_when_they_do
         await wait_for_streams(client, seconds=0.2)
 
     waiting = asyncio.create_task(wait_for_streams(client, seconds=10))
-    created = await provision(client, first_seq=1)
+    created = await ensure_streams(client, first_seq=1)
 
     assert await waiting == created
 
@@ -156,7 +156,7 @@ async def test_whoever_needs_the_streams_waits_for_them_and_says_so_when_they_do
 async def test_the_creation_time_of_the_stream_survives_a_crash_of_the_server(
     server: NatsServer, client: Client
 ) -> None:
-    before = await provision(client, first_seq=1)
+    before = await ensure_streams(client, first_seq=1)
     await client.jetstream().publish("turn.completed.a.s", b"{}")
 
     server.kill()
@@ -291,7 +291,7 @@ async def test_a_server_without_jetstream_is_told_from_one_that_fails(tmp_path: 
         client = await connect(Settings(nats_url=running.url), name="test")
 
         with pytest.raises(StartError, match="start it with JetStream"):
-            await provision(client, first_seq=1)
+            await ensure_streams(client, first_seq=1)
 
         await client.close()
 

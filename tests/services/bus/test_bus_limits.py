@@ -14,7 +14,7 @@ from tests.running_system import wait_until
 from turnfold.access.identity import Identity
 from turnfold.access.keys import new_key
 from turnfold.access.roles import CONNECTIONS, SUBSCRIPTIONS, configuration
-from turnfold.nats_client.connection import HangingUp
+from turnfold.nats_client.connection import NatsClient
 
 MORE = 20
 
@@ -22,13 +22,13 @@ MORE = 20
 @asynccontextmanager
 async def connection(
     server: NatsServer, seed: Path, errors: list[str]
-) -> AsyncGenerator[HangingUp]:
+) -> AsyncGenerator[NatsClient]:
     """One more connection with this key; it may have been refused."""
 
     async def on_error(error: Exception) -> None:
         errors.append(str(error))
 
-    client = HangingUp()
+    client = NatsClient()
     options = Identity.of({"TURNFOLD_NATS_NKEY": str(seed)}).options()
     with contextlib.suppress(nats.errors.Error):
         await client.connect(

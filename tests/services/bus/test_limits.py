@@ -14,9 +14,9 @@ from nats.aio.client import Client
 
 from tests.nats_server import NatsServer, nats_server
 from tests.running_system import Parts, command, eventually, rows, running_parts, wait_until
-from turnfold.bus import connect, provision
-from turnfold.bus.retention import forget_old
-from turnfold.client import Buffering, session_key, turn_event
+from turnfold.bus import connect, ensure_streams
+from turnfold.bus.retention import prune_stream
+from turnfold.client import BufferOptions, session_key, turn_event
 from turnfold.client import connect as client_connect
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import StreamFull
@@ -42,7 +42,7 @@ async def stream_of(server: NatsServer, **config: Any) -> AsyncGenerator[Client]
     """A provisioner on a server whose stream of events has this besides."""
     client = await connect(Settings(nats_url=server.url), name="test")
     try:
-        await provision(client, first_seq=1)
+        await ensure_streams(client, first_seq=1)
         jetstream = client.jetstream()
         await jetstream.update_stream(
             (await jetstream.stream_info(EVENTS_STREAM)).config.evolve(**config)
@@ -131,7 +131,7 @@ async def test_a_full_stream_is_an_error_that_says_so_and_a_buffer_waits_for_roo
             with pytest.raises(StreamFull, match="maximum messages exceeded"):
                 await client.publish(turn_event(KEY, said("?"), event_id="e2"))
             async with client_connect(
-                server.url, environ={}, buffering=Buffering(wait_seconds=0.1)
+                server.url, environ={}, buffering=BufferOptions(wait_seconds=0.1)
             ) as patient:
                 receipt = await patient.publish(turn_event(KEY, said("?"), event_id="e2"))
                 await operator.jetstream().purge_stream(EVENTS_STREAM)
@@ -174,7 +174,7 @@ async def test_migrating_keeps_the_size_an_operator_gave_the_stream_until_one_is
         async with stream_of(server, max_bytes=50_000_000) as client:
             sizes = []
             for most in (None, 70_000_000, None):
-                await provision(client, first_seq=1, max_bytes=most)
+                await ensure_streams(client, first_seq=1, max_bytes=most)
                 sizes.append((await client.jetstream().stream_info(EVENTS_STREAM)).config.max_bytes)
 
     assert sizes == [50_000_000, 70_000_000, 70_000_000]
@@ -203,13 +203,13 @@ async def test_nothing_is_purged_that_is_not_acknowledged_stored_and_old(tmp_pat
     with nats_server(tmp_path) as server:
         async with stream_of(server) as client:
             await publish(client, 10)
-            unacknowledged = await forget_old(client, ingested_to=10, hours=0)
+            unacknowledged = await prune_stream(client, ingested_to=10, hours=0)
             await acknowledge(client, 6)
-            too_young = await forget_old(client, ingested_to=10, hours=1)
-            half_stored = await forget_old(client, ingested_to=4, hours=0)
+            too_young = await prune_stream(client, ingested_to=10, hours=1)
+            half_stored = await prune_stream(client, ingested_to=4, hours=0)
             after_half = await first_seq(client)
-            half_acknowledged = await forget_old(client, ingested_to=10, hours=0)
-            twice = await forget_old(client, ingested_to=10, hours=0)
+            half_acknowledged = await prune_stream(client, ingested_to=10, hours=0)
+            twice = await prune_stream(client, ingested_to=10, hours=0)
             at_last = await first_seq(client)
 
     assert (unacknowledged, too_young) == (0, 0)
@@ -223,12 +223,12 @@ async def test_only_what_is_older_goes_whatever_was_deleted_between(tmp_path: Pa
         async with stream_of(server) as client:
             jetstream = client.jetstream()
             await jetstream.delete_stream(EVENTS_STREAM)
-            await provision(client, first_seq=1)
+            await ensure_streams(client, first_seq=1)
             await publish(client, 30)
             await acknowledge(client, 30)
             for seq in (1, 2, 9, 10, 11, 29):
                 await jetstream.delete_msg(EVENTS_STREAM, seq)
-            went = await forget_old(client, ingested_to=30, hours=0)
+            went = await prune_stream(client, ingested_to=30, hours=0)
             left = await first_seq(client)
 
     assert went == 24
@@ -253,7 +253,7 @@ async def test_a_worker_purges_by_itself_and_fresh_stays_true(tmp_path: Path) ->
             ).num_ack_pending
 
         await eventually(acknowledged)
-        await forget_old(bus, ingested_to=5, hours=0)
+        await prune_stream(bus, ingested_to=5, hours=0)
         receipt = await client.publish(turn_event(KEY, said("last"), event_id="last"))
         async with parts.running("query"):
             window = await client.session(*KEY).context(after=receipt.seq, wait_ms=5_000)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.running_system import wait_until
-from turnfold.nats_client.connection import HangingUp
+from turnfold.nats_client.connection import NatsClient
 
 INFO = b'INFO {"server_id": "x", "max_payload": 1048576, "headers": true}\r\n'
 
@@ -57,8 +57,8 @@ async def unheard(_: Exception) -> None:
     """A server that dies is expected to be complained of."""
 
 
-async def connected(url: str) -> HangingUp:
-    client = HangingUp()
+async def connected(url: str) -> NatsClient:
+    client = NatsClient()
     await client.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0, error_cb=unheard)
     return client
 

@@ -19,12 +19,12 @@ from nats.aio.client import Client
 from tests.model_server import running_model_server
 from tests.nats_server import NatsServer, nats_server
 from tests.store_fixtures import new_sqlite
-from turnfold.bus import connect, provision
+from turnfold.bus import connect, ensure_streams
 from turnfold.bus.health import BusHealth
 from turnfold.cli.diagnoses import Finding, of_clock, of_disk, of_exposure, of_lag, of_work
 from turnfold.cli.doctor import examine
 from turnfold.settings import Settings
-from turnfold.store.database.health import Health
+from turnfold.store.database.health import DatabaseHealth
 from turnfold_migrations import upgrade
 
 NOBODY = "http://127.0.0.1:9"
@@ -78,7 +78,7 @@ async def test_each_fault_goes_away_with_what_the_advice_says(tmp_path: Path) ->
         before = await examine(settings, monitoring_url=NOBODY)
 
         client = await connect(settings, name="test")
-        await provision(client, first_seq=1)
+        await ensure_streams(client, first_seq=1)
         await upgrade(settings.database_url)
         events = await client.jetstream().pull_subscribe_bind("ingest", "TURNFOLD_EVENTS")
         fetching = asyncio.create_task(events.fetch(1, timeout=30))
@@ -114,7 +114,7 @@ def settings_of(tmp_path: Path, url: str = "nats://127.0.0.1:9", **more: Any) ->
 @asynccontextmanager
 async def streams_of(server: NatsServer) -> AsyncGenerator[Client]:
     client = await connect(Settings(nats_url=server.url), name="test")
-    await provision(client, first_seq=1)
+    await ensure_streams(client, first_seq=1)
     try:
         yield client
     finally:
@@ -307,7 +307,9 @@ def test_events_that_wait_long_are_told_of_also_where_a_worker_asks() -> None:
 
 
 def test_jobs_that_were_begun_very_often_are_told_of() -> None:
-    (jobs, *_) = of_work(Health(None, 0, None, 0, 2, 0, None, 0), now_ms=0, is_outbox_moving=True)
+    (jobs, *_) = of_work(
+        DatabaseHealth(None, 0, None, 0, 2, 0, None, 0), now_ms=0, is_outbox_moving=True
+    )
 
     assert (jobs.outcome, jobs.found) == ("warning", "2 were begun more than 10 times")
 

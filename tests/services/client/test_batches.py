@@ -12,7 +12,7 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
-from turnfold.client import Buffering, Event, session_key, turn_event
+from turnfold.client import BufferOptions, OutgoingEvent, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.errors import StreamFull, TooLarge, Unavailable
 
@@ -37,13 +37,15 @@ async def bus(server: NatsServer) -> AsyncIterator[Bus]:
     await connection.close()
 
 
-def event(event_id: str, session_id: str = "s", *, says: str = "Where is order 7341?") -> Event:
+def event(
+    event_id: str, session_id: str = "s", *, says: str = "Where is order 7341?"
+) -> OutgoingEvent:
     return turn_event(
         session_key("support", session_id), [{"role": "user", "content": says}], event_id=event_id
     )
 
 
-def events(count: int, name: str = "e") -> list[Event]:
+def events(count: int, name: str = "e") -> list[OutgoingEvent]:
     return [event(f"{name}{number}", f"s{number % 3}") for number in range(count)]
 
 
@@ -55,7 +57,7 @@ async def stored(bus: Bus) -> list[str]:
     return [json.loads(message.data or b"")["event_id"] for message in messages]
 
 
-def ids(of: Sequence[Event]) -> list[str]:
+def ids(of: Sequence[OutgoingEvent]) -> list[str]:
     return [one.event_id for one in of]
 
 
@@ -202,7 +204,7 @@ async def test_a_stream_without_room_takes_nothing_of_a_batch(server: NatsServer
 async def test_a_batch_does_not_overtake_events_that_wait_for_the_bus(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with turnfold.connect(
-            server.url, timeout_seconds=0.5, buffering=Buffering(wait_seconds=0.0)
+            server.url, timeout_seconds=0.5, buffering=BufferOptions(wait_seconds=0.0)
         ) as client:
             # There is no stream yet, so nothing is acknowledged.
             waiting = await client.publish(event("first"))

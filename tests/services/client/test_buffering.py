@@ -14,12 +14,12 @@ import turnfold
 from tests.nats_server import NatsServer, nats_server
 from tests.running_system import eventually, wait_until
 from turnfold.client import Client, Receipt
-from turnfold.client.buffer import Buffering
+from turnfold.client.buffer import BufferOptions
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.errors import NotAllowed, Unavailable
 
 Json = dict[str, Any]
-SHORT = Buffering(wait_seconds=0.1, close_seconds=0.1)
+SHORT = BufferOptions(wait_seconds=0.1, close_seconds=0.1)
 AGENT_ONLY = """
 authorization {
   users: [
@@ -75,7 +75,7 @@ def texts(events: list[Json], session_id: str = "user-42") -> list[str]:
 async def test_while_the_bus_answers_a_buffered_event_is_acknowledged_like_any_other(
     server: NatsServer,
 ) -> None:
-    async with turnfold.connect(server.url, buffering=Buffering(wait_seconds=20)) as client:
+    async with turnfold.connect(server.url, buffering=BufferOptions(wait_seconds=20)) as client:
         receipts = [await said(client, "one"), await said(client, "two")]
         waiting = client.unpublished
 
@@ -121,7 +121,7 @@ async def test_a_full_buffer_refuses_the_newest_and_keeps_what_waits(server: Nat
         server.url,
         timeout_seconds=0.5,
         attempts=1,
-        buffering=Buffering(max_events=2, wait_seconds=0.1, close_seconds=0.1),
+        buffering=BufferOptions(max_events=2, wait_seconds=0.1, close_seconds=0.1),
     ) as client:
         server.kill()
         await said(client, "one")
@@ -137,7 +137,7 @@ async def test_a_full_buffer_refuses_the_newest_and_keeps_what_waits(server: Nat
 
 @pytest.mark.proves("R3")
 async def test_a_buffer_is_full_by_bytes_too(server: NatsServer) -> None:
-    async with turnfold.connect(server.url, buffering=Buffering(max_bytes=1_000)) as client:
+    async with turnfold.connect(server.url, buffering=BufferOptions(max_bytes=1_000)) as client:
         with pytest.raises(Unavailable, match="there is no room"):
             await said(client, "x" * 1_000)
 
@@ -175,7 +175,7 @@ async def test_an_event_that_may_never_be_published_is_told_and_holds_up_no_othe
     with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
         await with_stream(guarded, user="admin", password="admin")
         environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
-        buffering = Buffering(wait_seconds=20)
+        buffering = BufferOptions(wait_seconds=20)
         async with turnfold.connect(
             guarded.url, inbox_prefix="_INBOX_support", environ=environ, buffering=buffering
         ) as client:

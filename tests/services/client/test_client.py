@@ -17,7 +17,7 @@ from nats.js.api import StreamConfig
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
-from turnfold.client import Event, Receipt, session_key, turn_event
+from turnfold.client import OutgoingEvent, Receipt, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.errors import CannotFit, NotAllowed, TooLarge, Unavailable
 
@@ -179,10 +179,10 @@ async def test_many_sessions_are_published_side_by_side_and_each_in_order(
 ) -> None:
     told: list[int] = []
 
-    async def published(_: Event, receipt: Receipt) -> None:
+    async def published(_: OutgoingEvent, receipt: Receipt) -> None:
         told.append(receipt.seq)
 
-    def events(session: int) -> list[Event]:
+    def events(session: int) -> list[OutgoingEvent]:
         return [
             turn_event(session_key("support", f"s{session}"), [USER | {"content": str(number)}])
             for number in range(20)

@@ -15,23 +15,23 @@ from tests.nats_server import nats_server
 from tests.running_system import System, client_of, eventually, running_system
 from turnfold import (
     BadRequest,
-    Buffering,
+    BufferOptions,
     Client,
     Compressed,
+    ContextBudget,
     ContextOverflow,
-    Ended,
-    Finished,
+    ContextRecovery,
     History,
     LadderCompressor,
-    Recovering,
-    Room,
     Session,
+    SubagentFailure,
+    SubagentResult,
     assemble,
     connect,
     new_event_id,
     run_subagent,
 )
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.window.assembler import Said
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -137,9 +137,9 @@ async def summarised(session: Session) -> bool:
     )
 
 
-def patient(model: Model, session: Session, **options: Any) -> Recovering:
+def patient(model: Model, session: Session, **options: Any) -> ContextRecovery:
     """Waits for the service as long as a loaded machine may take."""
-    return Recovering(model, session, patience_seconds=20, **options)
+    return ContextRecovery(model, session, patience_seconds=20, **options)
 
 
 # --- overflow
@@ -181,7 +181,7 @@ async def test_an_overflow_is_answered_by_one_more_call_and_the_agents_list_is_t
     assert messages == second
     assert (second[0], second[-1]) == (SYSTEM, first[-1])
     assert COUNTING.tokens(second) * 5 <= COUNTING.tokens(first) * 3
-    assert faults(second) == []
+    assert validation_errors(second) == []
     for request in model.server.requests:
         assert {name: value for name, value in request.items() if name != "messages"} == SETTINGS
 
@@ -203,7 +203,7 @@ async def test_after_an_overflow_the_loop_goes_on_with_what_fits(
     first, _, *later = model.sent()
     assert len(later) == 6
     assert all(COUNTING.tokens(sent) * 5 <= COUNTING.tokens(first) * 3 for sent in later)
-    assert all(faults(sent) == [] for sent in later)
+    assert all(validation_errors(sent) == [] for sent in later)
 
 
 @pytest.mark.proves("R1", "C59")
@@ -249,7 +249,7 @@ async def test_an_answer_that_reports_more_input_than_the_model_reads_is_an_over
     messages = await talked(None)
 
     with pytest.raises(ContextOverflow) as caught:
-        await Recovering(model, context_window=320)(messages=messages, model="gpt-4.1")
+        await ContextRecovery(model, context_window=320)(messages=messages, model="gpt-4.1")
 
     first, second = model.sent()
     assert (caught.value.limit_tokens, caught.value.tokens) == (320, 321)
@@ -258,7 +258,7 @@ async def test_an_answer_that_reports_more_input_than_the_model_reads_is_an_over
 
 async def test_a_list_that_holds_no_messages_is_refused_before_the_call(model: Model) -> None:
     with pytest.raises(BadRequest, match="not str"):
-        await Recovering(model)(messages=["hello"])
+        await ContextRecovery(model)(messages=["hello"])
 
     assert model.sent() == []
 
@@ -268,7 +268,7 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
     class Remembering:
         """A provider that needs no service."""
 
-        async def history(self, room: Room) -> History:
+        async def history(self, room: ContextBudget) -> History:
             assert room.budget_tokens < 500
             return History(
                 [
@@ -300,7 +300,7 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
             for body in assemble(system, history, user)
         ]
 
-    complete = Recovering(
+    complete = ContextRecovery(
         model, Remembering(), budget_tokens=500, compressor=Newest(), assembler=shouting
     )
     await complete(messages=[SYSTEM, {"role": "user", "content": "and now?"}])
@@ -318,13 +318,15 @@ async def test_without_a_service_the_list_is_trimmed_here_and_the_agent_answers(
     messages = await talked(None, turns=60)
     with nats_server(tmp_path) as server:
         async with connect(server.url, environ={}) as client:
-            complete = Recovering(model, client.session("support", "user-42"), budget_tokens=3_000)
+            complete = ContextRecovery(
+                model, client.session("support", "user-42"), budget_tokens=3_000
+            )
             answer = await complete(messages=messages, model="gpt-4.1")
 
     (sent,) = model.sent()
     assert answer["choices"][0]["message"]["content"]
     assert COUNTING.tokens(sent) <= 3_000
-    assert faults(sent) == []
+    assert validation_errors(sent) == []
     assert (sent[0], sent[-1]) == (SYSTEM, messages[-1])
 
 
@@ -336,9 +338,9 @@ async def test_an_overflow_is_recovered_without_a_service_too(model: Model, tmp_
         "nats://127.0.0.1:1",
         environ={},
         timeout_seconds=0.2,
-        buffering=Buffering(close_seconds=0.1),
+        buffering=BufferOptions(close_seconds=0.1),
     ) as client:
-        answer = await Recovering(model, client.session("support", "user-42"))(
+        answer = await ContextRecovery(model, client.session("support", "user-42"))(
             messages=messages, model="gpt-4.1"
         )
 
@@ -369,7 +371,7 @@ async def test_a_summary_told_before_the_service_went_away_stands_for_what_is_le
     assert alone[-1] == messages[-1]
 
 
-def patient_no_more(complete: Recovering) -> Recovering:
+def patient_no_more(complete: ContextRecovery) -> ContextRecovery:
     """Nobody is there any more, so nobody is waited for."""
     complete._patience_seconds = 0.2
     return complete
@@ -380,7 +382,7 @@ def patient_no_more(complete: Recovering) -> Recovering:
 
 @pytest.mark.proves("R4")
 async def test_a_sub_agent_works_in_a_session_of_its_own(model: Model, session: Session) -> None:
-    async def work(complete: Recovering, own: Session) -> str:
+    async def work(complete: ContextRecovery, own: Session) -> str:
         messages: list[Json] = [{"role": "user", "content": "Find the parcel."}]
         await own.turn_completed(messages)
         answer = await complete(messages=messages, model="gpt-4.1")
@@ -389,7 +391,7 @@ async def test_a_sub_agent_works_in_a_session_of_its_own(model: Model, session: 
     await session.turn_completed(turn(0))
     done = await run_subagent(work, model, parent=session, name="finder", patience_seconds=20)
 
-    assert isinstance(done, Finished)
+    assert isinstance(done, SubagentResult)
     assert done.session.key == (session.key.agent_id, f"{session.key.session_id}/finder")
     assert [stored.message["content"] async for stored in done.session.originals()] == [
         "Find the parcel."
@@ -405,7 +407,7 @@ async def test_a_sub_agent_works_in_a_session_of_its_own(model: Model, session: 
 async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_parent_alone(
     model: Model, session: Session, second: str, told: str
 ) -> None:
-    async def work(complete: Recovering, own: Session) -> str:
+    async def work(complete: ContextRecovery, own: Session) -> str:
         await complete(messages=await talked(own), model="gpt-4.1")
         raise AssertionError("it was answered")
 
@@ -415,7 +417,7 @@ async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_pare
     ended = await run_subagent(work, model, parent=session, patience_seconds=20)
     answer = await patient(model, session)(messages=parents, model="gpt-4.1")
 
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, SubagentFailure)
     assert ended.text.startswith("The sub-task was ended")
     assert told in ended.text
     assert answer["choices"][0]["message"]["content"]
@@ -427,7 +429,7 @@ async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_pare
 async def test_an_error_of_the_sub_agents_own_work_rises_as_it_is(
     model: Model, session: Session
 ) -> None:
-    async def work(complete: Recovering, own: Session) -> str:
+    async def work(complete: ContextRecovery, own: Session) -> str:
         raise LookupError("no such tool")
 
     with pytest.raises(LookupError, match="no such tool"):

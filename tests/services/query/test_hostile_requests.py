@@ -36,7 +36,7 @@ from tests.running_system import Parts, eventually, running_parts
 from tests.store_fixtures import words
 from turnfold.client import connect, session_key, turn_event
 from turnfold.contracts.subjects import token_of
-from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.operations.ingest.decode import Delivery, decode_batch
 
 Json = dict[str, Any]
 SESSION_REQUESTS = (
@@ -218,7 +218,7 @@ async def test_noise_on_every_subject_of_the_bus_is_answered_or_buried_and_the_s
             for number in range(EVENTS)
         )
     ]
-    read = weigh_all([Delivery(subject, data, 1, 1) for subject, data in events], count=words)
+    read = decode_batch([Delivery(subject, data, 1, 1) for subject, data in events], count=words)
 
     async with (
         parts.running("worker") as worker,

@@ -19,7 +19,7 @@ from turnfold.client import connect as client_connect
 from turnfold.client import session_key, turn_event
 from turnfold.nats_client.connection import REQUEST_INFO
 from turnfold.settings import Settings
-from turnfold_query.handlers import as_it_came
+from turnfold_query.handlers import passthrough_decoder
 
 ACCOUNTS = """
 accounts {
@@ -98,7 +98,7 @@ async def plain_service(settings: Settings, handler: Handler) -> AsyncGenerator[
 async def framework_service(settings: Settings, handler: Handler) -> AsyncGenerator[None]:
     broker = Broker(**broker_options(settings, "framework"), logger=None, apply_types=False)
 
-    @broker.subscriber("asked.*", decoder=as_it_came, no_reply=True)
+    @broker.subscriber("asked.*", decoder=passthrough_decoder, no_reply=True)
     async def on_request(message: NatsMessage) -> None:
         assert isinstance(message.raw_message, Msg)
         await handler(message.raw_message)

@@ -14,12 +14,12 @@ from typing import Any
 import nats
 import pytest
 
-from tests.invariants import Seen
+from tests.invariants import StoreSnapshot
 from tests.postgres import Postgres
 from tests.running_system import Parts, running_parts, wait_until
-from turnfold.client import Client, Event, connect, result_event, session_key, turn_event
+from turnfold.client import Client, OutgoingEvent, connect, result_event, session_key, turn_event
 from turnfold.contracts.subjects import NOTICES_STREAM
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 
 ENVIRON = {
     "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",
@@ -41,7 +41,7 @@ class Life:
         self.client = client
         self._url = url
         self._numbers = count()
-        self._late: list[Event] = []
+        self._late: list[OutgoingEvent] = []
         self.newest = 0
 
     async def goes_on(self, turns: int = 25) -> None:
@@ -74,7 +74,7 @@ class Life:
         finally:
             await bus.close()
 
-    async def publish(self, event: Event) -> None:
+    async def publish(self, event: OutgoingEvent) -> None:
         """Publish until it is acknowledged."""
         self.newest = (await self.client.publish(event)).seq
 
@@ -86,7 +86,7 @@ class Life:
                     max_tokens=50_000, after=self.newest, wait_ms=5_000
                 )
                 assert window.fresh
-                assert faults(window.messages) == []
+                assert validation_errors(window.messages) == []
 
 
 def conversation(number: int) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ async def workers(parts: Parts, number: int = 2) -> AsyncGenerator[None]:
         yield
 
 
-async def told(parts: Parts, seen: Seen) -> dict[str, Any]:
+async def told(parts: Parts, seen: StoreSnapshot) -> dict[str, Any]:
     """What the stream alone decides: messages, their order and places, which result answers which call, counts, dead letters."""
     sessions = {
         key: (

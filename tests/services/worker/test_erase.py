@@ -302,4 +302,4 @@ async def test_what_the_stream_has_forgotten_already_is_no_trouble(
         await client.session(*KEY).erase()
 
         await is_forgotten(parts)
-        assert "work.delayed" not in parts.words()
+        assert "loop.delayed" not in parts.words()

@@ -28,7 +28,7 @@ from tests.worker_scenario import KEY, day, turn
 from turnfold.bus.streams import INGEST
 from turnfold.client import connect, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
-from turnfold.operations.ingest.decode import Delivery, weigh_all
+from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold_worker.receiver import wire
 from turnfold_worker.receiver.parent import COMMAND
 
@@ -125,11 +125,11 @@ async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(silence + 1):
                 await wire.read_word(reader)
-        writer.write(wire.framed(wire.Beat()))
-        assert isinstance(await wire.read_word(reader), wire.Beat)
+        writer.write(wire.framed(wire.Heartbeat()))
+        assert isinstance(await wire.read_word(reader), wire.Heartbeat)
         _, told = await process.communicate()
         writer.close()
-    assert (process.returncode, b"receiver.left_alone" in told) == (0, True)
+    assert (process.returncode, b"receiver.worker_lost" in told) == (0, True)
 
 
 @pytest.mark.timeout(120)
@@ -240,12 +240,12 @@ async def test_a_parcel_arrives_as_it_was_sent() -> None:
         for seq, event in enumerate(events, start=1)
     ]
     traced = [delivery._replace(trace="00-1-1-01") for delivery in deliveries]
-    sent = wire.Parcel(7, weigh_all([*deliveries, *traced], count=len), 12)
+    sent = wire.BatchReady(7, decode_batch([*deliveries, *traced], count=len), 12)
     reader = asyncio.StreamReader()
-    reader.feed_data(wire.framed(sent) + wire.framed(wire.Stored(7)) + b"\0\0")
+    reader.feed_data(wire.framed(sent) + wire.framed(wire.Ack(7)) + b"\0\0")
     reader.feed_eof()
 
-    assert [await wire.read_word(reader) for _ in range(3)] == [sent, wire.Stored(7), None]
+    assert [await wire.read_word(reader) for _ in range(3)] == [sent, wire.Ack(7), None]
     assert (len(sent.batch.arrivals), len(sent.batch.dead)) == (2, 2)
     assert all(
         arrival.report and arrival.messages[1].calls and arrival.messages[0].cuts

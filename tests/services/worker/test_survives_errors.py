@@ -11,13 +11,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from tests.nats_server import NatsServer, nats_server
-from turnfold.bus.pull import Pull
+from turnfold.bus.pull import PullConsumer
 from turnfold.bus.streams import EVENTS, INGEST
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
-from turnfold.nats_client.connection import HangingUp
+from turnfold.nats_client.connection import NatsClient
 from turnfold_query.app import WAKE_SECONDS, Bounded
-from turnfold_worker.background import Waker
+from turnfold_worker.background import PollingLoop
 from turnfold_worker.receiver.child import delivery_of
 
 NEXT = f"$JS.API.CONSUMER.MSG.NEXT.{EVENTS_STREAM}.{EVENTS_CONSUMER}"
@@ -50,10 +50,10 @@ async def bus(server: NatsServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def pull(server: NatsServer, bus: Client) -> AsyncIterator[Pull]:
-    own = HangingUp()
+async def pull(server: NatsServer, bus: Client) -> AsyncIterator[PullConsumer]:
+    own = NatsClient()
     await own.connect(server.url)
-    pulling = Pull(own, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+    pulling = PullConsumer(own, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
     yield pulling
     await pulling.stop()
     await own.close()
@@ -61,7 +61,7 @@ async def pull(server: NatsServer, bus: Client) -> AsyncIterator[Pull]:
 
 @pytest.mark.proves("O7", "C69")
 async def test_events_arrive_whatever_others_write_to_whoever_asks_for_them(
-    bus: Client, pull: Pull
+    bus: Client, pull: PullConsumer
 ) -> None:
     asked = 0
 
@@ -88,7 +88,7 @@ async def test_events_arrive_whatever_others_write_to_whoever_asks_for_them(
 
 
 @pytest.mark.proves("O7")
-async def test_a_consumer_that_is_really_gone_is_told(bus: Client, pull: Pull) -> None:
+async def test_a_consumer_that_is_really_gone_is_told(bus: Client, pull: PullConsumer) -> None:
     await pull.start()
     # A request that comes after the consumer has gone is answered otherwise: nobody is there to say so.
     while not (await bus.jetstream().consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)).num_waiting:  # noqa: ASYNC110  # only the server knows
@@ -100,7 +100,7 @@ async def test_a_consumer_that_is_really_gone_is_told(bus: Client, pull: Pull) -
             await pull.take(1)
 
 
-class Stumbling(Waker):
+class Stumbling(PollingLoop):
     """Fails with each of these errors in turn, then works."""
 
     def __init__(self, *errors: Exception) -> None:

@@ -21,7 +21,7 @@ from tests.nats_server import NatsServer
 from tests.running_system import rows, running_parts, wait_until
 from tests.worker_scenario import KEY, SMALL, Day, day, turn
 from turnfold.client import connect, result_event, turn_event
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.messages import Json
 
 OUTAGE_SECONDS = float(os.environ.get("OUTAGE_SECONDS", "1.5"))
@@ -126,7 +126,7 @@ async def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> 
             resource.prlimit(
                 today.worker.process.pid, resource.RLIMIT_FSIZE, (wal.stat().st_size, unlimited[1])
             )
-            await wait_until(lambda: "batch.returned" in today.parts.words())
+            await wait_until(lambda: "batch.requeued" in today.parts.words())
             stored = today.stored()
             await asyncio.sleep(2.0)
             assert today.stored() == stored
@@ -140,7 +140,7 @@ async def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> 
 async def test_a_second_worker_on_the_same_file_stands_by_and_takes_over(tmp_path: Path) -> None:
     async with day(tmp_path) as today, today.parts.running("worker", is_awaited=False) as second:
         async with today.publishing():
-            await wait_until(lambda: "worker.standing_by" in today.parts.words())
+            await wait_until(lambda: "worker.standby" in today.parts.words())
             assert not second.is_ready
             today.worker.signal(SIGKILL)
             await wait_until(lambda: second.is_ready, told=today.parts.words)
@@ -209,7 +209,7 @@ async def test_a_result_that_comes_after_its_call_was_evicted_breaks_no_window(
         window = await today.client.session(*KEY).context(max_tokens=50_000, wait_ms=5_000)
 
         assert window.fresh
-        assert not faults(window.messages)
+        assert not validation_errors(window.messages)
         assert window.account.total == 65
         assert "late#0" not in window.message_ids
         for _ in range(30):

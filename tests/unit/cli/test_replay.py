@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from turnfold.cli.audit import OLDER_SERVER, chain_fault
-from turnfold.cli.recordings import Recording, Step, events_of, pieces, recorded
-from turnfold.client import Event, session_key
+from turnfold.cli.recordings import Recording, Step, events_of, load_recordings, pieces
+from turnfold.client import OutgoingEvent, session_key
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import TooLarge
 from turnfold.transcripts import Conversation, Turn
@@ -37,7 +37,7 @@ def recording(
     )
 
 
-def payload(event: Event) -> dict[str, Any]:
+def payload(event: OutgoingEvent) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(event.payload)
     return told
 
@@ -146,7 +146,7 @@ def test_conversations_of_one_id_get_sessions_of_their_own(tmp_path: Path) -> No
             json.dumps({"id": "same", "agent": "support", "messages": [USER]})
         )
 
-    found = recorded([str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")])
+    found = load_recordings([str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")])
 
     assert [one.key for one in found] == [("support", "same"), ("support", "same-2")]
 
@@ -157,7 +157,7 @@ def test_the_agent_is_the_one_asked_for_else_the_conversations_own(
 ) -> None:
     (tmp_path / "talk.json").write_text(json.dumps([USER]))
 
-    (found,) = recorded([str(tmp_path / "talk.json")], agent)
+    (found,) = load_recordings([str(tmp_path / "talk.json")], agent)
 
     assert found.key == (told, "talk")
 

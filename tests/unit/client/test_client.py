@@ -10,8 +10,8 @@ import pytest
 import turnfold
 import turnfold.client.events
 import turnfold.transcripts.reading
-from turnfold.client import Event, Window, result_event, session_key, turn_event
-from turnfold.client.replies import error_told
+from turnfold.client import OutgoingEvent, Window, result_event, session_key, turn_event
+from turnfold.client.replies import error_from_json
 from turnfold.contracts.events import read_event
 from turnfold.errors import (
     BadRequest,
@@ -27,7 +27,7 @@ from turnfold.errors import (
 KEY = session_key("support", "user.42")
 
 
-def payload(event: Event) -> dict[str, Any]:
+def payload(event: OutgoingEvent) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(event.payload)
     return told
 
@@ -202,7 +202,7 @@ def test_a_window_before_the_first_summary_has_none() -> None:
 def test_an_error_of_the_contract_becomes_the_exception_of_its_code(
     code: str, kind: type[RequestError]
 ) -> None:
-    error = error_told({"code": code, "message": "why"})
+    error = error_from_json({"code": code, "message": "why"})
 
     assert type(error) is kind
     assert str(error) == "why"
@@ -210,7 +210,7 @@ def test_an_error_of_the_contract_becomes_the_exception_of_its_code(
 
 @pytest.mark.proves("L6", "C13")
 def test_what_cannot_fit_tells_what_would() -> None:
-    error = error_told({"code": "cannot_fit", "message": "too small", "needed_tokens": 5120})
+    error = error_from_json({"code": "cannot_fit", "message": "too small", "needed_tokens": 5120})
 
     assert isinstance(error, CannotFit)
     assert (error.needed_tokens, error.needed_messages) == (5120, None)

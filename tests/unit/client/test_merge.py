@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from turnfold import assemble
-from turnfold.client.merge import joined
+from turnfold.client.merge import merge_history
 from turnfold.client.provider import History
 from turnfold.core.window.framing import HEADING
 
@@ -34,7 +34,7 @@ def result(call_id: str, text: str) -> Json:
 def together(
     own: list[Json], told: list[Json], *, synthesised: frozenset[int] = frozenset()
 ) -> list[Json]:
-    return assemble(*joined(own, History(told, 0, synthesised)))
+    return assemble(*merge_history(own, History(told, 0, synthesised)))
 
 
 @pytest.mark.proves("R1")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.histories import counter, words
-from turnfold import ContextOverflow, History, LadderCompressor, Recovering, Room
-from turnfold.core.history.validity import faults
+from turnfold import ContextBudget, ContextOverflow, ContextRecovery, History, LadderCompressor
+from turnfold.core.history.validity import validation_errors
 
 Json = dict[str, Any]
 COUNTING = LadderCompressor(counter())
@@ -54,7 +54,7 @@ def step(number: int) -> list[Json]:
 @pytest.mark.parametrize("tells_sizes", [True, False])
 async def test_a_long_tool_loop_overflows_once_and_never_again(tells_sizes: bool) -> None:
     model = SmallModel(8_000, tells_sizes=tells_sizes)
-    complete = Recovering(model)
+    complete = ContextRecovery(model)
     request = {"role": "user", "content": "Build it all."}
     messages: list[Json] = [{"role": "system", "content": "You are careful."}, request]
 
@@ -64,7 +64,7 @@ async def test_a_long_tool_loop_overflows_once_and_never_again(tells_sizes: bool
 
     assert model.refused == 1
     assert len(model.sent) == 61
-    assert all(faults(sent) == [] and request in sent for sent in model.sent)
+    assert all(validation_errors(sent) == [] and request in sent for sent in model.sent)
 
 
 @pytest.mark.proves("R1", "L6")
@@ -72,7 +72,7 @@ async def test_what_no_model_could_be_sent_is_refused_before_the_call() -> None:
     model = SmallModel(8_000, tells_sizes=True)
 
     with pytest.raises(ContextOverflow):
-        await Recovering(model, budget_tokens=100)(
+        await ContextRecovery(model, budget_tokens=100)(
             messages=[{"role": "system", "content": words(900)}, {"role": "user", "content": "?"}]
         )
 
@@ -84,13 +84,13 @@ async def test_a_provider_that_does_not_answer_is_waited_for_once_and_then_left_
     class Hanging:
         asked = 0
 
-        async def history(self, room: Room) -> History:
+        async def history(self, room: ContextBudget) -> History:
             self.asked += 1
             await asyncio.Event().wait()
             raise AssertionError(room)
 
     model, hanging = SmallModel(8_000, tells_sizes=True), Hanging()
-    complete = Recovering(model, hanging, patience_seconds=0.05, away_seconds=3_600)
+    complete = ContextRecovery(model, hanging, patience_seconds=0.05, away_seconds=3_600)
     messages: list[Json] = [{"role": "user", "content": "Hello"}]
 
     answers = [await complete(messages=messages), await complete(messages=messages)]
@@ -111,7 +111,7 @@ async def test_answers_that_are_models_of_a_library_may_stand_in_the_list() -> N
 
     model = SmallModel(8_000, tells_sizes=True)
 
-    await Recovering(model)(messages=[{"role": "user", "content": "Hello"}, Answer()])
+    await ContextRecovery(model)(messages=[{"role": "user", "content": "Hello"}, Answer()])
 
     assert model.sent == [
         [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]

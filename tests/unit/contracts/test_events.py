@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turnfold.contracts.events import LIMITS, Event, Limits, read_event, read_payload
+from turnfold.contracts.events import LIMITS, Event, EventLimits, read_event, read_payload
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import BadEvent
 
@@ -342,12 +342,12 @@ def test_damage_is_refused_exactly_where_json_itself_would_be(data: st.DataObjec
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        (Limits(bytes=80), "too_large"),
-        (Limits(messages=1), "too_many_messages"),
-        (Limits(depth=2), "too_deep"),
+        (EventLimits(bytes=80), "too_large"),
+        (EventLimits(messages=1), "too_many_messages"),
+        (EventLimits(depth=2), "too_deep"),
     ],
 )
-def test_an_installation_may_set_its_own_limits(limits: Limits, why: str) -> None:
+def test_an_installation_may_set_its_own_limits(limits: EventLimits, why: str) -> None:
     payload = turn('[{"role": "user"}, {"role": "user"}]')
 
     with pytest.raises(BadEvent, match=why):

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.eviction.eviction import (
-    Due,
     Evict,
-    Load,
-    Rest,
+    FiredTrigger,
+    NoEviction,
+    SessionLoad,
     Trigger,
-    decide,
-    evictions,
-    fired,
+    decide_eviction,
+    fired_triggers,
+    plan_evictions,
     token_trigger,
 )
 from turnfold.core.history.blocks import group, newest_request, newest_system
 from turnfold.core.policy.presets import DEFAULT_PRESET, PRESETS, Commit, Mode, Policy, Style
-from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
+from turnfold.messages import CallRef, EventId, Message, Role, ToolCall, position_of
 
 POLICY = Policy(
     max_live_messages=20, keep_messages=4, keep_tokens=0, keep_at_most_messages=0, trigger_ratio=0.0, reserve_tokens=0,
@@ -31,15 +31,15 @@ POLICY = Policy(
 HOUR_MS = 3_600_000
 
 
-def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
+def due(load: SessionLoad, policy: Policy, *, model_window: int) -> FiredTrigger | None:
     """The first trigger that fires."""
-    return next(iter(fired(load, policy, model_window=model_window)), None)
+    return next(iter(fired_triggers(load, policy, model_window=model_window)), None)
 
 
 def said(*entries: Any, tokens: int = 100) -> list[Message]:
     """Messages, one an event: a role, or a role and the ids it calls, or `tool` and the id it answers; `meta` is a machine's user."""
     messages: list[Message] = []
-    calling: dict[str, Answer] = {}
+    calling: dict[str, CallRef] = {}
     for seq, entry in enumerate(entries, start=1):
         role, *ids = entry.split()
         position = position_of(seq, 0)
@@ -55,9 +55,11 @@ def said(*entries: Any, tokens: int = 100) -> list[Message]:
         if role == "assistant":
             message = replace(
                 message,
-                calls=tuple(Call(slot, call_id, "look_up", 5) for slot, call_id in enumerate(ids)),
+                calls=tuple(
+                    ToolCall(slot, call_id, "look_up", 5) for slot, call_id in enumerate(ids)
+                ),
             )
-            calling |= {call_id: Answer(position, slot) for slot, call_id in enumerate(ids)}
+            calling |= {call_id: CallRef(position, slot) for slot, call_id in enumerate(ids)}
         if role == "tool" and ids:
             message = replace(message, answers=calling.pop(ids[0], None))
         messages.append(message)
@@ -80,10 +82,10 @@ def evicted(
     now_ms: int = 0,
 ) -> list[int]:
     """The sequences that leave."""
-    match decide(live, policy, trigger, now_ms=now_ms):
+    match decide_eviction(live, policy, trigger, now_ms=now_ms):
         case Evict(evicted=gone):
             return [message.stream_seq for message in gone]
-        case Rest():
+        case NoEviction():
             return []
 
 
@@ -94,9 +96,13 @@ def evicted(
 def test_a_trigger_fires_above_its_limit_and_not_at_it() -> None:
     policy = replace(POLICY, trigger_tokens=1_000)
 
-    assert due(Load(20, 1_000), policy, model_window=8_000) is None
-    assert due(Load(21, 1_000), policy, model_window=8_000) == Due(Trigger.MESSAGES, 1_000)
-    assert due(Load(20, 1_001), policy, model_window=8_000) == Due(Trigger.TOKENS, 1_000)
+    assert due(SessionLoad(20, 1_000), policy, model_window=8_000) is None
+    assert due(SessionLoad(21, 1_000), policy, model_window=8_000) == FiredTrigger(
+        Trigger.MESSAGES, 1_000
+    )
+    assert due(SessionLoad(20, 1_001), policy, model_window=8_000) == FiredTrigger(
+        Trigger.TOKENS, 1_000
+    )
 
 
 @pytest.mark.proves("E1")
@@ -118,13 +124,13 @@ def test_of_two_token_limits_the_smaller_counts_and_zero_is_none() -> None:
 def test_a_context_window_of_zero_switches_the_token_triggers_off() -> None:
     policy = replace(POLICY, trigger_tokens=10, trigger_ratio=0.5)
 
-    assert due(Load(1, 10**9), policy, model_window=0) is None
+    assert due(SessionLoad(1, 10**9), policy, model_window=0) is None
 
 
 @pytest.mark.proves("E6")
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.MANUAL])
 def test_nothing_fires_unless_the_mode_is_auto(mode: Mode) -> None:
-    assert due(Load(10**6, 10**9), replace(POLICY, mode=mode), model_window=8_000) is None
+    assert due(SessionLoad(10**6, 10**9), replace(POLICY, mode=mode), model_window=8_000) is None
 
 
 # --- what stays
@@ -251,7 +257,7 @@ def test_a_request_is_worth_any_gain_but_none() -> None:
 
 @pytest.mark.proves("E5", "C32")
 def test_of_nothing_nothing_leaves() -> None:
-    assert decide([], POLICY, Trigger.REQUEST, now_ms=0) == Rest()
+    assert decide_eviction([], POLICY, Trigger.REQUEST, now_ms=0) == NoEviction()
 
 
 # --- laws
@@ -344,7 +350,7 @@ def test_evictions_never_come_faster_than_messages(
     policy = replace(policy, max_live_messages=limit, min_gain_messages=5)
     live = said(*history)
 
-    done = evictions(live, [message.stream_seq for message in live], 0, policy, model_window=0)
+    done = plan_evictions(live, [message.stream_seq for message in live], 0, policy, model_window=0)
 
     assert len(done) * 5 <= len(live)
 
@@ -365,14 +371,14 @@ def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(
     live = said(*history)
     bounds = sorted(data.draw(st.sets(st.integers(0, len(live)), max_size=4)) | {0, len(live)})
 
-    def walked(batches: Sequence[tuple[int, int]]) -> list[tuple[Due, list[int], int]]:
+    def walked(batches: Sequence[tuple[int, int]]) -> list[tuple[FiredTrigger, list[int], int]]:
         kept: list[Message] = []
         begun = 0
-        done: list[tuple[Due, list[int], int]] = []
+        done: list[tuple[FiredTrigger, list[int], int]] = []
         for first, last in batches:
             kept += live[first:last]
             begun += sum(message.is_request for message in live[first:last])
-            found = evictions(
+            found = plan_evictions(
                 kept,
                 [message.stream_seq for message in live[first:last]],
                 begun,
@@ -398,8 +404,10 @@ def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(
 def test_a_static_buffer_holds_fifty_messages_and_keeps_ten() -> None:
     policy = PRESETS["static-buffer"]
 
-    assert due(Load(50, 10**6), policy, model_window=128_000) is None
-    assert due(Load(51, 0), policy, model_window=128_000) == Due(Trigger.MESSAGES, 0)
+    assert due(SessionLoad(50, 10**6), policy, model_window=128_000) is None
+    assert due(SessionLoad(51, 0), policy, model_window=128_000) == FiredTrigger(
+        Trigger.MESSAGES, 0
+    )
     assert evicted(said(*rounds(26)), policy) == list(range(1, 43))
     assert (policy.style, policy.summary_max_words) == (Style.NARRATIVE, 200)
 
@@ -409,9 +417,13 @@ def test_balanced_is_the_default_and_takes_fifty_messages_or_three_fifths_of_the
     policy = PRESETS["balanced"]
 
     assert (DEFAULT_PRESET, policy.style) == ("balanced", Style.STRUCTURED)
-    assert due(Load(50, 60_000), policy, model_window=100_000) is None
-    assert due(Load(51, 0), policy, model_window=100_000) == Due(Trigger.MESSAGES, 60_000)
-    assert due(Load(1, 60_001), policy, model_window=100_000) == Due(Trigger.TOKENS, 60_000)
+    assert due(SessionLoad(50, 60_000), policy, model_window=100_000) is None
+    assert due(SessionLoad(51, 0), policy, model_window=100_000) == FiredTrigger(
+        Trigger.MESSAGES, 60_000
+    )
+    assert due(SessionLoad(1, 60_001), policy, model_window=100_000) == FiredTrigger(
+        Trigger.TOKENS, 60_000
+    )
     # 20,000 tokens stay, or half of the fifty messages, whichever is less, and never fewer than ten.
     assert 52 - len(evicted(said(*rounds(26), tokens=100), policy)) == 26
     assert 52 - len(evicted(said(*rounds(26), tokens=1_400), policy)) == 16
@@ -426,8 +438,10 @@ def test_selective_keeps_twelve_rounds_and_five_tool_blocks_and_lets_go_only_wit
     talk = rounds(20)
     work = ["user", *steps(9), "assistant"]
 
-    assert due(Load(10**6, 85_000), policy, model_window=100_000) is None
-    assert due(Load(1, 85_001), policy, model_window=100_000) == Due(Trigger.TOKENS, 85_000)
+    assert due(SessionLoad(10**6, 85_000), policy, model_window=100_000) is None
+    assert due(SessionLoad(1, 85_001), policy, model_window=100_000) == FiredTrigger(
+        Trigger.TOKENS, 85_000
+    )
     assert evicted(said(*talk, tokens=1_000), policy, Trigger.TOKENS) == list(range(1, 17))
     # Of nine steps in the newest round the oldest four leave; the request and the talk stay.
     assert evicted(said(*work, tokens=1_000), policy, Trigger.TOKENS) == list(range(2, 10))
@@ -440,7 +454,7 @@ def test_selective_keeps_twelve_rounds_and_five_tool_blocks_and_lets_go_only_wit
 def test_adaptive_evicts_nothing_by_itself_and_keeps_the_last_round() -> None:
     policy = PRESETS["adaptive"]
 
-    assert due(Load(10**6, 10**9, 10**6), policy, model_window=128_000) is None
+    assert due(SessionLoad(10**6, 10**9, 10**6), policy, model_window=128_000) is None
     assert evicted(said(*rounds(20)), policy, Trigger.REQUEST) == list(range(1, 39))
     assert not policy.uses_model
 
@@ -450,8 +464,8 @@ def test_rolling_lets_the_oldest_go_every_ten_rounds_and_keeps_ten_messages() ->
     policy = PRESETS["rolling"]
     live = said(*rounds(30))
 
-    assert due(Load(10**6, 10**9, 9), policy, model_window=128_000) is None
-    done = evictions(
+    assert due(SessionLoad(10**6, 10**9, 9), policy, model_window=128_000) is None
+    done = plan_evictions(
         live, [message.stream_seq for message in live], 30, policy, model_window=128_000
     )
 
@@ -469,11 +483,14 @@ def test_a_trigger_that_wins_too_little_does_not_stand_in_the_way_of_the_next() 
     policy = replace(POLICY, trigger_tokens=500, min_gain_tokens=10_000, max_live_messages=20)
     live = said(*rounds(11))
 
-    (done,) = evictions(
+    (done,) = plan_evictions(
         live, [message.stream_seq for message in live], 0, policy, model_window=100_000
     )
 
-    assert [found.trigger for found in fired(Load(21, 2_100), policy, model_window=100_000)] == [
+    assert [
+        found.trigger
+        for found in fired_triggers(SessionLoad(21, 2_100), policy, model_window=100_000)
+    ] == [
         Trigger.TOKENS,
         Trigger.MESSAGES,
     ]
@@ -485,12 +502,12 @@ def test_where_the_limit_has_no_room_for_what_is_to_be_kept_half_of_the_limit_is
     policy = replace(PRESETS["token-budget"], trigger_tokens=8_000)
     live = said(*rounds(9), tokens=500)
 
-    (done,) = evictions(
+    (done,) = plan_evictions(
         live, [message.stream_seq for message in live], 0, policy, model_window=128_000
     )
 
     assert (done.due, sum(message.tokens for message in done.evicted)) == (
-        Due(Trigger.TOKENS, 8_000),
+        FiredTrigger(Trigger.TOKENS, 8_000),
         4_000,
     )
     assert not done.is_escalated

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.eviction.eviction import Due, Eviction, Load, Trigger, evictions, fired
+from turnfold.core.eviction.eviction import (
+    Eviction,
+    FiredTrigger,
+    SessionLoad,
+    Trigger,
+    fired_triggers,
+    plan_evictions,
+)
 from turnfold.core.eviction.usage import (
-    Difference,
-    Gauge,
-    Meter,
-    Reading,
-    learnt_factor,
+    ReportDelta,
+    UsageInput,
+    UsageReading,
+    UsageState,
+    calibration_factor,
     read_report,
     usage_trigger,
 )
@@ -29,16 +36,16 @@ POLICY = Policy(
 FULL = 9_000
 
 
-def due(load: Load, policy: Policy, *, model_window: int) -> Due | None:
+def due(load: SessionLoad, policy: Policy, *, model_window: int) -> FiredTrigger | None:
     """The first trigger that fires."""
-    return next(iter(fired(load, policy, model_window=model_window)), None)
+    return next(iter(fired_triggers(load, policy, model_window=model_window)), None)
 
 
-def differences(*ratios: float, counted_tokens: int = 1_000) -> list[Difference]:
+def differences(*ratios: float, counted_tokens: int = 1_000) -> list[ReportDelta]:
     """Differences of one session, the newest first, one a second."""
     seqs = range(len(ratios), 0, -1)
     return [
-        Difference(
+        ReportDelta(
             1, seq, 1_000 * (seq - 1), 1_000 * seq, round(ratio * counted_tokens), counted_tokens
         )
         for seq, ratio in zip(seqs, ratios, strict=True)
@@ -86,29 +93,31 @@ def test_a_report_is_read_in_the_words_of_any_provider_and_nonsense_is_none(
 
 @pytest.mark.proves("T4")
 def test_the_factor_is_the_median_of_the_newest_twenty_differences() -> None:
-    assert learnt_factor(differences(*[1.25] * 20, *[2.0] * 30), {}) == 1.25
-    assert learnt_factor(differences(1.2, 40.0, 1.3), {}) == 1.3
-    assert learnt_factor(differences(*[1.0] * 9, *[1.4] * 11), {}) == 1.4
+    assert calibration_factor(differences(*[1.25] * 20, *[2.0] * 30), {}) == 1.25
+    assert calibration_factor(differences(1.2, 40.0, 1.3), {}) == 1.3
+    assert calibration_factor(differences(*[1.0] * 9, *[1.4] * 11), {}) == 1.4
 
 
 @pytest.mark.proves("T4")
 def test_the_factor_stays_between_a_half_and_two_and_a_half() -> None:
-    assert learnt_factor(differences(*[9.0] * 5), {}) == 2.5
-    assert learnt_factor(differences(*[0.1] * 5), {}) == 0.5
+    assert calibration_factor(differences(*[9.0] * 5), {}) == 2.5
+    assert calibration_factor(differences(*[0.1] * 5), {}) == 0.5
 
 
 @pytest.mark.proves("T4")
 def test_where_little_is_known_nothing_is_corrected() -> None:
-    assert learnt_factor([], {}) == 1.0
-    assert learnt_factor(differences(2.0, 2.0), {}) == 1.0
-    assert learnt_factor(differences(2.0, 2.0, 2.0), {}) == 2.0
+    assert calibration_factor([], {}) == 1.0
+    assert calibration_factor(differences(2.0, 2.0), {}) == 1.0
+    assert calibration_factor(differences(2.0, 2.0, 2.0), {}) == 2.0
 
 
 @pytest.mark.proves("T4")
 def test_a_window_that_shrank_and_one_without_text_teach_nothing() -> None:
-    assert learnt_factor(differences(1.2, -3.0, 1.2, 0.0, 1.2), {}) == 1.2
+    assert calibration_factor(differences(1.2, -3.0, 1.2, 0.0, 1.2), {}) == 1.2
     assert (
-        learnt_factor(differences(1.2, 1.2, 1.2) + differences(5.0, 5.0, 5.0, counted_tokens=0), {})
+        calibration_factor(
+            differences(1.2, 1.2, 1.2) + differences(5.0, 5.0, 5.0, counted_tokens=0), {}
+        )
         == 1.2
     )
 
@@ -117,10 +126,10 @@ def test_a_window_that_shrank_and_one_without_text_teach_nothing() -> None:
 def test_a_difference_with_a_compaction_between_teaches_nothing() -> None:
     known = differences(1.2, 1.2, 1.2, 5.0, 5.0, 5.0, 5.0)
 
-    assert learnt_factor(known, {1: [0, 1_500, 2_500, 3_999]}) == 1.2
-    assert learnt_factor(known, {2: [0, 1_500, 2_500, 3_999]}) == 2.5
+    assert calibration_factor(known, {1: [0, 1_500, 2_500, 3_999]}) == 1.2
+    assert calibration_factor(known, {2: [0, 1_500, 2_500, 3_999]}) == 2.5
     # Of more compactions than are looked at, the older ones may lie anywhere.
-    assert learnt_factor(known, {1: [4_000 - 1] * 8}) == 1.2
+    assert calibration_factor(known, {1: [4_000 - 1] * 8}) == 1.2
 
 
 # --- the trigger
@@ -128,8 +137,10 @@ def test_a_difference_with_a_compaction_between_teaches_nothing() -> None:
 
 @pytest.mark.proves("I7", "E1")
 def test_reported_usage_above_the_window_less_its_reserve_fires_and_at_it_does_not() -> None:
-    assert due(Load(9, 9, 0, 1.0, 8_000), POLICY, model_window=WINDOW) is None
-    assert due(Load(9, 9, 0, 1.0, 8_001), POLICY, model_window=WINDOW) == Due(Trigger.USAGE, 8_000)
+    assert due(SessionLoad(9, 9, 0, 1.0, 8_000), POLICY, model_window=WINDOW) is None
+    assert due(SessionLoad(9, 9, 0, 1.0, 8_001), POLICY, model_window=WINDOW) == FiredTrigger(
+        Trigger.USAGE, 8_000
+    )
 
 
 @pytest.mark.proves("I7", "E1", "T1")
@@ -140,21 +151,23 @@ def test_the_reserve_is_at_most_half_the_window_and_zero_of_either_switches_the_
     assert usage_trigger(16_384, model_window=20_000) == 10_000
     assert usage_trigger(0, model_window=20_000) == 0
     assert usage_trigger(16_384, model_window=0) == 0
-    assert due(Load(9, 9, 0, 1.0, 10**9), POLICY, model_window=0) is None
+    assert due(SessionLoad(9, 9, 0, 1.0, 10**9), POLICY, model_window=0) is None
 
 
 @pytest.mark.proves("P2", "E1")
 def test_a_token_budget_is_used_up_by_what_is_counted_as_by_what_is_reported() -> None:
     policy = PRESETS["token-budget"]
 
-    assert due(Load(9, 111_616, 0, 1.0, 111_616), policy, model_window=128_000) is None
-    assert due(Load(9, 111_617), policy, model_window=128_000) == Due(Trigger.TOKENS, 111_616)
-    assert due(Load(9, 9, 0, 1.0, 111_617), policy, model_window=128_000) == Due(
+    assert due(SessionLoad(9, 111_616, 0, 1.0, 111_616), policy, model_window=128_000) is None
+    assert due(SessionLoad(9, 111_617), policy, model_window=128_000) == FiredTrigger(
+        Trigger.TOKENS, 111_616
+    )
+    assert due(SessionLoad(9, 9, 0, 1.0, 111_617), policy, model_window=128_000) == FiredTrigger(
         Trigger.USAGE, 111_616
     )
-    assert due(Load(9, 8_001), replace(policy, trigger_tokens=8_000), model_window=128_000) == Due(
-        Trigger.TOKENS, 8_000
-    )
+    assert due(
+        SessionLoad(9, 8_001), replace(policy, trigger_tokens=8_000), model_window=128_000
+    ) == FiredTrigger(Trigger.TOKENS, 8_000)
 
 
 @pytest.mark.proves("I7", "P1", "P6")
@@ -167,9 +180,11 @@ def test_the_default_keeps_a_reserve_and_the_static_buffer_counts_messages_alone
 def test_the_token_trigger_counts_as_the_model_does() -> None:
     policy = replace(POLICY, trigger_tokens=1_000)
 
-    assert due(Load(9, 900), policy, model_window=WINDOW) is None
-    assert due(Load(9, 900, 0, 1.25), policy, model_window=WINDOW) == Due(Trigger.TOKENS, 1_000)
-    assert due(Load(9, 1_100, 0, 0.8), policy, model_window=WINDOW) is None
+    assert due(SessionLoad(9, 900), policy, model_window=WINDOW) is None
+    assert due(SessionLoad(9, 900, 0, 1.25), policy, model_window=WINDOW) == FiredTrigger(
+        Trigger.TOKENS, 1_000
+    )
+    assert due(SessionLoad(9, 1_100, 0, 0.8), policy, model_window=WINDOW) is None
 
 
 # --- what comes of a report
@@ -194,17 +209,17 @@ def said(number: int, tokens: int = 200, first_seq: int = 1) -> list[Message]:
 def replayed(
     live: Sequence[Message],
     readings: dict[int, int],
-    gauge: Gauge | None = None,
+    gauge: UsageState | None = None,
     policy: Policy = POLICY,
 ) -> list[Eviction]:
     """What leaves when these reports come with the events of these sequences; the compaction of each eviction is done at once."""
-    gauge, kept, done = gauge or Gauge(), [], []
+    gauge, kept, done = gauge or UsageState(), [], []
     for message in live:
         kept.append(message)
         seq = message.stream_seq
-        reading = {seq: Reading(seq, seq, readings[seq])} if seq in readings else {}
-        meter = Meter(gauge, reading)
-        found = evictions(kept, [seq], 0, policy, model_window=WINDOW, meter=meter)
+        reading = {seq: UsageReading(seq, seq, readings[seq])} if seq in readings else {}
+        meter = UsageInput(gauge, reading)
+        found = plan_evictions(kept, [seq], 0, policy, model_window=WINDOW, meter=meter)
         gauge = meter.after(0, gauge, usage_trigger(policy.reserve_tokens, model_window=WINDOW))
         for eviction in found:
             gone = {one.position for one in eviction.evicted}
@@ -218,7 +233,7 @@ def replayed(
 def test_a_report_of_a_full_window_evicts_what_counting_alone_would_have_kept() -> None:
     (eviction,) = replayed(said(20), {20: FULL})
 
-    assert eviction.due == Due(Trigger.USAGE, 8_000)
+    assert eviction.due == FiredTrigger(Trigger.USAGE, 8_000)
     assert [message.stream_seq for message in eviction.evicted] == list(range(1, 11))
 
 
@@ -231,18 +246,18 @@ def test_a_report_is_not_trusted_where_too_little_could_leave() -> None:
 @pytest.mark.proves("C29", "I7")
 def test_a_report_from_before_the_last_compaction_sets_off_nothing() -> None:
     live = said(40)
-    stale = Gauge(seq=39, at_ms=39, tokens=FULL, settled_ms=39)
+    stale = UsageState(seq=39, at_ms=39, tokens=FULL, settled_ms=39)
 
-    assert evictions(live, [40], 0, POLICY, model_window=WINDOW, meter=Meter(stale)) == ()
+    assert plan_evictions(live, [40], 0, POLICY, model_window=WINDOW, meter=UsageInput(stale)) == ()
     assert (
         len(
-            evictions(
+            plan_evictions(
                 live,
                 [40],
                 0,
                 POLICY,
                 model_window=WINDOW,
-                meter=Meter(stale._replace(settled_ms=38)),
+                meter=UsageInput(stale._replace(settled_ms=38)),
             )
         )
         == 1
@@ -251,9 +266,9 @@ def test_a_report_from_before_the_last_compaction_sets_off_nothing() -> None:
 
 @pytest.mark.proves("C29", "I7")
 def test_a_report_that_comes_late_does_not_take_a_newer_ones_place() -> None:
-    newer = Gauge(seq=30, at_ms=30, tokens=100)
+    newer = UsageState(seq=30, at_ms=30, tokens=100)
 
-    assert newer.told(Reading(29, 29, FULL), 8_000) == newer
+    assert newer.told(UsageReading(29, 29, FULL), 8_000) == newer
 
 
 @pytest.mark.proves("C31")
@@ -285,8 +300,8 @@ def test_more_tokens_than_the_limit_after_an_eviction_escalate_it_at_once_and_ar
 ):
     policy = replace(POLICY, reserve_tokens=0, trigger_tokens=1_000, keep_tokens=0, keep_rounds=4)
 
-    enough = evictions(said(20), range(20, 21), 0, policy, model_window=WINDOW)
-    too_long = evictions(said(20, tokens=400), range(20, 21), 0, policy, model_window=WINDOW)
+    enough = plan_evictions(said(20), range(20, 21), 0, policy, model_window=WINDOW)
+    too_long = plan_evictions(said(20, tokens=400), range(20, 21), 0, policy, model_window=WINDOW)
 
     assert [(one.is_escalated, one.is_over, one.live - len(one.evicted)) for one in enough] == [
         (True, False, 4)
@@ -348,26 +363,28 @@ def test_a_batch_with_reports_evicts_what_its_events_would_have_evicted_one_by_o
             st.integers(1, len(live)), st.sampled_from([FULL, 7_999]), max_size=len(live)
         )
     )
-    readings = {seq: Reading(seq, seq, tokens) for seq, tokens in told.items()}
+    readings = {seq: UsageReading(seq, seq, tokens) for seq, tokens in told.items()}
     limit = usage_trigger(policy.reserve_tokens, model_window=WINDOW)
 
-    together = evictions(
+    together = plan_evictions(
         live,
         [one.stream_seq for one in live],
         0,
         policy,
         model_window=WINDOW,
-        meter=Meter(Gauge(), readings),
+        meter=UsageInput(UsageState(), readings),
     )
 
-    gauge, kept = Gauge(), list[Message]()
+    gauge, kept = UsageState(), list[Message]()
     alone: list[Eviction] = []
     for message in live:
         kept.append(message)
-        meter = Meter(
+        meter = UsageInput(
             gauge, {seq: one for seq, one in readings.items() if seq == message.stream_seq}
         )
-        found = evictions(kept, [message.stream_seq], 0, policy, model_window=WINDOW, meter=meter)
+        found = plan_evictions(
+            kept, [message.stream_seq], 0, policy, model_window=WINDOW, meter=meter
+        )
         gauge = found[-1].gauge if found else meter.after(0, gauge, limit)
         alone += found
         kept = [one for one in kept if not any(one in eviction.evicted for eviction in found)]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.history.blocks import Grouped, group, newest_request, newest_system
-from turnfold.messages import Answer, Call, EventId, Message, Role, position_of
+from turnfold.messages import CallRef, EventId, Message, Role, ToolCall, position_of
 
 
 def message(
@@ -16,8 +16,8 @@ def message(
     tokens: int = 10,
     is_meta: bool = False,
 ) -> Message:
-    made = tuple(Call(slot, call, "look_up", 5) for slot, call in enumerate(calls))
-    answer = Answer(position_of(answers[0], 0), answers[1]) if answers else None
+    made = tuple(ToolCall(slot, call, "look_up", 5) for slot, call in enumerate(calls))
+    answer = CallRef(position_of(answers[0], 0), answers[1]) if answers else None
     return Message(
         position_of(seq, 0),
         EventId(f"e{seq}"),
@@ -124,7 +124,7 @@ def histories(draw: st.DrawFn) -> list[Message]:
             else None
         )
         taken = {one.answers for one in said}
-        if target is not None and Answer(position_of(target[0], 0), target[1]) in taken:
+        if target is not None and CallRef(position_of(target[0], 0), target[1]) in taken:
             target = None
         said.append(message(seq, role, *calls, answers=target))
     return said
@@ -152,7 +152,7 @@ def test_in_blocks_every_result_answers_the_call_in_whose_place_it_stands(
     for block in group(said).blocks:
         assert block.head.role not in (Role.TOOL, Role.SYSTEM)
         for call, found in zip(block.head.calls, block.results, strict=True):
-            assert found is None or found.answers == Answer(block.head.position, call.slot)
+            assert found is None or found.answers == CallRef(block.head.position, call.slot)
 
 
 @pytest.mark.proves("L3")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from turnfold.nats_client.acknowledgements import (
     AHEAD,
+    AckBatch,
     Acknowledgement,
-    Batch,
+    AckVerdict,
     Doubtful,
     Rejection,
-    Verdict,
     judge,
 )
 
@@ -32,8 +32,12 @@ ANY_JSON = st.recursive(
 
 
 def verdict(
-    told: Any, *, floor: int | None = FLOOR, is_disturbed: bool = False, batch: Batch | None = None
-) -> Verdict:
+    told: Any,
+    *,
+    floor: int | None = FLOOR,
+    is_disturbed: bool = False,
+    batch: AckBatch | None = None,
+) -> AckVerdict:
     data = told if isinstance(told, bytes) else json.dumps(told).encode()
     return judge(data, stream=STREAM, floor=floor, is_disturbed=is_disturbed, batch=batch)
 
@@ -77,7 +81,7 @@ def test_anything_else_is_nothing_of_the_streams(told: Any) -> None:
 
 @pytest.mark.proves("O7")
 def test_a_batch_is_acknowledged_by_its_name_and_its_size() -> None:
-    batch = Batch("b1", 3)
+    batch = AckBatch("b1", 3)
     told = {"stream": STREAM, "seq": 103, "batch": "b1", "count": 3}
 
     assert verdict(told, batch=batch) == Acknowledgement(103, is_batch=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from turnfold.core.policy.allowance import CEILINGS, Allowance, is_named
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import PRESETS, Policy, adjusted
 from turnfold.errors import StartError
-from turnfold.operations.rules import policy_rule
+from turnfold.operations.rules import policy_resolver
 from turnfold.settings import read_settings
 
 
@@ -88,14 +88,20 @@ def test_a_key_that_belongs_to_no_one_provider_stops_the_start(models: str) -> N
 def test_no_stored_wish_stands_above_a_ceiling(name: str) -> None:
     """Wishes that were stored before the ceiling was set are lowered where they take effect."""
     settings = read_settings({f"TURNFOLD_LIMIT__{name.upper()}": "7"})
-    rule = policy_rule(settings.preset, settings.policy_of, settings.allowance)
+    rule = policy_resolver(settings.preset, settings.policy_of, settings.allowance)
 
     for above in (8, 2**53):
-        wish = Wishes(overrides=json.dumps({name: above}))
-        assert getattr(rule(wish, Wishes()), name) == getattr(rule(Wishes(), wish), name) == 7
-    assert getattr(rule(Wishes(), Wishes(overrides=json.dumps({name: 0}))), name) in (0, 7)
+        wish = PolicyOverrides(overrides=json.dumps({name: above}))
+        assert (
+            getattr(rule(wish, PolicyOverrides()), name)
+            == getattr(rule(PolicyOverrides(), wish), name)
+            == 7
+        )
+    assert getattr(
+        rule(PolicyOverrides(), PolicyOverrides(overrides=json.dumps({name: 0}))), name
+    ) in (0, 7)
     for preset in PRESETS:
-        assert getattr(rule(Wishes(), Wishes(preset=preset)), name) <= 7
+        assert getattr(rule(PolicyOverrides(), PolicyOverrides(preset=preset)), name) <= 7
 
 
 @pytest.mark.proves("X7")

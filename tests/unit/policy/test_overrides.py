@@ -4,18 +4,20 @@ import json
 
 import pytest
 
-from turnfold.core.policy.overrides import Wishes, in_force
+from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import PRESETS, Mode, Policy, preset_named
 
-NOTHING = Wishes()
+NOTHING = PolicyOverrides()
 
 
-def policy(agent: Wishes = NOTHING, session: Wishes = NOTHING, default: str = "balanced") -> Policy:
-    return in_force(agent, session, default_preset=default, policy_of=preset_named)
+def policy(
+    agent: PolicyOverrides = NOTHING, session: PolicyOverrides = NOTHING, default: str = "balanced"
+) -> Policy:
+    return effective_policy(agent, session, default_preset=default, policy_of=preset_named)
 
 
-def numbers(**overrides: object) -> Wishes:
-    return Wishes(overrides=json.dumps(overrides))
+def numbers(**overrides: object) -> PolicyOverrides:
+    return PolicyOverrides(overrides=json.dumps(overrides))
 
 
 def test_without_wishes_the_installation_decides() -> None:
@@ -33,7 +35,8 @@ def test_a_session_stands_above_its_agent_and_both_above_the_installation() -> N
 @pytest.mark.proves("E6")
 def test_a_preset_is_chosen_first_and_numbers_are_set_upon_it() -> None:
     found = policy(
-        Wishes(preset="balanced", overrides='{"keep_messages": 3}'), Wishes(preset="static-buffer")
+        PolicyOverrides(preset="balanced", overrides='{"keep_messages": 3}'),
+        PolicyOverrides(preset="static-buffer"),
     )
 
     assert found.keep_messages == 3
@@ -53,7 +56,7 @@ def test_a_preset_is_chosen_first_and_numbers_are_set_upon_it() -> None:
 def test_the_mode_of_the_session_counts_before_its_agents(
     agent: str | None, session: str | None, mode: str
 ) -> None:
-    assert policy(Wishes(mode=agent), Wishes(mode=session)).mode is Mode(mode)
+    assert policy(PolicyOverrides(mode=agent), PolicyOverrides(mode=session)).mode is Mode(mode)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +66,10 @@ def test_the_mode_of_the_session_counts_before_its_agents(
         numbers(keep_messages=-1),
         numbers(keep_messages="many"),
         numbers(trigger_ratio=2),
-        Wishes(preset="none"),
+        PolicyOverrides(preset="none"),
     ],
 )
-def test_what_no_policy_can_be_is_refused(wishes: Wishes) -> None:
+def test_what_no_policy_can_be_is_refused(wishes: PolicyOverrides) -> None:
     with pytest.raises(ValueError, match=r"keep_mes|trigger_ratio|none"):
         policy(session=wishes)
 

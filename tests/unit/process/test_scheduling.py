@@ -5,7 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from turnfold.process.scheduling import BUSY_TASKS, NICENESS, give_way, is_calm, stand_back
+from turnfold.process.scheduling import (
+    BUSY_TASKS,
+    NICENESS,
+    is_load_low,
+    lower_priority,
+    use_idle_priority,
+)
 
 
 def policy_and_niceness() -> tuple[int, int]:
@@ -16,8 +22,8 @@ def policy_and_niceness() -> tuple[int, int]:
 def test_a_thread_gives_way_or_stands_back_alone() -> None:
     ours = policy_and_niceness()
     with (
-        ThreadPoolExecutor(1, initializer=give_way) as one,
-        ThreadPoolExecutor(1, initializer=stand_back) as other,
+        ThreadPoolExecutor(1, initializer=use_idle_priority) as one,
+        ThreadPoolExecutor(1, initializer=lower_priority) as other,
     ):
         assert one.submit(policy_and_niceness).result() == (os.SCHED_IDLE, ours[1])
         assert other.submit(policy_and_niceness).result() == (ours[0], min(ours[1] + NICENESS, 19))
@@ -34,4 +40,4 @@ def test_nobody_gives_way_on_a_busy_machine(
     load = tasks_a_core * (os.cpu_count() or 1)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
 
-    assert is_calm() is calm
+    assert is_load_low() is calm

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from turnfold.process.tasks import end
+from turnfold.process.tasks import cancel_and_wait
 
 
 @pytest.mark.proves("O2")
@@ -22,7 +22,7 @@ async def test_an_answer_that_comes_with_the_cancellation_keeps_nobody_waiting_f
     await asyncio.sleep(0)
     answers[0].set_result(None)
     async with asyncio.timeout(60):
-        await end(task)
+        await cancel_and_wait(task)
 
     assert task.cancelled()
     assert asked in (1, 2)  # two where the cancellation was forgotten, before Python 3.12
@@ -38,8 +38,8 @@ async def test_tasks_end_however_they_end() -> None:
     failing, ready = asyncio.create_task(fail()), asyncio.create_task(asyncio.sleep(0, "done"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    await end(failing, ready)
-    await end()
+    await cancel_and_wait(failing, ready)
+    await cancel_and_wait()
 
     assert str(failing.exception()) == "so"
     assert ready.result() == "done"

@@ -5,7 +5,7 @@ from contextvars import copy_context
 
 import pytest
 
-from turnfold.bus.admission import Admission, Shares
+from turnfold.bus.admission import ConcurrencyLimiter, Shares
 from turnfold.errors import Unavailable
 from turnfold.process.turns import ASKER, Rounds, Turns
 
@@ -76,7 +76,7 @@ async def test_of_a_burst_one_request_of_each_asker_begins_in_a_round() -> None:
 
 @pytest.mark.proves("X6")
 async def test_places_waiting_places_and_searches_are_counted_apart_and_given_back() -> None:
-    admission = Admission(Shares(requests=8, waiting=16, searches=8, of_agent=0.25))
+    admission = ConcurrencyLimiter(Shares(requests=8, waiting=16, searches=8, of_agent=0.25))
     with admission.admitted("greedy") as first, admission.admitted("greedy"):
         with pytest.raises(Unavailable) as told, admission.admitted("greedy"):
             pass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold.core.summary.carry_over import merged, numbered
+from turnfold.core.summary.carry_over import carry_over, numbered
 
 BEFORE = {
     "decisions": ["SQLite was chosen.", "Retries are three."],
@@ -18,7 +18,7 @@ def count(text: str) -> int:
 
 
 def after(said: dict[str, object], *, max_tokens: int = 1_200) -> dict[str, object]:
-    return merged(BEFORE, said, max_tokens=max_tokens, count=count)
+    return carry_over(BEFORE, said, max_tokens=max_tokens, count=count)
 
 
 def test_entries_have_names_by_their_list() -> None:
@@ -97,7 +97,7 @@ def test_lists_take_six_tenths_at_most_constraints_first_and_questions_half_of_w
         for name in ("decisions", "constraints", "open_questions")
     }
 
-    found = merged({}, said, max_tokens=max_tokens, count=letters)
+    found = carry_over({}, said, max_tokens=max_tokens, count=letters)
 
     assert [found[name] for name in ("constraints", "open_questions", "decisions")] == [
         said["constraints"][3 - constraints :],
@@ -109,7 +109,7 @@ def test_lists_take_six_tenths_at_most_constraints_first_and_questions_half_of_w
 @pytest.mark.proves("S3", "C54", "O10")
 @pytest.mark.parametrize("damaged", [None, "text", 7, {"a": "b"}, [None, 7, "", "  ", ["x"]]])
 def test_a_damaged_list_of_the_record_before_counts_as_an_empty_one(damaged: object) -> None:
-    found = merged(
+    found = carry_over(
         {"decisions": damaged}, {"constraints": ["Stay."]}, max_tokens=1_200, count=count
     )
 
@@ -119,7 +119,7 @@ def test_a_damaged_list_of_the_record_before_counts_as_an_empty_one(damaged: obj
 
 @pytest.mark.proves("S3", "O10")
 def test_entries_that_are_signs_alone_are_told_apart() -> None:
-    found = merged(
+    found = carry_over(
         {"decisions": ["?!", "..."]}, {"decisions": ["..."]}, max_tokens=1_200, count=count
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.histories import counter
 from turnfold.core.summary.extractive import extract
-from turnfold.core.summary.sources import Draft, Previous, Source, SummaryJob
+from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 
 VERSIONS = 20
 PLANTED = {
@@ -84,7 +84,7 @@ def chain(batches: list[list[Source]]) -> list[Draft]:
     for batch in batches:
         before = drafts[-1] if drafts else None
         previous = (
-            Previous(before.text, json.loads(json.dumps(before.sections)), before.ledger)
+            PreviousSummary(before.text, json.loads(json.dumps(before.sections)), before.ledger)
             if before
             else None
         )

@@ -8,8 +8,16 @@ import pytest
 
 from turnfold.core.summary.extractive import extract
 from turnfold.core.summary.redaction import redact
-from turnfold.core.summary.sentences import Sense, senses
-from turnfold.core.summary.sources import Draft, Previous, Source, SummaryJob, clip, ends, words
+from turnfold.core.summary.sentences import SentenceKind, sentence_kinds
+from turnfold.core.summary.sources import (
+    Draft,
+    PreviousSummary,
+    Source,
+    SummaryJob,
+    clip,
+    head_and_tail,
+    word_count,
+)
 from turnfold.core.summary.tool_actions import actions, argument_texts, file_changes
 from turnfold.core.summary.values import Value, values_in
 
@@ -40,7 +48,9 @@ def drafted(
     **more: Any,
 ) -> Draft:
     before = (
-        None if previous is None else Previous(previous.text, previous.sections, previous.ledger)
+        None
+        if previous is None
+        else PreviousSummary(previous.text, previous.sections, previous.ledger)
     )
     job = SummaryJob(
         sources=sources,
@@ -332,8 +342,8 @@ def test_decisions_beyond_the_newest_few_are_left_out_and_counted() -> None:
 def test_a_request_that_begins_politely_is_a_request_of_a_user_and_politeness_of_an_assistant(
     text: str,
 ) -> None:
-    assert Sense.REQUEST in senses(text, is_user=True)
-    assert senses(text, is_user=False) == {Sense.FILLER}
+    assert SentenceKind.REQUEST in sentence_kinds(text, is_user=True)
+    assert sentence_kinds(text, is_user=False) == {SentenceKind.FILLER}
 
 
 @pytest.mark.proves("S2", "O10")
@@ -354,7 +364,7 @@ def test_of_two_errors_the_newer_one_stays(max_tokens: int) -> None:
 @pytest.mark.parametrize("max_tokens", [40, 60, 80])
 def test_the_first_request_of_all_stays_while_newer_ones_come(max_tokens: int) -> None:
     first = "Please build the whole warehouse report for me."
-    before = Previous(
+    before = PreviousSummary(
         "x",
         {"tasks": [first, "Then send it to the office in Oslo, too."], "context": "It went on."},
         (),
@@ -414,7 +424,7 @@ def test_a_damaged_count_of_what_was_left_out_is_read_from_the_last_entry_of_the
     forgotten: object, marks: object
 ) -> None:
     damaged = {"left_out": {"forgotten": forgotten, "marks": marks, "until": 7}}
-    before = Previous(
+    before = PreviousSummary(
         "They spoke.", damaged, ("path /srv/a.toml", "left_out 41 more values, which search finds")
     )
 
@@ -440,7 +450,7 @@ def test_a_damaged_count_of_what_was_left_out_is_read_from_the_last_entry_of_the
     ],
 )
 def test_a_count_that_is_no_number_is_none(entry: str) -> None:
-    before = Previous("They spoke.", {}, ("path /srv/a.toml", entry))
+    before = PreviousSummary("They spoke.", {}, ("path /srv/a.toml", entry))
 
     draft = extract(SummaryJob(sources=(user("It is /srv/b.toml."),), previous=before), count=count)
 
@@ -463,7 +473,7 @@ def test_a_count_that_is_no_number_is_none(entry: str) -> None:
 def test_a_damaged_list_of_sources_says_of_a_line_no_more_than_it_does(
     sources: object, expected: list[str]
 ) -> None:
-    before = Previous(
+    before = PreviousSummary(
         "Constraints\n- You must never touch the billing tables.",
         {"sources": sources, "constraints": [BILLING]},
         (),
@@ -671,7 +681,7 @@ def test_narrative_style_keeps_to_its_words() -> None:
         for number in range(60)
     ]
 
-    assert words(drafted(*sources, style="narrative", max_words=80).text) <= 80
+    assert word_count(drafted(*sources, style="narrative", max_words=80).text) <= 80
 
 
 def test_same_job_gives_the_same_draft() -> None:
@@ -726,7 +736,7 @@ def test_ordinary_text_is_not_redacted() -> None:
 
 def test_cut_texts_say_how_much_is_missing() -> None:
     assert (
-        ends("a" * 10 + "b" * 5 + "c" * 10, 10, 10)
+        head_and_tail("a" * 10 + "b" * 5 + "c" * 10, 10, 10)
         == "a" * 10 + "\n[… 5 characters left out …]\n" + "c" * 10
     )
     assert clip("one two three four", 15) == "one two three…"
@@ -753,19 +763,19 @@ def test_time_is_linear_in_the_input() -> None:
 @pytest.mark.parametrize(
     ("text", "is_user", "sense"),
     [
-        ("できれば静かな部屋", True, Sense.CONSTRAINT),
-        ("ホテルは予約してある", True, Sense.DECISION),
-        ("駅前でお土産を探して", True, Sense.REQUEST),
-        ("お名前は花子", True, Sense.FACT),
-        ("ご予約は完了", False, Sense.RESULT),
-        ("请找安静的房间", True, Sense.REQUEST),
-        ("就选这家酒店", True, Sense.DECISION),
+        ("できれば静かな部屋", True, SentenceKind.CONSTRAINT),
+        ("ホテルは予約してある", True, SentenceKind.DECISION),
+        ("駅前でお土産を探して", True, SentenceKind.REQUEST),
+        ("お名前は花子", True, SentenceKind.FACT),
+        ("ご予約は完了", False, SentenceKind.RESULT),
+        ("请找安静的房间", True, SentenceKind.REQUEST),
+        ("就选这家酒店", True, SentenceKind.DECISION),
     ],
 )
 def test_a_sentence_of_the_east_is_understood_by_the_words_of_its_own_language(
-    text: str, is_user: bool, sense: Sense
+    text: str, is_user: bool, sense: SentenceKind
 ) -> None:
-    assert senses(text, is_user=is_user) == {sense}
+    assert sentence_kinds(text, is_user=is_user) == {sense}
 
 
 @pytest.mark.proves("S6", "O10")

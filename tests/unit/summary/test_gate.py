@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold.core.summary.gate import Answer, Reason, check, missing_facts, spoken
+from turnfold.core.summary.gate import ModelResponse, Reason, check, missing_facts, response_text
 
 SUMMARY = "Mia asked for a refund of order KX-1. It was granted on May 3."
 
@@ -10,35 +10,38 @@ SUMMARY = "Mia asked for a refund of order KX-1. It was granted on May 3."
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (Answer(SUMMARY), None),
-        (Answer(f"<think>hm</think>{SUMMARY}"), None),
-        (Answer("抱歉的用户要求退款，已经完成。"), None),
-        (Answer("The user said: I'm sorry, I can't help with that. The agent moved on."), None),
-        (Answer(None), Reason.CONTENT_NONE),
-        (Answer("  \n "), Reason.EMPTY_SUMMARY),
-        (Answer("<summary> </summary>"), Reason.EMPTY_SUMMARY),
-        (Answer(None, has_reasoning=True), Reason.THINKING_ONLY_NO_CONTENT),
-        (Answer("<think>so the user wants</think>"), Reason.THINKING_ONLY_NO_CONTENT),
-        (Answer("<think>so the user wants"), Reason.THINKING_ONLY_NO_CONTENT),
-        (Answer(None, "length", has_reasoning=True), Reason.MAX_TOKENS_NO_CONTENT),
-        (Answer("", "length"), Reason.MAX_TOKENS_NO_CONTENT),
-        (Answer(SUMMARY, "length"), Reason.TRUNCATED),
-        (Answer(SUMMARY, "max_tokens"), Reason.TRUNCATED),
-        (Answer(SUMMARY, "content_filter"), Reason.REFUSED),
-        (Answer(None, refusal="no"), Reason.REFUSED),
-        (Answer("I'm sorry, but I can't assist with that request."), Reason.REFUSED),
-        (Answer("I cannot summarize this conversation."), Reason.REFUSED),
-        (Answer("抱歉，我无法协助处理这个请求。"), Reason.REFUSED),
-        (Answer("申し訳ありませんが、要約できません。"), Reason.REFUSED),
-        (Answer(None, "tool_calls", calls_tools=True), Reason.TOOL_CALL),
-        (Answer(SUMMARY, "stop", calls_tools=True), Reason.TOOL_CALL),
-        (Answer(SUMMARY, "error"), Reason.PROVIDER_ERROR),
-        (Answer(SUMMARY, None), Reason.PROVIDER_ERROR),
+        (ModelResponse(SUMMARY), None),
+        (ModelResponse(f"<think>hm</think>{SUMMARY}"), None),
+        (ModelResponse("抱歉的用户要求退款，已经完成。"), None),
+        (
+            ModelResponse("The user said: I'm sorry, I can't help with that. The agent moved on."),
+            None,
+        ),
+        (ModelResponse(None), Reason.CONTENT_NONE),
+        (ModelResponse("  \n "), Reason.EMPTY_SUMMARY),
+        (ModelResponse("<summary> </summary>"), Reason.EMPTY_SUMMARY),
+        (ModelResponse(None, has_reasoning=True), Reason.THINKING_ONLY_NO_CONTENT),
+        (ModelResponse("<think>so the user wants</think>"), Reason.THINKING_ONLY_NO_CONTENT),
+        (ModelResponse("<think>so the user wants"), Reason.THINKING_ONLY_NO_CONTENT),
+        (ModelResponse(None, "length", has_reasoning=True), Reason.MAX_TOKENS_NO_CONTENT),
+        (ModelResponse("", "length"), Reason.MAX_TOKENS_NO_CONTENT),
+        (ModelResponse(SUMMARY, "length"), Reason.TRUNCATED),
+        (ModelResponse(SUMMARY, "max_tokens"), Reason.TRUNCATED),
+        (ModelResponse(SUMMARY, "content_filter"), Reason.REFUSED),
+        (ModelResponse(None, refusal="no"), Reason.REFUSED),
+        (ModelResponse("I'm sorry, but I can't assist with that request."), Reason.REFUSED),
+        (ModelResponse("I cannot summarize this conversation."), Reason.REFUSED),
+        (ModelResponse("抱歉，我无法协助处理这个请求。"), Reason.REFUSED),
+        (ModelResponse("申し訳ありませんが、要約できません。"), Reason.REFUSED),
+        (ModelResponse(None, "tool_calls", calls_tools=True), Reason.TOOL_CALL),
+        (ModelResponse(SUMMARY, "stop", calls_tools=True), Reason.TOOL_CALL),
+        (ModelResponse(SUMMARY, "error"), Reason.PROVIDER_ERROR),
+        (ModelResponse(SUMMARY, None), Reason.PROVIDER_ERROR),
     ],
 )
 @pytest.mark.proves("S5", "C36")
 def test_answer_commits_only_when_it_is_whole_and_meant(
-    answer: Answer, reason: Reason | None
+    answer: ModelResponse, reason: Reason | None
 ) -> None:
     assert check(answer, input_tokens=1_000, output_tokens=20) is reason
 
@@ -48,11 +51,11 @@ def test_answer_commits_only_when_it_is_whole_and_meant(
 )
 @pytest.mark.proves("S5", "C36")
 def test_summary_must_be_smaller_than_its_input(output_tokens: int, reason: Reason | None) -> None:
-    assert check(Answer(SUMMARY), input_tokens=100, output_tokens=output_tokens) is reason
+    assert check(ModelResponse(SUMMARY), input_tokens=100, output_tokens=output_tokens) is reason
 
 
 def test_thoughts_and_wrapping_tags_are_no_part_of_what_is_said() -> None:
-    assert spoken(f"<thinking>a\nb</thinking>\n<summary>{SUMMARY}</summary>") == SUMMARY
+    assert response_text(f"<thinking>a\nb</thinking>\n<summary>{SUMMARY}</summary>") == SUMMARY
 
 
 @pytest.mark.proves("S5")

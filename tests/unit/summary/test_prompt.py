@@ -16,7 +16,7 @@ from turnfold.core.summary.prompt import (
     prompt_version,
     shortened,
 )
-from turnfold.core.summary.sources import Previous, Source, SummaryJob, words
+from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob, word_count
 from turnfold.errors import SummarizerError
 
 BOUNDARY = "8f3a1c"
@@ -27,7 +27,7 @@ def count(text: str) -> int:
 
 
 def asked(
-    *sources: Source, previous: Previous | None = None, style: str = "structured"
+    *sources: Source, previous: PreviousSummary | None = None, style: str = "structured"
 ) -> tuple[str, str]:
     system, data = build_prompt(
         SummaryJob(sources=sources, previous=previous, style=style, model="openai/x"),
@@ -64,7 +64,7 @@ def test_text_cannot_close_the_tags_it_stands_in() -> None:
 @pytest.mark.proves("S2")
 def test_previous_record_and_messages_are_data_in_their_own_tags() -> None:
     system, data = asked(
-        message("Fix it."), previous=Previous("Earlier, Mia asked for a refund.", {})
+        message("Fix it."), previous=PreviousSummary("Earlier, Mia asked for a refund.", {})
     )
 
     assert data.startswith(
@@ -217,7 +217,7 @@ def test_prose_keeps_its_start_and_its_end_within_the_words() -> None:
 
     text, _ = parse_answer(prose, "narrative", max_words=100)
 
-    assert words(text) <= 100
+    assert word_count(text) <= 100
     assert text.startswith("Sentence 0 of the story")
     assert text.endswith("The invoice is still open.")
 
@@ -228,8 +228,8 @@ def test_chinese_character_counts_as_half_a_word() -> None:
 
     short = shortened(text, 200)
 
-    assert words("你好 world") == 2
-    assert 150 < words(short) <= 200
+    assert word_count("你好 world") == 2
+    assert 150 < word_count(short) <= 200
 
 
 @pytest.mark.parametrize("max_tokens", [30, 80, 200])
@@ -388,7 +388,7 @@ def test_the_version_of_a_prompt_names_an_operators_text_by_its_hash() -> None:
 
 @pytest.mark.proves("S3")
 def test_entries_of_the_record_before_are_shown_with_their_names() -> None:
-    _, data = asked(message("Fix it."), previous=Previous("…", STRUCTURED))
+    _, data = asked(message("Fix it."), previous=PreviousSummary("…", STRUCTURED))
 
     told = json.loads(data.split("\n")[1])
     assert told["decisions"] == {"d1": "Postgres was chosen."}
@@ -400,7 +400,8 @@ def test_entries_of_the_record_before_are_shown_with_their_names() -> None:
 @pytest.mark.proves("X4")
 def test_secrets_of_an_older_record_do_not_reach_the_model() -> None:
     _, data = asked(
-        message("Fix it."), previous=Previous("the key is sk-abcdefghijklmnopqrstuvwxyz123456", {})
+        message("Fix it."),
+        previous=PreviousSummary("the key is sk-abcdefghijklmnopqrstuvwxyz123456", {}),
     )
 
     assert "sk-abc" not in data

@@ -3,14 +3,14 @@
 import pytest
 
 from turnfold.core.summary.redaction import checked_patterns, without_secrets
-from turnfold.core.summary.sources import Previous, Source, SummaryJob
+from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 
 
 @pytest.mark.proves("X4")
 def test_patterns_are_taken_out_of_all_that_a_summariser_reads() -> None:
     job = SummaryJob(
         sources=(Source("e1#0", "assistant", "Badge A-12.", (("open", '{"badge": "A-12"}'),)),),
-        previous=Previous(
+        previous=PreviousSummary(
             "Badge A-7 came.",
             {"decisions": ["A-7 may enter."], "provenance": [["e0#0", 90]]},
             ("id A-7",),

@@ -15,12 +15,12 @@ from turnfold.core.text.tokens import (
     CALL_TOKENS,
     MESSAGE_TOKENS,
     Count,
-    Cuts,
-    ceiling,
+    TokenOffsets,
+    count_message,
     estimate,
     lines_of,
-    measure,
     text_of,
+    token_upper_bound,
 )
 from turnfold.model_info.tokenizer import load_counter
 
@@ -44,7 +44,7 @@ def call(name: Any = "read_file", arguments: Any = "{}", call_id: Any = "c1") ->
 
 @pytest.mark.proves("T2")
 def test_a_plain_message_costs_its_text_and_the_overhead(count: Count) -> None:
-    measured = measure({"role": "user", "content": "What is the weather in Paris?"}, count)
+    measured = count_message({"role": "user", "content": "What is the weather in Paris?"}, count)
 
     assert measured.content_tokens == 7
     assert measured.tokens == MESSAGE_TOKENS + 7
@@ -61,7 +61,7 @@ def test_calls_reasoning_and_content_are_parts_of_the_whole(count: Count) -> Non
         "tool_calls": [call(arguments='{"path": "src/app.py"}'), call("list_dir", "", "c2")],
     }
 
-    measured = measure(body, count)
+    measured = count_message(body, count)
 
     assert [(one.slot, one.call_id, one.name, one.path) for one in measured.calls] == [
         (0, "c1", "read_file", "src/app.py"),
@@ -82,12 +82,12 @@ def test_calls_reasoning_and_content_are_parts_of_the_whole(count: Count) -> Non
 @pytest.mark.proves("T2")
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "audio", "file", "video"])
 def test_media_cost_the_same_however_many_bytes_they_are(count: Count, kind: str) -> None:
-    small = measure(
+    small = count_message(
         {"role": "user", "content": [{"type": kind, kind: {"url": "data:,x"}}]},
         count,
         image_tokens=300,
     )
-    large = measure(
+    large = count_message(
         {"role": "user", "content": [{"type": kind, kind: {"url": "data:," + "x" * 100_000}}]},
         count,
         image_tokens=300,
@@ -135,7 +135,7 @@ def test_the_texts_of_parts_stand_one_below_the_other() -> None:
     ],
 )
 def test_content_of_any_shape_is_counted(count: Count, content: Any) -> None:
-    measured = measure({"role": "user", "content": content}, count)
+    measured = count_message({"role": "user", "content": content}, count)
 
     assert measured.tokens == MESSAGE_TOKENS + measured.content_tokens
     assert (measured.content_tokens > 0) == bool(content != [])
@@ -143,10 +143,10 @@ def test_content_of_any_shape_is_counted(count: Count, content: Any) -> None:
 
 @pytest.mark.proves("C22")
 def test_the_size_of_what_is_no_text_counts(count: Count) -> None:
-    small = measure(
+    small = count_message(
         {"role": "user", "content": [{"type": "text", "text": {"rows": ["one"]}}]}, count
     )
-    large = measure(
+    large = count_message(
         {"role": "user", "content": [{"type": "text", "text": {"rows": ["one"] * 1_000}}]}, count
     )
 
@@ -176,7 +176,7 @@ def test_the_size_of_what_is_no_text_counts(count: Count) -> None:
     ],
 )
 def test_what_is_no_call_is_counted_and_called_irregular(count: Count, calls: Any) -> None:
-    measured = measure({"role": "assistant", "content": None, "tool_calls": calls}, count)
+    measured = count_message({"role": "assistant", "content": None, "tool_calls": calls}, count)
 
     assert measured.calls == ()
     assert measured.is_irregular
@@ -184,7 +184,7 @@ def test_what_is_no_call_is_counted_and_called_irregular(count: Count, calls: An
 
 
 def test_an_id_that_repeats_in_one_message_is_no_second_call(count: Count) -> None:
-    measured = measure(
+    measured = count_message(
         {
             "role": "assistant",
             "content": None,
@@ -199,7 +199,7 @@ def test_an_id_that_repeats_in_one_message_is_no_second_call(count: Count) -> No
 
 @pytest.mark.parametrize("calls", [None, []])
 def test_no_calls_are_nothing_irregular(count: Count, calls: Any) -> None:
-    measured = measure({"role": "assistant", "content": "Hello.", "tool_calls": calls}, count)
+    measured = count_message({"role": "assistant", "content": "Hello.", "tool_calls": calls}, count)
 
     assert not measured.is_irregular
 
@@ -222,7 +222,7 @@ def test_no_calls_are_nothing_irregular(count: Count, calls: Any) -> None:
     ],
 )
 def test_the_file_a_call_names_is_found(arguments: Any, path: str | None) -> None:
-    measured = measure(
+    measured = count_message(
         {"role": "assistant", "content": "", "tool_calls": [call(arguments=arguments)]}, len
     )
 
@@ -240,7 +240,9 @@ def test_the_file_a_call_names_is_found(arguments: Any, path: str | None) -> Non
     ],
 )
 def test_signatures_and_redacted_thinking_count_as_reasoning(count: Count, block: Any) -> None:
-    measured = measure({"role": "assistant", "content": "Yes.", "thinking_blocks": [block]}, count)
+    measured = count_message(
+        {"role": "assistant", "content": "Yes.", "thinking_blocks": [block]}, count
+    )
 
     assert measured.reasoning_tokens > 1_000
     assert measured.tokens == MESSAGE_TOKENS + measured.content_tokens + measured.reasoning_tokens
@@ -249,7 +251,7 @@ def test_signatures_and_redacted_thinking_count_as_reasoning(count: Count, block
 @pytest.mark.parametrize("blocks", [7, "x", {"thinking": "x"}, [None], [7], [{"thinking": None}]])
 def test_thinking_of_any_shape_is_counted(count: Count, blocks: Any) -> None:
     assert (
-        measure(
+        count_message(
             {"role": "assistant", "content": None, "thinking_blocks": blocks}, count
         ).reasoning_tokens
         >= 0
@@ -259,7 +261,7 @@ def test_thinking_of_any_shape_is_counted(count: Count, blocks: Any) -> None:
 @pytest.mark.parametrize("name", [None, 7, "n" * 500, ["x"], {"a": 1}])
 def test_a_name_of_any_shape_is_counted(count: Count, name: Any) -> None:
     assert (
-        measure({"role": "user", "content": "Hello.", "name": name}, count).tokens
+        count_message({"role": "user", "content": "Hello.", "name": name}, count).tokens
         >= MESSAGE_TOKENS + 2
     )
 
@@ -270,25 +272,25 @@ def test_a_name_of_any_shape_is_counted(count: Count, name: Any) -> None:
 )
 def test_lines_are_counted_as_people_count_them(text: str, lines: int) -> None:
     assert lines_of(text) == lines
-    assert Cuts.of(text, len).lines == lines
+    assert TokenOffsets.of(text, len).lines == lines
 
 
 @pytest.mark.proves("I3")
 def test_a_long_text_has_a_grid_and_costs_what_the_grid_says(count: Count) -> None:
     short, long = (
-        measure({"role": "tool", "content": LOG[:512]}, count),
-        measure({"role": "tool", "content": LOG}, count),
+        count_message({"role": "tool", "content": LOG[:512]}, count),
+        count_message({"role": "tool", "content": LOG}, count),
     )
 
     assert short.cuts == ""
-    assert Cuts.parse(long.cuts) == Cuts.of(LOG, count)
-    assert long.content_tokens == Cuts.parse(long.cuts).total
-    assert long.lines == Cuts.parse(long.cuts).lines == 200
+    assert TokenOffsets.parse(long.cuts) == TokenOffsets.of(LOG, count)
+    assert long.content_tokens == TokenOffsets.parse(long.cuts).total
+    assert long.lines == TokenOffsets.parse(long.cuts).lines == 200
 
 
 @pytest.mark.proves("I3", "C15")
 def test_a_head_and_a_tail_stay_within_their_tokens(count: Count) -> None:
-    grid = Cuts.of(LOG, count)
+    grid = TokenOffsets.of(LOG, count)
 
     for tokens in (0, 1, 50, 300, 1_000, grid.total, 10**9):
         head, tail = grid.head(tokens), grid.tail(tokens)
@@ -307,7 +309,7 @@ def test_twenty_lines_from_the_start_and_ten_from_the_end_can_be_cut_exactly(
     line: str, end: str
 ) -> None:
     text = "".join(f"{line}\n" for _ in range(500)) + end
-    grid = Cuts.of(text, len)
+    grid = TokenOffsets.of(text, len)
 
     head, tail = grid.head_lines(20), grid.tail_lines(10)
 
@@ -320,7 +322,7 @@ def test_twenty_lines_from_the_start_and_ten_from_the_end_can_be_cut_exactly(
 @pytest.mark.parametrize("lines", [0, 1, 5, 19, 21, 100, 499, 500, 501])
 def test_other_numbers_of_lines_are_never_exceeded(lines: int) -> None:
     text = "".join(f"{n} {'word ' * (n % 90)}\n" + "\n" * (n % 3) for n in range(250))
-    grid = Cuts.of(text, len)
+    grid = TokenOffsets.of(text, len)
 
     assert lines_of(text[: grid.head_lines(lines).offset]) <= lines
     assert lines_of(text[grid.tail_lines(lines).offset :]) <= lines
@@ -330,7 +332,7 @@ def test_other_numbers_of_lines_are_never_exceeded(lines: int) -> None:
     ("text", "step"), [("word " * 400, 256), ("漢字の長い文。" * 60, 90), ("🙂" * 300, 64)]
 )
 def test_a_grid_is_as_fine_for_wide_letters_as_for_narrow_ones(text: str, step: int) -> None:
-    offsets = Cuts.of(text, len).offsets
+    offsets = TokenOffsets.of(text, len).offsets
 
     assert max(after - before for before, after in itertools.pairwise(offsets)) <= step
     assert len(offsets) <= len(text) // step * 4 + 2
@@ -348,11 +350,11 @@ def test_a_grid_is_as_fine_for_wide_letters_as_for_narrow_ones(text: str, step: 
 )
 def test_a_text_is_long_by_its_bytes(text: str, *, is_one: bool) -> None:
     assert is_long(text) is is_one
-    assert bool(measure({"role": "user", "content": text}, len).cuts) is is_one
+    assert bool(count_message({"role": "user", "content": text}, len).cuts) is is_one
 
 
 def test_points_are_found_on_both_sides_of_an_offset() -> None:
-    grid = Cuts.of("word " * 400, len)
+    grid = TokenOffsets.of("word " * 400, len)
 
     assert grid.at_or_before(0) == grid.at_or_after(-5) == 0
     assert grid.at_or_before(10**6) == grid.at_or_after(10**6) == 2_000
@@ -364,7 +366,7 @@ def test_points_are_found_on_both_sides_of_an_offset() -> None:
 
 
 def test_the_grid_of_nothing_is_empty() -> None:
-    grid = Cuts.parse("")
+    grid = TokenOffsets.parse("")
 
     assert (grid.total, grid.characters, grid.lines, grid.encode()) == (0, 0, 0, "")
     assert grid.head(5) == grid.tail(5) == grid.head_lines(20) == grid.tail_lines(10) == (0, 0)
@@ -372,7 +374,7 @@ def test_the_grid_of_nothing_is_empty() -> None:
 
 def test_what_is_no_grid_is_refused() -> None:
     with pytest.raises(ValueError, match=r"invalid literal|not enough values"):
-        Cuts.parse("no grid")
+        TokenOffsets.parse("no grid")
 
 
 @pytest.mark.proves("C15")
@@ -386,7 +388,7 @@ def test_what_is_no_grid_is_refused() -> None:
     ],
 )
 def test_what_belongs_together_is_not_parted(text: str) -> None:
-    grid = Cuts.of(text, len)
+    grid = TokenOffsets.of(text, len)
 
     assert all(offset % 2 == 0 for offset in grid.offsets)
 
@@ -396,7 +398,7 @@ def test_what_belongs_together_is_not_parted(text: str) -> None:
     "text", [" ", "\n", "a", "=", "字", "é", "\x00", " a", "ab1", "\ud800", "😀", "\t \n", "'s"]
 )
 def test_a_million_of_anything_are_counted(count: Count, text: str) -> None:
-    measured = measure({"role": "tool", "content": text * (1_000_000 // len(text))}, count)
+    measured = count_message({"role": "tool", "content": text * (1_000_000 // len(text))}, count)
 
     assert measured.content_tokens > 0
 
@@ -438,7 +440,7 @@ def test_the_common_words_are_one_token_each(count: Count) -> None:
     ],
 )
 def test_the_ceiling_is_near_on_what_we_write(count: Count, text: str, slack: float) -> None:
-    assert count(text) <= ceiling(text) <= slack * count(text)
+    assert count(text) <= token_upper_bound(text) <= slack * count(text)
 
 
 @cache
@@ -466,7 +468,7 @@ def samples() -> dict[str, str]:
         * 10,
         "korean": "다음 주 토요일에 부산으로 여행을 가려고 하는데 역에서 가까운 호텔을 찾아 주실 수 있나요? 조식이 포함되면 좋겠습니다. "
         * 10,
-        "code": Path(measure.__code__.co_filename).read_text(encoding="utf-8"),
+        "code": Path(count_message.__code__.co_filename).read_text(encoding="utf-8"),
         "json": json.dumps(rows),
         "json, indented": json.dumps(rows, indent=2),
         "base64": "".join(
@@ -489,7 +491,7 @@ def test_the_estimate_is_near_without_a_tokenizer(count: Count, kind: str) -> No
 
 
 def test_nothing_is_estimated_as_nothing() -> None:
-    assert estimate("") == ceiling("") == 0
+    assert estimate("") == token_upper_bound("") == 0
 
 
 ESTIMATES = {

@@ -7,15 +7,15 @@ from turnfold.core.text.search import (
     VERBATIM,
     WHOLE,
     WORDS,
-    Question,
+    SearchQuery,
     ranked,
     searchable,
 )
-from turnfold.core.text.words import MOST_BYTES, exact_terms, folded, mark, terms
+from turnfold.core.text.words import MOST_BYTES, exact_terms, mark, normalize, terms
 
 
 def found_by(text: str) -> frozenset[str]:
-    held = terms(folded(text))
+    held = terms(normalize(text))
     assert held is not None
     return held
 
@@ -143,14 +143,16 @@ def test_a_call_in_the_old_form_is_searched_like_any_other() -> None:
     ],
 )
 def test_an_exact_value_is_told_from_a_part_of_another(text: str, tier: int | None) -> None:
-    grade = Question.of("10.0.0.1").grade(folded(text))
+    grade = SearchQuery.of("10.0.0.1").grade(normalize(text))
 
     assert (grade and grade.tier) == tier
 
 
 @pytest.mark.proves("F1")
 def test_words_of_three_letters_are_found_by_their_beginning() -> None:
-    tiers = [Question.of(query).grade("the ambers are here") for query in ("amber", "am", "mbers")]
+    tiers = [
+        SearchQuery.of(query).grade("the ambers are here") for query in ("amber", "am", "mbers")
+    ]
 
     assert [grade and grade.tier for grade in tiers] == [BEGINNINGS, None, None]
 
@@ -158,7 +160,7 @@ def test_words_of_three_letters_are_found_by_their_beginning() -> None:
 @pytest.mark.proves("F1")
 def test_of_equal_answers_the_newest_is_first_and_of_a_value_the_one_that_named_it() -> None:
     def order(query: str) -> list[int]:
-        question = Question.of(query)
+        question = SearchQuery.of(query)
         graded = {place: grade for place in range(4) if (grade := question.grade("amber 8443"))}
         return [one.position for one in ranked(question, graded)]
 

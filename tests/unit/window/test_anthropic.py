@@ -9,23 +9,29 @@ import pytest
 from tests.histories import History, Said, assistant, history, system, tool, user, words
 from turnfold.core.history.validity import anthropic_faults
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.anthropic import ASIDE_TOKENS, OPENING, SILENT, Shaped, shaped
+from turnfold.core.window.anthropic import (
+    ASIDE_TOKENS,
+    OPENING,
+    SILENT,
+    AnthropicWindow,
+    to_anthropic,
+)
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.truncation import STAND_IN
-from turnfold.core.window.window import Asked, plan
+from turnfold.core.window.window import WindowRequest, plan
 
 Json = dict[str, Any]
 
 
 def shape_of(
     session: History, placement: Placement = Placement.SEPARATE, budget: int | None = None
-) -> Shaped:
+) -> AnthropicWindow:
     made = plan(
         session.stored,
-        Asked(budget_tokens=budget, placement=placement, aside_tokens=ASIDE_TOKENS),
+        WindowRequest(budget_tokens=budget, placement=placement, aside_tokens=ASIDE_TOKENS),
         Policy(),
     )
-    return shaped(made, session.rendered(made))
+    return to_anthropic(made, session.rendered(made))
 
 
 def messages_of(*said: Said | Json) -> list[Json]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.histories import counter, tool, user, words
 from turnfold import CannotFit, Compressed, LadderCompressor, assemble, preset_named
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.window.compressor import estimated
 from turnfold.core.window.truncation import STAND_IN
 from turnfold.errors import BadRequest
@@ -72,7 +72,7 @@ def test_a_long_list_becomes_one_that_fits_and_may_be_sent(
 
     cap = budget * 3 // 5 if is_emergency else budget
     assert compressor.tokens(compressed.messages) <= compressed.tokens <= cap
-    assert faults(compressed.messages) == []
+    assert validation_errors(compressed.messages) == []
     assert (compressed.messages[0], compressed.messages[-1]) == (SYSTEM, messages[-1])
     assert compressed.omitted == len(messages) - sum(
         body.get("content") != STAND_IN for body in compressed.messages
@@ -89,7 +89,7 @@ def test_a_preset_says_how_a_list_is_shortened() -> None:
     )
 
     assert len(shown) <= 51
-    assert faults(shown) == []
+    assert validation_errors(shown) == []
     assert (shown[0], shown[-1]) == (SYSTEM, messages[-1])
 
 
@@ -119,7 +119,7 @@ def test_a_list_that_may_not_be_sent_is_mended_however_much_room_there_is(
 
     mended = compressor.compress(messages, 10_000)
 
-    assert faults(mended.messages) == []
+    assert validation_errors(mended.messages) == []
     assert [body.get("content") for body in mended.messages] == [
         "look",
         None,
@@ -202,7 +202,7 @@ def test_the_plain_library_needs_neither_bus_nor_database_nor_model() -> None:
         "    def find_spec(self, name, *rest):\n"
         "        if name.split('.')[0] in {'nats', 'sqlalchemy', 'litellm', 'toktok', 'faststream'}: raise ImportError(name)\n"
         "sys.meta_path.insert(0, Missing())\n"
-        "from turnfold import LadderCompressor, Recovering, assemble, counter\n"
+        "from turnfold import LadderCompressor, ContextRecovery, assemble, counter\n"
         "compressor = LadderCompressor(counter())\n"
         "history = compressor.compress([{'role': 'user', 'content': 'word ' * 9000}, {'role': 'user', 'content': 'hi'}], 500)\n"
         "print(history.tokens <= 500, len(assemble('Be brief.', history.messages, None)))"

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from tests.histories import assistant, counter, history, parsed, system, text, tool, user, words
-from turnfold.core.history.validity import faults
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.markers import defused
 from turnfold.core.window.framing import Placement, summary_facts, whole_summary, wrapped_summary
 from turnfold.core.window.render import longest, shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
-from turnfold.core.window.window import Asked, plan
+from turnfold.core.window.window import WindowRequest, plan
 
 
 @pytest.mark.proves("I2", "L5")
@@ -20,7 +20,7 @@ def test_what_is_shown_whole_is_spliced_byte_for_byte() -> None:
         [user("\ud800 \x00 漢"), user([{"type": "text", "text": "a"}], odd={"kept": 1.0})]
     )
 
-    rendered = session.rendered(plan(session.stored, Asked(), Policy()))
+    rendered = session.rendered(plan(session.stored, WindowRequest(), Policy()))
 
     assert rendered.messages == tuple(session.bodies.values())
     assert rendered.message_ids == ("e1#0", "e2#0")
@@ -44,7 +44,7 @@ def test_the_summary_stands_where_it_was_asked_for(placement: Placement, roles: 
         covered=4,
     )
 
-    rendered = session.rendered(plan(session.stored, Asked(placement=placement), Policy()))
+    rendered = session.rendered(plan(session.stored, WindowRequest(placement=placement), Policy()))
 
     assert [message["role"] for message in parsed(rendered)] == roles
     written = "".join(map(text, parsed(rendered)))
@@ -61,7 +61,9 @@ def test_the_summary_follows_system_text_of_any_shape(content: object) -> None:
         [{"role": "system", "content": content}, user("hi")], summary="It was.", covered=1
     )
 
-    rendered = session.rendered(plan(session.stored, Asked(placement=Placement.SYSTEM), Policy()))
+    rendered = session.rendered(
+        plan(session.stored, WindowRequest(placement=Placement.SYSTEM), Policy())
+    )
 
     first = parsed(rendered)[0]
     assert "> It was." in text(first)
@@ -71,7 +73,9 @@ def test_the_summary_follows_system_text_of_any_shape(content: object) -> None:
 def test_without_a_system_message_the_summary_has_one_of_its_own() -> None:
     session = history([user("hi")], summary="It was.", covered=1)
 
-    rendered = session.rendered(plan(session.stored, Asked(placement=Placement.SYSTEM), Policy()))
+    rendered = session.rendered(
+        plan(session.stored, WindowRequest(placement=Placement.SYSTEM), Policy())
+    )
 
     assert [message["role"] for message in parsed(rendered)] == ["system", "user"]
     assert rendered.message_ids == (None, "e1#0")
@@ -100,10 +104,10 @@ def test_calls_that_may_not_be_sent_are_left_out_with_their_results() -> None:
         [user("go"), calling, tool("good", "1"), tool("bad", "2"), hopeless, user("so?")]
     )
 
-    rendered = session.rendered(plan(session.stored, Asked(), Policy()))
+    rendered = session.rendered(plan(session.stored, WindowRequest(), Policy()))
 
     messages = parsed(rendered)
-    assert faults(messages) == []
+    assert validation_errors(messages) == []
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["good"]
     assert "tool_calls" not in messages[3]
     assert messages[3]["content"] == ""
@@ -181,12 +185,12 @@ def test_shortened_arguments_show_as_much_as_they_may(max_tokens: int) -> None:
 def test_what_may_not_be_sent_is_said_in_words(
     messages: list[dict[str, object]], fault: str
 ) -> None:
-    assert any(fault in found for found in faults(messages))
+    assert any(fault in found for found in validation_errors(messages))
 
 
 def test_a_sound_list_has_no_faults() -> None:
     assert (
-        faults(
+        validation_errors(
             [
                 system("s"),
                 user("u"),

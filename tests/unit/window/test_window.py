@@ -22,8 +22,8 @@ from turnfold.core.policy.presets import PRESETS, Mode, Policy
 from turnfold.core.window import builder as growth
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.truncation import STAND_IN, Form
-from turnfold.core.window.views import Shown
-from turnfold.core.window.window import Asked, Plan, budget_of, plan
+from turnfold.core.window.views import ShownMessage
+from turnfold.core.window.window import WindowPlan, WindowRequest, budget_of, plan
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority
 
@@ -33,21 +33,25 @@ FIRST_FIT = Policy(low_water_ratio=1.0)
 
 def asked_of(
     session: History, budget: int, policy: Policy = BALANCED, *, is_emergency: bool = False
-) -> Plan:
-    return plan(session.stored, Asked(budget_tokens=budget, is_emergency=is_emergency), policy)
+) -> WindowPlan:
+    return plan(
+        session.stored, WindowRequest(budget_tokens=budget, is_emergency=is_emergency), policy
+    )
 
 
 def tokens_of(session: History) -> int:
     return sum(message.tokens for message in session.stored.messages)
 
 
-def forms(made: Plan) -> dict[str, Form]:
+def forms(made: WindowPlan) -> dict[str, Form]:
     return {
-        entry.message.message_id: entry.form for entry in made.entries if isinstance(entry, Shown)
+        entry.message.message_id: entry.form
+        for entry in made.entries
+        if isinstance(entry, ShownMessage)
     }
 
 
-def shown(made: Plan) -> list[str]:
+def shown(made: WindowPlan) -> list[str]:
     return list(forms(made))
 
 
@@ -626,7 +630,7 @@ def test_an_emergency_takes_three_fifths_of_the_budget_and_no_old_result_whole()
     made = asked_of(session, 10_000, is_emergency=True)
 
     assert made.tokens <= 6_000
-    tools = [entry for entry in made.entries if isinstance(entry, Shown) and entry.call]
+    tools = [entry for entry in made.entries if isinstance(entry, ShownMessage) and entry.call]
     assert tools
     assert all(entry.form.line for entry in tools)
 
@@ -660,7 +664,7 @@ def test_max_messages_keeps_whole_blocks_from_the_newest_on() -> None:
         ]
     )
 
-    made = plan(session.stored, Asked(max_messages=8), FIRST_FIT)
+    made = plan(session.stored, WindowRequest(max_messages=8), FIRST_FIT)
 
     rendered = session.rendered(made)
     assert len(rendered.messages) <= 9
@@ -670,7 +674,7 @@ def test_max_messages_keeps_whole_blocks_from_the_newest_on() -> None:
         "e25#0",
     ]
     with pytest.raises(CannotFit) as refused:
-        plan(session.stored, Asked(max_messages=3), FIRST_FIT)
+        plan(session.stored, WindowRequest(max_messages=3), FIRST_FIT)
     assert refused.value.needed_messages == 4
 
 
@@ -779,7 +783,7 @@ def test_an_explicit_budget_is_taken_as_it_is() -> None:
 def test_the_summary_counts_wherever_it_stands(placement: Placement) -> None:
     session = history([system("s"), user("hi")], summary=words(100), ledger=["id 7"], covered=3)
 
-    made = plan(session.stored, Asked(budget_tokens=5_000, placement=placement), BALANCED)
+    made = plan(session.stored, WindowRequest(budget_tokens=5_000, placement=placement), BALANCED)
 
     assert made.tokens > tokens_of(session) + 90
 
@@ -794,7 +798,7 @@ def test_an_emergency_leaves_out_digests_only_if_there_are_too_many_messages_wit
 
     made = plan(
         session.stored,
-        Asked(budget_tokens=300, is_emergency=True, max_messages=max_messages),
+        WindowRequest(budget_tokens=300, is_emergency=True, max_messages=max_messages),
         BALANCED,
     )
 
@@ -822,12 +826,12 @@ def test_an_emergency_leaves_out_digests_only_if_there_are_too_many_messages_wit
 def test_the_longest_texts_are_leveled_to_the_greatest_height_that_frees_enough(
     sizes: list[int], excess: int, height: int
 ) -> None:
-    assert growth.levelled(sizes, excess) == height
+    assert growth.level_sizes(sizes, excess) == height
 
 
 @pytest.mark.proves("X2", "X4")
 def test_the_odd_name_of_a_tool_costs_a_window_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    levelled, rounds = growth.levelled, 0
+    levelled, rounds = growth.level_sizes, 0
 
     def counted(sizes: Sequence[int], excess: int) -> int:
         nonlocal rounds

@@ -6,7 +6,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from turnfold.core.eviction.usage import Gauge, Meter, usage_trigger
+from turnfold.core.eviction.usage import UsageInput, UsageState, usage_trigger
 from turnfold.core.history.blocks import Block, group, newest_request
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
@@ -42,7 +42,7 @@ def cooldown_ms(failures: int) -> int:
     return min(COOLDOWN_MS * 2 ** (failures - 1), COOLDOWN_MAX_MS) if failures else 0
 
 
-class Load(NamedTuple):
+class SessionLoad(NamedTuple):
     """What a session's live messages weigh, and how many rounds began since the last eviction; system messages do not count.
 
     `factor` is by how much the session's model counts more, `reported_tokens` what it last reported of its window.
@@ -60,10 +60,10 @@ class Load(NamedTuple):
         return self.tokens * self.factor
 
 
-def load_of(live: Iterable[Message]) -> Load:
+def load_of(live: Iterable[Message]) -> SessionLoad:
     """What these live messages weigh, each request a round."""
     counted = [message for message in live if not message.role.is_system]
-    return Load(
+    return SessionLoad(
         len(counted),
         sum([message.tokens for message in counted]),
         sum([message.is_request for message in counted]),
@@ -71,7 +71,7 @@ def load_of(live: Iterable[Message]) -> Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class FiredTrigger:
     """A trigger that fired, and the limit it guards (tokens; 0 where it guards none)."""
 
     trigger: Trigger
@@ -79,7 +79,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class NoEviction:
     """Nothing leaves."""
 
 
@@ -90,7 +90,7 @@ class Evict:
     evicted: tuple[Message, ...]
 
 
-class Limits(NamedTuple):
+class TriggerLimits(NamedTuple):
     """What live messages may come to until one of them is one too many; 0 where that is no matter."""
 
     tokens: int = 0
@@ -99,7 +99,7 @@ class Limits(NamedTuple):
     reported: int = 0
 
     @classmethod
-    def of(cls, policy: Policy, *, model_window: int) -> "Limits":
+    def of(cls, policy: Policy, *, model_window: int) -> "TriggerLimits":
         """Those of a policy; none where nothing leaves by itself."""
         if policy.mode is not Mode.AUTO:
             return cls()
@@ -107,23 +107,25 @@ class Limits(NamedTuple):
         reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
         return cls(budget, policy.max_live_messages, policy.every_rounds, reported)
 
-    def fired(self, load: Load) -> list[Due]:
+    def fired(self, load: SessionLoad) -> list[FiredTrigger]:
         """The triggers that are set off; where one wins too little, the next may win enough."""
-        found: list[Due] = []
+        found: list[FiredTrigger] = []
         if self.tokens and load.billed_tokens > self.tokens:
-            found.append(Due(Trigger.TOKENS, self.tokens))
+            found.append(FiredTrigger(Trigger.TOKENS, self.tokens))
         if self.messages and load.messages > self.messages:
-            found.append(Due(Trigger.MESSAGES, self.tokens))
+            found.append(FiredTrigger(Trigger.MESSAGES, self.tokens))
         if self.rounds and load.rounds >= self.rounds:
-            found.append(Due(Trigger.ROUNDS, self.tokens))
+            found.append(FiredTrigger(Trigger.ROUNDS, self.tokens))
         if self.reported and load.reported_tokens > self.reported:
-            found.append(Due(Trigger.USAGE, self.reported))
+            found.append(FiredTrigger(Trigger.USAGE, self.reported))
         return found
 
 
-def fired(load: Load, policy: Policy, *, model_window: int) -> Sequence[Due]:
+def fired_triggers(
+    load: SessionLoad, policy: Policy, *, model_window: int
+) -> Sequence[FiredTrigger]:
     """The triggers that these live messages set off by themselves under this policy."""
-    return Limits.of(policy, model_window=model_window).fired(load)
+    return TriggerLimits.of(policy, model_window=model_window).fired(load)
 
 
 def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
@@ -153,12 +155,12 @@ class Eviction:
     was live afterwards.
     """
 
-    due: Due
+    due: FiredTrigger
     evicted: tuple[Message, ...]
     live: int
-    load: Load
+    load: SessionLoad
     at_ms: int
-    gauge: Gauge = field(default_factory=Gauge)
+    gauge: UsageState = field(default_factory=UsageState)
     seq: int = 0
     is_escalated: bool = False
     stays: tuple[Message, ...] = ()
@@ -176,7 +178,7 @@ class Eviction:
             self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
         )
 
-    def seen_at(self, live: Sequence[Message], load: Load, at_ms: int) -> "Eviction":
+    def seen_at(self, live: Sequence[Message], load: SessionLoad, at_ms: int) -> "Eviction":
         """The same eviction with everything counted at this moment, of these live messages."""
         gone = {message.position for message in self.evicted}
         stays = tuple([message for message in live if message.position not in gone])
@@ -211,28 +213,28 @@ def _results(messages: Iterable[Message]) -> int:
     return sum([message.role is Role.TOOL for message in messages])
 
 
-UNMETERED = Meter()
+UNMETERED = UsageInput()
 
 
-class Hold(NamedTuple):
+class RestoreHold(NamedTuple):
     """What was restored stays until the session, which holds `total_tokens`, has grown to `to_tokens`."""
 
     to_tokens: int = 0
     total_tokens: int = 0
 
 
-FREE = Hold()
+FREE = RestoreHold()
 
 
-def evictions(
+def plan_evictions(
     live: Sequence[Message],
     new_seqs: Iterable[int],
     rounds: int,
     policy: Policy,
     *,
     model_window: int,
-    meter: Meter = UNMETERED,
-    hold: Hold = FREE,
+    meter: UsageInput = UNMETERED,
+    hold: RestoreHold = FREE,
 ) -> tuple[Eviction, ...]:
     """What leaves as each new event is stored, one after the other, so that a batch leaves what its events alone would.
 
@@ -243,7 +245,7 @@ def evictions(
         meter.gauge,
         usage_trigger(policy.reserve_tokens, model_window=model_window),
     )
-    limits = Limits.of(policy, model_window=model_window)
+    limits = TriggerLimits.of(policy, model_window=model_window)
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
     present: list[Message] = []
     messages = tokens = 0
@@ -277,7 +279,7 @@ def evictions(
                 rounds += message.is_request
         if (hold.to_tokens and total < hold.to_tokens) or not _is_looked_at(before, len(present)):
             continue
-        load = Load(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
+        load = SessionLoad(messages, tokens, rounds, gauge.factor, gauge.fresh_tokens)
         for found in limits.fired(load):
             at_ms = max([message.created_at_ms for message in arrived], default=0)
             eviction = _relieved(
@@ -318,12 +320,14 @@ def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Ev
     found = eviction.due
     is_escalated = found.trigger is Trigger.USAGE and eviction.gauge.evictions > 0
     if not is_escalated:
-        usual = decide(live, kept_within(policy, found), found.trigger, now_ms=eviction.at_ms)
+        usual = decide_eviction(
+            live, clamp_keep_tokens(policy, found), found.trigger, now_ms=eviction.at_ms
+        )
         eviction = replace(eviction, evicted=usual.evicted if isinstance(usual, Evict) else ())
         is_escalated = bool(eviction.evicted) and eviction.is_over
     if not is_escalated:
         return eviction
-    tight = decide(
+    tight = decide_eviction(
         live, replace(policy, keep_tokens=0, keep_rounds=0), found.trigger, now_ms=eviction.at_ms
     )
     return (
@@ -333,7 +337,7 @@ def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Ev
     )
 
 
-def kept_within(policy: Policy, found: Due) -> Policy:
+def clamp_keep_tokens(policy: Policy, found: FiredTrigger) -> Policy:
     """The policy with a keep that the limit has room for: where it leaves nothing to win, half of the limit is kept."""
     limit = found.budget_tokens
     if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
@@ -344,9 +348,9 @@ def kept_within(policy: Policy, found: Due) -> Policy:
 _position = attrgetter("position")
 
 
-def decide(
+def decide_eviction(
     live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int
-) -> Evict | Rest:
+) -> Evict | NoEviction:
     """Say which of the live messages leave when this trigger has fired.
 
     The newest stay as far as the policy keeps them, extended to a safe boundary; so do the pinned system message, the
@@ -357,7 +361,7 @@ def decide(
     first_kept = _boundary(blocks, policy)
     old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
     if not old:
-        return Rest()
+        return NoEviction()
     request = newest_request(live)
     border = blocks[first_kept].position if first_kept < len(blocks) else None
     leaving = [
@@ -368,7 +372,7 @@ def decide(
     ]
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
-    return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else Rest()
+    return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
 
 
 def _boundary(blocks: Sequence[Block], policy: Policy) -> int:

@@ -18,7 +18,7 @@ ESCALATIONS: Final = 2
 NEVER_MS: Final = 1 << 60
 
 
-class Report(NamedTuple):
+class UsageReport(NamedTuple):
     """What a provider counted for the last call of a turn: all that it was sent, and what it wrote."""
 
     prompt_tokens: int
@@ -30,7 +30,7 @@ class Report(NamedTuple):
         return self.prompt_tokens + self.completion_tokens
 
 
-def read_report(usage: Mapping[str, Any] | None) -> Report | None:
+def read_report(usage: Mapping[str, Any] | None) -> UsageReport | None:
     """The report in a turn's `usage`, in the words of OpenAI or of Anthropic; None where it says nothing that can be meant."""
     if not usage:
         return None
@@ -43,7 +43,9 @@ def read_report(usage: Mapping[str, Any] | None) -> Report | None:
     if not prompt:
         return None
     written = _number(usage, "completion_tokens")
-    return Report(prompt, (_number(usage, "output_tokens") if written is None else written) or 0)
+    return UsageReport(
+        prompt, (_number(usage, "output_tokens") if written is None else written) or 0
+    )
 
 
 def _number(usage: Mapping[str, Any], name: str) -> int | None:
@@ -57,7 +59,7 @@ def _number(usage: Mapping[str, Any], name: str) -> int | None:
 # --- the factor
 
 
-class Difference(NamedTuple):
+class ReportDelta(NamedTuple):
     """By how much two reports of one session differ that follow each other, both of one model.
 
     `grown_tokens` is what the later one counted more, `counted_tokens` what was counted here for what stands between
@@ -73,8 +75,8 @@ class Difference(NamedTuple):
     counted_tokens: int
 
 
-def learnt_factor(
-    newest_first: Sequence[Difference], compactions_ms: Mapping[int, Sequence[int]]
+def calibration_factor(
+    newest_first: Sequence[ReportDelta], compactions_ms: Mapping[int, Sequence[int]]
 ) -> float:
     """By how much a model counts more than the vocabulary does: the median of what the newest usable differences say.
 
@@ -97,7 +99,7 @@ def learnt_factor(
     return round(min(max(median(ratios), FACTOR_AT_LEAST), FACTOR_AT_MOST), 4)
 
 
-def _saw_a_compaction(one: Difference, moments: Sequence[int]) -> bool:
+def _saw_a_compaction(one: ReportDelta, moments: Sequence[int]) -> bool:
     """Whether one lies between the reports; where older ones are not known, what is older than those that are may have seen one."""
     if len(moments) >= COMPACTIONS_LOOKED_AT and one.since_ms < min(moments):
         return True
@@ -119,7 +121,7 @@ def usage_state(evictions: int) -> str:
     return ("calm", "compacted", "escalated")[min(evictions, ESCALATIONS)]
 
 
-class Gauge(NamedTuple):
+class UsageState(NamedTuple):
     """How full a session's model said its window was, and what came of it.
 
     `factor` is the factor in force. `seq`, `at_ms` and `tokens` are those of the newest report by the order of the stream.
@@ -139,25 +141,25 @@ class Gauge(NamedTuple):
         """What the newest report says of the window as it is; 0 where it is stale, or where acting on it did not help."""
         return self.tokens if self.at_ms > self.settled_ms and self.evictions < ESCALATIONS else 0
 
-    def told(self, reading: "Reading | None", limit: int) -> "Gauge":
+    def told(self, reading: "UsageReading | None", limit: int) -> "UsageState":
         """After the report of one more event; one that is within the limit ends a row of evictions."""
         if reading is None or reading.seq <= self.seq:
             return self
         is_relieved = reading.at_ms > self.settled_ms and reading.tokens <= limit
         return self._replace(**reading._asdict(), evictions=0 if is_relieved else self.evictions)
 
-    def moved(self, seq: int, to_seq: int, at_ms: int) -> "Gauge":
+    def moved(self, seq: int, to_seq: int, at_ms: int) -> "UsageState":
         """After the event with this sequence took an earlier place."""
         return self._replace(seq=to_seq, at_ms=at_ms) if self.seq == seq else self
 
-    def evicted(self, *, by_report: bool, factor: float) -> "Gauge":
+    def evicted(self, *, by_report: bool, factor: float) -> "UsageState":
         """After an eviction: what was reported before is spent."""
         return self._replace(
             factor=factor, tokens=0, settled_ms=NEVER_MS, evictions=self.evictions + by_report
         )
 
 
-class Reading(NamedTuple):
+class UsageReading(NamedTuple):
     """The tokens that an event's report gives, and where and when the stream took it."""
 
     seq: int
@@ -166,18 +168,18 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class UsageInput:
     """What is known of a session's usage when a batch of its events is stored.
 
     `gauge` is from before the batch, `readings` are those of its events by stream sequence. `learn` says the factor after
     an eviction: given the newest sequence of the session and the moment (ms since 1970).
     """
 
-    gauge: Gauge = field(default_factory=Gauge)
-    readings: Mapping[int, Reading] = field(default_factory=dict)
+    gauge: UsageState = field(default_factory=UsageState)
+    readings: Mapping[int, UsageReading] = field(default_factory=dict)
     learn: Callable[[int, int], float] | None = None
 
-    def after(self, seq: int, gauge: Gauge, limit: int) -> Gauge:
+    def after(self, seq: int, gauge: UsageState, limit: int) -> UsageState:
         """The gauge after all events of the batch, given what it was after the one with this sequence."""
         for later in sorted(self.readings):
             if later > seq:

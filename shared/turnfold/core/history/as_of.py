@@ -28,11 +28,11 @@ class AtTime:
     at_ms: int
 
 
-Moment = AtVersion | AtMessage | AtTime
+AsOf = AtVersion | AtMessage | AtTime
 
 
 @dataclass(frozen=True, slots=True)
-class VersionThen:
+class VersionSpan:
     """A version as far as its time goes, and the compactions that it speaks for besides those of its base."""
 
     version: int
@@ -43,7 +43,7 @@ class VersionThen:
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class Activation:
     """From when on a version was in force, or none."""
 
     at_ms: int
@@ -51,7 +51,7 @@ class Reign:
 
 
 @dataclass(frozen=True, slots=True)
-class EvictionThen:
+class EvictionSpan:
     """A compaction that evicted messages, all between two positions; when, and when it was undone."""
 
     compaction_id: int
@@ -63,7 +63,7 @@ class EvictionThen:
 
 
 @dataclass(frozen=True, slots=True)
-class Then:
+class StateAsOf:
     """A session at a moment: of all up to the position `until`, what was in no version yet.
 
     Messages of `pending` evictions had left the window, those of `later` ones had not. `covered` counts what the version
@@ -73,30 +73,32 @@ class Then:
     version: int | None
     until: int
     covered: int
-    pending: tuple[EvictionThen, ...]
-    later: tuple[EvictionThen, ...]
-    undone: tuple[EvictionThen, ...] = ()
+    pending: tuple[EvictionSpan, ...]
+    later: tuple[EvictionSpan, ...]
+    undone: tuple[EvictionSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class SessionTimeline:
     """All that was ever so in a session, oldest first."""
 
-    versions: tuple[VersionThen, ...]
-    reigns: tuple[Reign, ...]
-    evictions: tuple[EvictionThen, ...]
+    versions: tuple[VersionSpan, ...]
+    reigns: tuple[Activation, ...]
+    evictions: tuple[EvictionSpan, ...]
 
 
-def then(at_ms: int, until: int, past: Past, *, in_force: int | None = None) -> Then:
+def state_as_of(
+    at_ms: int, until: int, past: SessionTimeline, *, in_force: int | None = None
+) -> StateAsOf:
     """What was so at a time when all up to a position had come; `in_force` names the version, otherwise the one of that time was."""
     known = {one.version: one for one in past.versions}
     if in_force is None:
         in_force = _reigning(at_ms, until, past.reigns, known)
     spoken_for = _chain(in_force, known)
     covered = 0
-    pending: list[EvictionThen] = []
-    later: list[EvictionThen] = []
-    undone: list[EvictionThen] = []
+    pending: list[EvictionSpan] = []
+    later: list[EvictionSpan] = []
+    undone: list[EvictionSpan] = []
     for one in past.evictions:
         was_restored = one.restored_at_ms is not None and one.restored_at_ms <= at_ms
         if one.compaction_id in spoken_for and not was_restored:
@@ -109,11 +111,11 @@ def then(at_ms: int, until: int, past: Past, *, in_force: int | None = None) -> 
             continue
         if one.restored_at_ms is not None:
             undone.append(one)
-    return Then(in_force, until, covered, tuple(pending), tuple(later), tuple(undone))
+    return StateAsOf(in_force, until, covered, tuple(pending), tuple(later), tuple(undone))
 
 
 def _reigning(
-    at_ms: int, until: int, reigns: Iterable[Reign], known: Mapping[int, VersionThen]
+    at_ms: int, until: int, reigns: Iterable[Activation], known: Mapping[int, VersionSpan]
 ) -> int | None:
     """The version in force at a time; one that speaks for what came after the position was not there yet."""
     found: int | None = None
@@ -125,7 +127,7 @@ def _reigning(
     return found
 
 
-def _chain(version: int | None, known: Mapping[int, VersionThen]) -> set[int]:
+def _chain(version: int | None, known: Mapping[int, VersionSpan]) -> set[int]:
     """The compactions that a version speaks for, by itself and by those it was written on."""
     found: set[int] = set()
     while version is not None and version in known:

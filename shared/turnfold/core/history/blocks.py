@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from turnfold.messages import Call, Message, Role, place_of_slot
+from turnfold.messages import Message, Role, ToolCall, place_of_slot
 
 
 class Block(NamedTuple):
@@ -29,7 +29,7 @@ class Block(NamedTuple):
         return (self.head, *(result for result in self.results if result is not None))
 
     @property
-    def open_calls(self) -> tuple[Call, ...]:
+    def open_calls(self) -> tuple[ToolCall, ...]:
         """The calls nobody has answered yet."""
         if not self.results:
             return ()

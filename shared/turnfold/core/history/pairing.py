@@ -4,54 +4,56 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from turnfold.messages import Answer
+from turnfold.messages import CallRef
 
 
-class CallSeen(NamedTuple):
+class CallPosition(NamedTuple):
     """A call of this id: the position of its message and its slot there."""
 
     position: int
     slot: int
 
 
-class ResultSeen(NamedTuple):
+class ResultPosition(NamedTuple):
     """A result that carries this id; equal contents have equal digests."""
 
     position: int
     digest: bytes
 
 
-class Verdict(NamedTuple):
+class MatchedResult(NamedTuple):
     """What a result is: the answer to a call, or a copy, or (neither) one that waits for its call."""
 
-    answers: Answer | None
+    answers: CallRef | None
     is_copy: bool
 
 
-WAITS = Verdict(None, False)
+WAITS = MatchedResult(None, False)
 
 
-def pair(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> dict[int, Verdict]:
+def match_results(
+    calls: Iterable[CallPosition], results: Iterable[ResultPosition]
+) -> dict[int, MatchedResult]:
     """Decide for each result of one call id, by its position.
 
     A result answers the nearest earlier call that is unanswered. Where there is none and it says what the last result
     said, it is a copy; else it waits for the next call of the id, and the one that waited longest is taken first.
     """
-    verdicts: dict[int, Verdict] = {}
-    unanswered: list[CallSeen] = []
-    waiting: deque[ResultSeen] = deque()
+    verdicts: dict[int, MatchedResult] = {}
+    unanswered: list[CallPosition] = []
+    waiting: deque[ResultPosition] = deque()
     last: bytes | None = None
     for seen in _in_stream_order(calls, results):
-        if isinstance(seen, CallSeen):
+        if isinstance(seen, CallPosition):
             if waiting:
-                verdicts[waiting.popleft().position] = Verdict(Answer(*seen), False)
+                verdicts[waiting.popleft().position] = MatchedResult(CallRef(*seen), False)
             else:
                 unanswered.append(seen)
         elif unanswered:
-            verdicts[seen.position] = Verdict(Answer(*unanswered.pop()), False)
+            verdicts[seen.position] = MatchedResult(CallRef(*unanswered.pop()), False)
             last = seen.digest
         elif seen.digest == last:
-            verdicts[seen.position] = Verdict(None, True)
+            verdicts[seen.position] = MatchedResult(None, True)
         else:
             verdicts[seen.position] = WAITS
             waiting.append(seen)
@@ -60,7 +62,7 @@ def pair(calls: Iterable[CallSeen], results: Iterable[ResultSeen]) -> dict[int, 
 
 
 def _in_stream_order(
-    calls: Iterable[CallSeen], results: Iterable[ResultSeen]
-) -> Sequence[CallSeen | ResultSeen]:
+    calls: Iterable[CallPosition], results: Iterable[ResultPosition]
+) -> Sequence[CallPosition | ResultPosition]:
     # A call and a result never share a position; calls of one message are ordered by slot.
     return sorted([*calls, *results])

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.text.tokens import text_of
-from turnfold.messages import Message, Priority, Unjudged
+from turnfold.messages import Message, Priority, UnrankedMessage
 
 READ_CHARACTERS: Final = 4_000
 NAME_CHARACTERS: Final = 200
@@ -149,7 +149,7 @@ def classify(
 
 def priority_of(message: Message) -> Priority:
     """The priority of a message as the rules see it, told at the first time of asking where nobody stored it."""
-    if isinstance(message.priority, Unjudged):
+    if isinstance(message.priority, UnrankedMessage):
         message.priority = classify(message.priority.body, call=message.priority.call)
     return message.priority
 

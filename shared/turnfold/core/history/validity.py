@@ -12,7 +12,7 @@ def is_role(role: object) -> TypeGuard[str]:
     return isinstance(role, str) and role in ROLES
 
 
-def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+def validation_errors(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why this list may not be sent, a sentence each; empty when it may.
 
     Each tool call is followed directly by exactly one result per call id, in call order, and no result stands elsewhere.

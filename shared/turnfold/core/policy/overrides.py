@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from turnfold.core.policy.presets import FOR_ALL, Mode, Policy, adjusted
 
 
-class Wishes(NamedTuple):
+class PolicyOverrides(NamedTuple):
     """What somebody set for an agent or a session; None is left to whoever stands above. `overrides` is a JSON text."""
 
     preset: str | None = None
@@ -16,13 +16,15 @@ class Wishes(NamedTuple):
 
     def changed(
         self, *, preset: str | None, mode: str | None, overrides: Mapping[str, Any] | None
-    ) -> "Wishes":
+    ) -> "PolicyOverrides":
         """These wishes with some set anew; overrides are added to, and null takes one back."""
         merged = {**self.numbers(), **(overrides or {})}
         kept = {name: value for name, value in merged.items() if value is not None}
-        return Wishes(preset or self.preset, mode or self.mode, json.dumps(kept) if kept else None)
+        return PolicyOverrides(
+            preset or self.preset, mode or self.mode, json.dumps(kept) if kept else None
+        )
 
-    def differences(self, before: "Wishes") -> dict[str, Any]:
+    def differences(self, before: "PolicyOverrides") -> dict[str, Any]:
         """Return the differences: `preset`, `mode` and the changed `overrides`, null for one that was taken back."""
         old, new = before.numbers(), self.numbers()
         overrides = {
@@ -38,8 +40,12 @@ class Wishes(NamedTuple):
         return numbers
 
 
-def in_force(
-    agent: Wishes, session: Wishes, *, default_preset: str, policy_of: Callable[[str], Policy]
+def effective_policy(
+    agent: PolicyOverrides,
+    session: PolicyOverrides,
+    *,
+    default_preset: str,
+    policy_of: Callable[[str], Policy],
 ) -> Policy:
     """The policy of a session. `policy_of` gives a preset's numbers with the installation's own above them.
 

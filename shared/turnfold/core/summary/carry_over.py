@@ -25,7 +25,7 @@ def numbered(sections: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def merged(
+def carry_over(
     before: Mapping[str, Any],
     said: Mapping[str, Any],
     *,

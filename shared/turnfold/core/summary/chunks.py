@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from turnfold.core.summary.sources import Source, ends
+from turnfold.core.summary.sources import Source, head_and_tail
 
 LEAST_CHARACTERS = 40
 OVERSIZE = "[oversize message]"
@@ -47,7 +47,9 @@ def _within(source: Source, tokens: int, max_tokens: int, size: Callable[[Source
     characters, calls = len(source.text) * max_tokens // tokens, source.calls[:4]
     while True:
         keep = max(LEAST_CHARACTERS, characters // 2)
-        cut = source._replace(text=f"{OVERSIZE}\n{ends(source.text, keep, keep // 2)}", calls=calls)
+        cut = source._replace(
+            text=f"{OVERSIZE}\n{head_and_tail(source.text, keep, keep // 2)}", calls=calls
+        )
         if size(cut) <= max_tokens or (keep == LEAST_CHARACTERS and not calls):
             return cut
         characters, calls = characters // 2, calls[: len(calls) // 2]

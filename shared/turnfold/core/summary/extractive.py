@@ -8,22 +8,22 @@ from typing import Any, NamedTuple
 from turnfold.core.summary.ledger import Ledger, build_ledger
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sentences import (
-    Sense,
+    SentenceKind,
     is_lasting,
     language,
     line_of,
     says_name,
-    senses,
+    sentence_kinds,
     sentences,
 )
 from turnfold.core.summary.sources import (
     Draft,
-    Previous,
+    PreviousSummary,
     Source,
     SummaryJob,
     clip,
     printable,
-    words,
+    word_count,
 )
 from turnfold.core.summary.tool_actions import FileChange, actions, file_changes
 from turnfold.core.summary.values import Value
@@ -121,7 +121,7 @@ def extract(job: SummaryJob, *, count: Callable[[str], int]) -> Draft:
     The text is no longer than `max_tokens` and, from a few lines upwards, well below its input; it is empty only when no
     message holds anything and nothing was carried.
     """
-    sources = readable(job.sources)
+    sources = readable_sources(job.sources)
     picked = list(_picked_lines(sources))
     found = evidence(job, sources, picked, count=count)
     lines = _deduplicated([*_carried_lines(job.previous), *picked])
@@ -134,7 +134,7 @@ def extract(job: SummaryJob, *, count: Callable[[str], int]) -> Draft:
 
 
 def _sources_of(
-    text: str, lines: Iterable["_Line"], sources: Sequence[Source], previous: Previous | None
+    text: str, lines: Iterable["_Line"], sources: Sequence[Source], previous: PreviousSummary | None
 ) -> list[list[str]]:
     """For each line of the text the messages it was taken from; none for headings, and for what nobody wrote down."""
     origins: dict[str, list[str]] = {}
@@ -150,7 +150,7 @@ def _sources_of(
     return [origins.get(line, []) for line in text.split("\n")] if text else []
 
 
-def readable(sources: Iterable[Source]) -> tuple[Source, ...]:
+def readable_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
     """The messages a summariser may read: no instructions, no secrets."""
     return tuple(
         source._replace(
@@ -236,7 +236,7 @@ def render(sections: Mapping[str, Any], voice: str | None = None) -> str:
     return "\n".join(parts)
 
 
-def _carried_lines(previous: Previous | None) -> Iterator[_Line]:
+def _carried_lines(previous: PreviousSummary | None) -> Iterator[_Line]:
     if previous is None:
         return
     known = [name for name in (*LISTS, "context") if previous.sections.get(name)]
@@ -298,11 +298,11 @@ def _of_user(text: str, order: int, *, is_first: bool) -> Iterator[_Line]:
     if len(found) > _LINES_PER_MESSAGE:
         found = found[: _LINES_PER_MESSAGE // 2] + found[-_LINES_PER_MESSAGE // 2 :]
     for sentence in found:
-        sense = senses(sentence, is_user=True)
-        if Sense.FILLER in sense:
+        sense = sentence_kinds(sentence, is_user=True)
+        if SentenceKind.FILLER in sense:
             continue
         section = _section_of_user(sense)
-        if section == "facts" and Sense.FACT not in sense and _is_slight(sentence):
+        if section == "facts" and SentenceKind.FACT not in sense and _is_slight(sentence):
             continue
         if taken[section] < limits[section]:
             taken[section] += 1
@@ -317,32 +317,38 @@ def _of_user(text: str, order: int, *, is_first: bool) -> Iterator[_Line]:
             yield _Line(section, line_of(sentence), weight, order)
 
 
-def _section_of_user(sense: frozenset[Sense]) -> str:
-    if Sense.CONSTRAINT in sense and Sense.QUESTION not in sense:
+def _section_of_user(sense: frozenset[SentenceKind]) -> str:
+    if SentenceKind.CONSTRAINT in sense and SentenceKind.QUESTION not in sense:
         return "constraints"
-    if Sense.DECISION in sense and Sense.QUESTION not in sense:
+    if SentenceKind.DECISION in sense and SentenceKind.QUESTION not in sense:
         return "decisions"
-    if Sense.QUESTION in sense or (Sense.REQUEST in sense and Sense.OPEN not in sense):
+    if SentenceKind.QUESTION in sense or (
+        SentenceKind.REQUEST in sense and SentenceKind.OPEN not in sense
+    ):
         return "tasks"
-    return "open_questions" if Sense.OPEN in sense and Sense.FACT not in sense else "facts"
+    return (
+        "open_questions"
+        if SentenceKind.OPEN in sense and SentenceKind.FACT not in sense
+        else "facts"
+    )
 
 
 def _of_assistant(text: str, order: int, *, is_final: bool, is_last: bool) -> Iterator[_Line]:
     """The key sentences of an answer: at most two of the last text before the user speaks again, one of those between."""
     picked: list[_Line] = []
     for index, sentence in enumerate(list(sentences(text))[:_LINES_PER_MESSAGE]):
-        sense = senses(sentence, is_user=False)
+        sense = sentence_kinds(sentence, is_user=False)
         if (
-            Sense.FILLER in sense
+            SentenceKind.FILLER in sense
             or sentence.endswith((":", "："))
             or (len(sentence) < 12 and sentence.isascii())
         ):
             continue
-        if Sense.QUESTION in sense:
+        if SentenceKind.QUESTION in sense:
             if is_last:
                 yield _Line("open_questions", line_of(sentence), _BASE["open_questions"], order)
             continue
-        if Sense.OPEN in sense and is_last:
+        if SentenceKind.OPEN in sense and is_last:
             yield _Line("open_questions", line_of(sentence), _BASE["open_questions"] - 10, order)
             continue
         weight = (
@@ -351,7 +357,7 @@ def _of_assistant(text: str, order: int, *, is_final: bool, is_last: bool) -> It
             - (0 if is_final else 16)
             - (0 if sentence.endswith(_WHOLE) else 8)
         )
-        if is_final or Sense.RESULT in sense or Sense.DECISION in sense:
+        if is_final or SentenceKind.RESULT in sense or SentenceKind.DECISION in sense:
             picked.append(_Line("context", line_of(sentence), weight, order))
     picked.sort(key=lambda line: -line.weight)
     chosen = picked[:1] + [
@@ -360,23 +366,23 @@ def _of_assistant(text: str, order: int, *, is_final: bool, is_last: bool) -> It
     yield from sorted(chosen, key=lambda line: text.find(line.text[:20]))
 
 
-def _weight(section: str, text: str, sense: frozenset[Sense] | None = None) -> float:
+def _weight(section: str, text: str, sense: frozenset[SentenceKind] | None = None) -> float:
     """How much a line matters, told from the line alone, so that carrying it changes nothing."""
     weight = float(_BASE[section])
     has_digit = _DIGIT.search(text) is not None
     if section == "facts":
-        sense = sense or senses(text, is_user=True)
+        sense = sense or sentence_kinds(text, is_user=True)
         weight += (
-            (38 if Sense.FACT in sense else 0)
+            (38 if SentenceKind.FACT in sense else 0)
             + (8 if has_digit else 0)
             + (20 if says_name(text) else 0)
             + (6 if is_lasting(text) else 0)
         )
     elif section == "context":
-        sense = sense or senses(text, is_user=False)
+        sense = sense or sentence_kinds(text, is_user=False)
         weight += (
-            (8 if Sense.RESULT in sense else 0)
-            + (6 if Sense.DECISION in sense else 0)
+            (8 if SentenceKind.RESULT in sense else 0)
+            + (6 if SentenceKind.DECISION in sense else 0)
             + (5 if has_digit else 0)
         )
         weight -= 20 if _LABELLED.match(text) else 0
@@ -489,7 +495,7 @@ def _bounded(
         text = render(sections | {"file_changes": [change.as_json() for change in shown]}, voice)
         excess = max(count(text) / max(job.max_tokens, 1), len(text) / room)
         if job.style == "narrative":
-            excess = max(excess, words(text) / max(job.max_words, 1))
+            excess = max(excess, word_count(text) / max(job.max_words, 1))
         if excess <= 1 or (len(ranked) <= 1 and not shown):
             return sections, text if excess <= 1 else _cut(text, job.max_tokens, count)
         if len(ranked) <= 3 and shown:

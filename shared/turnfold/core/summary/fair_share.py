@@ -11,7 +11,7 @@ Waiting = TypeVar("Waiting")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class JobSlots:
     """So many places are free; what agents hold by now, and at most so many for each of them."""
 
     free: int
@@ -19,11 +19,11 @@ class Places:
     share: int
 
     @staticmethod
-    def of(places: int, held: Mapping[AgentId, int]) -> "Places":
+    def of(places: int, held: Mapping[AgentId, int]) -> "JobSlots":
         """What is left of some places: the last is kept for an agent that holds none, or one whose model hangs could hold them all."""
-        return Places(places - sum(held.values()), held, max(1, places - 1))
+        return JobSlots(places - sum(held.values()), held, max(1, places - 1))
 
-    def shared_out(self, waiting: Sequence[tuple[Waiting, AgentId]]) -> list[Waiting]:
+    def allocate(self, waiting: Sequence[tuple[Waiting, AgentId]]) -> list[Waiting]:
         """Which of those that wait, in the order of their turn, are next."""
         holds, left, chosen = Counter(self.held), list(waiting), list[Waiting]()
         while len(chosen) < self.free and (

@@ -26,7 +26,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelResponse:
     """What a model said, as the provider reported it."""
 
     content: str | None
@@ -59,7 +59,7 @@ _REFUSALS = re.compile(
 _LONGEST_REFUSAL = 800
 
 
-def spoken(content: str | None) -> str:
+def response_text(content: str | None) -> str:
     """The text of an answer without thoughts and wrapping tags."""
     if not content:
         return ""
@@ -68,13 +68,13 @@ def spoken(content: str | None) -> str:
     )
 
 
-def check(answer: Answer, *, input_tokens: int, output_tokens: int) -> Reason | None:
+def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Reason | None:
     """Say why this answer cannot become a version, or None when it may.
 
     `input_tokens` counts what was summarised, `output_tokens` the text that would be stored. Whether the exact values are in
     the artifact is for `missing_facts` to say.
     """
-    text = spoken(answer.content)
+    text = response_text(answer.content)
     if answer.calls_tools:
         return Reason.TOOL_CALL
     finish = (answer.finish_reason or "").lower()
@@ -106,7 +106,7 @@ def missing_facts(
     )
 
 
-def _blank(answer: Answer, finish: str) -> Reason:
+def _blank(answer: ModelResponse, finish: str) -> Reason:
     if finish in _CUT:
         return Reason.MAX_TOKENS_NO_CONTENT
     if answer.has_reasoning or _THOUGHT.search(answer.content or ""):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from turnfold.core.summary.sources import Previous, Source, printable
+from turnfold.core.summary.sources import PreviousSummary, Source, printable
 from turnfold.core.summary.tool_actions import FileChange, argument_texts, commands_of
 from turnfold.core.summary.values import REQUEST_CHARACTERS, Value, values_in
 
@@ -119,7 +119,7 @@ def _stored(origins: Sequence[Origin]) -> Any:
 
 
 def build_ledger(
-    previous: Previous | None,
+    previous: PreviousSummary | None,
     sources: Sequence[Source],
     files: Sequence[FileChange],
     *,
@@ -344,7 +344,7 @@ def _origin(stored: Any, kind: str) -> Origin:
     )
 
 
-def _carried(previous: Previous | None) -> dict[str, _Standing]:
+def _carried(previous: PreviousSummary | None) -> dict[str, _Standing]:
     standings: dict[str, _Standing] = {}
     if previous is None:
         return standings
@@ -384,7 +384,7 @@ class _Memory:
     values: int = 0
 
     @classmethod
-    def of(cls, previous: Previous | None) -> "_Memory":
+    def of(cls, previous: PreviousSummary | None) -> "_Memory":
         """What the version before left."""
         stored = previous.sections.get("left_out") if previous else None
         given: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}

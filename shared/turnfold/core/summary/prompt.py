@@ -8,10 +8,17 @@ from string import Formatter
 from typing import Any
 
 from turnfold.core.summary.carry_over import LIST_SECTIONS, RESOLVED, numbered
-from turnfold.core.summary.extractive import readable, render
-from turnfold.core.summary.gate import Reason, spoken
+from turnfold.core.summary.extractive import readable_sources, render
+from turnfold.core.summary.gate import Reason, response_text
 from turnfold.core.summary.redaction import redact
-from turnfold.core.summary.sources import Previous, Source, SummaryJob, ends, printable, words
+from turnfold.core.summary.sources import (
+    PreviousSummary,
+    Source,
+    SummaryJob,
+    head_and_tail,
+    printable,
+    word_count,
+)
 from turnfold.errors import SummarizerError
 
 PROMPT_VERSION = "2"
@@ -105,7 +112,9 @@ def prompt_data(job: SummaryJob, *, boundary: str, shown: Sequence[Source] | Non
     parts.append(f"<messages-{boundary}>")
     parts += [
         message_data(source, number)
-        for number, source in enumerate(readable(job.sources) if shown is None else shown, start=1)
+        for number, source in enumerate(
+            readable_sources(job.sources) if shown is None else shown, start=1
+        )
     ]
     parts.append(f"</messages-{boundary}>")
     return "\n".join(parts)
@@ -160,7 +169,7 @@ def parse_answer(text: str, style: str, *, max_words: int = 0) -> tuple[str, dic
     Raises:
         SummarizerError: `unparsable` for broken JSON, `empty_summary` for an answer that says nothing.
     """
-    answer = printable(spoken(text))
+    answer = printable(response_text(text))
     if style == "narrative":
         prose = shortened(_unfenced(answer), max_words)
         return _said(prose, {"context": prose})
@@ -180,10 +189,10 @@ def parse_answer(text: str, style: str, *, max_words: int = 0) -> tuple[str, dic
 
 def shortened(text: str, max_words: int) -> str:
     """Prose of at most so many words, whole sentences: its end, where ongoing matters stand, and as much of its start as fits."""
-    if max_words <= 0 or words(text) <= max_words:
+    if max_words <= 0 or word_count(text) <= max_words:
         return text
     pieces = _SENTENCE.findall(text)
-    sizes = [words(piece) for piece in pieces]
+    sizes = [word_count(piece) for piece in pieces]
     first, last, used = 0, len(pieces), 0.0
     while last > 0 and used + sizes[last - 1] <= max_words * 0.4:
         last -= 1
@@ -200,7 +209,7 @@ def shortened(text: str, max_words: int) -> str:
 def _beginning(text: str, max_words: int) -> str:
     """As much of the start of a text without sentences as that many words are."""
     start = " ".join(text.split()[:max_words])[: max_words * 8]
-    held = words(start)
+    held = word_count(start)
     return start if held <= max_words else start[: int(len(start) * max_words / held)]
 
 
@@ -216,10 +225,15 @@ def fitted(
         if not _characters(sections, longest):
             longest = "constraints"
         is_dear = longest == "constraints" or _characters(sections, longest) <= len(context)
-        if is_dear and words(context) > 12:
+        if is_dear and word_count(context) > 12:
             sections["context"] = shortened(
                 context,
-                max(8, min(int(words(context) * max_tokens / tokens), int(words(context)) - 4)),
+                max(
+                    8,
+                    min(
+                        int(word_count(context) * max_tokens / tokens), int(word_count(context)) - 4
+                    ),
+                ),
             )
         elif is_dear and sections.get("file_changes"):
             sections["file_changes"] = list(sections["file_changes"])[
@@ -258,11 +272,11 @@ def _shown(number: int, source: Source) -> dict[str, Any]:
     if source.is_error:
         shown["error"] = True
     if source.text:
-        shown["text"] = printable(ends(source.text, HEAD_CHARACTERS, TAIL_CHARACTERS))
+        shown["text"] = printable(head_and_tail(source.text, HEAD_CHARACTERS, TAIL_CHARACTERS))
     if source.calls:
         half = ARGUMENT_CHARACTERS // 2
         shown["called"] = [
-            {"name": name, "arguments": printable(ends(arguments, half, half))}
+            {"name": name, "arguments": printable(head_and_tail(arguments, half, half))}
             for name, arguments in source.calls
         ]
     return shown
@@ -277,7 +291,7 @@ def truncated(sources: Iterable[Source]) -> tuple[int, int]:
     return calls, results
 
 
-def _previous(previous: Previous, style: str) -> Any:
+def _previous(previous: PreviousSummary, style: str) -> Any:
     """The record before: its text, or in the structured style what of it has no list, and the lists with their names."""
     lists = numbered(previous.sections) if style != "narrative" else {}
     if not lists:
@@ -291,7 +305,7 @@ def _previous(previous: Previous, style: str) -> Any:
 
 
 def _told(text: str) -> str:
-    return printable(ends(redact(text), 12_000, 6_000))
+    return printable(head_and_tail(redact(text), 12_000, 6_000))
 
 
 def _escaped(value: Any) -> str:

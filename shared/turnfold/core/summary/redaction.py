@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from turnfold.core.summary.sources import Previous, SummaryJob
+from turnfold.core.summary.sources import PreviousSummary, SummaryJob
 
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END \1PRIVATE KEY-----|\Z)", re.DOTALL
@@ -102,7 +102,7 @@ def without_secrets(job: SummaryJob) -> SummaryJob:
     )
 
 
-def _carried(previous: Previous | None, patterns: tuple[str, ...]) -> Previous | None:
+def _carried(previous: PreviousSummary | None, patterns: tuple[str, ...]) -> PreviousSummary | None:
     """A version may be older than a pattern."""
     if previous is None:
         return None
@@ -119,7 +119,9 @@ def _carried(previous: Previous | None, patterns: tuple[str, ...]) -> Previous |
         )
 
     ledger = tuple(without(entry, patterns) for entry in previous.ledger)
-    return Previous(without(previous.text, patterns), cleaned(dict(previous.sections)), ledger)
+    return PreviousSummary(
+        without(previous.text, patterns), cleaned(dict(previous.sections)), ledger
+    )
 
 
 @lru_cache(maxsize=8)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from turnfold.core.summary import keywords as cues
-from turnfold.core.summary.sources import clip, ends, printable
+from turnfold.core.summary.sources import clip, head_and_tail, printable
 
 PROSE_CHARACTERS = 4_000
 
@@ -25,7 +25,7 @@ _CODE_LINE = re.compile(
 _WORD = re.compile(r"[a-z']+")
 
 
-class Sense(StrEnum):
+class SentenceKind(StrEnum):
     """What a sentence is for."""
 
     REQUEST = "request"
@@ -47,7 +47,7 @@ _HAN = re.compile(r"[\u4e00-\u9fff]")
 
 def prose(text: str) -> str:
     """What of a text is worth reading as sentences: its first and last 4,000 characters, without code and machine notes."""
-    text = printable(ends(text, PROSE_CHARACTERS, PROSE_CHARACTERS))
+    text = printable(head_and_tail(text, PROSE_CHARACTERS, PROSE_CHARACTERS))
     if "```" in text:
         text = _CODE.sub("\n", text)
     return _without_notes(text) if "</" in text else text
@@ -110,7 +110,7 @@ def language(text: str) -> str:
     return "zh" if han * 4 > len(_LATIN.findall(sample)) else "en"
 
 
-def senses(sentence: str, *, is_user: bool) -> frozenset[Sense]:
+def sentence_kinds(sentence: str, *, is_user: bool) -> frozenset[SentenceKind]:
     """Everything a sentence may be; `FILLER` alone when it says nothing that lasts."""
     found = (
         _east_asian(sentence, is_user=is_user)
@@ -120,7 +120,7 @@ def senses(sentence: str, *, is_user: bool) -> frozenset[Sense]:
     return frozenset(found) or _OTHER
 
 
-_OTHER = frozenset({Sense.OTHER})
+_OTHER = frozenset({SentenceKind.OTHER})
 
 
 def _has(text: str, phrases: tuple[str, ...]) -> bool:
@@ -130,32 +130,32 @@ def _has(text: str, phrases: tuple[str, ...]) -> bool:
     return False
 
 
-def _english(sentence: str, *, is_user: bool) -> set[Sense]:
+def _english(sentence: str, *, is_user: bool) -> set[SentenceKind]:
     lowered = sentence.lower().replace("\u2019", "'")
     if is_user and _has(lowered, cues.NAMES):
-        return {Sense.FACT}
+        return {SentenceKind.FACT}
     found = _WORD.findall(lowered)
     unique = set(found)
     if _is_filler(sentence, lowered, found, unique, is_user=is_user):
-        return {Sense.FILLER}
-    result: set[Sense] = set()
+        return {SentenceKind.FILLER}
+    result: set[SentenceKind] = set()
     if lowered.endswith("?"):
-        result.add(Sense.QUESTION)
+        result.add(SentenceKind.QUESTION)
     if (
         unique & cues.CONSTRAINT_WORDS
         or lowered.startswith(cues.FORBIDDING)
         or _has(lowered, cues.CONSTRAINT_PHRASES)
     ):
-        result.add(Sense.CONSTRAINT)
+        result.add(SentenceKind.CONSTRAINT)
     if unique & cues.DECISION_WORDS or _has(lowered, cues.DECISION_PHRASES):
-        result.add(Sense.DECISION)
+        result.add(SentenceKind.DECISION)
     if _has(lowered, cues.OPEN_PHRASES):
-        result.add(Sense.OPEN)
+        result.add(SentenceKind.OPEN)
     if is_user:
-        result |= {Sense.REQUEST} if _asks(lowered, found, unique) else set()
-        result |= {Sense.FACT} if _has(lowered, cues.FACT_PHRASES) else set()
+        result |= {SentenceKind.REQUEST} if _asks(lowered, found, unique) else set()
+        result |= {SentenceKind.FACT} if _has(lowered, cues.FACT_PHRASES) else set()
     elif unique & cues.RESULT_WORDS:
-        result.add(Sense.RESULT)
+        result.add(SentenceKind.RESULT)
     return result
 
 
@@ -181,37 +181,37 @@ def _is_filler(
     return len(found) < 14 or lowered.startswith(cues.FILLER_ALWAYS)
 
 
-def _east_asian(sentence: str, *, is_user: bool) -> set[Sense]:
+def _east_asian(sentence: str, *, is_user: bool) -> set[SentenceKind]:
     is_japanese = _KANA.search(sentence) is not None
     filler = cues.JA_FILLER if is_japanese else cues.ZH_FILLER
     has_digit = _DIGIT.search(sentence) is not None
     if is_user and _has(sentence, cues.NAMES):
-        return {Sense.FACT}
+        return {SentenceKind.FACT}
     if not sentence.endswith(("？", "?")) and sentence.startswith(cues.THANKS):
-        return {Sense.FILLER}
+        return {SentenceKind.FILLER}
     if len(sentence) < (24 if is_japanese else 14) and not has_digit and _has(sentence, filler):
-        return {Sense.FILLER}
-    result: set[Sense] = set()
+        return {SentenceKind.FILLER}
+    result: set[SentenceKind] = set()
     if sentence.endswith(("？", "?", "吗", "呢", "吗。", "か。", "か")):
-        result.add(Sense.QUESTION)
+        result.add(SentenceKind.QUESTION)
     constraint, decision, request, fact, answer = (
         (cues.JA_CONSTRAINT, cues.JA_DECISION, cues.JA_REQUEST, cues.JA_FACT, cues.JA_RESULT)
         if is_japanese
         else (cues.ZH_CONSTRAINT, cues.ZH_DECISION, cues.ZH_REQUEST, cues.ZH_FACT, cues.ZH_RESULT)
     )
     if _has(sentence, constraint):
-        result.add(Sense.CONSTRAINT)
+        result.add(SentenceKind.CONSTRAINT)
     if _has(sentence, decision):
-        result.add(Sense.DECISION)
+        result.add(SentenceKind.DECISION)
     if _has(sentence, cues.ZH_OPEN):
-        result.add(Sense.OPEN)
+        result.add(SentenceKind.OPEN)
     if is_user:
         if _has(sentence, request):
-            result.add(Sense.REQUEST)
+            result.add(SentenceKind.REQUEST)
         if _has(sentence, fact):
-            result.add(Sense.FACT)
+            result.add(SentenceKind.FACT)
     elif _has(sentence, answer):
-        result.add(Sense.RESULT)
+        result.add(SentenceKind.RESULT)
     return result
 
 

@@ -8,11 +8,11 @@ from turnfold.core.summary.sources import Source
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import Message, Role
 
-Stored = tuple[Message, str, bool]
+EvictedSource = tuple[Message, str, bool]
 """A message, its JSON text, and whether it tells of an error."""
 
 
-def sources_of(stored: Iterable[Stored]) -> tuple[Source, ...]:
+def sources_of(stored: Iterable[EvictedSource]) -> tuple[Source, ...]:
     """Sources in the order given, but older system messages, which are superseded and not summarised."""
     rows = [row for row in stored if not row[0].role.is_system]
     names = {

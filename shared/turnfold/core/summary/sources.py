@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Previous:
+class PreviousSummary:
     """The version a new one builds on."""
 
     text: str
@@ -49,7 +49,7 @@ class SummaryJob:
     """
 
     sources: tuple[Source, ...]
-    previous: Previous | None = None
+    previous: PreviousSummary | None = None
     newest_request: str | None = None
     style: str = "structured"
     max_tokens: int = 1_200
@@ -80,7 +80,7 @@ class Draft:
 
     `sections["provenance"]` runs parallel to `ledger` (`turnfold.core.summary.ledger.entry_values` reads it), and where code wrote the
     text, `sections["sources"]` to its lines: the message ids of each. Token counts are those the provider reported and `cost`
-    is in US dollars; each is None where nobody said. `unpaid_tokens` were used by calls that nobody was told of yet.
+    is in US dollars; each is None where nobody said. `unreported_tokens` were used by calls that nobody was told of yet.
     """
 
     text: str
@@ -92,10 +92,10 @@ class Draft:
     completion_tokens: int | None = None
     cost: float | None = None
     prompt_version: str | None = None
-    unpaid_tokens: int = 0
+    unreported_tokens: int = 0
 
 
-class Part(NamedTuple):
+class ChunkSummary(NamedTuple):
     """One answer on the way to a version: what was asked (a digest), what came, and the tokens that it took.
 
     The answer is empty where what was asked was too large for the model.
@@ -121,7 +121,7 @@ def clip(text: str, max_characters: int) -> str:
     return (cut[:space] if space > 0 else cut).rstrip() + "…"
 
 
-def ends(text: str, head: int, tail: int) -> str:
+def head_and_tail(text: str, head: int, tail: int) -> str:
     """The first and the last characters of a long text with the exact number of those left out between them."""
     left_out = len(text) - head - tail
     if left_out <= 0:
@@ -129,7 +129,7 @@ def ends(text: str, head: int, tail: int) -> str:
     return f"{text[:head]}\n[… {left_out} characters left out …]\n{text[len(text) - tail :]}"
 
 
-def words(text: str) -> float:
+def word_count(text: str) -> float:
     """How long a text is in words; a Chinese, Japanese or Korean character counts as half a word."""
     if text.isascii():
         return float(len(text.split()))

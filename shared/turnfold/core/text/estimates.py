@@ -37,7 +37,7 @@ BOUNDED = re.compile(
 COMMON_LETTERS = re.compile("[a-ilmnopr-wy]+")
 
 
-def ceiling(text: str) -> int:
+def token_upper_bound(text: str) -> int:
     """How many tokens a text has at most, by proof and not by counting; meant for short texts of our own making.
 
     A token is at least one byte; three digits are one; and no two letters stay apart where their pair is a token, as

@@ -16,9 +16,9 @@ from turnfold.core.text.words import (
     LETTER,
     WORD_CHARACTERS,
     exact_terms,
-    folded,
-    is_east,
+    is_cjk,
     mark,
+    normalize,
     runs,
     word_term,
 )
@@ -52,7 +52,7 @@ Lookup = tuple[Term, ...]
 """The terms that a text must all have to be worth reading."""
 
 
-class Grade(NamedTuple):
+class Relevance(NamedTuple):
     """How well one message answers, the better the higher; `relevance` is below one."""
 
     tier: int
@@ -60,20 +60,20 @@ class Grade(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Question:
+class SearchQuery:
     """A query, taken apart. It has at least one word, or it asks for nothing."""
 
     text: str
     words: tuple[str, ...]
 
     @staticmethod
-    def of(query: str) -> "Question":
+    def of(query: str) -> "SearchQuery":
         """The question in the words of a query, which are never more than text."""
-        text = " ".join(folded(query).split())
+        text = " ".join(normalize(query).split())
         words = dict.fromkeys(runs(text))
         if len(words) > FEW_WORDS:
             words = dict.fromkeys(part for word in words for part in _parts(word))
-        return Question(text, tuple(words)[:MOST_WORDS])
+        return SearchQuery(text, tuple(words)[:MOST_WORDS])
 
     @property
     def is_value(self) -> bool:
@@ -102,7 +102,7 @@ class Question:
         longest = sorted(self.words, key=lambda word: (-len(word), word))[:MOST_TERMS]
         return tuple(_lookup(_terms(word)) for word in longest)
 
-    def grade(self, text: str) -> Grade | None:
+    def grade(self, text: str) -> Relevance | None:
         """How well a folded text answers; None when a word is missing."""
         if not self._may_hold(text, all):
             return None
@@ -125,7 +125,7 @@ class Question:
                 if _begins_value(text, start) and _ends_value(text, end):
                     tier = WHOLE
                     break
-        return Grade(tier, relevance)
+        return Relevance(tier, relevance)
 
     def holds(self, text: str) -> frozenset[int]:
         """Which words of the query, by their places, a folded text holds."""
@@ -170,7 +170,7 @@ class TextWords:
 
         A word begins inside no other; what follows an escaped line end or tab begins one.
         """
-        if is_east(word[0]):
+        if is_cjk(word[0]):
             return word in (
                 self._pairs_of_characters()
                 if self._is_read_once and len(word) <= PAIR
@@ -195,7 +195,7 @@ class TextWords:
 
 def searchable(body: Mapping[str, Any]) -> str:
     """The text in which a message is searched, as it is compared."""
-    return folded(searched_text(body))
+    return normalize(searched_text(body))
 
 
 def searched_text(body: Mapping[str, Any]) -> str:
@@ -240,14 +240,14 @@ def _leaves(value: object) -> Iterator[str]:
             yield one if isinstance(one, str) else json.dumps(one)
 
 
-class Found(NamedTuple):
+class SearchHit(NamedTuple):
     """A message that answers; the score is the higher the better."""
 
     position: int
     score: float
 
 
-def ranked(question: Question, graded: Mapping[int, Grade]) -> list[Found]:
+def ranked(question: SearchQuery, graded: Mapping[int, Relevance]) -> list[SearchHit]:
     """The positions of messages that answer, best first: the value itself, all words, relevance, and the newest of equals.
 
     Who asks for a value wants the message that named it: the first to hold it stands before the others, and so does the
@@ -262,12 +262,12 @@ def ranked(question: Question, graded: Mapping[int, Grade]) -> list[Found]:
             if holders:
                 scores[min(holders)] = score
     return sorted(
-        (Found(position, score) for position, score in scores.items()),
+        (SearchHit(position, score) for position, score in scores.items()),
         key=lambda one: (-one.score, -one.position),
     )
 
 
-def ranked_by_any(question: Question, texts: Mapping[int, str]) -> list[Found]:
+def ranked_by_any(question: SearchQuery, texts: Mapping[int, str]) -> list[SearchHit]:
     """The positions of messages that hold some of the words, those with the rarest words first."""
     held = {position: question.holds(text) for position, text in texts.items()}
     times = Counter(chain.from_iterable(held.values()))
@@ -280,7 +280,7 @@ def ranked_by_any(question: Question, texts: Mapping[int, str]) -> list[Found]:
             shares = sum(
                 weights[place] * (0.7 + 0.3 * _share(1, len(texts[position]))) for place in words
             )
-            found.append(Found(position, round(shares / whole, 4)))
+            found.append(SearchHit(position, round(shares / whole, 4)))
     return sorted(found, key=lambda one: (-one.score, -one.position))
 
 
@@ -300,7 +300,7 @@ def _lookup(asked: Iterable[Term]) -> Lookup:
 
 def _terms(word: str) -> list[Term]:
     """The terms that a text with this word has; several where it is a row of eastern characters."""
-    if is_east(word[0]):
+    if is_cjk(word[0]):
         return (
             [Term(f"x{word}", is_prefix=True)]
             if len(word) == 1
@@ -314,7 +314,7 @@ def _terms(word: str) -> list[Term]:
 
 
 def _beginning(word: str) -> list[Term]:
-    if is_east(word[0]) or len(word) < PREFIX_CHARACTERS:
+    if is_cjk(word[0]) or len(word) < PREFIX_CHARACTERS:
         return _terms(word)
     return [Term(word_term(word), is_prefix=len(word) < WORD_CHARACTERS)]
 
@@ -323,7 +323,7 @@ def _parts(word: str) -> list[str]:
     """A row of more than two eastern characters as its pairs; any other word as it is."""
     return (
         [word]
-        if len(word) <= PAIR or not is_east(word[0])
+        if len(word) <= PAIR or not is_cjk(word[0])
         else [word[at : at + PAIR] for at in range(len(word) - 1)]
     )
 
@@ -333,14 +333,14 @@ def _begins_value(text: str, at: int) -> bool:
     return (
         not (before.isalnum() or before in _JOINING_BEFORE)
         or not before
-        or is_east(before)
-        or is_east(text[at])
+        or is_cjk(before)
+        or is_cjk(text[at])
     )
 
 
 def _ends_value(text: str, end: int) -> bool:
     after, next_one = text[end : end + 1], text[end + 1 : end + 2]
-    if not after or is_east(after) or is_east(text[end - 1]):
+    if not after or is_cjk(after) or is_cjk(text[end - 1]):
         return True
     if after in ".:,":
         return not (next_one.isalnum() or next_one in ("_", "/"))

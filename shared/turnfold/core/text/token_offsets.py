@@ -14,7 +14,7 @@ HEAD_LINES: Final = 20
 TAIL_LINES: Final = 10
 
 
-class Cut(NamedTuple):
+class CutPoint(NamedTuple):
     """A place to cut a text: the offset in characters, and the tokens on the side that is kept."""
 
     offset: int
@@ -33,7 +33,7 @@ def _bytes_of(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class TokenOffsets:
     """The grid of a text: at each point its offset, and the tokens and line ends before it.
 
     The first point is the text's start, the last its end, and neighbours are at most some 256 bytes apart. The
@@ -100,11 +100,11 @@ class Cuts:
         """The length of the text."""
         return self.offsets[-1]
 
-    def head(self, max_tokens: int) -> Cut:
+    def head(self, max_tokens: int) -> CutPoint:
         """The longest beginning within these tokens; empty when not even the first stretch is."""
         return self._head(max(0, bisect_right(self.tokens, max_tokens) - 1))
 
-    def tail(self, max_tokens: int) -> Cut:
+    def tail(self, max_tokens: int) -> CutPoint:
         """The longest end within these tokens: where it begins, and what it costs."""
         return self._tail(bisect_left(self.tokens, self.total - max(0, max_tokens)))
 
@@ -115,7 +115,7 @@ class Cuts:
             return 0
         return self.line_ends[-1] + (self.line_ends[-1] == self.line_ends[-2])
 
-    def head_lines(self, lines: int) -> Cut:
+    def head_lines(self, lines: int) -> CutPoint:
         """A beginning of at most so many lines: exactly 20 for 20; of other numbers the last line may be a part or missing."""
         if lines >= self.lines:
             return self._head(len(self.offsets) - 1)
@@ -123,7 +123,7 @@ class Cuts:
         point = bisect_left(self.line_ends, lines) - (lines != HEAD_LINES)
         return self._head(max(0, point))
 
-    def tail_lines(self, lines: int) -> Cut:
+    def tail_lines(self, lines: int) -> CutPoint:
         """An end of at most so many lines: exactly 10 for 10; of other numbers the first line may be a part or missing."""
         if lines <= 0:
             return self._tail(len(self.offsets) - 1)
@@ -159,11 +159,11 @@ class Cuts:
     def _point_after(self, offset: int) -> int:
         return min(len(self.offsets) - 1, bisect_left(self.offsets, offset))
 
-    def _head(self, point: int) -> Cut:
-        return Cut(self.offsets[point], self.tokens[point])
+    def _head(self, point: int) -> CutPoint:
+        return CutPoint(self.offsets[point], self.tokens[point])
 
-    def _tail(self, point: int) -> Cut:
-        return Cut(self.offsets[point], self.total - self.tokens[point])
+    def _tail(self, point: int) -> CutPoint:
+        return CutPoint(self.offsets[point], self.total - self.tokens[point])
 
 
 PUNCTUATION: Final = r"""[]!"#$%&()*+,./:;<=>?@[\\^`{|}~，。、；：？！（）「」『』【】《》…—-]"""

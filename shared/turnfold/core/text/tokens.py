@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from turnfold.core.text.estimates import ceiling, estimate
-from turnfold.core.text.token_offsets import Count, Cut, Cuts, is_long
-from turnfold.messages import Call
+from turnfold.core.text.estimates import estimate, token_upper_bound
+from turnfold.core.text.token_offsets import Count, CutPoint, TokenOffsets, is_long
+from turnfold.messages import ToolCall
 
 __all__ = [
     "Count",
-    "Cut",
-    "Cuts",
-    "Measured",
-    "ceiling",
+    "CutPoint",
+    "MessageTokens",
+    "TokenOffsets",
+    "count_message",
     "estimate",
     "is_long",
     "lines_of",
-    "measure",
     "measure_with",
     "path_in",
     "text_of",
+    "token_upper_bound",
 ]
 
 MESSAGE_TOKENS: Final = 4
@@ -50,7 +50,7 @@ NAMES_A_PATH: Final = re.compile(rf'"(?:{"|".join(PATH_KEYS)})"')
 
 # Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes one.
 @dataclass(slots=True, unsafe_hash=True)
-class Measured:
+class MessageTokens:
     """What one message holds. `tokens` is all of it, overhead included; the other tokens are parts of that.
 
     `characters` and `lines` are those of its text (`text_of`). `cuts` is the text's grid of prices, empty for texts of
@@ -62,19 +62,21 @@ class Measured:
     reasoning_tokens: int
     characters: int
     lines: int
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     is_irregular: bool
     cuts: str
 
 
-def measure(body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_TOKENS) -> Measured:
+def count_message(
+    body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_TOKENS
+) -> MessageTokens:
     """Count one chat message, whatever its shape. Media cost `image_tokens` each, however many bytes they are."""
     text = text_of(body)
     if not is_long(text):
         return measure_with(
             body, text, count(text) if text else 0, count, image_tokens=image_tokens
         )
-    grid = Cuts.of(text, count)
+    grid = TokenOffsets.of(text, count)
     return measure_with(
         body, text, grid.total, count, image_tokens=image_tokens, cuts=grid.encode()
     )
@@ -88,7 +90,7 @@ def measure_with(
     *,
     image_tokens: int = IMAGE_TOKENS,
     cuts: str = "",
-) -> Measured:
+) -> MessageTokens:
     """Count the rest of a chat message whose text (`text_of`) was counted already. `cuts` is handed on.
 
     A long text that was counted in one may be a little less than its parts together.
@@ -99,7 +101,7 @@ def measure_with(
         text_tokens if is_text else text_tokens + _other_parts(content, count, image_tokens)
     )
     tokens = MESSAGE_TOKENS + content_tokens
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     is_irregular = False
     reasoning_tokens = 0
     # Most messages have a role and a content, and nothing else to be looked for.
@@ -107,7 +109,7 @@ def measure_with(
         reasoning_tokens = _reasoning(body, count)
         calls, calls_tokens, is_irregular = _calls(body.get("tool_calls"), count)
         tokens += reasoning_tokens + calls_tokens + _extras(body, count)
-    return Measured(
+    return MessageTokens(
         tokens,
         content_tokens,
         reasoning_tokens,
@@ -173,13 +175,13 @@ def _reasoning(body: Mapping[str, Any], count: Count) -> int:
     return tokens
 
 
-def _calls(found: object, count: Count) -> tuple[tuple[Call, ...], int, bool]:
+def _calls(found: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bool]:
     """The calls that may be sent, the tokens of all that stands there, and whether anything else stands there."""
     if found is None:
         return (), 0, False
     if not isinstance(found, list):
         return (), count(_json(found)), True
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     ids: set[str] = set()
     tokens = 0
     for slot, entry in enumerate(found):
@@ -205,7 +207,7 @@ def _calls(found: object, count: Count) -> tuple[tuple[Call, ...], int, bool]:
             if arguments is None
             else _json(arguments)
         )
-        call = Call(
+        call = ToolCall(
             slot,
             call_id,
             name,

@@ -37,7 +37,7 @@ _DIGITS = frozenset("0123456789")
 _ESCAPE = re.compile(rf"\\[ntr]({LETTER}+)")
 
 
-def folded(text: str) -> str:
+def normalize(text: str) -> str:
     """The text as it is compared: whatever its case, and full or half its characters' width."""
     return (
         text.lower()
@@ -64,7 +64,7 @@ def _few_marks(found: re.Match[str]) -> str:
     return "".join(kept)
 
 
-def is_east(character: str) -> bool:
+def is_cjk(character: str) -> bool:
     """Whether a character belongs to a language without spaces between its words."""
     return character > _BEFORE_EAST and _IS_EAST.match(character) is not None
 
@@ -90,7 +90,7 @@ def terms(text: str) -> frozenset[str] | None:
     unusual = {word for word in words if len(word) > WORD_CHARACTERS or word[0] > _BEFORE_EAST}
     found = {f"x{word}" for word in words - unusual}
     for word in unusual:
-        if is_east(word[0]):
+        if is_cjk(word[0]):
             found.update(_of_east(word))
         else:
             found.update(
@@ -158,8 +158,8 @@ def _pairs(text: str) -> Iterator[str]:
             and (start == end or text[end] == " ")
             and (before[-1] in _DIGITS or word[0] in _DIGITS)
         ):
-            first = before[-1] if is_east(before[-1]) else before
-            second = word[0] if is_east(word[0]) else word
+            first = before[-1] if is_cjk(before[-1]) else before
+            second = word[0] if is_cjk(word[0]) else word
             yield mark(f"{first} {second}")
         before, end = word, match.end()
 

@@ -6,12 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from turnfold.core.text.tokens import MEDIA_PARTS, MESSAGE_TOKENS, TEXT_PARTS, ceiling, text_of
+from turnfold.core.text.tokens import (
+    MEDIA_PARTS,
+    MESSAGE_TOKENS,
+    TEXT_PARTS,
+    text_of,
+    token_upper_bound,
+)
 from turnfold.core.window.render import Rendered, json_text, longest
 from turnfold.core.window.truncation import STAND_IN
-from turnfold.core.window.views import Shown, StandIn
-from turnfold.core.window.window import Plan
-from turnfold.messages import Call, MessageId, Role
+from turnfold.core.window.views import ShownMessage, SynthesizedResult
+from turnfold.core.window.window import WindowPlan
+from turnfold.messages import MessageId, Role, ToolCall
 
 OPENING: Final = "[The messages shown begin here.]"
 """The first message has to be a user's; this stands there where it is not."""
@@ -19,7 +25,7 @@ OPENING: Final = "[The messages shown begin here.]"
 SILENT: Final = "[This message is empty.]"
 """Text that holds nothing is refused; this stands for a newest user message that says nothing."""
 
-ASIDE_TOKENS: Final = MESSAGE_TOKENS + ceiling(OPENING) + ceiling(SILENT)
+ASIDE_TOKENS: Final = MESSAGE_TOKENS + token_upper_bound(OPENING) + token_upper_bound(SILENT)
 ASIDE_MESSAGES: Final = 1
 """What the shape may add to a window; the rest of it costs no more than what was counted."""
 
@@ -43,7 +49,7 @@ Ids = MessageId | None | tuple[MessageId | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class AnthropicWindow:
     """The system text (None where there is none), the messages as JSON texts, and for each the ids of what it was."""
 
     system: str | None
@@ -51,7 +57,7 @@ class Shaped:
     message_ids: tuple[Ids, ...]
 
 
-def shaped(plan: Plan, rendered: Rendered) -> Shaped:
+def to_anthropic(plan: WindowPlan, rendered: Rendered) -> AnthropicWindow:
     """The window of a plan in the Anthropic shape; `rendered` is the same window in the shape of OpenAI.
 
     Neighbours of one role become one message. All results of a turn stand first in the user message after it. A message
@@ -75,9 +81,9 @@ def shaped(plan: Plan, rendered: Rendered) -> Shaped:
         entries, rendered.messages[before:], rendered.message_ids[before:], strict=True
     ):
         match entry:
-            case StandIn(call=call):
+            case SynthesizedResult(call=call):
                 turns.add("user", [_result(names[call.call_id], [_text(STAND_IN)])], message_id)
-            case Shown(message=message, call=Call(call_id=call_id)):
+            case ShownMessage(message=message, call=ToolCall(call_id=call_id)):
                 body = json.loads(text)
                 is_error = message.is_error or body.get("is_error") is True
                 turns.add(
@@ -89,16 +95,16 @@ def shaped(plan: Plan, rendered: Rendered) -> Shaped:
                     ],
                     message_id,
                 )
-            case Shown(message=message) if message.role is Role.USER:
+            case ShownMessage(message=message) if message.role is Role.USER:
                 turns.add("user", _content(json.loads(text).get("content"), "user"), message_id)
-            case Shown(message=message):
+            case ShownMessage(message=message):
                 names = {call.call_id: _unused(call.call_id, used) for call in message.calls}
                 turns.add(
                     "assistant", _assistant(json.loads(text), message.calls, names), message_id
                 )
     told = "\n\n".join(text for text in system if text.strip())
     messages, ids = turns.finished(is_needed=bool(rendered.messages))
-    return Shaped(told or None, messages, ids)
+    return AnthropicWindow(told or None, messages, ids)
 
 
 class _Turns:
@@ -148,7 +154,7 @@ class _Turns:
 
 
 def _assistant(
-    body: Mapping[str, Any], calls: Sequence[Call], names: Mapping[str, str]
+    body: Mapping[str, Any], calls: Sequence[ToolCall], names: Mapping[str, str]
 ) -> list[str]:
     blocks = [*_thinking(body.get("thinking_blocks")), *_content(body.get("content"), "assistant")]
     # The shape before `tool_calls` has no id that a result could name.
@@ -157,7 +163,9 @@ def _assistant(
     blocks.extend(_text(said.rstrip()) for said in beside if isinstance(said, str) and said.strip())
     for call, found in zip(calls, body.get("tool_calls") or (), strict=True):
         name = _UNFIT.sub("_", call.name)[:NAME_CHARACTERS]
-        arguments = _object(found["function"].get("arguments"), call.tokens - ceiling(call.name))
+        arguments = _object(
+            found["function"].get("arguments"), call.tokens - token_upper_bound(call.name)
+        )
         blocks.append(
             f'{{"type":"tool_use","id":"{names[call.call_id]}","name":"{name}","input":{arguments}}}'
         )
@@ -221,7 +229,7 @@ def _object(arguments: object, max_tokens: int) -> str:
             lambda characters: json_text({"text": text[:characters]}),
             len(text),
             max_tokens,
-            ceiling,
+            token_upper_bound,
         )
         or "{}"
     )

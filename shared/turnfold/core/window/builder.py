@@ -12,7 +12,7 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.window.framing import (
     DIGEST_FRAME_TOKENS,
     Placement,
-    SummaryFacts,
+    SummarySize,
     digest_tokens,
     summary_within,
     whole_summary,
@@ -23,7 +23,7 @@ from turnfold.core.window.truncation import (
     arguments_tokens,
     cut_to,
 )
-from turnfold.core.window.views import Piece, Unit
+from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import CompactionId, Message, Role, place_of_slot
 
 CHARACTERS_PER_REASONING_TOKEN: Final = 4
@@ -37,7 +37,7 @@ LARGE_WASTE_RATIO: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRow:
+class PendingDigest:
     """An evicting compaction that no summary covers yet: what its digest costs and how many messages it stands for."""
 
     compaction_id: CompactionId
@@ -46,7 +46,7 @@ class PendingRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class WindowLimits:
     """What a window may hold at most, and down to what it is trimmed once it holds more. Tokens are raw counts."""
 
     tokens: int
@@ -56,13 +56,13 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class WindowPrefix:
     """What stands before the history whatever is said in it: the pinned system message, the summary, and the rows that wait for one."""
 
     pinned: Message | None
-    facts: SummaryFacts | None
+    facts: SummarySize | None
     placement: Placement
-    rows: Mapping[CompactionId, PendingRow]
+    rows: Mapping[CompactionId, PendingDigest]
 
     @property
     def summary_size(self) -> int:
@@ -73,10 +73,10 @@ class Frame:
         return int(self.facts is not None and is_own)
 
 
-Entry = tuple[int, int, Unit, Piece]
+Entry = tuple[int, int, BlockView, MessageView]
 
 
-class Growth:
+class WindowBuilder:
     """A window that grows by one message at a time, as its session did, and is trimmed whenever it outgrows its limits.
 
     What it shows after n messages depends on these n alone and forms only ever shrink, so a window begins as it did
@@ -87,20 +87,20 @@ class Growth:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: WindowLimits,
         policy: Policy,
-        frame: Frame,
+        frame: WindowPrefix,
         *,
-        relieve: "Callable[[Growth], None] | None",
+        relieve: "Callable[[WindowBuilder], None] | None",
     ) -> None:
         self.limits = limits
         self.policy = policy
         self.frame = frame
-        self.is_roomy = False
+        self.never_overflows = False
         self.can_continue = True
         self.taken: list[Message] = []
         self.live = 0
-        self.units: list[Unit] = []
+        self.units: list[BlockView] = []
         self.summary = whole_summary(frame.facts, frame.placement) if frame.facts else None
         self.total = (frame.pinned.tokens if frame.pinned else 0) + (
             self.summary.tokens if self.summary else 0
@@ -113,19 +113,19 @@ class Growth:
         self.digested: dict[CompactionId, None] = {}
         self.shows_digests = True
         self.folded_rows: set[CompactionId] = set()
-        self.request: Unit | None = None
-        self.unseen: Unit | None = None
+        self.request: BlockView | None = None
+        self.unseen: BlockView | None = None
         self.soft_tokens = int(policy.soft_ratio * limits.tokens)
         self.waste_tokens = int(WASTE_RATIO * limits.tokens)
         self.large_waste_tokens = int(LARGE_WASTE_RATIO * limits.tokens)
-        self._calling: dict[tuple[int, bool], Unit] = {}
+        self._calling: dict[tuple[int, bool], BlockView] = {}
         self._waiting: dict[tuple[int, bool], list[Message]] = {}
-        self.row_units: dict[CompactionId, list[Unit]] = {}
+        self.row_units: dict[CompactionId, list[BlockView]] = {}
         self.line_starts: dict[tuple[str, str | None], int] = {}
-        self._round_heads: list[Unit] = []
-        self._newest_tool_units: deque[Unit] = deque()
+        self._round_heads: list[BlockView] = []
+        self._newest_tool_units: deque[BlockView] = deque()
         self._oldest = 0
-        self._passed_over: list[Unit] = []
+        self._passed_over: list[BlockView] = []
         self.with_reasoning: list[Entry] = []
         self.large_results: list[Entry] = []
         self.seen_results: list[Entry] = []
@@ -155,7 +155,7 @@ class Growth:
         start = len(self.taken)
         self.taken += messages
         self.live += sum([message.compaction_id is None for message in messages])
-        relieve = None if self.is_roomy else self._relieve
+        relieve = None if self.never_overflows else self._relieve
         is_postponed = False
         for number, message in enumerate(messages, start=start):
             if message.role.is_system:
@@ -172,7 +172,7 @@ class Growth:
             relieve(self)
             self.can_continue = False
 
-    def _trim(self, relieve: "Callable[[Growth], None]", number: int) -> None:
+    def _trim(self, relieve: "Callable[[WindowBuilder], None]", number: int) -> None:
         """Trim after the message of this number. The more was looked at that stays as it is, the more messages come until the next time."""
         self.looked_at = 0
         relieve(self)
@@ -183,14 +183,14 @@ class Growth:
         """Whether it holds more than it may."""
         return self.total > self.limits.tokens or self.size > self.limits.messages
 
-    def is_protected(self, unit: Unit) -> bool:
+    def is_protected(self, unit: BlockView) -> bool:
         """The newest request and results the model has not seen yet stay; where neither is, the newest block does."""
         if unit is self.request or unit is self.unseen:
             return True
         return self.request is None and self.unseen is None and unit is self.units[-1]
 
     def _add_unit(self, message: Message) -> None:
-        unit = Unit(message)
+        unit = BlockView(message)
         self.units.append(unit)
         self.total += unit.tokens
         self.size += unit.size
@@ -199,7 +199,7 @@ class Growth:
                 self.request = unit
         else:
             self.unseen = unit if unit.results else None
-        if not self.is_roomy:
+        if not self.never_overflows:
             self._enlist(unit)
         if unit.results:
             key = (message.position, unit.row is None)
@@ -221,19 +221,19 @@ class Growth:
         elif message.answers.position > message.position:
             self._waiting.setdefault(key, []).append(message)
 
-    def _attach(self, unit: Unit, message: Message) -> None:
+    def _attach(self, unit: BlockView, message: Message) -> None:
         assert message.answers is not None
         calls = unit.head.message.calls
         place = place_of_slot(calls, message.answers.slot)
         if place is None or unit.results[place] is not None:
             return
-        piece = Piece(message, calls[place])
+        piece = MessageView(message, calls[place])
         unit.add_result(place, piece)
         unit.tokens += piece.tokens - STAND_IN_TOKENS
         if unit.is_shown:
             self.total += piece.tokens - STAND_IN_TOKENS
             self.results_tokens += piece.text
-            if not self.is_roomy:
+            if not self.never_overflows:
                 self._enlist_result(unit, piece)
                 unit.best_answer = max(unit.best_answer, priority_of(message))
                 if (priority := unit.priority) != unit.listed:
@@ -241,7 +241,7 @@ class Growth:
 
     # What each step will look at, in its order: LOW before NORMAL before HIGH, the oldest first
 
-    def _enlist(self, unit: Unit) -> None:
+    def _enlist(self, unit: BlockView) -> None:
         policy, head, message = self.policy, unit.head, unit.head.message
         if message.role is Role.USER and unit is self.request:
             for older in self._round_heads:
@@ -277,7 +277,7 @@ class Growth:
         self._listed_units = len(self.units)
         return self._all_units
 
-    def _enlist_again(self, unit: Unit, priority: int) -> None:
+    def _enlist_again(self, unit: BlockView, priority: int) -> None:
         """A block is as important as its best message: where a result changed that, what was said before is passed over."""
         unit.listed = priority
         entry = (priority, unit.position, unit, unit.head)
@@ -285,7 +285,7 @@ class Growth:
         if not unit.is_recent:
             heappush(self.tool_units, entry)
 
-    def _enlist_result(self, unit: Unit, piece: Piece) -> None:
+    def _enlist_result(self, unit: BlockView, piece: MessageView) -> None:
         policy, message = self.policy, piece.message
         _put(self.seen_results, unit, piece)
         if message.is_truncated:
@@ -298,10 +298,10 @@ class Growth:
 
     # Shrinking
 
-    def work_off(
+    def apply_step(
         self,
         heap: list[Entry],
-        act: Callable[[Unit, Piece], int],
+        act: Callable[[BlockView, MessageView], int],
         target: int,
         *,
         above: int | None = None,
@@ -324,13 +324,15 @@ class Growth:
             heappush(heap, entry)
         self.looked_at += len(kept)
 
-    def _comes_back(self, heap: list[Entry], unit: Unit, piece: Piece) -> bool:
+    def _comes_back(self, heap: list[Entry], unit: BlockView, piece: MessageView) -> bool:
         """Whether a step was softened, and may have to take the rest another time."""
         if heap is self.seen_results:
             return unit.is_shown and piece.was_softened
         return unit.is_shown and (heap is self._all_units or heap is self.tool_units)
 
-    def free(self, unit: Unit, piece: Piece, act: Callable[[Unit, Piece], int]) -> None:
+    def free(
+        self, unit: BlockView, piece: MessageView, act: Callable[[BlockView, MessageView], int]
+    ) -> None:
         """Act on one message and keep the sums right."""
         before = piece.text
         freed = act(unit, piece)
@@ -341,7 +343,7 @@ class Growth:
             if piece.call is not None:
                 self.results_tokens -= before - piece.text
 
-    def fold(self, unit: Unit) -> None:
+    def fold(self, unit: BlockView) -> None:
         """Leave a block out; of what was evicted and is not summarised yet, the digest speaks instead."""
         unit.is_shown = False
         self.total -= unit.tokens
@@ -358,7 +360,7 @@ class Growth:
             self.size += not self.digested
             self.digested[row.compaction_id] = None
 
-    def digest_cost(self, row: PendingRow) -> int:
+    def digest_cost(self, row: PendingDigest) -> int:
         """What showing the digest of a row adds to the window."""
         if row.compaction_id in self.digested or not row.digest_tokens or not self.shows_digests:
             return 0
@@ -384,13 +386,13 @@ class Growth:
         self.size -= 0 if form else self.frame.summary_size
         self.summary = form
 
-    def soften(self, unit: Unit, target: int) -> bool:
+    def keep_longer_cut(self, unit: BlockView, target: int) -> bool:
         """Shorten the longest parts of a block so that the window just meets its target; False where that cannot be."""
         if unit.tokens - (self.total - target) <= self.waste_tokens:
             return False
         return self.level(unit, target, least=LEAST_ARGUMENTS_TOKENS)
 
-    def level(self, unit: Unit, target: int, *, least: int) -> bool:
+    def level(self, unit: BlockView, target: int, *, least: int) -> bool:
         """Shorten the longest texts and arguments of a block to one length, none below `least`, and say whether that meets the target."""
         pieces = [piece for piece in unit.pieces if piece.message.cuts and piece.line is None]
         cap = max((piece.text for piece in pieces), default=0) + max(
@@ -400,7 +402,7 @@ class Growth:
             sizes = [*(piece.text for piece in pieces), *unit.head.arguments_sizes]
             self.looked_at += len(sizes)
             # The names of calls may be dearer than the sizes say: then it takes another step.
-            cap = max(least, min(cap - LEVEL_STEP_TOKENS, levelled(sizes, self.total - target)))
+            cap = max(least, min(cap - LEVEL_STEP_TOKENS, level_sizes(sizes, self.total - target)))
             for piece in pieces:
                 if piece.text > cap:
                     self.free(unit, piece, partial(_shorten, cap))
@@ -408,9 +410,9 @@ class Growth:
                 self.free(unit, unit.head, partial(_preview, cap))
         return self.total <= target
 
-    def oldest(self, is_enough: Callable[[], bool]) -> Iterator[Unit]:
+    def oldest(self, is_enough: Callable[[], bool]) -> Iterator[BlockView]:
         """The blocks that may go, the oldest first, until it is enough; one that stays, or is protected, comes again another time."""
-        again, kept = deque(self._passed_over), list[Unit]()
+        again, kept = deque(self._passed_over), list[BlockView]()
         self.looked_at += len(again)
         while not is_enough() and (again or self._oldest < len(self.units)):
             if again:
@@ -438,15 +440,15 @@ def _most(messages: Sequence[Message]) -> tuple[int, int]:
     ) + calls
 
 
-def _shorten(cap: int, _: Unit, piece: Piece) -> int:
+def _shorten(cap: int, _: BlockView, piece: MessageView) -> int:
     return piece.shorten(cut_to(piece.message, piece.grid, cap))
 
 
-def _preview(cap: int, _: Unit, piece: Piece) -> int:
+def _preview(cap: int, _: BlockView, piece: MessageView) -> int:
     return piece.preview_arguments(cap, cap)
 
 
-def levelled(sizes: Sequence[int], excess: int) -> int:
+def level_sizes(sizes: Sequence[int], excess: int) -> int:
     """The height to which the tallest must be levelled so that the sum falls by the excess."""
     remaining = sorted(sizes, reverse=True)
     for count, size in enumerate(remaining, start=1):
@@ -458,5 +460,5 @@ def levelled(sizes: Sequence[int], excess: int) -> int:
     return 0
 
 
-def _put(heap: list[Entry], unit: Unit, piece: Piece) -> None:
+def _put(heap: list[Entry], unit: BlockView, piece: MessageView) -> None:
     heappush(heap, (priority_of(piece.message), piece.message.position, unit, piece))

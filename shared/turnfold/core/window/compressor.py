@@ -6,18 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from turnfold.core.history.pairing import CallSeen, ResultSeen, pair
-from turnfold.core.history.validity import faults
+from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.estimates import estimate
-from turnfold.core.text.tokens import Measured, is_long, measure_with, text_of
+from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
 from turnfold.core.window.assembler import SYSTEM_ROLES
 from turnfold.core.window.render import entry_body
 from turnfold.core.window.truncation import WHOLE
-from turnfold.core.window.views import Piece, Shown, StandIn
-from turnfold.core.window.window import EMERGENCY_FIFTHS, UNLIMITED, Asked, Stored, grown
+from turnfold.core.window.views import MessageView, ShownMessage, SynthesizedResult
+from turnfold.core.window.window import (
+    EMERGENCY_FIFTHS,
+    UNLIMITED,
+    WindowInput,
+    WindowRequest,
+    build_window,
+)
 from turnfold.errors import BadRequest, CannotFit
-from turnfold.messages import ROLES, EventId, Json, LongText, Message, Role, Unjudged
+from turnfold.messages import ROLES, EventId, Json, Message, Role, UncountedText, UnrankedMessage
 
 LIST: Final = EventId("messages")
 """What stands where a stored message names its event: `messages#3` is the fourth of the list that was given."""
@@ -94,24 +100,24 @@ class LadderCompressor:
             bodies
             and total <= cap
             and _others(bodies) <= (self.policy.max_messages or UNLIMITED)
-            and not faults(bodies)
+            and not validation_errors(bodies)
         ):
             return Compressed(bodies, total)
         weighed = weighed_list(
             bodies,
             measured,
-            [LongText(text, self.count) if is_long(text) else "" for text in texts],
+            [UncountedText(text, self.count) if is_long(text) else "" for text in texts],
         )
         rest = tuple([message for message in weighed if not message.role.is_system])
         kept = _kept_systems(weighed)
         system_tokens = sum([message.tokens for message in kept])
         left = max(cap - system_tokens, 0)
-        asked = Asked(
+        asked = WindowRequest(
             budget_tokens=-(-left * 5 // EMERGENCY_FIFTHS) if is_emergency else left,
             is_emergency=is_emergency,
         )
         try:
-            window = grown(Stored(messages=rest, total=len(rest)), asked, self.policy)
+            window = build_window(WindowInput(messages=rest, total=len(rest)), asked, self.policy)
         except CannotFit as error:
             if error.needed_tokens is None:
                 raise
@@ -135,20 +141,28 @@ class LadderCompressor:
         shown = [bodies[message.position] for message in kept] + [
             self._as_sent(place, bodies) for place in places
         ]
-        omitted = len(bodies) - len(shown) + sum([isinstance(place, StandIn) for place in places])
+        omitted = (
+            len(bodies)
+            - len(shown)
+            + sum([isinstance(place, SynthesizedResult) for place in places])
+        )
         return Compressed(
             shown, system_tokens + window.total, is_whole=shown == bodies, omitted=omitted
         )
 
-    def _as_sent(self, place: Piece | StandIn, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _as_sent(
+        self, place: MessageView | SynthesizedResult, bodies: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
         """What stands in the list in this place: the very message that was given, where it is shown whole."""
-        if isinstance(place, StandIn):
+        if isinstance(place, SynthesizedResult):
             return entry_body(place, {})
         body, form = bodies[place.message.position], place.form
         return (
             body
             if form is WHOLE
-            else entry_body(Shown(place.message, form, place.call), _copied(body), self.count)
+            else entry_body(
+                ShownMessage(place.message, form, place.call), _copied(body), self.count
+            )
         )
 
 
@@ -168,7 +182,7 @@ def _copied(body: dict[str, Any]) -> dict[str, Any]:
 
 def measured_list(
     bodies: Sequence[Json], texts: Sequence[str], count: Callable[[str], int]
-) -> list[Measured]:
+) -> list[MessageTokens]:
     """What each message of a list holds; `texts` are theirs (`text_of`)."""
     # All texts first, and nothing between two of them: what a tokenizer looks up stays near the processor.
     tokens = [count(text) if text else 0 for text in texts]
@@ -179,7 +193,7 @@ def measured_list(
 
 
 def weighed_list(
-    bodies: Sequence[Json], measured: Sequence[Measured], cuts: Sequence[LongText | str]
+    bodies: Sequence[Json], measured: Sequence[MessageTokens], cuts: Sequence[UncountedText | str]
 ) -> list[Message]:
     """The messages of a list as numbers and relations; the position of each is its index. `cuts` price their long texts.
 
@@ -187,7 +201,7 @@ def weighed_list(
         BadRequest: an entry has no role of a chat message.
     """
     called: dict[str, dict[str, Any]] = {}
-    calls: defaultdict[str, list[CallSeen]] = defaultdict(list)
+    calls: defaultdict[str, list[CallPosition]] = defaultdict(list)
     results: defaultdict[str, list[int]] = defaultdict(list)
     found: list[Message] = []
     for index, (body, one, text_cuts) in enumerate(zip(bodies, measured, cuts, strict=True)):
@@ -201,7 +215,7 @@ def weighed_list(
         for call in one.calls:
             called[call.call_id] = body["tool_calls"][call.slot]
         for call in own_calls:
-            calls[call.call_id].append(CallSeen(index, call.slot))
+            calls[call.call_id].append(CallPosition(index, call.slot))
         answered = None
         if role is Role.TOOL and isinstance(call_id := body.get("tool_call_id"), str) and call_id:
             results[call_id].append(index)
@@ -217,7 +231,7 @@ def weighed_list(
                 one.reasoning_tokens,
                 one.characters,
                 one.lines,
-                Unjudged(body, answered),
+                UnrankedMessage(body, answered),
                 own_calls,
                 is_irregular=one.is_irregular or len(own_calls) < len(one.calls),
                 cuts=text_cuts,
@@ -226,10 +240,10 @@ def weighed_list(
     for call_id, indices in results.items():
         # What they say matters only where there are several.
         seen = [
-            ResultSeen(index, _said(bodies[index]) if len(indices) > 1 else b"")
+            ResultPosition(index, _said(bodies[index]) if len(indices) > 1 else b"")
             for index in indices
         ]
-        for position, verdict in pair(calls[call_id], seen).items():
+        for position, verdict in match_results(calls[call_id], seen).items():
             found[position].answers, found[position].is_copy = verdict.answers, verdict.is_copy
     return found
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from turnfold.core.text.markers import defused, markers_in
-from turnfold.core.text.tokens import MESSAGE_TOKENS, Cuts, ceiling
+from turnfold.core.text.tokens import MESSAGE_TOKENS, TokenOffsets, token_upper_bound
 
 
 class Placement(StrEnum):
@@ -45,10 +45,12 @@ def _framed(heading: str, tag: str, text: str) -> str:
 
 
 # What a frame costs at most, and what each entry, quoted line and defused tag adds to the text's own tokens.
-_SUMMARY_FRAME: Final = 4 + ceiling(_framed(HEADING, SUMMARY_TAG, ""))
-_LEDGER_FRAME: Final = 4 + ceiling(f"\n\n{LEDGER_HEADING}\n")
+_SUMMARY_FRAME: Final = 4 + token_upper_bound(_framed(HEADING, SUMMARY_TAG, ""))
+_LEDGER_FRAME: Final = 4 + token_upper_bound(f"\n\n{LEDGER_HEADING}\n")
 _ENTRY_TOKENS = _LINE_TOKENS = _TAG_TOKENS = 3
-DIGEST_FRAME_TOKENS: Final = MESSAGE_TOKENS + 4 + ceiling(_framed(DIGEST_HEADING, DIGEST_TAG, ""))
+DIGEST_FRAME_TOKENS: Final = (
+    MESSAGE_TOKENS + 4 + token_upper_bound(_framed(DIGEST_HEADING, DIGEST_TAG, ""))
+)
 
 
 def digest_tokens(tokens: int) -> int:
@@ -57,7 +59,7 @@ def digest_tokens(tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryFacts:
+class SummarySize:
     """What the window must know of the summary in force: its price and its measures, no text.
 
     `tokens` is prose and ledger together, `text_tokens` the prose alone; `lines` and `tags` are what quoting and
@@ -76,9 +78,9 @@ class SummaryFacts:
 
 def summary_facts(
     version: int, text: str, ledger: Sequence[str], *, tokens: int, text_tokens: int, cuts: str = ""
-) -> SummaryFacts:
+) -> SummarySize:
     """Measure a summary whose tokens were counted when it was written. Counts no tokens."""
-    return SummaryFacts(
+    return SummarySize(
         version,
         tokens=tokens,
         text_tokens=text_tokens,
@@ -104,21 +106,19 @@ class SummaryForm:
         return self.characters is None and self.with_ledger
 
 
-def whole_summary(facts: SummaryFacts, placement: Placement) -> SummaryForm:
+def whole_summary(facts: SummarySize, placement: Placement) -> SummaryForm:
     """The summary as it was written, and its price at this place."""
     return SummaryForm(_summary_tokens(facts, placement, facts.text_tokens, with_ledger=True))
 
 
-def summary_within(
-    facts: SummaryFacts, placement: Placement, max_tokens: int
-) -> SummaryForm | None:
+def summary_within(facts: SummarySize, placement: Placement, max_tokens: int) -> SummaryForm | None:
     """As much of the summary as fits: all, the prose alone, its beginning; None when there is room for none of it."""
     for with_ledger in (True, False):
         tokens = _summary_tokens(facts, placement, facts.text_tokens, with_ledger=with_ledger)
         if tokens <= max_tokens:
             return SummaryForm(tokens, with_ledger=with_ledger)
     frame = _summary_tokens(facts, placement, 0, with_ledger=False)
-    head = Cuts.parse(facts.cuts).head(max_tokens - frame)
+    head = TokenOffsets.parse(facts.cuts).head(max_tokens - frame)
     return (
         SummaryForm(frame + head.tokens, head.offset, with_ledger=False)
         if head.tokens >= LEAST_SUMMARY_TOKENS
@@ -127,7 +127,7 @@ def summary_within(
 
 
 def _summary_tokens(
-    facts: SummaryFacts, placement: Placement, text_tokens: int, *, with_ledger: bool
+    facts: SummarySize, placement: Placement, text_tokens: int, *, with_ledger: bool
 ) -> int:
     tokens = text_tokens + (max(0, facts.tokens - facts.text_tokens) if with_ledger else 0)
     tokens += _TAG_TOKENS * facts.tags

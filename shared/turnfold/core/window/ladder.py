@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from turnfold.core.policy.presets import View
-from turnfold.core.window.builder import Growth, levelled
+from turnfold.core.window.builder import WindowBuilder, level_sizes
 from turnfold.core.window.truncation import (
     LEAST_ARGUMENTS_TOKENS,
     LEAST_CHARACTERS,
@@ -12,39 +12,39 @@ from turnfold.core.window.truncation import (
     cut_to,
     cut_within,
 )
-from turnfold.core.window.views import Piece, Unit
+from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import Role
 
-Step = Callable[[Growth, int], None]
+Step = Callable[[WindowBuilder, int], None]
 
 PLAIN_CHARACTERS: Final = 2_048
 """A result no longer than this becomes the preview of (5), however much that frees."""
 
 
-def relieve(window: Growth) -> None:
+def trim_to_budget(window: WindowBuilder) -> None:
     """Trim a window that holds more than it may: step by step down to the low-water mark, and only then what is protected."""
     if window.total > window.limits.tokens:
         for step in STEPS[window.policy.view]:
             if window.total <= window.limits.target_tokens:
                 break
             step(window, window.limits.target_tokens)
-        squeeze(window)
+        trim_protected(window)
     if window.size > window.limits.messages:
         window.fold_oldest(lambda: window.size <= window.limits.target_messages)
         if window.size > window.limits.messages:
             window.drop_digests()
 
 
-def drop_old_reasoning(window: Growth, target: int) -> None:
+def drop_old_reasoning(window: WindowBuilder, target: int) -> None:
     """(1) Long reasoning from before the latest round goes whole."""
-    window.work_off(window.with_reasoning, lambda _, piece: piece.drop_reasoning(), target)
+    window.apply_step(window.with_reasoning, lambda _, piece: piece.drop_reasoning(), target)
 
 
-def trim_large_results(window: Growth, target: int) -> None:
+def trim_large_results(window: WindowBuilder, target: int) -> None:
     """(2) A single large result keeps its first 20 and last 10 lines; when that frees far too much, more of them, as far as it fits."""
     cap = window.policy.tool_result_max_chars
 
-    def trim(_: Unit, piece: Piece) -> int:
+    def trim(_: BlockView, piece: MessageView) -> int:
         brief = cut_within(
             piece.message,
             piece.grid,
@@ -60,13 +60,13 @@ def trim_large_results(window: Growth, target: int) -> None:
             return piece.shorten(longer or brief)
         return piece.shorten(brief)
 
-    window.work_off(window.large_results, trim, target)
+    window.apply_step(window.large_results, trim, target)
 
 
-def replace_results(window: Growth, target: int) -> None:
+def replace_results(window: WindowBuilder, target: int) -> None:
     """(3) While all results together take too large a share, they become one line each; one of which less has to go is cut."""
 
-    def replace(_: Unit, piece: Piece) -> int:
+    def replace(_: BlockView, piece: MessageView) -> int:
         excess = window.total - target
         if piece.text - excess > window.waste_tokens:
             freed = piece.shorten(cut_to(piece.message, piece.grid, piece.text - excess))
@@ -75,7 +75,7 @@ def replace_results(window: Growth, target: int) -> None:
             return freed + piece.to_line(window.line_starts)
         return piece.to_line(window.line_starts)
 
-    window.work_off(
+    window.apply_step(
         window.seen_results,
         replace,
         target,
@@ -83,25 +83,25 @@ def replace_results(window: Growth, target: int) -> None:
     )
 
 
-def shorten_long_texts(window: Growth, target: int) -> None:
+def shorten_long_texts(window: WindowBuilder, target: int) -> None:
     """(4) Very long texts of users and assistants keep their beginning and their end."""
 
-    def shorten(_: Unit, piece: Piece) -> int:
+    def shorten(_: BlockView, piece: MessageView) -> int:
         is_user = piece.message.role is Role.USER
         cap = window.policy.user_max_chars if is_user else window.policy.assistant_max_chars
         return piece.shorten(cut_characters(piece.message, piece.grid, cap))
 
-    window.work_off(window.long_texts, shorten, target)
+    window.apply_step(window.long_texts, shorten, target)
 
 
-def preview_costly(window: Growth, target: int) -> None:
+def preview_costly(window: WindowBuilder, target: int) -> None:
     """(5) Large arguments and results of calls that the model has seen become previews; longer ones when that frees far too much."""
     policy = window.policy
 
-    def preview(_: Unit, piece: Piece) -> int:
+    def preview(_: BlockView, piece: MessageView) -> int:
         excess = window.total - target
         if piece.call is None:
-            may_keep = levelled(piece.arguments_sizes, excess)
+            may_keep = level_sizes(piece.arguments_sizes, excess)
             freed = (
                 piece.preview_arguments(policy.arguments_max_tokens, may_keep)
                 if is_waste(may_keep)
@@ -120,20 +120,20 @@ def preview_costly(window: Growth, target: int) -> None:
     def is_waste(may_keep: int) -> bool:
         return may_keep - policy.preview_tokens > window.large_waste_tokens
 
-    window.work_off(window.costly, preview, target)
+    window.apply_step(window.costly, preview, target)
 
 
-def cap_unseen_results(window: Growth, _: int) -> None:
+def cap_unseen_results(window: WindowBuilder, _: int) -> None:
     """Before anything is left out, and only if the window does not fit: results the model has yet to see keep to the caps of (2)."""
     _cap_unseen(window, window.soft_tokens, window.policy.tool_result_max_chars)
 
 
-def fold_old_tool_blocks(window: Growth, target: int) -> None:
+def fold_old_tool_blocks(window: WindowBuilder, target: int) -> None:
     """(6) All tool blocks but the newest few are left out."""
-    window.work_off(window.tool_units, _fold_or_soften(window, target), target)
+    window.apply_step(window.tool_units, _fold_or_soften(window, target), target)
 
 
-def digest_pending(window: Growth, target: int) -> None:
+def digest_pending(window: WindowBuilder, target: int) -> None:
     """(7) What was evicted and is not summarised yet is shown as its digest, the oldest compaction first."""
     for row in window.frame.rows.values():
         if window.total <= target:
@@ -151,21 +151,21 @@ def digest_pending(window: Growth, target: int) -> None:
             window.fold(unit)
 
 
-def fold_blocks(window: Growth, target: int) -> None:
+def fold_blocks(window: WindowBuilder, target: int) -> None:
     """(7) Then blocks are left out one by one."""
-    window.work_off(window.all_units, _fold_or_soften(window, target), target)
+    window.apply_step(window.all_units, _fold_or_soften(window, target), target)
 
 
-def fold_oldest(window: Growth, target: int) -> None:
+def fold_oldest(window: WindowBuilder, target: int) -> None:
     """The oldest messages are left out first, whatever their priority; the last one of them is cut where that is enough."""
     act = _fold_or_soften(window, target)
     for unit in window.oldest(lambda: window.total <= target):
         window.free(unit, unit.head, act)
 
 
-def _fold_or_soften(window: Growth, target: int) -> Callable[[Unit, Piece], int]:
-    def act(unit: Unit, _: Piece) -> int:
-        if not window.soften(unit, target):
+def _fold_or_soften(window: WindowBuilder, target: int) -> Callable[[BlockView, MessageView], int]:
+    def act(unit: BlockView, _: MessageView) -> int:
+        if not window.keep_longer_cut(unit, target):
             window.fold(unit)
         return 0
 
@@ -196,7 +196,7 @@ STEPS: Final[Mapping[View, tuple[Step, ...]]] = {
 }
 
 
-def squeeze(window: Growth) -> None:
+def trim_protected(window: WindowBuilder) -> None:
     """When all that may go is gone: shorten what is protected, only as far as it must be."""
     for step in SQUEEZES:
         if window.total <= window.limits.tokens:
@@ -204,14 +204,14 @@ def squeeze(window: Growth) -> None:
         step(window)
 
 
-def _preview_unseen_arguments(window: Growth) -> None:
+def _preview_unseen_arguments(window: WindowBuilder) -> None:
     """Long arguments become previews, no shorter than they must be."""
     policy = window.policy
     if unit := window.unseen:
         window.looked_at += len(unit.results)
         cap = max(
             policy.preview_tokens,
-            levelled(unit.head.arguments_sizes, window.total - window.limits.tokens),
+            level_sizes(unit.head.arguments_sizes, window.total - window.limits.tokens),
         )
         window.free(
             unit,
@@ -220,17 +220,17 @@ def _preview_unseen_arguments(window: Growth) -> None:
         )
 
 
-def _shorten_unseen_results(window: Growth) -> None:
+def _shorten_unseen_results(window: WindowBuilder) -> None:
     _cap_unseen(window, window.policy.preview_tokens)
 
 
-def _level_unseen(window: Growth) -> None:
+def _level_unseen(window: WindowBuilder) -> None:
     """The longest parts of the block, be they text, arguments or results, to one length."""
     if unit := window.unseen:
         window.level(unit, window.limits.tokens, least=window.policy.preview_tokens)
 
 
-def _reduce_unseen(window: Growth) -> None:
+def _reduce_unseen(window: WindowBuilder) -> None:
     """Each part of the block as short as it can be, one after the other."""
     unit = window.unseen
     if unit is None:
@@ -249,7 +249,7 @@ def _reduce_unseen(window: Growth) -> None:
         window.free(unit, unit.head, lambda _, piece: piece.to_mark())
 
 
-def _shorten_request(window: Growth) -> None:
+def _shorten_request(window: WindowBuilder) -> None:
     """The request, or the block that stands for it, keeps its beginning."""
     unit = window.request or window.unseen or (window.units[-1] if window.units else None)
     if unit is None or not unit.is_shown:
@@ -265,17 +265,17 @@ def _shorten_request(window: Growth) -> None:
     )
 
 
-def _drop_newest_reasoning(window: Growth) -> None:
+def _drop_newest_reasoning(window: WindowBuilder) -> None:
     for unit in (window.request, window.unseen, window.units[-1] if window.units else None):
         if unit is not None and unit.is_shown and window.total > window.limits.tokens:
             window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
 
 
-SQUEEZES: Final[tuple[Callable[[Growth], None], ...]] = (
+SQUEEZES: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     _preview_unseen_arguments,
-    Growth.drop_digests,
+    WindowBuilder.drop_digests,
     _shorten_unseen_results,
-    Growth.cut_summary,
+    WindowBuilder.cut_summary,
     _level_unseen,
     _reduce_unseen,
     _shorten_request,
@@ -283,7 +283,7 @@ SQUEEZES: Final[tuple[Callable[[Growth], None], ...]] = (
 )
 
 
-def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
+def _cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> None:
     """Shorten the results the model has not seen, the longest first and none below `least`, until the window fits."""
     unit = window.unseen
     excess = window.total - window.limits.tokens
@@ -291,9 +291,9 @@ def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
         return
     window.looked_at += len(unit.results)
     pieces = [piece for piece in unit.results if piece is not None and piece.line is None]
-    cap = max(least, levelled([piece.text for piece in pieces], excess))
+    cap = max(least, level_sizes([piece.text for piece in pieces], excess))
 
-    def shorten(_: Unit, piece: Piece) -> int:
+    def shorten(_: BlockView, piece: MessageView) -> int:
         return piece.shorten(
             cut_within(
                 piece.message,
@@ -309,7 +309,7 @@ def _cap_unseen(window: Growth, least: int, max_characters: int = 0) -> None:
             window.free(unit, piece, shorten)
 
 
-def relieve_emergency(window: Growth) -> None:
+def trim_for_emergency(window: WindowBuilder) -> None:
     """(8) Reasoning gone and results one line each, then 5 rounds, then 2, then the oldest blocks, until it fits."""
     for unit in window.units:
         if not window.is_protected(unit):
@@ -324,12 +324,12 @@ def relieve_emergency(window: Growth) -> None:
         if window.is_over:
             _keep_rounds(window, rounds)
     window.fold_oldest(lambda: not window.is_over)
-    squeeze(window)
+    trim_protected(window)
     if window.size > window.limits.messages:
         window.drop_digests()
 
 
-def _keep_rounds(window: Growth, rounds: int) -> None:
+def _keep_rounds(window: WindowBuilder, rounds: int) -> None:
     starts = [index for index, unit in enumerate(window.units) if unit.head.message.is_request]
     if len(starts) > rounds:
         for unit in window.units[: starts[-rounds]]:

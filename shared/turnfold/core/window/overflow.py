@@ -21,20 +21,20 @@ class Overflow:
     tokens: int | None = None
 
 
-class Wording(NamedTuple):
+class OverflowPattern(NamedTuple):
     """How a provider says it; the groups `limit` and `tokens` are the sizes it tells."""
 
     provider: str
     pattern: re.Pattern[str]
 
 
-def _says(provider: str, pattern: str) -> Wording:
+def _says(provider: str, pattern: str) -> OverflowPattern:
     sizes = (
         pattern.replace("<limit>", r"(?P<limit>\d[\d,]*)")
         .replace("<tokens>", r"(?P<tokens>\d[\d,]*)")
         .replace("<n>", r"\d[\d,]*")
     )
-    return Wording(provider, re.compile(sizes, re.IGNORECASE | re.DOTALL))
+    return OverflowPattern(provider, re.compile(sizes, re.IGNORECASE | re.DOTALL))
 
 
 # Those that tell the most come first: several providers speak in nearly the same words.

@@ -7,11 +7,17 @@ from functools import lru_cache
 from typing import Any
 
 from turnfold.core.text.markers import defused
-from turnfold.core.text.tokens import Count, ceiling, lines_of, text_of
+from turnfold.core.text.tokens import Count, lines_of, text_of, token_upper_bound
 from turnfold.core.window.framing import Placement, wrapped_digests, wrapped_summary
 from turnfold.core.window.truncation import STAND_IN, WHOLE, TextCut, cut_mark
-from turnfold.core.window.views import Entry, Part, Shown, StandIn, Texts
-from turnfold.core.window.window import Plan
+from turnfold.core.window.views import (
+    BlockContent,
+    Entry,
+    RenderedTexts,
+    ShownMessage,
+    SynthesizedResult,
+)
+from turnfold.core.window.window import WindowPlan
 from turnfold.messages import CompactionId, Message, MessageId
 
 MOST_CHARACTERS_A_TOKEN = 8
@@ -35,7 +41,7 @@ class Rendered:
 
 
 def render(
-    plan: Plan,
+    plan: WindowPlan,
     bodies: Mapping[int, str],
     *,
     digests: Mapping[CompactionId, str],
@@ -74,33 +80,38 @@ def render(
     return Rendered(tuple(messages), tuple(ids), text, entries)
 
 
-def _texts(part: Part, bodies: Mapping[int, str]) -> Texts:
-    ids = [entry.message.message_id if isinstance(entry, Shown) else None for entry in part.entries]
-    return Texts(tuple([_entry(entry, bodies) for entry in part.entries]), tuple(ids))
+def _texts(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
+    ids = [
+        entry.message.message_id if isinstance(entry, ShownMessage) else None
+        for entry in part.entries
+    ]
+    return RenderedTexts(tuple([_entry(entry, bodies) for entry in part.entries]), tuple(ids))
 
 
 def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
-    if isinstance(entry, StandIn) or entry.form.line is not None:
+    if isinstance(entry, SynthesizedResult) or entry.form.line is not None:
         return json_text(entry_body(entry, {}))
     body = bodies[entry.message.position]
     return body if entry.form is WHOLE else json_text(entry_body(entry, json.loads(body)))
 
 
-def entry_body(entry: Entry, body: dict[str, Any], count: Count = ceiling) -> dict[str, Any]:
+def entry_body(
+    entry: Entry, body: dict[str, Any], count: Count = token_upper_bound
+) -> dict[str, Any]:
     """The message that an entry shows; `body`, a copy of the stored one, is changed for it, unless a line stands in its place.
 
     `count` says how long shortened arguments may be: without a vocabulary at hand a bound does, at which less is shown.
     """
     match entry:
-        case StandIn(call=call):
+        case SynthesizedResult(call=call):
             return _result(call.call_id, STAND_IN)
-        case Shown(form=form, call=call):
+        case ShownMessage(form=form, call=call):
             if form.line is not None and call is not None:
                 return _result(call.call_id, form.line)
             return _shortened(entry, body, count)
 
 
-def _shortened(shown: Shown, body: dict[str, Any], count: Count) -> dict[str, Any]:
+def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[str, Any]:
     message, form = shown.message, shown.form
     if form.is_mended:
         _mend(body, message)
@@ -135,7 +146,7 @@ def shortened_text(text: str, cut: TextCut) -> str:
 
 
 def shortened_arguments(
-    arguments: object, max_tokens: int, original_tokens: int, count: Count = ceiling
+    arguments: object, max_tokens: int, original_tokens: int, count: Count = token_upper_bound
 ) -> str:
     """Arguments within so many tokens that are still a JSON object: each long text in them cut short, else a preview of all."""
     written = arguments if isinstance(arguments, str) else json_text(arguments)

@@ -5,12 +5,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from turnfold.core.text.markers import defused
-from turnfold.core.text.token_offsets import Cuts
-from turnfold.core.text.tokens import CALL_TOKENS, MESSAGE_TOKENS, ceiling
-from turnfold.messages import Call, LongText, Message
+from turnfold.core.text.token_offsets import TokenOffsets
+from turnfold.core.text.tokens import CALL_TOKENS, MESSAGE_TOKENS, token_upper_bound
+from turnfold.messages import Message, ToolCall, UncountedText
 
 STAND_IN: Final = "[No result of this call is known.]"
-STAND_IN_TOKENS: Final = MESSAGE_TOKENS + ceiling(STAND_IN)
+STAND_IN_TOKENS: Final = MESSAGE_TOKENS + token_upper_bound(STAND_IN)
 """What closes a call that nobody has answered, and its price as a message."""
 
 LEAST_CHARACTERS: Final = 64
@@ -24,14 +24,18 @@ HEAD_LINES: Final = 20
 TAIL_LINES: Final = 10
 
 
-def grid_of(message: Message) -> Cuts | None:
+def grid_of(message: Message) -> TokenOffsets | None:
     """The prices of a long text; None for a short one, which has no grid."""
     return _grid(message.cuts) if message.cuts else None
 
 
 @lru_cache(maxsize=2_048)
-def _grid(cuts: str | LongText) -> Cuts:
-    return Cuts.of(cuts.text, cuts.counter) if isinstance(cuts, LongText) else Cuts.parse(cuts)
+def _grid(cuts: str | UncountedText) -> TokenOffsets:
+    return (
+        TokenOffsets.of(cuts.text, cuts.counter)
+        if isinstance(cuts, UncountedText)
+        else TokenOffsets.parse(cuts)
+    )
 
 
 def forget_grids() -> None:
@@ -84,32 +88,37 @@ def cut_mark(cut: TextCut, omitted_lines: int) -> str:
 
 
 _WIDEST = 999_999_999
-MARK_TOKENS: Final = SEAM_TOKENS + ceiling(cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST), _WIDEST))
-PREVIEW_MARK_TOKENS: Final = SEAM_TOKENS + ceiling(
+MARK_TOKENS: Final = SEAM_TOKENS + token_upper_bound(
+    cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST), _WIDEST)
+)
+PREVIEW_MARK_TOKENS: Final = SEAM_TOKENS + token_upper_bound(
     cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST, is_preview=True), 0)
 )
 
 
-def result_line(call: Call, result: Message) -> str:
+def result_line(call: ToolCall, result: Message) -> str:
     """What stands in the place of a result: whose it was, how long, and by which id the original can be fetched."""
     return defused(
         f"{_line_start(call)}: {result.content_tokens} tokens left out, original: {result.message_id}]"
     )
 
 
-def line_start_tokens(call: Call) -> int:
+def line_start_tokens(call: ToolCall) -> int:
     """At most what such a line costs but for its number and its id; the same for every result of a tool on a file."""
-    return 2 * SEAM_TOKENS + ceiling(f"{_line_start(call)}: tokens left out, original: ]")
+    return 2 * SEAM_TOKENS + token_upper_bound(f"{_line_start(call)}: tokens left out, original: ]")
 
 
 def line_tokens(start_tokens: int, result: Message) -> int:
     """At most what the line of a result costs."""
     return (
-        start_tokens + (len(str(result.content_tokens)) + 2) // 3 + 1 + ceiling(result.message_id)
+        start_tokens
+        + (len(str(result.content_tokens)) + 2) // 3
+        + 1
+        + token_upper_bound(result.message_id)
     )
 
 
-def _line_start(call: Call) -> str:
+def _line_start(call: ToolCall) -> str:
     path = f" {clipped(call.path, PATH_CHARACTERS)}" if call.path else ""
     return f"[{clipped(call.name, PATH_CHARACTERS)}{path}"
 
@@ -122,7 +131,7 @@ def clipped(text: str, characters: int) -> str:
 
 def cut_to(
     message: Message,
-    grid: Cuts | None,
+    grid: TokenOffsets | None,
     max_tokens: int,
     *,
     least_head: int = 0,
@@ -143,7 +152,12 @@ def cut_to(
 
 
 def cut_within(
-    message: Message, grid: Cuts | None, *, max_tokens: int, max_characters: int, is_brief: bool
+    message: Message,
+    grid: TokenOffsets | None,
+    *,
+    max_tokens: int,
+    max_characters: int,
+    is_brief: bool,
 ) -> TextCut | None:
     """Two thirds head and one third tail within both caps; with `is_brief` at most the first 20 and the last 10 lines.
 
@@ -166,7 +180,9 @@ def cut_within(
     return _priced(message, grid, head, tail)
 
 
-def cut_characters(message: Message, grid: Cuts | None, max_characters: int) -> TextCut | None:
+def cut_characters(
+    message: Message, grid: TokenOffsets | None, max_characters: int
+) -> TextCut | None:
     """The first three quarters of so many characters from the start of a text, the last quarter from its end, mark included."""
     if grid is None:
         return None
@@ -178,7 +194,7 @@ def cut_characters(message: Message, grid: Cuts | None, max_characters: int) -> 
 
 
 def _priced(
-    message: Message, grid: Cuts, head: int, tail: int, *, is_preview: bool = False
+    message: Message, grid: TokenOffsets, head: int, tail: int, *, is_preview: bool = False
 ) -> TextCut | None:
     if tail <= head:
         head = tail = grid.characters
@@ -200,14 +216,14 @@ def _cut_without_prices(message: Message, max_tokens: int, least_head: int) -> T
     return TextCut(head, message.characters, tokens, 0, message.content_tokens, is_preview=True)
 
 
-def arguments_tokens(call: Call) -> int:
+def arguments_tokens(call: ToolCall) -> int:
     """About what the arguments of a call cost: the name is taken for a token a word."""
     name = call.name
     words = 1 + name.count("_") + name.count("-") + name.count(".") + name.count(" ")
     return max(0, call.tokens - CALL_TOKENS - words)
 
 
-def call_tokens_within(call: Call, arguments: int) -> int:
+def call_tokens_within(call: ToolCall, arguments: int) -> int:
     """At most what a call costs when its arguments may take so many tokens."""
     name = call.name
     # A token is at least one byte: for a name that no tool has, that bound will do.
@@ -221,4 +237,4 @@ def call_tokens_within(call: Call, arguments: int) -> int:
 
 USUAL_NAME: Final = 128
 """The characters of a name that is remembered; there are few tools, and each is called often."""
-_usual_name_tokens = lru_cache(maxsize=1_024)(ceiling)
+_usual_name_tokens = lru_cache(maxsize=1_024)(token_upper_bound)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from turnfold.core.history.priority import priority_of
-from turnfold.core.text.token_offsets import Cuts
+from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.window.truncation import (
     MENDED,
     STAND_IN_TOKENS,
@@ -19,27 +19,27 @@ from turnfold.core.window.truncation import (
     line_tokens,
     result_line,
 )
-from turnfold.messages import Call, Message, MessageId
+from turnfold.messages import Message, MessageId, ToolCall
 
 
-class Shown(NamedTuple):
+class ShownMessage(NamedTuple):
     """A stored message in the form in which it stands in a window; `call` is what a result answers."""
 
     message: Message
     form: Form
-    call: Call | None
+    call: ToolCall | None
 
 
-class StandIn(NamedTuple):
+class SynthesizedResult(NamedTuple):
     """The place of a result that nobody has sent."""
 
-    call: Call
+    call: ToolCall
 
 
-Entry = Shown | StandIn
+Entry = ShownMessage | SynthesizedResult
 
 
-class Texts(NamedTuple):
+class RenderedTexts(NamedTuple):
     """Entries as JSON texts, and the id of each (None beside what is no stored message)."""
 
     messages: tuple[str, ...]
@@ -47,13 +47,13 @@ class Texts(NamedTuple):
 
 
 @dataclass(slots=True)
-class Part:
+class BlockContent:
     """What a window shows of a block; `texts` once it was rendered, so that no window that shows the same renders it again."""
 
     entries: tuple[Entry, ...]
     stored: int
     trimmed: int
-    texts: Texts | None = field(default=None, compare=False)
+    texts: RenderedTexts | None = field(default=None, compare=False)
 
     @property
     def positions(self) -> list[int]:
@@ -63,10 +63,10 @@ class Part:
         return [
             entry.message.position
             for entry in self.entries
-            if isinstance(entry, Shown) and entry.form.line is None
+            if isinstance(entry, ShownMessage) and entry.form.line is None
         ]
 
-    def reads_like(self, other: "Part") -> bool:
+    def reads_like(self, other: "BlockContent") -> bool:
         """Whether it comes to the same texts, in the same session: where a message is by now, live or evicted, changes none."""
         return len(self.entries) == len(other.entries) and all(
             map(_reads_like, self.entries, other.entries)
@@ -74,7 +74,7 @@ class Part:
 
 
 def _reads_like(one: Entry, other: Entry) -> bool:
-    if not isinstance(one, Shown) or not isinstance(other, Shown):
+    if not isinstance(one, ShownMessage) or not isinstance(other, ShownMessage):
         return one == other
     same = (
         one.message.position == other.message.position
@@ -83,7 +83,7 @@ def _reads_like(one: Entry, other: Entry) -> bool:
     return same and one.form == other.form and one.call == other.call
 
 
-class Piece:
+class MessageView:
     """One message of a growing window: the form it has by now, and what that costs."""
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Piece:
         "without_reasoning",
     )
 
-    def __init__(self, message: Message, call: Call | None = None) -> None:
+    def __init__(self, message: Message, call: ToolCall | None = None) -> None:
         self.message = message
         self.call = call
         self.tokens = message.tokens
@@ -107,10 +107,10 @@ class Piece:
         self.line: str | None = None
         self.without_reasoning = False
         self.arguments: dict[int, int] | None = None
-        self._grid: Cuts | None = None
+        self._grid: TokenOffsets | None = None
 
     @property
-    def grid(self) -> Cuts | None:
+    def grid(self) -> TokenOffsets | None:
         """What the cuts of its text cost; None for a short one."""
         if self._grid is None:
             self._grid = grid_of(self.message)
@@ -207,7 +207,7 @@ class Piece:
 UNRANKED: Final = -1
 
 
-class Unit:
+class BlockView:
     """A block of a growing window: a message and, in call order, the results of its calls by now."""
 
     __slots__ = (
@@ -223,47 +223,49 @@ class Unit:
     )
 
     def __init__(self, head: Message) -> None:
-        self.head = Piece(head)
+        self.head = MessageView(head)
         calls = len(head.calls)
-        self.results: list[Piece | None] = [None] * calls
+        self.results: list[MessageView | None] = [None] * calls
         self.row = head.compaction_id
         self.is_shown = True
         self._listed: int | None = None
         self.tokens = head.tokens + STAND_IN_TOKENS * calls
-        self._part: Part | None = None
+        self._part: BlockContent | None = None
         self.best_answer = UNRANKED
         """The highest priority of its results, kept while the window is trimmed."""
         self.is_recent = False
         """Whether it is one of the newest blocks with calls, which are left out later than the others."""
 
-    def add_result(self, place: int, piece: Piece) -> None:
+    def add_result(self, place: int, piece: MessageView) -> None:
         """Put a result in the place of its call."""
         self.results[place] = piece
         self._part = None
 
     @property
-    def part(self) -> Part:
+    def part(self) -> BlockContent:
         """What a window shows of it; one value for as long as that is the same."""
         if self._part is None:
             entries: list[Entry] = []
             stored = trimmed = 0
             for place in self.places:
-                if isinstance(place, StandIn):
+                if isinstance(place, SynthesizedResult):
                     entries.append(place)
                     continue
                 form = place.form
-                entries.append(Shown(place.message, form, place.call))
+                entries.append(ShownMessage(place.message, form, place.call))
                 stored += 1
                 trimmed += form is not WHOLE
-            self._part = Part(tuple(entries), stored, trimmed)
+            self._part = BlockContent(tuple(entries), stored, trimmed)
         return self._part
 
     @property
-    def places(self) -> list[Piece | StandIn]:
+    def places(self) -> list[MessageView | SynthesizedResult]:
         """Its messages in the order in which a model is sent them, with a stand-in for each result that is missing."""
-        places: list[Piece | StandIn] = [self.head]
+        places: list[MessageView | SynthesizedResult] = [self.head]
         for slot, piece in enumerate(self.results):
-            places.append(StandIn(self.head.message.calls[slot]) if piece is None else piece)
+            places.append(
+                SynthesizedResult(self.head.message.calls[slot]) if piece is None else piece
+            )
         return places
 
     @property
@@ -292,7 +294,7 @@ class Unit:
         return 1 + len(self.results)
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[MessageView, ...]:
         """The messages of it that exist."""
         return (self.head, *(piece for piece in self.results if piece is not None))
 

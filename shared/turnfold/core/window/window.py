@@ -7,10 +7,10 @@ from typing import Final
 
 from turnfold.core.history.blocks import newest_system
 from turnfold.core.policy.presets import Mode, Policy
-from turnfold.core.window.builder import Frame, Growth, Limits, PendingRow
-from turnfold.core.window.framing import Placement, SummaryFacts, SummaryForm
-from turnfold.core.window.ladder import relieve, relieve_emergency
-from turnfold.core.window.views import Entry, Part
+from turnfold.core.window.builder import PendingDigest, WindowBuilder, WindowLimits, WindowPrefix
+from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
+from turnfold.core.window.ladder import trim_for_emergency, trim_to_budget
+from turnfold.core.window.views import BlockContent, Entry
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId, Message
 
@@ -22,7 +22,7 @@ RESERVE_MARGIN_TOKENS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class WindowInput:
     """A session as it is stored, without texts: what is live or pending by position, and counts of the rest.
 
     `total` counts every message of the session, `covered` those the summary in force stands for. `factor` is by how
@@ -30,15 +30,15 @@ class Stored:
     """
 
     messages: tuple[Message, ...]
-    pending: tuple[PendingRow, ...] = ()
-    summary: SummaryFacts | None = None
+    pending: tuple[PendingDigest, ...] = ()
+    summary: SummarySize | None = None
     covered: int = 0
     total: int = 0
     factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class WindowRequest:
     """What a caller has room for. No `budget_tokens` means any size; `max_messages` counts all but the pinned system message.
 
     `aside_tokens` (raw counts) and `aside_messages` are kept free for what the shape of the answer may add.
@@ -53,7 +53,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class WindowAccount:
     """Where every message of the session is, in the words of the contract."""
 
     total: int
@@ -68,7 +68,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class WindowPlan:
     """A window without its texts: the pinned message, the summary, the digests, then the blocks, in this order.
 
     `tokens` and `budget_tokens` are what the session's model counts. `positions` are the messages whose bodies are
@@ -79,8 +79,8 @@ class Plan:
     summary: SummaryForm | None
     placement: Placement
     digests: tuple[CompactionId, ...]
-    parts: tuple[Part, ...]
-    account: Account
+    parts: tuple[BlockContent, ...]
+    account: WindowAccount
     tokens: int
     budget_tokens: int | None
 
@@ -98,16 +98,18 @@ class Plan:
         return tuple(sorted([*shown, self.pinned.position] if self.pinned else shown))
 
 
-def plan(stored: Stored, asked: Asked, policy: Policy) -> Plan:
+def plan(stored: WindowInput, asked: WindowRequest, policy: Policy) -> WindowPlan:
     """Decide what of a session a model sees next; a pure function.
 
     Raises:
         CannotFit: as `grown`.
     """
-    return planned(grown(stored, asked, policy), stored, asked)
+    return to_plan(build_window(stored, asked, policy), stored, asked)
 
 
-def grown(stored: Stored, asked: Asked, policy: Policy, earlier: Growth | None = None) -> Growth:
+def build_window(
+    stored: WindowInput, asked: WindowRequest, policy: Policy, earlier: WindowBuilder | None = None
+) -> WindowBuilder:
     """The window of a session: how it grew is replayed, and it is trimmed whenever it outgrew its budget.
 
     `earlier`, what this returned for the same question some messages ago, saves work: it is continued where that comes to
@@ -120,8 +122,8 @@ def grown(stored: Stored, asked: Asked, policy: Policy, earlier: Growth | None =
     limits = _limits(asked, policy, stored.factor)
     window, new = _begun(stored, asked, policy, limits, earlier)
     window.extend(new)
-    if asked.is_emergency and not window.is_roomy:
-        relieve_emergency(window)
+    if asked.is_emergency and not window.never_overflows:
+        trim_for_emergency(window)
     if window.total > limits.tokens:
         raise _too_long(window.total, stored.factor, asked)
     if window.size > limits.messages:
@@ -132,7 +134,7 @@ def grown(stored: Stored, asked: Asked, policy: Policy, earlier: Growth | None =
     return window
 
 
-def _inherit(window: Growth, earlier: Growth) -> None:
+def _inherit(window: WindowBuilder, earlier: WindowBuilder) -> None:
     """Take over the texts of what is shown as it was."""
     parts = {unit.position: unit.part for unit in earlier.units if unit.is_shown}
     for unit in window.units:
@@ -145,8 +147,12 @@ def _inherit(window: Growth, earlier: Growth) -> None:
 
 
 def _begun(
-    stored: Stored, asked: Asked, policy: Policy, limits: Limits, earlier: Growth | None
-) -> tuple[Growth, Sequence[Message]]:
+    stored: WindowInput,
+    asked: WindowRequest,
+    policy: Policy,
+    limits: WindowLimits,
+    earlier: WindowBuilder | None,
+) -> tuple[WindowBuilder, Sequence[Message]]:
     """A window to grow, and the messages it still has to take in."""
     messages = stored.messages
     rows = {row.compaction_id: row for row in stored.pending}
@@ -156,7 +162,7 @@ def _begun(
         and earlier.taken == list(messages[: len(earlier.taken)])
     ):
         new = messages[len(earlier.taken) :]
-        frame = Frame(
+        frame = WindowPrefix(
             pinned=newest_system(new) or earlier.frame.pinned,
             facts=stored.summary,
             placement=asked.placement,
@@ -168,14 +174,16 @@ def _begun(
             earlier.frame,
         ) == (limits, policy, frame)
         if is_same and (
-            not earlier.is_roomy or policy.mode is Mode.OFF or earlier.has_room_for(new)
+            not earlier.never_overflows or policy.mode is Mode.OFF or earlier.has_room_for(new)
         ):
             return earlier, new
-    frame = Frame(
+    frame = WindowPrefix(
         pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows
     )
-    window = Growth(limits, policy, frame, relieve=None if asked.is_emergency else relieve)
-    window.is_roomy = policy.mode is Mode.OFF or (
+    window = WindowBuilder(
+        limits, policy, frame, relieve=None if asked.is_emergency else trim_to_budget
+    )
+    window.never_overflows = policy.mode is Mode.OFF or (
         not asked.is_emergency and window.has_room_for(messages)
     )
     return window, messages
@@ -208,7 +216,7 @@ def budget_of(
     return max(budget, min(policy.floor_tokens, most) if model_window > 0 else policy.floor_tokens)
 
 
-def _cap(asked: Asked) -> int:
+def _cap(asked: WindowRequest) -> int:
     """The tokens the window may take as its model counts them."""
     if asked.budget_tokens is None:
         return UNLIMITED
@@ -217,7 +225,7 @@ def _cap(asked: Asked) -> int:
     )
 
 
-def _limits(asked: Asked, policy: Policy, factor: float) -> Limits:
+def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits:
     cap = _cap(asked)
     tokens = floor(cap / factor)
     while _billed(tokens, factor) > cap:
@@ -227,7 +235,7 @@ def _limits(asked: Asked, policy: Policy, factor: float) -> Limits:
         policy.max_messages or UNLIMITED,
         UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages,
     )
-    return Limits(
+    return WindowLimits(
         tokens=tokens,
         target_tokens=floor(policy.low_water_ratio * tokens),
         messages=messages,
@@ -240,7 +248,7 @@ def _billed(tokens: int, factor: float) -> int:
     return ceil(tokens * factor) if factor != 1.0 else tokens
 
 
-def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
+def _too_long(tokens: int, factor: float, asked: WindowRequest) -> CannotFit:
     needed = _billed(tokens + asked.aside_tokens, factor)
     if asked.is_emergency:
         needed = -(-needed * 5 // EMERGENCY_FIFTHS)
@@ -250,7 +258,7 @@ def _too_long(tokens: int, factor: float, asked: Asked) -> CannotFit:
     )
 
 
-def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
+def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) -> WindowPlan:
     """What a window shows that was `grown` from these values."""
     units = [unit for unit in window.units if unit.is_shown]
     parts = [unit.part for unit in units]
@@ -261,7 +269,7 @@ def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
     )
     stored_shown = sum([part.stored for part in parts])
     pending_shown = stored_shown + (pinned is not None) - live_shown
-    account = Account(
+    account = WindowAccount(
         total=stored.total,
         shown=live_shown,
         trimmed=sum([part.trimmed for part in live]),
@@ -272,7 +280,7 @@ def planned(window: Growth, stored: Stored, asked: Asked) -> Plan:
         recalled=0,
         synthesised=sum([len(part.entries) for part in parts]) - stored_shown,
     )
-    return Plan(
+    return WindowPlan(
         pinned=pinned,
         summary=window.summary,
         placement=asked.placement,

@@ -8,9 +8,9 @@ import structlog
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, SESSION_MODEL, Allowance, is_named
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.source_messages import sources_of, text_of_body
-from turnfold.core.summary.sources import Draft, Part, SummaryJob
+from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import BudgetSpent, SummarizerError
-from turnfold.ports import Calls, Job, JobInput, Summarizer
+from turnfold.ports import Job, JobInput, ModelCallStore, Summarizer
 
 log = structlog.get_logger()
 
@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class SummaryConfig:
     """How summaries are written here. Times are seconds; without a model the extractive summariser writes.
 
     `window` tells how many tokens a model reads, `task` stands in place of our own text of what to do, and `redactions` are
@@ -43,7 +43,7 @@ class Writing:
     redactions: tuple[str, ...] = ()
 
 
-def model_of(job: Job, writing: Writing) -> str | None:
+def model_of(job: Job, writing: SummaryConfig) -> str | None:
     """Choose the model of this version: the requested one, else the policy's, else the installation's; None: extractive.
 
     This is the last check before a call. A name that is not allowed is passed over, because it may have been stored before it was
@@ -65,7 +65,7 @@ def model_of(job: Job, writing: Writing) -> str | None:
     return None
 
 
-def summary_job(job: Job, given: JobInput, model: str | None, writing: Writing) -> SummaryJob:
+def summary_job(job: Job, given: JobInput, model: str | None, writing: SummaryConfig) -> SummaryJob:
     """What a summariser is given."""
     policy, wanted = job.policy, job.wanted
     has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
@@ -94,8 +94,13 @@ def without_model(asked: SummaryJob) -> SummaryJob:
     return replace(asked, model=None, api_base=None, api_key=None, parts={})
 
 
-async def ask(
-    asked: SummaryJob, job: Job, *, store: Calls, summarizer: Summarizer, now_ms: Callable[[], int]
+async def write_version(
+    asked: SummaryJob,
+    job: Job,
+    *,
+    store: ModelCallStore,
+    summarizer: Summarizer,
+    now_ms: Callable[[], int],
 ) -> Draft:
     """Have a version written, and count what that took; answers on the way are kept, so that another attempt continues.
 
@@ -117,9 +122,9 @@ async def ask(
         total = await store.spend(agent_id, day, tokens)
         if limit and total - tokens < limit <= total:
             # Only the call that goes over the limit says so, whoever is told of it afterwards.
-            log.warning("budget.spent", agent_id=agent_id, tokens=total, limit_tokens=limit)
+            log.warning("token_quota.exceeded", agent_id=agent_id, tokens=total, limit_tokens=limit)
 
-    async def keep(part: Part) -> None:
+    async def keep(part: ChunkSummary) -> None:
         await store.keep(job, part, now_ms=now_ms())
         await pay(part.tokens)
 
@@ -129,7 +134,7 @@ async def ask(
             replace(asked, parts=begun.parts, last_reason=begun.last_reason), keep=keep
         )
     except SummarizerError as error:
-        await pay(error.unpaid_tokens)
+        await pay(error.unreported_tokens)
         raise
-    await pay(draft.unpaid_tokens)
+    await pay(draft.unreported_tokens)
     return draft

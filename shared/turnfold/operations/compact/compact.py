@@ -8,11 +8,17 @@ from random import uniform
 
 from turnfold.core.summary.prompt import truncated
 from turnfold.core.summary.sources import Draft
-from turnfold.core.text.tokens import Count, Cuts
+from turnfold.core.text.tokens import Count, TokenOffsets
 from turnfold.errors import BudgetSpent, LostLease, SummarizerError, Unavailable
 from turnfold.observability.tracing import span
-from turnfold.operations.compact.attempt import Writing, ask, model_of, summary_job, without_model
-from turnfold.ports import Ending, Job, JobInput, JobStore, Summarizer, Version, Writes
+from turnfold.operations.compact.attempt import (
+    SummaryConfig,
+    model_of,
+    summary_job,
+    without_model,
+    write_version,
+)
+from turnfold.ports import FailureStatus, Job, JobInput, JobKind, JobStore, Summarizer, Version
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
 """Reasons that speak of the provider; the others speak of what the model wrote."""
@@ -34,7 +40,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenBack:
+class Retry:
     """The attempt failed; the job is tried again."""
 
     reason: str
@@ -52,7 +58,7 @@ class Discarded:
     """Another worker has the job, or another version stands: what was written is thrown away."""
 
 
-Outcome = Committed | GivenBack | RolledBack | Discarded
+Outcome = Committed | Retry | RolledBack | Discarded
 
 
 async def compact(
@@ -60,7 +66,7 @@ async def compact(
     *,
     store: JobStore,
     summarizer: Summarizer,
-    writing: Writing,
+    writing: SummaryConfig,
     count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:
@@ -71,7 +77,9 @@ async def compact(
             job, now_ms=now_ms(), by_model=model is not None and job.cooling is None
         )
         if nothing := _nothing_to_do(job, given, model):
-            await store.end(job, ending=Ending.STALE, reason=None, detail=nothing, now_ms=now_ms())
+            await store.fail(
+                job, ending=FailureStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
+            )
             return RolledBack(None)
         async with _renewed(job, store, writing, now_ms):
             return await _write(job, given, model, store, summarizer, writing, count, now_ms)
@@ -87,7 +95,7 @@ async def compact(
 
 def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
     """Why a job that evicted nothing is not worth anybody's while; None when it is."""
-    if job.writes is Writes.STAND_IN and model is None:
+    if job.writes is JobKind.STAND_IN and model is None:
         return "no model writes here any more"
     if not given.evicted:
         return "nothing would leave" if job.planned else "nothing is left to be written"
@@ -95,7 +103,7 @@ def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
 
 
 async def _write(
-    job: Job, given: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: Writing, count: Count,
+    job: Job, given: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: SummaryConfig, count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
     asked, began_ms = summary_job(job, given, model, writing), now_ms()
@@ -103,14 +111,14 @@ async def _write(
     reason = job.cooling
     try:
         with span("summarise", messages=len(asked.sources)) as summarising:
-            draft = await ask(
+            draft = await write_version(
                 asked if reason is None else without_model(asked),
                 job,
                 store=store,
                 summarizer=summarizer,
                 now_ms=now_ms,
             )
-            summarising.note(
+            summarising.set_attributes(
                 kind=draft.kind,
                 prompt_tokens=draft.prompt_tokens,
                 completion_tokens=draft.completion_tokens,
@@ -119,7 +127,7 @@ async def _write(
         reason = error.reason
         if error.is_transient and job.attempt < writing.attempts:
             retry_at_ms = now_ms() + int(1000 * _pause(job.attempt, error, writing))
-            await store.give_back(
+            await store.retry_later(
                 job,
                 reason=reason,
                 detail=str(error),
@@ -127,10 +135,10 @@ async def _write(
                 now_ms=now_ms(),
                 model=asked.model,
             )
-            return GivenBack(reason)
-        if job.planned or job.writes is not Writes.NEXT:
+            return Retry(reason)
+        if job.planned or job.writes is not JobKind.NEXT:
             if isinstance(error, BudgetSpent):
-                await store.give_back(
+                await store.retry_later(
                     job,
                     reason=reason,
                     detail=str(error),
@@ -138,9 +146,9 @@ async def _write(
                     now_ms=now_ms(),
                     model=asked.model,
                 )
-                return GivenBack(reason)
-            ending = Ending.FAILED if reason in PROVIDER_REASONS else Ending.REJECTED
-            await store.end(
+                return Retry(reason)
+            ending = FailureStatus.FAILED if reason in PROVIDER_REASONS else FailureStatus.REJECTED
+            await store.fail(
                 job,
                 ending=ending,
                 reason=reason,
@@ -162,20 +170,20 @@ async def _write(
         version = await store.commit(
             job, made, leaving=given.leaving, reason=reason, now_ms=now_ms()
         )
-        committing.note(version=version)
+        committing.set_attributes(version=version)
     return Committed(version, reason, made, _saved(job, given, made))
 
 
 def _saved(job: Job, given: JobInput, made: Version) -> int:
     """By how many tokens windows are smaller for this version; what is only said again saves nothing."""
-    if job.writes is not Writes.NEXT:
+    if job.writes is not JobKind.NEXT:
         return 0
     leaving = sum(one.tokens for one in given.leaving.evicted) if given.leaving else 0
     return max(0, job.tokens_evicted + leaving + job.summary_tokens - made.tokens)
 
 
 def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
-    grid = Cuts.of(draft.text, count)
+    grid = TokenOffsets.of(draft.text, count)
     ledger_tokens = sum(count(entry) + 1 for entry in draft.ledger)
     return Version(
         draft=draft,
@@ -188,7 +196,7 @@ def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
     )
 
 
-def _pause(attempt: int, error: SummarizerError, writing: Writing) -> float:
+def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> float:
     """Seconds to wait: doubling, with jitter so that many workers do not come back at once; longer where a provider asks for it."""
     longest = min(writing.backoff_seconds * 2 ** (attempt - 1), writing.backoff_max_seconds)
     asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
@@ -197,7 +205,7 @@ def _pause(attempt: int, error: SummarizerError, writing: Writing) -> float:
 
 @contextlib.asynccontextmanager
 async def _renewed(
-    job: Job, store: JobStore, writing: Writing, now_ms: Callable[[], int]
+    job: Job, store: JobStore, writing: SummaryConfig, now_ms: Callable[[], int]
 ) -> AsyncGenerator[None]:
     """Keep the lease while the body runs."""
     lease_ms = int(1000 * writing.lease_seconds)

@@ -15,14 +15,14 @@ from turnfold.core.summary.prompt import checked_task
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.operations.query.context import rfc3339
-from turnfold.ports import Campaigns, Progress, Rules, Versions, Wanted
+from turnfold.ports import CampaignProgress, CampaignStore, RegenerateOptions, Rules, VersionStore
 
 
 async def promote(
     key: SessionKey,
     request: PromoteRequest,
     *,
-    store: Versions,
+    store: VersionStore,
     rules: Rules,
     now_ms: int,
     actor: str = LOCAL,
@@ -37,7 +37,7 @@ async def restore(
     key: SessionKey,
     request: RestoreRequest,
     *,
-    store: Versions,
+    store: VersionStore,
     rules: Rules,
     now_ms: int,
     actor: str = LOCAL,
@@ -57,7 +57,7 @@ async def regenerate(
     key: SessionKey,
     request: RegenerateRequest,
     *,
-    store: Versions,
+    store: VersionStore,
     rules: Rules,
     now_ms: int,
     actor: str = LOCAL,
@@ -68,7 +68,7 @@ async def regenerate(
         BadRequest: its prompt cannot be filled in, or its model has no name that could be one or is not allowed here.
     """
     _check(request.model, request.prompt, rules)
-    wanted = Wanted(
+    wanted = RegenerateOptions(
         model=request.model,
         style=request.style,
         prompt=request.prompt,
@@ -85,7 +85,7 @@ async def begin_campaign(
     agent_id: AgentId | None,
     request: CampaignRequest,
     *,
-    store: Campaigns,
+    store: CampaignStore,
     rules: Rules,
     now_ms: int,
     actor: str = LOCAL,
@@ -96,7 +96,7 @@ async def begin_campaign(
         BadRequest: see `regenerate`.
     """
     _check(request.model, request.prompt, rules)
-    wanted = Wanted(model=request.model, style=request.style, prompt=request.prompt)
+    wanted = RegenerateOptions(model=request.model, style=request.style, prompt=request.prompt)
     return _progress_json(
         await store.begin(
             agent_id, wanted, at_once=request.at_once, rules=rules, now_ms=now_ms, actor=actor
@@ -104,7 +104,7 @@ async def begin_campaign(
     )
 
 
-async def progress(request: ProgressRequest, *, store: Campaigns) -> dict[str, Any]:
+async def progress(request: ProgressRequest, *, store: CampaignStore) -> dict[str, Any]:
     """How far a campaign is."""
     found = await store.progress(request.campaign_id)
     if found is None:
@@ -129,7 +129,7 @@ def _check(model: str | None, prompt: str | None, rules: Rules) -> None:
         raise BadRequest(f"prompt: {error}") from None
 
 
-def _progress_json(found: Progress) -> dict[str, Any]:
+def _progress_json(found: CampaignProgress) -> dict[str, Any]:
     told = found._asdict()
     requested, finished = told.pop("requested_at_ms"), told.pop("finished_at_ms")
     return told | {

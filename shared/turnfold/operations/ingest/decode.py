@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from turnfold.contracts.events import LIMITS, Event, Limits, claimed_key, read_event
+from turnfold.contracts.events import LIMITS, Event, EventLimits, claimed_key, read_event
 from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.eviction.usage import read_report
 from turnfold.core.history.priority import classify
-from turnfold.core.text.tokens import IMAGE_TOKENS, Count, measure
+from turnfold.core.text.tokens import IMAGE_TOKENS, Count, count_message
 from turnfold.errors import BadEvent
-from turnfold.ports import PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Weighed
+from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent, DecodedMessage
 
 
 class Delivery(NamedTuple):
@@ -27,37 +27,41 @@ class Delivery(NamedTuple):
     trace: str | None = None
 
 
-class Batch(NamedTuple):
+class DecodedBatch(NamedTuple):
     """Deliveries that were read: what may be stored, what never can be, and what was published, by the sequences of the stream."""
 
-    arrivals: list[Arrival]
+    arrivals: list[DecodedEvent]
     dead: list[DeadLetter]
     payloads: dict[int, bytes]
 
 
-def weigh_all(
+def decode_batch(
     deliveries: Iterable[Delivery],
     *,
     count: Count,
-    limits: Limits = LIMITS,
+    limits: EventLimits = LIMITS,
     image_tokens: int = IMAGE_TOKENS,
-) -> Batch:
+) -> DecodedBatch:
     """Read and weigh each; a bad one becomes a dead letter."""
-    batch = Batch([], [], {})
+    batch = DecodedBatch([], [], {})
     for delivery in deliveries:
         batch.payloads[delivery.stream_seq] = delivery.payload
         try:
             batch.arrivals.append(
-                weigh(delivery, count=count, limits=limits, image_tokens=image_tokens)
+                decode_event(delivery, count=count, limits=limits, image_tokens=image_tokens)
             )
         except BadEvent as error:
-            batch.dead.append(bury(delivery, error))
+            batch.dead.append(to_dead_letter(delivery, error))
     return batch
 
 
-def weigh(
-    delivery: Delivery, *, count: Count, limits: Limits = LIMITS, image_tokens: int = IMAGE_TOKENS
-) -> Arrival:
+def decode_event(
+    delivery: Delivery,
+    *,
+    count: Count,
+    limits: EventLimits = LIMITS,
+    image_tokens: int = IMAGE_TOKENS,
+) -> DecodedEvent:
     """Read an event, and count and classify its messages: the only place where anything is tokenised.
 
     Raises:
@@ -65,7 +69,7 @@ def weigh(
     """
     event = read_event(delivery.subject, delivery.payload, limits)
     calls = _calls(event) if len(event.parsed) > 1 else {}
-    return Arrival(
+    return DecodedEvent(
         delivery.stream_seq,
         delivery.at_ms,
         delivery.subject,
@@ -95,10 +99,10 @@ def _weighed(
     calls: dict[str, dict[str, Any]],
     count: Count,
     image_tokens: int,
-) -> Weighed:
-    measured = measure(body, count, image_tokens=image_tokens)
+) -> DecodedMessage:
+    measured = count_message(body, count, image_tokens=image_tokens)
     call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None
-    return Weighed(
+    return DecodedMessage(
         body["role"],
         measured.tokens,
         measured.content_tokens,
@@ -133,7 +137,7 @@ def _calls(event: Event) -> dict[str, dict[str, Any]]:
     return found
 
 
-def bury(delivery: Delivery, error: BadEvent) -> DeadLetter:
+def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
     """The dead letter of an event that can never be stored."""
     payload = delivery.payload
     detail = str(error).partition(": ")[2]

@@ -3,35 +3,38 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from turnfold.errors import BadEvent, UnstorableBatch
-from turnfold.operations.ingest.decode import Batch, Delivery, bury
-from turnfold.ports import Arrival, DeadLetter, Ingested, IntakeStore, Rules
+from turnfold.operations.ingest.decode import DecodedBatch, Delivery, to_dead_letter
+from turnfold.ports import DeadLetter, DecodedEvent, IngestResult, IngestStore, Rules
 
-Store = Callable[[Sequence[Arrival], Sequence[DeadLetter]], Awaitable[Ingested]]
+Store = Callable[[Sequence[DecodedEvent], Sequence[DeadLetter]], Awaitable[IngestResult]]
 
 
-async def ingest(batch: Batch, *, store: IntakeStore, rules: Rules) -> Ingested:
+async def ingest(batch: DecodedBatch, *, store: IngestStore, rules: Rules) -> IngestResult:
     """Store a batch; whatever cannot be stored becomes a dead letter without taking its neighbours along.
 
     Raises:
         Unavailable: nothing was stored; the same batch may be tried again.
     """
 
-    async def stored(arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+    async def stored(arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]) -> IngestResult:
         return await store.ingest(arrivals, dead, rules=rules, payloads=batch.payloads)
 
     return await _store(batch.arrivals, batch.dead, batch.payloads, stored)
 
 
 async def _store(
-    arrivals: list[Arrival], dead: list[DeadLetter], payloads: Mapping[int, bytes], store: Store
-) -> Ingested:
+    arrivals: list[DecodedEvent],
+    dead: list[DeadLetter],
+    payloads: Mapping[int, bytes],
+    store: Store,
+) -> IngestResult:
     try:
         return await store(arrivals, dead)
     except UnstorableBatch as error:
         if len(arrivals) <= 1 and not (arrivals and dead):
             refused = BadEvent("refused_by_database", str(error))
             letters = [
-                bury(
+                to_dead_letter(
                     Delivery(one.subject, payloads[one.stream_seq], one.stream_seq, one.at_ms),
                     refused,
                 )
@@ -43,8 +46,8 @@ async def _store(
     half = len(arrivals) // 2
     first = await _store(arrivals[:half], dead, payloads, store)
     second = await _store(arrivals[half:], [], payloads, store)
-    return Ingested(*(a + b for a, b in zip(_figures(first), _figures(second), strict=True)))
+    return IngestResult(*(a + b for a, b in zip(_figures(first), _figures(second), strict=True)))
 
 
-def _figures(done: Ingested) -> tuple[int, int, int, int, int]:
+def _figures(done: IngestResult) -> tuple[int, int, int, int, int]:
     return done.events, done.messages, done.duplicates, done.dead_letters, done.evictions

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from turnfold.contracts.subjects import id_fault
-from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion, Moment
+from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.errors import BadRequest
 from turnfold.messages import split_message_id
 
@@ -15,7 +15,7 @@ _RFC3339 = re.compile(
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def moment_of(text: str | int) -> Moment:
+def parse_as_of(text: str | int) -> AsOf:
     """The moment that `as_of` names: digits a version, what ends in `#` and digits a message, anything else a time of RFC 3339.
 
     Raises:

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Protocol
 
-from turnfold.cache import Lately
+from turnfold.cache import LRUCache
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.text.markers import defused
 from turnfold.core.window.anthropic import (
@@ -21,22 +21,30 @@ from turnfold.core.window.anthropic import (
     ASIDE_TOKENS,
     OPENING,
     SILENT,
-    Shaped,
-    shaped,
+    AnthropicWindow,
+    to_anthropic,
 )
-from turnfold.core.window.builder import Growth, PendingRow
+from turnfold.core.window.builder import PendingDigest, WindowBuilder
 from turnfold.core.window.character_limit import characters_of, next_spread
-from turnfold.core.window.framing import Placement, SummaryFacts, summary_facts
+from turnfold.core.window.framing import Placement, SummarySize, summary_facts
 from turnfold.core.window.render import Rendered, render
-from turnfold.core.window.window import Account, Asked, Plan, Stored, budget_of, grown, planned
+from turnfold.core.window.window import (
+    WindowAccount,
+    WindowInput,
+    WindowPlan,
+    WindowRequest,
+    budget_of,
+    build_window,
+    to_plan,
+)
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
-from turnfold.operations.query.as_of import moment_of
+from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.rules import PolicyOf
-from turnfold.ports import SessionFacts, StoredSummary, WindowFacts, WindowStore
+from turnfold.ports import SessionSnapshot, StoredSummary, WindowSnapshot, WindowStore
 
 
-class Arrivals(Protocol):
+class IngestSignal(Protocol):
     """Tells when an event is ingested."""
 
     async def reached(self, seq: int, seconds: float) -> None:
@@ -57,7 +65,7 @@ GIVEN_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class QueryEnvironment:
     """What answers depend on besides the store.
 
     The rest only saves work: `grown` that of growing a window from the start, `given`, by etag and freshness, that of
@@ -66,18 +74,22 @@ class Answering:
 
     policy: PolicyOf
     model_window: Callable[[str | None, Policy], int]
-    grown: Lately[tuple[int, Asked], Growth] = field(default_factory=lambda: Lately(GROWN_BYTES))
-    given: "Lately[tuple[str, bool], Answer]" = field(default_factory=lambda: Lately(GIVEN_BYTES))
+    build_window: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
+        default_factory=lambda: LRUCache(GROWN_BYTES)
+    )
+    given: "LRUCache[tuple[str, bool], ContextReply]" = field(
+        default_factory=lambda: LRUCache(GIVEN_BYTES)
+    )
 
     def forget(self) -> None:
         """Keep no text in memory: something was erased."""
-        self.grown.clear()
+        self.build_window.clear()
         self.given.clear()
         _told.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ContextReply:
     """A window as the JSON that travels.
 
     `is_fresh` says whether it shows what was asked for, `account` what became of the messages, and `seconds` how long it took
@@ -88,7 +100,7 @@ class Answer:
     etag: str
     is_modified: bool = True
     is_fresh: bool = True
-    account: Account | None = None
+    account: WindowAccount | None = None
     seconds: float | None = field(default=None, compare=False)
 
 
@@ -97,9 +109,9 @@ async def context(
     request: ContextRequest,
     *,
     store: WindowStore,
-    answering: Answering,
-    arrivals: Arrivals,
-) -> Answer:
+    answering: QueryEnvironment,
+    arrivals: IngestSignal,
+) -> ContextReply:
     """Answer `context.get`; waits, bounded, for the sequence that the request wants to see.
 
     Raises:
@@ -108,19 +120,21 @@ async def context(
         Unavailable: the database cannot be read now.
     """
     deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
-    moment = None if request.as_of is None else moment_of(request.as_of)
+    moment = None if request.as_of is None else parse_as_of(request.as_of)
     spread = 1.0
     while True:
         patience, began = deadline - asyncio.get_running_loop().time(), time.perf_counter()
         reading = _Reading(key, request, answering, may_wait=patience > 0, spread=spread)
         if moment is None:
-            seen, bodies = await store.window(key, glance=reading.glance, choose=reading.choose)
+            seen, bodies = await store.window(
+                key, glance=reading.on_session, choose=reading.on_messages
+            )
         else:
-            seen, bodies = await store.window_then(
-                key, moment, glance=reading.glance, choose=reading.choose
+            seen, bodies = await store.window_as_of(
+                key, moment, glance=reading.on_session, choose=reading.on_messages
             )
         match seen:
-            case Answer():
+            case ContextReply():
                 return seen
             case _Stale():
                 await arrivals.reached(request.after or 0, patience)
@@ -135,13 +149,15 @@ async def context(
                 return answer
 
 
-def _remember(answering: Answering, seen: "_Planned", answer: Answer, sid: int) -> None:
+def _remember(
+    answering: QueryEnvironment, seen: "_Planned", answer: ContextReply, sid: int
+) -> None:
     """Keep what the next request about this session may use."""
-    answering.given.keep(
+    answering.given.put(
         (answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body)
     )
     if not seen.asked.is_emergency:
-        answering.grown.keep(
+        answering.build_window.put(
             (sid, seen.asked),
             seen.window,
             len(answer.body) + MESSAGE_BYTES * len(seen.window.taken),
@@ -158,10 +174,10 @@ class _Planned:
     """A window that only lacks its texts."""
 
     key: SessionKey
-    facts: WindowFacts
-    asked: Asked
-    window: Growth
-    plan: Plan
+    facts: WindowSnapshot
+    asked: WindowRequest
+    window: WindowBuilder
+    plan: WindowPlan
     model_window: int
     is_fresh: bool
     etag: str
@@ -186,10 +202,12 @@ class _Planned:
             rendered, with_summary=self.plan.placement is Placement.SEPARATE
         )
 
-    def answer(self, rendered: Rendered, began: float) -> Answer:
+    def answer(self, rendered: Rendered, began: float) -> ContextReply:
         """Write it in the shape that was asked for; work on it `began` then."""
-        body = _as_json(self, shaped(self.plan, rendered) if self.is_anthropic else None, rendered)
-        return Answer(
+        body = _as_json(
+            self, to_anthropic(self.plan, rendered) if self.is_anthropic else None, rendered
+        )
+        return ContextReply(
             body,
             self.etag,
             is_fresh=self.is_fresh,
@@ -205,7 +223,7 @@ class _Reading:
         self,
         key: SessionKey,
         request: ContextRequest,
-        answering: Answering,
+        answering: QueryEnvironment,
         *,
         may_wait: bool,
         spread: float,
@@ -216,7 +234,7 @@ class _Reading:
         self._may_wait = may_wait
         self._spread = spread
 
-    def glance(self, facts: WindowFacts) -> "Answer | _Stale | _Planned | None":
+    def on_session(self, facts: WindowSnapshot) -> "ContextReply | _Stale | _Planned | None":
         """What can be said before any message is read."""
         request = self._request
         is_fresh = request.after is None or request.after <= facts.ingested_to
@@ -224,15 +242,17 @@ class _Reading:
             return _Stale()
         etag = self._etag(facts.session, *self._terms(facts.session))
         if request.etag == etag:
-            return Answer(
+            return ContextReply(
                 json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False
             )
-        given = self._answering.given.take((etag, is_fresh))
+        given = self._answering.given.pop((etag, is_fresh))
         if given is not None:
-            self._answering.given.keep((etag, is_fresh), given, len(given.body))
+            self._answering.given.put((etag, is_fresh), given, len(given.body))
         return given
 
-    def choose(self, facts: WindowFacts) -> "tuple[Answer | _Stale | _Planned, Sequence[int]]":
+    def on_messages(
+        self, facts: WindowSnapshot
+    ) -> "tuple[ContextReply | _Stale | _Planned, Sequence[int]]":
         """Decide the window, and which texts it needs."""
         request, session = self._request, facts.session
         policy, model_window = self._terms(session)
@@ -248,7 +268,7 @@ class _Reading:
         is_free = policy.mode is Mode.OFF and request.max_tokens is None
         max_chars = policy.max_chars if request.max_tokens is None and not is_free else 0
         is_anthropic = request.format == "anthropic"
-        asked = Asked(
+        asked = WindowRequest(
             budget_tokens=None
             if is_free
             else min(budget, int(max_chars / self._spread))
@@ -262,12 +282,12 @@ class _Reading:
         )
         # By its number: a session that begins afresh after it was erased has another.
         earlier = (
-            self._answering.grown.take((session.sid, asked))
+            self._answering.build_window.pop((session.sid, asked))
             if session is not None and request.as_of is None
             else None
         )
-        window = grown(stored, asked, policy, earlier)
-        found = planned(window, stored, asked)
+        window = build_window(stored, asked, policy, earlier)
+        found = to_plan(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
         etag = self._etag(session, policy, model_window)
         done = _Planned(
@@ -284,13 +304,13 @@ class _Reading:
         )
         return done, found.positions
 
-    def _terms(self, session: SessionFacts | None) -> tuple[Policy, int]:
+    def _terms(self, session: SessionSnapshot | None) -> tuple[Policy, int]:
         from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
         policy = self._answering.policy(*from_session)
         model = self._request.model or (session.model if session else None)
         return policy, self._answering.model_window(model, policy)
 
-    def _etag(self, session: SessionFacts | None, policy: Policy, window: int) -> str:
+    def _etag(self, session: SessionSnapshot | None, policy: Policy, window: int) -> str:
         request = self._request
         asked = (
             request.max_tokens, request.system_tokens, request.tools_tokens, request.max_output_tokens, request.max_messages,
@@ -301,14 +321,15 @@ class _Reading:
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def _stored(facts: WindowFacts) -> Stored:
+def _stored(facts: WindowSnapshot) -> WindowInput:
     session, summary = facts.session, facts.summary
     if session is None:
-        return Stored(messages=())
-    return Stored(
+        return WindowInput(messages=())
+    return WindowInput(
         messages=facts.messages,
         pending=tuple(
-            PendingRow(row.compaction_id, row.digest_tokens, row.messages) for row in facts.pending
+            PendingDigest(row.compaction_id, row.digest_tokens, row.messages)
+            for row in facts.pending
         ),
         summary=_told(summary).facts if summary else None,
         covered=session.messages_total - len(facts.messages),
@@ -321,7 +342,7 @@ def _stored(facts: WindowFacts) -> Stored:
 class _Told:
     """A version as windows use it, which is immutable as the version is: its measures, its entries, and the whole as JSON text."""
 
-    facts: SummaryFacts
+    facts: SummarySize
     ledger: tuple[str, ...]
     as_json: str
 
@@ -344,7 +365,7 @@ def _told(summary: StoredSummary) -> _Told:
     return _Told(facts, ledger, json.dumps(told))
 
 
-def _as_json(done: _Planned, shape: Shaped | None, rendered: Rendered) -> bytes:
+def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) -> bytes:
     """The answer, its messages spliced in as they were stored, or in their other shape.
 
     Written out, field by field: an encoder that is asked once in a while is slow each time.
@@ -448,7 +469,7 @@ def _fingerprint(policy: Policy) -> str:
     return blake2b(repr(policy).encode(), digest_size=8).hexdigest()
 
 
-_NONE = Wishes()
+_NONE = PolicyOverrides()
 
 
 def as_error(error: RequestError) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from turnfold.contracts.requests import ReplayRequest
 from turnfold.errors import BadRequest
 from turnfold.operations.query.history import dead_letter_json
-from turnfold.ports import DeadLetterRow, DeadLetters, EventStream, Letter
+from turnfold.ports import DeadLetterRow, DeadLetterStore, EventStream, StoredDeadLetter
 
 AT_ONCE = 50
 SETTLE_SECONDS = 3.0
@@ -16,15 +16,15 @@ SETTLE_SECONDS = 3.0
 LOOK_SECONDS = 0.05
 
 
-class Again(NamedTuple):
+class ReplayResult(NamedTuple):
     """What was done with a letter: at which sequence it stands now, or why it does not."""
 
-    letter: Letter
+    letter: StoredDeadLetter
     seq: int | None
     outcome: str
 
 
-async def show(dead_letter_id: int, *, store: DeadLetters) -> dict[str, Any]:
+async def show(dead_letter_id: int, *, store: DeadLetterStore) -> dict[str, Any]:
     """A dead letter with what is kept of its bytes: as text where they are UTF-8, else in base64.
 
     Raises:
@@ -42,7 +42,11 @@ async def show(dead_letter_id: int, *, store: DeadLetters) -> dict[str, Any]:
 
 
 async def replay(
-    request: ReplayRequest, *, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int]
+    request: ReplayRequest,
+    *,
+    store: DeadLetterStore,
+    stream: EventStream,
+    now_ms: Callable[[], int],
 ) -> dict[str, Any]:
     """Publish dead letters again, a page at a time, and tell what came of each.
 
@@ -69,7 +73,9 @@ async def replay(
     }
 
 
-async def _chosen(request: ReplayRequest, store: DeadLetters) -> tuple[Sequence[Letter], int, bool]:
+async def _chosen(
+    request: ReplayRequest, store: DeadLetterStore
+) -> tuple[Sequence[StoredDeadLetter], int, bool]:
     """A page of the letters that are meant, up to which they go, and whether it is the last."""
     if [request.dead_letter_ids is not None, request.reason is not None, request.all].count(
         True
@@ -85,32 +91,34 @@ async def _chosen(request: ReplayRequest, store: DeadLetters) -> tuple[Sequence[
 
 
 async def _again(
-    letter: Letter, store: DeadLetters, stream: EventStream, now_ms: Callable[[], int]
-) -> Again:
+    letter: StoredDeadLetter, store: DeadLetterStore, stream: EventStream, now_ms: Callable[[], int]
+) -> ReplayResult:
     """Publish a letter. Only then it is noted: who dies between the two leaves one that is published again, as the same event."""
     if letter.row.replayed_at_ms is not None:
-        return Again(letter, None, "replayed_before")
+        return ReplayResult(letter, None, "replayed_before")
     payload = letter.payload if letter.is_whole else await stream.payload_of(letter.row.stream_seq)
     if payload is None:
-        return Again(letter, None, "gone")
+        return ReplayResult(letter, None, "gone")
     seq = await stream.publish(
         letter.row.subject, payload, message_id=f"again.{letter.row.stream_seq}"
     )
     await store.replayed(letter.row.dead_letter_id, now_ms=now_ms())
-    return Again(letter, seq, "published")
+    return ReplayResult(letter, seq, "published")
 
 
-async def _came_to(sequences: Sequence[int], store: DeadLetters) -> dict[int, DeadLetterRow | None]:
+async def _came_to(
+    sequences: Sequence[int], store: DeadLetterStore
+) -> dict[int, DeadLetterRow | None]:
     """What these sequences became, as far as they are ingested soon."""
     deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
     while True:
-        found = await store.came_to(sequences)
+        found = await store.replay_outcomes(sequences)
         if len(found) == len(set(sequences)) or asyncio.get_running_loop().time() > deadline:
             return dict(found)
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _told(one: Again, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
+def _told(one: ReplayResult, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
     told = {
         "dead_letter_id": one.letter.row.dead_letter_id,
         "subject": one.letter.row.subject,

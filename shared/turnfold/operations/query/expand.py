@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from turnfold.contracts.requests import ExpandRequest
-from turnfold.core.text.search import Question
+from turnfold.core.text.search import SearchQuery
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query.history import original_json
 from turnfold.operations.query.search import found
-from turnfold.ports import HistoryStore, Original, Scope, SearchStore, StoredSummary
+from turnfold.ports import HistoryStore, OriginalMessage, Scope, SearchStore, StoredSummary
 
 MOST_MATCHED = 3
 NEAR_ENOUGH = 0.6
@@ -40,7 +40,7 @@ async def expand(
         raise BadRequest(f"{field}: version {version.version} has {len(told)}, counted from 0")
     recorded = _recorded(version, field, place)
     if recorded:
-        sources, how = await histories.named(key, recorded), "recorded"
+        sources, how = await histories.by_ids(key, recorded), "recorded"
     else:
         sources, how = await _matched(key, version, field, told[place], searching), "matched"
     head = json.dumps({"version": version.version, field: place, "text": told[place], "how": how})
@@ -70,12 +70,12 @@ def _texts_in(stored: Any) -> Iterator[str]:
 
 async def _matched(
     key: SessionKey, version: StoredSummary, field: str, told: str, store: SearchStore
-) -> Sequence[Original]:
+) -> Sequence[OriginalMessage]:
     """The messages that speak most of this; an entry is sought in the whole session, for its message may be live."""
     kind, _, value = told.partition(" ")
     if field == "entry" and kind == LEFT_OUT:
         return []
-    question = Question.of((value or kind if field == "entry" else told)[:1_000])
+    question = SearchQuery.of((value or kind if field == "entry" else told)[:1_000])
     if not question.words:
         return []
     scope = Scope() if field == "entry" else Scope(version=version.version)

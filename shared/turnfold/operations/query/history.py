@@ -10,7 +10,7 @@ from turnfold.core.eviction.usage import usage_state
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query.context import rfc3339, summary_json
-from turnfold.ports import DeadLetterRow, HistoryStore, Original, SessionCounts
+from turnfold.ports import DeadLetterRow, HistoryStore, OriginalMessage, SessionCounts
 
 _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
 
@@ -18,18 +18,18 @@ _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
     """Originals, as the JSON text that travels; their messages are spliced in as they were stored."""
     if request.message_ids is not None:
-        return _page(await store.named(key, request.message_ids), None)
+        return _page(await store.by_ids(key, request.message_ids), None)
     page = await store.page(key, after_position=request.after_position or 0, limit=request.limit)
     is_last = not page or not await store.page(key, after_position=page[-1].position, limit=1)
     return _page(page, None if is_last else page[-1].position)
 
 
-def _page(originals: Sequence[Original], next_position: int | None) -> str:
+def _page(originals: Sequence[OriginalMessage], next_position: int | None) -> str:
     messages = ", ".join(original_json(one) for one in originals)
     return f'{{"messages": [{messages}], "next_position": {json.dumps(next_position)}}}'
 
 
-def original_json(original: Original, score: float | None = None) -> str:
+def original_json(original: OriginalMessage, score: float | None = None) -> str:
     """A stored message as it travels, its text spliced in as it was stored."""
     fields: dict[str, Any] = {
         "message_id": original.message_id,
@@ -81,7 +81,7 @@ async def sessions(
     page = await store.sessions(
         agent_ids=agent_ids, after=None if after is None else _place(after), limit=limit
     )
-    at_ms, number = page[-1].place if page else (0, 0)
+    at_ms, number = page[-1].sort_key if page else (0, 0)
     return {
         "sessions": [session_json(one) for one in page],
         "next_after": f"{at_ms}.{number}" if len(page) == limit else None,

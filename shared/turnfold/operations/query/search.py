@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from turnfold.contracts.requests import SearchRequest
 from turnfold.core.text.search import (
     BEGINNINGS,
-    Found,
-    Grade,
     Lookup,
-    Question,
+    Relevance,
+    SearchHit,
+    SearchQuery,
     ranked,
     ranked_by_any,
     searchable,
@@ -18,7 +18,7 @@ from turnfold.core.text.search import (
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey, State
 from turnfold.operations.query.history import original_json
-from turnfold.ports import Original, Scope, SearchStore
+from turnfold.ports import OriginalMessage, Scope, SearchStore
 
 PART_CHARACTERS = 200_000
 """How much text is graded at a time."""
@@ -34,8 +34,8 @@ async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore)
 
 
 async def found(
-    key: SessionKey, question: Question, *, scope: Scope, limit: int, store: SearchStore
-) -> list[tuple[Original, float]]:
+    key: SessionKey, question: SearchQuery, *, scope: Scope, limit: int, store: SearchStore
+) -> list[tuple[OriginalMessage, float]]:
     """The messages that answer a question, best first, with their scores.
 
     Those that hold all its words, else those with words that begin so, else those that hold some. What is not indexed
@@ -54,13 +54,13 @@ def scope_of(request: SearchRequest) -> Scope:
     )
 
 
-def question_of(q: str) -> Question:
+def question_of(q: str) -> SearchQuery:
     """The question of a query.
 
     Raises:
         BadRequest: there is no word in it.
     """
-    question = Question.of(q)
+    question = SearchQuery.of(q)
     if not question.words:
         raise BadRequest(
             "q: there is no word in it; a word, a path, an id or a number can be found"
@@ -72,24 +72,24 @@ class _Search:
     """What one search has read so far."""
 
     def __init__(
-        self, key: SessionKey, question: Question, scope: Scope, store: SearchStore
+        self, key: SessionKey, question: SearchQuery, scope: Scope, store: SearchStore
     ) -> None:
         self._key = key
         self._question = question
         self._scope = scope
         self._store = store
-        self.originals: dict[int, Original] = {}
+        self.originals: dict[int, OriginalMessage] = {}
         self.texts: dict[int, str] = {}
-        self.graded: dict[int, Grade] = {}
+        self.graded: dict[int, Relevance] = {}
         self.is_partial = False
 
-    async def best(self, limit: int) -> list[tuple[Original, float]]:
+    async def best(self, limit: int) -> list[tuple[OriginalMessage, float]]:
         """The messages that answer, best first, with their scores."""
         await self.read_unindexed()
         await self.look(self._question.lookups())
         if self.whole_words < limit:
             await self.look(self._question.beginnings())
-        best: Sequence[Found] = ranked(self._question, self.graded)
+        best: Sequence[SearchHit] = ranked(self._question, self.graded)
         if not best and len(self._question.words) > 1:
             await self.look(self._question.any_word())
             best = await asyncio.to_thread(ranked_by_any, self._question, self.texts)
@@ -117,7 +117,7 @@ class _Search:
         self.is_partial |= candidates.is_partial
         await self._take(candidates.originals)
 
-    async def _take(self, page: Sequence[Original]) -> None:
+    async def _take(self, page: Sequence[OriginalMessage]) -> None:
         new = [one for one in page if one.position not in self.originals]
         # Part by part: of a search that is cancelled only the part in hand is finished.
         for part in _parts(new):
@@ -128,7 +128,7 @@ class _Search:
                     self.graded[original.position] = grade
 
 
-def _parts(originals: Sequence[Original]) -> Iterator[Sequence[Original]]:
+def _parts(originals: Sequence[OriginalMessage]) -> Iterator[Sequence[OriginalMessage]]:
     """The messages in parts of so many characters, or of one longer message."""
     start, characters = 0, 0
     for end, original in enumerate(originals, 1):
@@ -141,8 +141,8 @@ def _parts(originals: Sequence[Original]) -> Iterator[Sequence[Original]]:
 
 
 def _graded(
-    question: Question, originals: Sequence[Original]
-) -> list[tuple[Original, str, Grade | None]]:
+    question: SearchQuery, originals: Sequence[OriginalMessage]
+) -> list[tuple[OriginalMessage, str, Relevance | None]]:
     graded = []
     for original in originals:
         text = searchable(json.loads(original.body))

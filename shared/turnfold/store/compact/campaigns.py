@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_
 
 from turnfold.core.history.audit_chain import LOCAL, WORKER
 from turnfold.messages import AgentId
-from turnfold.ports import Progress, Rules, Wanted
+from turnfold.ports import CampaignProgress, RegenerateOptions, Rules
 from turnfold.store.compact.rewriting import open_regeneration, wanted_of
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import campaigns, compactions, sessions
-from turnfold.store.database.session_rows import Records, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
 from turnfold.store.database.statements import Prepared
 
 _is_unfinished = campaigns.c.finished_at_ms.is_(None)
@@ -62,7 +62,7 @@ OPEN = frozenset({"pending", "running"})
 FAILED = frozenset({"rejected", "failed", "stale"})
 
 
-class SqlCampaigns:
+class SqlCampaignStore:
     """Campaigns in a database; see `turnfold.ports.Campaigns`."""
 
     def __init__(self, database: Database) -> None:
@@ -71,20 +71,20 @@ class SqlCampaigns:
     async def begin(
         self,
         agent_id: AgentId | None,
-        wanted: Wanted,
+        wanted: RegenerateOptions,
         *,
         at_once: int,
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> Progress:
+    ) -> CampaignProgress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         told = json.dumps(
             {name: value for name, value in asdict(wanted).items() if value is not None},
             sort_keys=True,
         )
 
-        def begin(connection: Connection) -> Progress:
+        def begin(connection: Connection) -> CampaignProgress:
             for (known,) in _ALIKE.rows(connection, told, agent_id or ""):
                 return _progress(connection, known)
             ((count, until),) = _SCOPE.rows(connection, agent_id or "")
@@ -110,7 +110,7 @@ class SqlCampaigns:
             )
         return opened
 
-    async def progress(self, campaign_id: str) -> Progress | None:
+    async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """How far one is; None where there is none of that id."""
         by = int(campaign_id) if campaign_id.isdecimal() and len(campaign_id) < 20 else -1
         return await self._database.snapshot(
@@ -150,7 +150,7 @@ def _advance(connection: Connection, campaign_id: int, rules: Rules, now_ms: int
         return 0
     locked, records, wanted = (
         list(lock_by_sid(connection, chosen).values()),
-        Records(row["actor"] or WORKER),
+        SessionJournal(row["actor"] or WORKER),
         wanted_of(row["wanted"]),
     )
     still = [session for session in locked if session.version is not None]
@@ -165,9 +165,9 @@ def _advance(connection: Connection, campaign_id: int, rules: Rules, now_ms: int
     return len(still)
 
 
-def _progress(connection: Connection, campaign_id: int) -> Progress:
+def _progress(connection: Connection, campaign_id: int) -> CampaignProgress:
     row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
-    return Progress(
+    return CampaignProgress(
         str(campaign_id), row["agent_id"], row["sessions"], row["opened"], counts.get("committed", 0),
         sum(counts.get(status, 0) for status in FAILED), sum(counts.get(status, 0) for status in OPEN), row["requested_at_ms"],
         row["finished_at_ms"],

@@ -5,10 +5,10 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, literal_column, select
 
-from turnfold.core.summary.sources import Part
+from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId, CompactionId
-from turnfold.ports import Begun, Job
+from turnfold.ports import Job, JobProgress
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import chunks, compactions, spending
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
@@ -45,26 +45,26 @@ _FORGET = Bulk(
 )
 
 
-class SqlCalls:
+class SqlModelCallStore:
     """See `turnfold.ports.Calls`."""
 
     _database: Database
 
-    async def begun(self, job: Job) -> Begun:
+    async def begun(self, job: Job) -> JobProgress:
         """What came of a job before."""
 
-        def begun(connection: Connection) -> Begun:
+        def begun(connection: Connection) -> JobProgress:
             ids = _ids(job.compaction_ids)
             reasons = _REASONS.rows(connection, ids) if job.attempt > 1 else ()
             reason = reasons[-1][0] if reasons else None
-            return Begun(
+            return JobProgress(
                 {str(digest): str(answer) for digest, answer in _PARTS.rows(connection, ids)},
                 reason,
             )
 
         return await self._database.snapshot(begun)
 
-    async def keep(self, job: Job, part: Part, *, now_ms: int) -> None:
+    async def keep(self, job: Job, part: ChunkSummary, *, now_ms: int) -> None:
         """Keep an answer until the job ends; `LostLease` when the job is not ours any more."""
         ids = _ids(job.compaction_ids)
 
@@ -113,7 +113,7 @@ class SqlCalls:
         return await self._database.write(spend)
 
 
-def forget_chunks(connection: Connection, sid: int) -> None:
+def delete_chunk_summaries(connection: Connection, sid: int) -> None:
     """Let go of the answers of a session's jobs that have ended, however they did."""
     _FORGET.run(connection, [(sid, sid)])
 

@@ -18,7 +18,7 @@ from sqlalchemy import (
 from turnfold.store.database.schema import compactions, coverage, reigns, summaries
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
-from turnfold.store.ingest.usage import Learning
+from turnfold.store.ingest.usage import Calibrator
 
 ADD = BulkInsert(coverage, ("sid", "version", "compaction_id"))
 """The evictions that a new version adds to those of its base."""
@@ -91,7 +91,7 @@ def covered_by(connection: Connection, sid: int, version: int | None) -> frozens
     )
 
 
-def speaks_for(sid: int, version: int) -> Select[tuple[int]]:
+def covered_compactions(sid: int, version: int) -> Select[tuple[int]]:
     """The same as a part of another statement."""
     return _spoken_for.params(of_sid=sid, number=version)
 
@@ -106,14 +106,16 @@ def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:
     return bool(_RESTORED.rows(connection, compaction_ids))
 
 
-class Retold(NamedTuple):
+class RewriteScope(NamedTuple):
     """The evictions that only extractive versions speak for, down from one of them, and the version that stands below."""
 
     compaction_ids: tuple[int, ...]
     base_version: int | None
 
 
-def retold(connection: Connection, sid: int, version: int, *, max_tokens: int) -> Retold:
+def rewrite_scope(
+    connection: Connection, sid: int, version: int, *, max_tokens: int
+) -> RewriteScope:
     """What a model has to read to write again what extractive versions say: the newest of them, and more while it is few tokens."""
     added: dict[int, list[int]] = {}
     tokens: dict[int, int] = {}
@@ -129,12 +131,12 @@ def retold(connection: Connection, sid: int, version: int, *, max_tokens: int) -
     for number in sorted(kinds, reverse=True):
         total += tokens.get(number, 0)
         if kinds[number] != "extractive" or (chosen and total > max_tokens):
-            return Retold(tuple(chosen), number)
+            return RewriteScope(tuple(chosen), number)
         chosen += added[number]
-    return Retold(tuple(chosen), None)
+    return RewriteScope(tuple(chosen), None)
 
 
-def take_force(
+def activate_version(
     connection: Connection, session: SessionRow, version: int | None, *, at_ms: int
 ) -> None:
     """Put a version in force, or none: what it speaks for is covered, and nothing else."""
@@ -148,10 +150,10 @@ def take_force(
     ((tokens,),) = (
         _SUMMARY_TOKENS.rows(connection, session.sid, version) if version is not None else ((0,),)
     )
-    begin_reign(connection, session, version, int(tokens), at_ms=at_ms)
+    record_activation(connection, session, version, int(tokens), at_ms=at_ms)
 
 
-def begin_reign(
+def record_activation(
     connection: Connection,
     session: SessionRow,
     version: int | None,
@@ -161,6 +163,6 @@ def begin_reign(
 ) -> None:
     """Count a version as the one in force; the audit row that tells of it comes next."""
     session.version, session.summary_tokens = version, summary_tokens
-    session.factor = Learning(connection).factor(session.key.agent_id, session.model)
+    session.factor = Calibrator(connection).factor(session.key.agent_id, session.model)
     session.revision += 1
     _REIGN.run(connection, [(session.sid, session.audit_rows + 1, at_ms, version)])

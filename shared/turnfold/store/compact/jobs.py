@@ -19,31 +19,31 @@ from sqlalchemy import (
     update,
 )
 
-from turnfold.core.eviction.eviction import Due, Eviction, Trigger
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.eviction.eviction import Eviction, FiredTrigger, Trigger
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
-from turnfold.core.summary.fair_share import Places
-from turnfold.core.summary.sources import Previous
+from turnfold.core.summary.fair_share import JobSlots
+from turnfold.core.summary.sources import PreviousSummary
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, CompactionId
-from turnfold.ports import Ending, Evicted, Job, JobInput, Version, Writes
-from turnfold.store.compact.chunks import SqlCalls, forget_chunks
+from turnfold.ports import EvictedMessage, FailureStatus, Job, JobInput, JobKind, Version
+from turnfold.store.compact.chunks import SqlModelCallStore, delete_chunk_summaries
 from turnfold.store.compact.coverage import (
     ADD,
-    Retold,
+    RewriteScope,
     any_restored,
-    begin_reign,
     covered_by,
-    retold,
+    record_activation,
+    rewrite_scope,
     uncovered,
 )
 from turnfold.store.compact.rewriting import end_rewriting, open_stand_in, wanted_of
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import compactions, messages, sessions, summaries
-from turnfold.store.database.session_rows import Records, SessionRow, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, bulk_update
-from turnfold.store.ingest.evict import leave, planned
+from turnfold.store.ingest.evict import mark_evicted, planned
 
 # Written out and not as parameters, or no planner sees that the index of open rows answers it.
 _is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
@@ -235,7 +235,7 @@ _ADD_SUMMARY = BulkInsert(summaries, _SUMMARY)
 _summary_values = itemgetter(*_SUMMARY)
 
 
-class SqlJobs(SqlCalls):
+class SqlJobStore(SqlModelCallStore):
     """The jobs in a database; see `turnfold.ports.JobStore`."""
 
     def __init__(
@@ -246,11 +246,11 @@ class SqlJobs(SqlCalls):
 
     async def claim(
         self,
-        places: Places,
+        places: JobSlots,
         *,
         lease_ms: int,
         now_ms: int,
-        policy: Callable[[Wishes, Wishes], Policy],
+        policy: Callable[[PolicyOverrides, PolicyOverrides], Policy],
     ) -> Sequence[Job]:
         """Take sessions whose jobs are due: all their open rows, under one lease each."""
         # As many as agents hold might have to let others go first.
@@ -258,14 +258,14 @@ class SqlJobs(SqlCalls):
         waiting = await self._database.snapshot(
             lambda connection: _DUE.rows(connection, now_ms, most)
         )
-        due = places.shared_out([(sid, AgentId(agent_id)) for sid, agent_id in waiting])
+        due = places.allocate([(sid, AgentId(agent_id)) for sid, agent_id in waiting])
         if not due:
             return []
 
         def claim(connection: Connection) -> list[Job]:
             found = lock_by_sid(connection, due)
             locked = [found[sid] for sid in due if sid in found]
-            records = Records()
+            records = SessionJournal()
             taken = [
                 _take(
                     connection,
@@ -295,7 +295,7 @@ class SqlJobs(SqlCalls):
                 raise LostLease(job.compaction_ids[-1])
             request = _request(connection, job.sid)
             match job.writes:
-                case Writes.REGENERATED:
+                case JobKind.REGENERATED:
                     return _given(
                         connection,
                         job,
@@ -303,7 +303,7 @@ class SqlJobs(SqlCalls):
                         _base(connection, job.sid, job.wanted.from_version),
                         request,
                     )
-                case Writes.STAND_IN:
+                case JobKind.STAND_IN:
                     again = _retold(connection, job)
                     return _given(
                         connection,
@@ -312,7 +312,7 @@ class SqlJobs(SqlCalls):
                         _base(connection, job.sid, again.base_version),
                         request,
                     )
-                case Writes.NEXT:
+                case JobKind.NEXT:
                     leaving = (
                         planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms)
                         if job.planned
@@ -355,11 +355,11 @@ class SqlJobs(SqlCalls):
             )
         )
 
-    async def end(
+    async def fail(
         self,
         job: Job,
         *,
-        ending: Ending,
+        ending: FailureStatus,
         reason: str | None,
         detail: str,
         now_ms: int,
@@ -375,7 +375,7 @@ class SqlJobs(SqlCalls):
             )
         )
 
-    async def give_back(
+    async def retry_later(
         self,
         job: Job,
         *,
@@ -399,12 +399,12 @@ class SqlJobs(SqlCalls):
             )
             if session is None:
                 raise LostLease(job.compaction_ids[-1])
-            records, newest = Records(), int(job.compaction_ids[-1])
-            records.seal(
+            records, newest = SessionJournal(), int(job.compaction_ids[-1])
+            records.add_audit_row(
                 session, "attempt_failed", at_ms=now_ms, compaction_id=newest, reason=reason, attempt=job.attempt, model=model,
                 detail=detail[:300],
             )  # fmt: skip
-            records.tell(
+            records.add_notice(
                 session,
                 "compaction.failed",
                 compaction_id=str(newest),
@@ -429,8 +429,8 @@ class SqlJobs(SqlCalls):
                 .where(_is_mine(job))
                 .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
             )
-            records = Records()
-            records.seal(
+            records = SessionJournal()
+            records.add_audit_row(
                 session, "stale", at_ms=now_ms, compaction_id=int(job.compaction_ids[-1]), attempt=job.attempt, fence=job.fence,
                 base_version=job.base_version, detail="written too late",
             )  # fmt: skip
@@ -473,18 +473,18 @@ class _Open(NamedTuple):
     trace: str | None
 
     @property
-    def writes(self) -> Writes:
-        return _WRITES.get(self.trigger, Writes.NEXT)
+    def writes(self) -> JobKind:
+        return _WRITES.get(self.trigger, JobKind.NEXT)
 
     @property
     def is_plan(self) -> bool:
-        return self.writes is Writes.NEXT and self.first_position is None
+        return self.writes is JobKind.NEXT and self.first_position is None
 
     def is_due(self, now_ms: int) -> bool:
         return self.status == "running" or self.next_attempt_at_ms <= now_ms
 
 
-_WRITES = {str(Trigger.STAND_IN): Writes.STAND_IN, str(Trigger.REGENERATE): Writes.REGENERATED}
+_WRITES = {str(Trigger.STAND_IN): JobKind.STAND_IN, str(Trigger.REGENERATE): JobKind.REGENERATED}
 
 
 def _take(
@@ -493,7 +493,7 @@ def _take(
     policy: Policy,
     lease_ms: int,
     now_ms: int,
-    records: Records,
+    records: SessionJournal,
 ) -> Job | None:
     rows = [_Open(*row) for row in _TO_WRITE.rows(connection, session.sid)]
     if any(row.status == "running" and (row.lease_until_ms or 0) > now_ms for row in rows):
@@ -515,7 +515,7 @@ def _take(
         )
     fence, attempt = max(row.fence for row in chosen) + 1, max(row.attempts for row in chosen) + 1
     _BEGIN.run(connection, [("running", fence, attempt, now_ms + lease_ms, one) for one in ids])
-    records.seal(
+    records.add_audit_row(
         session,
         "summary_start",
         at_ms=now_ms,
@@ -526,11 +526,11 @@ def _take(
         session_model=session.model,
     )
     is_cooling = (
-        newest.writes is Writes.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
+        newest.writes is JobKind.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
     )
     return Job(
         session.key, session.sid, tuple(CompactionId(str(one)) for one in ids), fence, attempt, session.version, policy, session.model,
-        planned=Due(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None,
+        planned=FiredTrigger(Trigger(newest.trigger), newest.budget_tokens) if newest.is_plan else None,
         writes=newest.writes,
         wanted=wanted_of(newest.wanted),
         cooling=session.cooldown_reason if is_cooling else None,
@@ -542,12 +542,12 @@ def _take(
 
 def _first_due(rows: Sequence[_Open], now_ms: int) -> Sequence[_Open]:
     """The rows of one job: what has left comes first, then what is planned, then what a version says is said again."""
-    left = [row for row in rows if row.writes is Writes.NEXT and not row.is_plan]
+    left = [row for row in rows if row.writes is JobKind.NEXT and not row.is_plan]
     for group in (left, [row for row in rows if row.is_plan]):
         if any(row.is_due(now_ms) for row in group):
             return group
-    again = [row for row in rows if row.writes is not Writes.NEXT and row.is_due(now_ms)]
-    again.sort(key=lambda row: row.writes is Writes.REGENERATED)
+    again = [row for row in rows if row.writes is not JobKind.NEXT and row.is_due(now_ms)]
+    again.sort(key=lambda row: row.writes is JobKind.REGENERATED)
     return again[:1]
 
 
@@ -557,7 +557,7 @@ def _first_due(rows: Sequence[_Open], now_ms: int) -> Sequence[_Open]:
 class _Base(NamedTuple):
     """The version that a new one is written on: what it says, and how far away the originals are."""
 
-    previous: Previous
+    previous: PreviousSummary
     depth: int
     kind: str
 
@@ -566,15 +566,15 @@ def _base(connection: Connection, sid: int, version: int | None) -> _Base | None
     if version is None:
         return None
     ((told, sections, ledger, *rest),) = _BASE.rows(connection, sid, version)
-    return _Base(Previous(told, json.loads(sections), tuple(json.loads(ledger))), *rest)
+    return _Base(PreviousSummary(told, json.loads(sections), tuple(json.loads(ledger))), *rest)
 
 
 def _adds(connection: Connection, job: Job) -> list[int]:
     """The evictions that a job's version speaks for besides those of its base."""
     match job.writes:
-        case Writes.STAND_IN:
+        case JobKind.STAND_IN:
             return []
-        case Writes.REGENERATED:
+        case JobKind.REGENERATED:
             whole = covered_by(connection, job.sid, job.base_version)
             return [
                 one
@@ -583,7 +583,7 @@ def _adds(connection: Connection, job: Job) -> list[int]:
                     sorted(whole - covered_by(connection, job.sid, job.wanted.from_version)),
                 )
             ]
-        case Writes.NEXT:
+        case JobKind.NEXT:
             return [
                 *uncovered(connection, job.sid),
                 *(one for (one,) in _EVICTING.rows(connection, _ids(job))),
@@ -626,30 +626,36 @@ def _given(
     )
 
 
-def _retold(connection: Connection, job: Job) -> Retold:
+def _retold(connection: Connection, job: Job) -> RewriteScope:
     """What only extractive versions say so far; nothing where a model wrote the one in force."""
     assert job.base_version is not None
-    return retold(connection, job.sid, job.base_version, max_tokens=job.policy.rebuild_max_tokens)
+    return rewrite_scope(
+        connection, job.sid, job.base_version, max_tokens=job.policy.rebuild_max_tokens
+    )
 
 
-def _evicted(connection: Connection, sid: int, compaction_ids: Sequence[int]) -> list[Evicted]:
+def _evicted(
+    connection: Connection, sid: int, compaction_ids: Sequence[int]
+) -> list[EvictedMessage]:
     rows: list[Sequence[Any]] = []
     for compaction_id, first, last in _RANGES.rows(connection, list(compaction_ids)):
         if first is not None:
             rows += _EVICTED.rows(connection, sid, first, last, compaction_id)
     return sorted(
-        (Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows),
+        (EvictedMessage(message_of(row), bool(row[-2]), row[-1]) for row in rows),
         key=lambda one: one.message.position,
     )
 
 
-def _leaving(connection: Connection, job: Job, leaving: Eviction) -> list[Evicted]:
+def _leaving(connection: Connection, job: Job, leaving: Eviction) -> list[EvictedMessage]:
     """The texts of what is about to leave."""
     wanted = {message.position for message in leaving.evicted}
     rows = _STILL_LIVE.rows(
         connection, job.sid, leaving.evicted[0].position, leaving.evicted[-1].position
     )
-    return [Evicted(message_of(row), bool(row[-2]), row[-1]) for row in rows if row[1] in wanted]
+    return [
+        EvictedMessage(message_of(row), bool(row[-2]), row[-1]) for row in rows if row[1] in wanted
+    ]
 
 
 def _is_to_be_rebuilt(connection: Connection, job: Job, depth: int) -> bool:
@@ -715,19 +721,21 @@ def _commit(
     new_id: Callable[[], int],
 ) -> int:
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
-    takes_force = job.writes is not Writes.REGENERATED
+    takes_force = job.writes is not JobKind.REGENERATED
     if session is None or (takes_force and session.version != job.base_version):
         raise LostLease(job.compaction_ids[-1])
     session.versions += 1
     number, draft, records, newest = (
         session.versions,
         version.draft,
-        Records(),
+        SessionJournal(),
         int(job.compaction_ids[-1]),
     )
     at_first = session.window_tokens
     if leaving is not None:
-        leave(connection, session, newest, leaving, records, model=draft.model, now_ms=now_ms)
+        mark_evicted(
+            connection, session, newest, leaving, records, model=draft.model, now_ms=now_ms
+        )
     replaced = session.window_tokens
     adds = _adds(connection, job)
     if any_restored(connection, adds):
@@ -750,8 +758,8 @@ def _commit(
     _ADD_SUMMARY.run(connection, [_summary_values(row)])
     ADD.run(connection, [(job.sid, number, one) for one in adds])
     if takes_force:
-        begin_reign(connection, session, number, version.tokens, at_ms=now_ms)
-    records.seal(
+        record_activation(connection, session, number, version.tokens, at_ms=now_ms)
+    records.add_audit_row(
         session,
         "summary_done",
         at_ms=now_ms,
@@ -776,12 +784,12 @@ def _commit(
         seconds=version.seconds,
     )
     if leaving is not None:
-        records.seal(
+        records.add_audit_row(
             session, "selective_done", at_ms=now_ms, compaction_id=newest, tokens_before=at_first, tokens_after=after, version=number,
             evicted=len(leaving.evicted), model=draft.model,
         )  # fmt: skip
     beside, before = {} if takes_force else {"in_force": False}, _tokens_before(connection, job)
-    records.tell(
+    records.add_notice(
         session,
         "summary.updated",
         version=number,
@@ -793,14 +801,14 @@ def _commit(
     if takes_force:
         end_rewriting(connection, session, records, now_ms=now_ms)
         _remember_the_model(connection, session, job, draft.kind, reason, records, now_ms, new_id)
-    forget_chunks(connection, job.sid)
+    delete_chunk_summaries(connection, job.sid)
     records.write(connection)
     write_back(connection, [session])
     return number
 
 
 def _remember_the_model(
-    connection: Connection, session: SessionRow, job: Job, kind: str, reason: str | None, records: Records, now_ms: int,
+    connection: Connection, session: SessionRow, job: Job, kind: str, reason: str | None, records: SessionJournal, now_ms: int,
     new_id: Callable[[], int],
 ) -> None:  # fmt: skip
     """Whether the model answered; where it did not, it rests, and writes the version again when it may be asked."""
@@ -812,7 +820,11 @@ def _remember_the_model(
         open_stand_in(connection, session, records, new_id(), now_ms=now_ms)
 
 
-_ENDED_AS = {Ending.REJECTED: "rejected", Ending.FAILED: "rollback", Ending.STALE: "stale"}
+_ENDED_AS = {
+    FailureStatus.REJECTED: "rejected",
+    FailureStatus.FAILED: "rollback",
+    FailureStatus.STALE: "stale",
+}
 """The phase of the audit that tells of an ending."""
 
 REFUSED_STAND_INS = 3
@@ -820,7 +832,7 @@ REFUSED_STAND_INS = 3
 
 
 def _end(
-    connection: Connection, job: Job, ending: Ending, reason: str | None, detail: str, now_ms: int, new_id: Callable[[], int],
+    connection: Connection, job: Job, ending: FailureStatus, reason: str | None, detail: str, now_ms: int, new_id: Callable[[], int],
     model: str | None,
 ) -> None:  # fmt: skip
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
@@ -832,11 +844,11 @@ def _end(
         reason=reason,
         finished_at_ms=now_ms,
     )
-    forget_chunks(connection, job.sid)
+    delete_chunk_summaries(connection, job.sid)
     if session is None:
         raise LostLease(job.compaction_ids[-1])
-    records, newest = Records(), int(job.compaction_ids[-1])
-    records.seal(
+    records, newest = SessionJournal(), int(job.compaction_ids[-1])
+    records.add_audit_row(
         session,
         _ENDED_AS[ending],
         at_ms=now_ms,
@@ -846,8 +858,8 @@ def _end(
         model=model,
         detail=detail[:300],
     )
-    if ending is not Ending.STALE:
-        records.tell(
+    if ending is not FailureStatus.STALE:
+        records.add_notice(
             session,
             "compaction.failed",
             compaction_id=str(newest),
@@ -855,10 +867,10 @@ def _end(
             attempts=job.attempt,
             next_attempt_at=None,
         )
-        if job.writes is not Writes.REGENERATED:
+        if job.writes is not JobKind.REGENERATED:
             session.failed(reason or str(ending), at_ms=now_ms)
-        if job.writes is Writes.STAND_IN and (
-            ending is Ending.FAILED or session.failures <= REFUSED_STAND_INS
+        if job.writes is JobKind.STAND_IN and (
+            ending is FailureStatus.FAILED or session.failures <= REFUSED_STAND_INS
         ):
             open_stand_in(connection, session, records, new_id(), now_ms=now_ms)
     records.write(connection)

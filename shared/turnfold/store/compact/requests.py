@@ -8,19 +8,19 @@ from sqlalchemy import Connection, select, update
 
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.audit_chain import LOCAL, SEALED_FIELDS, seal
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports import Erased, Rules
+from turnfold.ports import EraseResult, Rules
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import agents, audit, sessions
-from turnfold.store.database.session_rows import Records, lock_by_key, write_back
-from turnfold.store.ingest.erase import ALL_SESSIONS, erase, keep_apart
+from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
+from turnfold.store.ingest.erase import ALL_SESSIONS, erase, lock_against_erase
 from turnfold.store.ingest.evict import REQUESTED, evict_now
 
 
-class SqlChanges:
+class SqlSessionCommands:
     """Changes in a database; see `turnfold.ports.Changes`."""
 
     def __init__(self, database: Database) -> None:
@@ -58,7 +58,7 @@ class SqlChanges:
 
     async def erase(
         self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
-    ) -> Erased:
+    ) -> EraseResult:
         """Erase a session or all of an agent; nothing at or below this sequence comes back."""
         return await self._database.write(
             lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms, actor=actor)
@@ -73,7 +73,7 @@ def _set_for_session(
     now_ms: int,
     actor: str,
 ) -> Mapping[str, Any]:
-    keep_apart(connection)
+    lock_against_erase(connection)
     session = lock_by_key(connection, [key], create=rules.max_sessions).get(key)
     if session is None:
         raise Conflict(
@@ -88,9 +88,9 @@ def _set_for_session(
         "overrides": session.wishes.overrides,
     }
     connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
-    records = Records(actor)
+    records = SessionJournal(actor)
     if changes := session.wishes.differences(before):
-        records.seal(session, "policy", at_ms=now_ms, **changes)
+        records.add_audit_row(session, "policy", at_ms=now_ms, **changes)
     evict_now(connection, session, None, rules, records, now_ms=now_ms)
     records.write(connection)
     write_back(connection, [session])
@@ -112,9 +112,9 @@ def _set_for_agent(
     found = connection.execute(
         select(agents).where(agents.c.agent_id == agent_id).with_for_update()
     ).one()
-    before = Wishes(found.preset, found.mode, found.overrides)
+    before = PolicyOverrides(found.preset, found.mode, found.overrides)
     wishes = _wished(before, request, rules)
-    _check(rules, wishes, Wishes())
+    _check(rules, wishes, PolicyOverrides())
     values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
     connection.execute(update(agents).where(agents.c.agent_id == agent_id).values(**values))
     if changes := wishes.differences(before):
@@ -167,14 +167,14 @@ def _compact(
         raise Conflict(
             "the session's mode is off: nothing is evicted; set it to manual or auto first"
         )
-    records = Records(actor)
+    records = SessionJournal(actor)
     opened = evict_now(connection, session, REQUESTED, rules, records, now_ms=now_ms)
     records.write(connection)
     write_back(connection, [session])
     return CompactionId(str(opened)) if opened is not None else None
 
 
-def _wished(wishes: Wishes, request: PolicyRequest, rules: Rules) -> Wishes:
+def _wished(wishes: PolicyOverrides, request: PolicyRequest, rules: Rules) -> PolicyOverrides:
     try:
         if request.preset is not None:
             preset_named(request.preset)
@@ -184,12 +184,12 @@ def _wished(wishes: Wishes, request: PolicyRequest, rules: Rules) -> Wishes:
     return wishes.changed(preset=request.preset, mode=request.mode, overrides=request.overrides)
 
 
-def _check(rules: Rules, agent: Wishes, session: Wishes) -> None:
+def _check(rules: Rules, agent: PolicyOverrides, session: PolicyOverrides) -> None:
     try:
         rules.policy(agent, session)
     except ValueError as error:
         raise BadRequest(str(error)) from None
 
 
-def _told(wishes: Wishes) -> dict[str, Any]:
+def _told(wishes: PolicyOverrides) -> dict[str, Any]:
     return {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}

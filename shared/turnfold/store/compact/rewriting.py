@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS, Trigger
-from turnfold.ports import Rules, Wanted
+from turnfold.ports import RegenerateOptions, Rules
 from turnfold.store.compact.coverage import uncovered
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import compactions, messages
-from turnfold.store.database.session_rows import Records, SessionRow
+from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn
 
 _of_sid = compactions.c.sid == bindparam("of_sid")
@@ -62,15 +62,15 @@ _MESSAGES = Prepared(
 )
 
 
-def wanted_of(stored: str | None) -> Wanted:
+def wanted_of(stored: str | None) -> RegenerateOptions:
     """What a regeneration asks for, from its JSON text."""
-    return Wanted(**json.loads(stored)) if stored else Wanted()
+    return RegenerateOptions(**json.loads(stored)) if stored else RegenerateOptions()
 
 
 def open_stand_in(
     connection: Connection,
     session: SessionRow,
-    records: Records,
+    records: SessionJournal,
     compaction_id: int,
     *,
     now_ms: int,
@@ -81,7 +81,7 @@ def open_stand_in(
         connection,
         session,
         records,
-        _Work(compaction_id, Trigger.STAND_IN, begins_ms, Wanted()),
+        _Work(compaction_id, Trigger.STAND_IN, begins_ms, RegenerateOptions()),
         now_ms=now_ms,
     )
 
@@ -89,8 +89,8 @@ def open_stand_in(
 def open_regeneration(
     connection: Connection,
     session: SessionRow,
-    records: Records,
-    wanted: Wanted,
+    records: SessionJournal,
+    wanted: RegenerateOptions,
     rules: Rules,
     *,
     now_ms: int,
@@ -112,7 +112,12 @@ def open_regeneration(
 
 
 def open_fold(
-    connection: Connection, session: SessionRow, records: Records, rules: Rules, *, now_ms: int
+    connection: Connection,
+    session: SessionRow,
+    records: SessionJournal,
+    rules: Rules,
+    *,
+    now_ms: int,
 ) -> int | None:
     """Have what lost its version written for again, where anything did."""
     lost = uncovered(connection, session.sid)
@@ -126,7 +131,7 @@ def open_fold(
 
 
 def end_rewriting(
-    connection: Connection, session: SessionRow, records: Records, *, now_ms: int
+    connection: Connection, session: SessionRow, records: SessionJournal, *, now_ms: int
 ) -> None:
     """Another version took force: what was to be written on the one before comes to nothing."""
     for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
@@ -134,7 +139,7 @@ def end_rewriting(
         connection.execute(
             update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
         )
-        records.seal(
+        records.add_audit_row(
             session,
             "stale",
             at_ms=now_ms,
@@ -163,13 +168,18 @@ class _Work(NamedTuple):
     compaction_id: int
     trigger: Trigger
     begins_ms: int
-    wanted: Wanted | None = None
+    wanted: RegenerateOptions | None = None
     span: tuple[int | None, int | None] = (None, None)
     campaign_id: int | None = None
 
 
 def _open(
-    connection: Connection, session: SessionRow, records: Records, work: _Work, *, now_ms: int
+    connection: Connection,
+    session: SessionRow,
+    records: SessionJournal,
+    work: _Work,
+    *,
+    now_ms: int,
 ) -> None:
     session.compactions += 1
     asked = (
@@ -185,7 +195,7 @@ def _open(
         "campaign_id": work.campaign_id, "actor": records.asked_by,
     }  # fmt: skip
     connection.execute(compactions.insert(), row)
-    records.seal(
+    records.add_audit_row(
         session, "opened", at_ms=now_ms, compaction_id=work.compaction_id, tokens_before=session.window_tokens,
         trigger=str(work.trigger), version=session.version, **asked,
     )  # fmt: skip

@@ -19,13 +19,13 @@ from turnfold.core.eviction.eviction import load_of
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
-from turnfold.ports import InForce, Rules, Wanted
-from turnfold.store.compact.coverage import any_restored, covered_by, take_force
+from turnfold.ports import ActiveVersion, RegenerateOptions, Rules
+from turnfold.store.compact.coverage import activate_version, any_restored, covered_by
 from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import compactions, messages, restorations, summaries
-from turnfold.store.database.session_rows import Records, SessionRow, lock_by_key, write_back
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
 _of_sid: ColumnElement[int] = bindparam("of_sid")
@@ -98,7 +98,7 @@ _PENDING = Prepared(
 )
 
 
-class SqlVersions:
+class SqlVersionStore:
     """Changes of place in a database; see `turnfold.ports.Versions`."""
 
     def __init__(self, database: Database) -> None:
@@ -113,11 +113,11 @@ class SqlVersions:
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> InForce:
+    ) -> ActiveVersion:
         """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
 
-        def promote(connection: Connection) -> InForce:
-            session, records = _locked(connection, key), Records(actor)
+        def promote(connection: Connection) -> ActiveVersion:
+            session, records = _locked(connection, key), SessionJournal(actor)
             _version(connection, session, version)
             if over is not None and session.version != over:
                 raise Conflict(
@@ -137,23 +137,29 @@ class SqlVersions:
         rules: Rules,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> InForce:
+    ) -> ActiveVersion:
         """Undo an eviction: its messages are live again, and what spoke for them is not in force."""
 
-        def restore(connection: Connection) -> InForce:
-            session, records = _locked(connection, key), Records(actor)
+        def restore(connection: Connection) -> ActiveVersion:
+            session, records = _locked(connection, key), SessionJournal(actor)
             _restore(connection, session, compaction_id, rules, records, now_ms)
             return _done(connection, session, records)
 
         return await self._database.write(restore)
 
     async def regenerate(
-        self, key: SessionKey, wanted: Wanted, *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey,
+        wanted: RegenerateOptions,
+        *,
+        rules: Rules,
+        now_ms: int,
+        actor: str = LOCAL,
     ) -> CompactionId:
         """Have a version written anew beside the one in force; the compaction that stands for the work."""
 
         def regenerate(connection: Connection) -> CompactionId:
-            session, records = _locked(connection, key), Records(actor)
+            session, records = _locked(connection, key), SessionJournal(actor)
             if session.version is None:
                 raise Conflict("no version is in force yet, so there is nothing to write again")
             if wanted.from_version is not None:
@@ -172,11 +178,11 @@ def _locked(connection: Connection, key: SessionKey) -> SessionRow:
     return session
 
 
-def _done(connection: Connection, session: SessionRow, records: Records) -> InForce:
+def _done(connection: Connection, session: SessionRow, records: SessionJournal) -> ActiveVersion:
     records.write(connection)
     write_back(connection, [session])
     ((pending,),) = _PENDING.rows(connection, session.sid)
-    return InForce(session.version, int(pending))
+    return ActiveVersion(session.version, int(pending))
 
 
 def _version(connection: Connection, session: SessionRow, version: int) -> Sequence[Any]:
@@ -195,7 +201,7 @@ def _promote(
     session: SessionRow,
     version: int,
     rules: Rules,
-    records: Records,
+    records: SessionJournal,
     now_ms: int,
 ) -> None:
     compaction_id, _, kind = _version(connection, session, version)
@@ -205,13 +211,13 @@ def _promote(
         )
     before, replaced = session.window_tokens, session.version
     fence_off(connection, session, now_ms=now_ms)
-    take_force(connection, session, version, at_ms=now_ms)
+    activate_version(connection, session, version, at_ms=now_ms)
     after = session.window_tokens
-    records.seal(
+    records.add_audit_row(
         session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before, tokens_after=after, version=version,
         replaced=replaced,
     )  # fmt: skip
-    records.tell(
+    records.add_notice(
         session,
         "summary.updated",
         version=version,
@@ -228,7 +234,7 @@ def _restore(
     session: SessionRow,
     compaction_id: CompactionId,
     rules: Rules,
-    records: Records,
+    records: SessionJournal,
     now_ms: int,
 ) -> None:
     by = int(compaction_id) if compaction_id.isdecimal() and len(compaction_id) < 20 else -1
@@ -268,14 +274,14 @@ def _restore(
     session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
     if is_covered and version is not None:
         _, base_version, _ = _version(connection, session, version)
-        take_force(connection, session, base_version, at_ms=now_ms)
+        activate_version(connection, session, base_version, at_ms=now_ms)
     after = session.window_tokens
-    records.seal(
+    records.add_audit_row(
         session, "restored", at_ms=now_ms, compaction_id=by, tokens_before=before, tokens_after=after, messages=len(taken),
         version=session.version,
     )  # fmt: skip
     kind = None if session.version is None else _version(connection, session, session.version)[2]
-    records.tell(
+    records.add_notice(
         session,
         "summary.updated",
         version=session.version,

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from turnfold.errors import StartError, Unavailable
 from turnfold.process.turns import Turns
-from turnfold.store.database.inline_reader import Bare, Near, NotAtHand
+from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
 from turnfold.store.database.private_files import make_private
 
 BUSY_SECONDS = 30
@@ -65,7 +65,7 @@ class Database:
                 if self.is_sqlite
                 else _Awaited(self._engine(writes=True))
             )
-        self._near = Near(self._thread_engine(writes=False)) if self.is_sqlite else None
+        self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
     async def write(self, work: Callable[[Connection], Found]) -> Found:
         """Do some writing in one transaction, committed at its end and rolled back on any error.
@@ -80,7 +80,7 @@ class Database:
             raise StartError("this process was opened for reading only")
         return await self._writer.run(work)
 
-    async def empty_log(self) -> bool:
+    async def truncate_wal(self) -> bool:
         """On SQLite: bring what was written into the file itself, and empty the log beside it, where deleted text may still be.
 
         False when somebody who reads was in the way.
@@ -112,7 +112,7 @@ class Database:
             self._step_turns.give_back(asker)
 
     @asynccontextmanager
-    async def turn(self, lock: int) -> AsyncGenerator[None]:
+    async def advisory_lock(self, lock: int) -> AsyncGenerator[None]:
         """Hold off others who want the same turn; for who has it so long that it hangs, nobody waits. On SQLite one writes anyway.
 
         Raises:
@@ -131,25 +131,25 @@ class Database:
                         raise
                 yield
 
-    def at_hand(self, work: Callable[[Bare], Found]) -> Found:
+    def read_inline(self, work: Callable[[RawConnection], Found]) -> Found:
         """Do a little reading in one snapshot here and now; see `turnfold.store.database.inline_reader`.
 
         Raises:
             NotAtHand: use `snapshot`, which keeps nobody else waiting.
         """
         if self._near is None:
-            raise NotAtHand
+            raise WouldBlock
         return self._near.read(work)
 
-    async def glance(self, work: Callable[[Any], Found]) -> Found:
+    async def read_small(self, work: Callable[[Any], Found]) -> Found:
         """As `snapshot`, for a few rows of an index: read at once where they are at hand.
 
         Raises:
             Unavailable: the database cannot be reached now.
         """
         try:
-            return self.at_hand(work)
-        except NotAtHand:
+            return self.read_inline(work)
+        except WouldBlock:
             return await self.snapshot(work)
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ class Database:
     def _engine(self, *, writes: bool) -> AsyncEngine:
         """Connections to await; on SQLite only to read."""
         if not self.is_sqlite:
-            url, arguments = connecting(self.url)
+            url, arguments = split_ssl_options(self.url)
             options = {} if writes else {"isolation_level": "REPEATABLE READ"}
             return create_async_engine(
                 url,
@@ -207,7 +207,7 @@ class Database:
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
 
 
-def connecting(url: URL) -> tuple[URL, dict[str, str]]:
+def split_ssl_options(url: URL) -> tuple[URL, dict[str, str]]:
     """What an engine takes for a URL: its words on encryption (`sslmode`, `sslrootcert`) are libpq's, and asyncpg knows them in a DSN alone."""
     words = {
         name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"
@@ -383,7 +383,8 @@ class _Translated:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (
-            isinstance(error, DBAPIError) and (error.connection_invalidated or may_pass(error.orig))
+            isinstance(error, DBAPIError)
+            and (error.connection_invalidated or is_transient_error(error.orig))
         ):
             raise Unavailable(
                 f"the database cannot be used now ({_first_line(error)}); try again later"
@@ -402,7 +403,7 @@ _PASSING_KINDS = (
 """The last two are asyncpg's words for a connection that its server ended a moment ago, and for tables that were migrated meanwhile."""
 
 
-def may_pass(error: BaseException | None) -> bool:
+def is_transient_error(error: BaseException | None) -> bool:
     """Whether a later try of what made the driver raise this may succeed."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return sqlstate[:2] in _PASSING or type(error).__name__ in _PASSING_KINDS

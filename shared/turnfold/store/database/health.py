@@ -12,7 +12,7 @@ from turnfold.store.database.schema import compactions, dead_letters, outbox
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class DatabaseHealth:
     """Counts and times; `clock_ms` is the database's own clock, None where it has none of its own.
 
     `overdue` jobs are due and nobody takes them, `abandoned` ones are taken and their lease is long over, and `retried` ones
@@ -35,7 +35,7 @@ class SqlHealth:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def look(self, *, now_ms: int, patience_ms: int, most_attempts: int) -> Health:
+    async def look(self, *, now_ms: int, patience_ms: int, most_attempts: int) -> DatabaseHealth:
         """Look once; what has waited for less than `patience_ms` is no trouble yet.
 
         Raises:
@@ -43,7 +43,7 @@ class SqlHealth:
         """
         before = now_ms - patience_ms
 
-        def read(connection: Connection) -> Health:
+        def read(connection: Connection) -> DatabaseHealth:
             is_open = compactions.c.status.in_(
                 [literal_column("'pending'"), literal_column("'running'")]
             )
@@ -74,7 +74,7 @@ class SqlHealth:
                 )
             overdue, oldest_due_ms, abandoned, retried = jobs
             waiting, first = notices
-            return Health(
+            return DatabaseHealth(
                 clock_ms,
                 overdue,
                 oldest_due_ms,

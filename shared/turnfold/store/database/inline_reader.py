@@ -15,18 +15,18 @@ FAR_SECONDS = 1.0
 Found = TypeVar("Found")
 
 
-class NotAtHand(Exception):
+class WouldBlock(Exception):
     """This cannot be read without keeping others waiting; a thread may."""
 
 
-class Bare(NamedTuple):
+class RawConnection(NamedTuple):
     """The driver's connection itself: what stands around it otherwise costs as much as a statement."""
 
     dialect: Dialect
     connection: Any
 
 
-class Near:
+class InlineReader:
     """One connection that reads where it is asked.
 
     A reader waits for no writer, and what windows are made of is nearly always in memory. Should the file be busy all the
@@ -36,10 +36,10 @@ class Near:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._held: PoolProxiedConnection | None = None
-        self._bare: Bare | None = None
+        self._bare: RawConnection | None = None
         self._far_until = 0.0
 
-    def read(self, work: Callable[[Bare], Found]) -> Found:
+    def read(self, work: Callable[[RawConnection], Found]) -> Found:
         """Do a little reading in one snapshot; `work` sends its statements straight to the driver.
 
         Raises:
@@ -47,7 +47,7 @@ class Near:
         """
         began = time.monotonic()
         if began < self._far_until:
-            raise NotAtHand
+            raise WouldBlock
         try:
             bare = self._bare or self._opened()
             bare.connection.execute("BEGIN")
@@ -56,9 +56,9 @@ class Near:
             finally:
                 bare.connection.execute("ROLLBACK")
         except Unavailable as error:
-            raise NotAtHand from error
+            raise WouldBlock from error
         except self._engine.dialect.loaded_dbapi.Error as error:
-            raise NotAtHand from error
+            raise WouldBlock from error
         finally:
             ended = time.monotonic()
             if ended - began > SLOW_SECONDS:
@@ -70,8 +70,8 @@ class Near:
             self._held.close()
         self._engine.dispose()
 
-    def _opened(self) -> Bare:
+    def _opened(self) -> RawConnection:
         self._held = self._engine.raw_connection()
-        self._bare = Bare(self._engine.dialect, self._held.driver_connection)
+        self._bare = RawConnection(self._engine.dialect, self._held.driver_connection)
         self._bare.connection.execute("PRAGMA busy_timeout=0")
         return self._bare

@@ -34,7 +34,7 @@ async def next_seq(database: Database) -> int:
         )
 
 
-async def adopt(database: Database, *, created: str, first_seq: int) -> None:
+async def bind_to_stream(database: Database, *, created: str, first_seq: int) -> None:
     """Record the stream that this database belongs to from now on; what lies below its first sequence never comes."""
 
     def adopt(connection: Connection) -> None:
@@ -48,7 +48,7 @@ async def adopt(database: Database, *, created: str, first_seq: int) -> None:
     await database.write(adopt)
 
 
-async def belongs_to(database: Database) -> str | None:
+async def bound_stream(database: Database) -> str | None:
     """When the stream of this database was created; None before any was adopted."""
     async with database.read() as connection:
         created: str | None = (
@@ -71,7 +71,7 @@ async def wait_until_adopted(
     while True:
         recorded, trouble = None, None
         try:
-            recorded = await belongs_to(database)
+            recorded = await bound_stream(database)
         except Unavailable as error:
             trouble = error
         if recorded == created:

@@ -8,15 +8,15 @@ from typing import Any
 from turnfold.messages import (
     MESSAGES_PER_EVENT,
     ROLES,
-    Answer,
-    Call,
+    CallRef,
     CompactionId,
     EventId,
     Message,
     Priority,
+    ToolCall,
     position_of,
 )
-from turnfold.ports import Arrival
+from turnfold.ports import DecodedEvent
 from turnfold.store.database.schema import messages
 
 FACTS = [
@@ -55,8 +55,8 @@ def message_of(row: Sequence[Any]) -> Message:
         characters,
         lines,
         _PRIORITIES[priority],
-        tuple(Call(*call) for call in json.loads(calls)) if calls else (),
-        None if answers_position is None else Answer(answers_position, answers_slot),
+        tuple(ToolCall(*call) for call in json.loads(calls)) if calls else (),
+        None if answers_position is None else CallRef(answers_position, answers_slot),
         bool(is_copy),
         bool(is_meta),
         bool(is_irregular),
@@ -99,8 +99,8 @@ def evictable_of(row: Sequence[Any]) -> Message:
         tokens,
         is_meta=bool(is_meta),
         created_at_ms=created_at_ms,
-        calls=tuple([Call(*call) for call in json.loads(calls)]) if calls else (),
-        answers=None if answers_position is None else Answer(answers_position, answers_slot),
+        calls=tuple([ToolCall(*call) for call in json.loads(calls)]) if calls else (),
+        answers=None if answers_position is None else CallRef(answers_position, answers_slot),
     )
 
 
@@ -111,7 +111,7 @@ STORED = (
 """The columns of a message as intake fills them, in the order of `message_rows`."""
 
 
-def message_rows(arrival: Arrival, sid: int) -> list[tuple[Any, ...]]:
+def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
     """The rows of an event's messages, before pairing."""
     event_id, at_ms, is_truncated, is_error = (
         arrival.event_id,

@@ -15,7 +15,7 @@ _OLDEST = Prepared(
 _FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("sent",))
 
 
-class SqlOutbox:
+class SqlOutboxStore:
     """The outbox in a database; see `turnfold.ports.Outbox`."""
 
     def __init__(self, database: Database) -> None:
@@ -23,7 +23,7 @@ class SqlOutbox:
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
         """The oldest notices that the stream may not have yet."""
-        return await self._database.glance(
+        return await self._database.read_small(
             lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)]
         )
 

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.eviction.eviction import Load, cooldown_ms
-from turnfold.core.eviction.usage import Gauge
+from turnfold.core.eviction.eviction import SessionLoad, cooldown_ms
+from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.schema import (
@@ -43,8 +43,8 @@ class SessionRow:
 
     sid: int
     key: SessionKey
-    wishes: Wishes
-    agent_wishes: Wishes
+    wishes: PolicyOverrides
+    agent_wishes: PolicyOverrides
     model: str | None
     model_seq: int
     revision: int
@@ -74,9 +74,9 @@ class SessionRow:
     summary_tokens: int
 
     @property
-    def load(self) -> Load:
+    def load(self) -> SessionLoad:
         """What the triggers look at; a report does not count before it was metered."""
-        return Load(self.live_messages, self.live_tokens, self.rounds, self.factor)
+        return SessionLoad(self.live_messages, self.live_tokens, self.rounds, self.factor)
 
     @property
     def window_tokens(self) -> int:
@@ -98,9 +98,9 @@ class SessionRow:
         self.failures, self.cooldown_until_ms, self.cooldown_reason = 0, 0, None
 
     @property
-    def gauge(self) -> Gauge:
+    def gauge(self) -> UsageState:
         """What its model reported, as if no compaction had ever been."""
-        return Gauge(
+        return UsageState(
             self.factor,
             self.reported_seq,
             self.reported_at_ms,
@@ -110,7 +110,7 @@ class SessionRow:
         )
 
     @gauge.setter
-    def gauge(self, gauge: Gauge) -> None:
+    def gauge(self, gauge: UsageState) -> None:
         (
             self.factor,
             self.reported_seq,
@@ -192,7 +192,7 @@ def _unknown(connection: Connection, keys: Sequence[SessionKey]) -> list[Session
 
 def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> None:
     """Make sessions. Whoever does so holds the count of their agent: nobody makes the same ones, or one too many, meanwhile."""
-    counts = hold_counts(connection, {key.agent_id for key in missing})
+    counts = lock_session_counts(connection, {key.agent_id for key in missing})
     chosen: list[SessionKey] = []
     for key in _unknown(connection, missing):
         if counts[key.agent_id] < most:
@@ -207,7 +207,7 @@ def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> N
         )
 
 
-def hold_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
+def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
     """How many sessions each of these agents has; locked, which has to be done before any session is."""
     wanted = sorted(set(agent_ids))
     rows = [{"agent_id": agent_id} for agent_id in wanted]
@@ -231,8 +231,8 @@ def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow
     return SessionRow(
         sid,
         SessionKey(AgentId(agent_id), SessionId(session_id)),
-        Wishes(*rest[:3]),
-        Wishes(*rest[3:6]),
+        PolicyOverrides(*rest[:3]),
+        PolicyOverrides(*rest[3:6]),
         *rest[6:],
     )
 
@@ -243,7 +243,7 @@ def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
 
 
 @dataclass(slots=True)
-class Records:
+class SessionJournal:
     """The audit rows and notices of one transaction, in order; `actor` is who asked for it."""
 
     actor: str = WORKER
@@ -255,7 +255,7 @@ class Records:
         """The actor of this transaction; None for work that a worker does by itself."""
         return None if self.actor == WORKER else self.actor
 
-    def seal(
+    def add_audit_row(
         self,
         session: SessionRow,
         phase: str,
@@ -288,7 +288,7 @@ class Records:
         before, session.audit_hash = session.audit_hash, seal(session.audit_hash, sealed, by)
         self.audit_rows.append((*sealed, before, session.audit_hash, by))
 
-    def tell(self, session: SessionRow, subject: str, **fields: Any) -> None:
+    def add_notice(self, session: SessionRow, subject: str, **fields: Any) -> None:
         """Add a notice about the session; it carries the newest seal, so that a cut-off audit shows."""
         payload = {
             "agent_id": session.key.agent_id,

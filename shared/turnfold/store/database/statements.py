@@ -22,10 +22,10 @@ from sqlalchemy.types import TypeEngine
 from sqlalchemy.util import await_only
 
 from turnfold.errors import Unavailable
-from turnfold.store.database.engine import may_pass
+from turnfold.store.database.engine import is_transient_error
 
 
-class Readable(Protocol):
+class SupportsStatements(Protocol):
     """What a prepared statement needs of a connection: SQLAlchemy's has it, and so has `turnfold.store.database.inline_reader`."""
 
     @property
@@ -47,7 +47,7 @@ class Prepared:
         self._names = tuple(names)
         self._written: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...]]] = {}
 
-    def rows(self, connection: Readable, *values: Any) -> Sequence[Sequence[Any]]:
+    def rows(self, connection: SupportsStatements, *values: Any) -> Sequence[Sequence[Any]]:
         """All rows, in the types the driver gives."""
         sql, order, fixed = self._sql(connection.dialect)
         given = values + fixed
@@ -163,7 +163,9 @@ class PreparedPairs:
         return f"VALUES {', '.join(['(?, ?)'] * length)}"
 
 
-def _fetched(connection: Readable, sql: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+def _fetched(
+    connection: SupportsStatements, sql: str, values: tuple[Any, ...]
+) -> Sequence[Sequence[Any]]:
     """Straight from the driver: what SQLAlchemy would learn about the columns costs as much as the reading itself."""
     driver = connection.dialect.loaded_dbapi
     cursor = connection.connection.cursor()
@@ -171,7 +173,7 @@ def _fetched(connection: Readable, sql: str, values: tuple[Any, ...]) -> Sequenc
         cursor.execute(sql, values)
         rows: Sequence[Sequence[Any]] = cursor.fetchall()
     except driver.Error as error:
-        if may_pass(error):
+        if is_transient_error(error):
             raise Unavailable(
                 f"the database cannot be used now ({str(error)[:200]}); try again later"
             ) from error

@@ -25,7 +25,7 @@ _NOTICES = Prepared(select(func.count()).select_from(outbox), ())
 _UNINDEXED = Prepared(select(func.count()).where(sessions.c.unindexed_from.is_not(None)), ())
 
 
-class Waiting(NamedTuple):
+class QueueDepths(NamedTuple):
     """What waits: open jobs by status and the messages that they will speak for, how late the latest of them is, and the rest.
 
     A job is late from when its next attempt is due, or the lease of whoever works on it ran out.
@@ -39,20 +39,20 @@ class Waiting(NamedTuple):
     unindexed_sessions: int
 
 
-class SqlFigures:
+class SqlStatistics:
     """The figures of a database. Each method may raise Unavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def waiting(self, *, now_ms: int) -> Waiting:
+    async def waiting(self, *, now_ms: int) -> QueueDepths:
         """Count it."""
 
-        def count(connection: Connection) -> Waiting:
+        def count(connection: Connection) -> QueueDepths:
             jobs = {row[0]: row[1:] for row in _OPEN.rows(connection)}
             due_ms = min([int(row[2]) for row in jobs.values()], default=now_ms)
             ((notices,),), ((unindexed,),) = _NOTICES.rows(connection), _UNINDEXED.rows(connection)
-            return Waiting(
+            return QueueDepths(
                 pending=jobs["pending"][0] if "pending" in jobs else 0,
                 running=jobs["running"][0] if "running" in jobs else 0,
                 messages=sum([int(row[1] or 0) for row in jobs.values()]),

@@ -22,10 +22,10 @@ from sqlalchemy import (
 from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import EVENT_TYPES, session_subject, token_of
 from turnfold.core.history.audit_chain import WORKER
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.ports import Arrival, DeadLetter, Erased, Rules
+from turnfold.ports import DeadLetter, DecodedEvent, EraseResult, Rules
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import (
     agents,
@@ -44,14 +44,14 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.session_rows import (
     ANY_NUMBER,
-    Records,
+    SessionJournal,
     SessionRow,
-    hold_counts,
     lock_by_key,
     lock_by_sid,
+    lock_session_counts,
 )
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, PreparedPairs
-from turnfold.store.ingest.search_index import clear_away, leave_behind
+from turnfold.store.ingest.search_index import queue_index_removal, remove_indexed
 
 RETENTION = "retention"
 AT_ONCE = 400
@@ -127,7 +127,7 @@ _INGESTED_TO = Prepared(
 )
 
 
-class SqlErasures:
+class SqlErasureStore:
     """What is left to do after erasures in a database; see `turnfold.ports.ErasureStore`."""
 
     def __init__(self, database: Database) -> None:
@@ -163,16 +163,16 @@ class SqlErasures:
 
     async def tidy(self) -> bool:
         """Remove words of what was erased from SQLite's index, and empty the log beside its file, which may hold it, too."""
-        await clear_away(self._database)
-        return await self._database.empty_log()
+        await remove_indexed(self._database)
+        return await self._database.truncate_wal()
 
 
 def erase(
     connection: Connection, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str
-) -> Erased:
+) -> EraseResult:
     """Erase a session, or all of an agent, in the transaction that is open."""
-    keep_apart(connection, is_erasing=True)
-    hold_counts(connection, [key.agent_id if isinstance(key, SessionKey) else key])
+    lock_against_erase(connection, is_erasing=True)
+    lock_session_counts(connection, [key.agent_id if isinstance(key, SessionKey) else key])
     if isinstance(key, SessionKey):
         # One that nobody knows may have events on their way: it gets its tombstone like any other.
         locked = list(lock_by_key(connection, [key], create=ANY_NUMBER).values())
@@ -198,13 +198,13 @@ def erase(
     )
     if not isinstance(key, SessionKey):
         connection.execute(delete(session_counts).where(session_counts.c.agent_id == key))
-    return found if is_known else Erased()
+    return found if is_known else EraseResult()
 
 
 def _expire(connection: Connection, *, sid: int, rules: Rules, now_ms: int) -> None:
     """Erase a session whose time is over; what is on its way to it was published since, and begins it afresh."""
-    keep_apart(connection, is_erasing=True)
-    hold_counts(
+    lock_against_erase(connection, is_erasing=True)
+    lock_session_counts(
         connection,
         connection.execute(select(sessions.c.agent_id).where(sessions.c.sid == sid)).scalars(),
     )
@@ -226,8 +226,8 @@ def _erase_sessions(
     now_ms: int,
     reason: str,
     actor: str,
-) -> Erased:
-    records, total = Records(actor), 0
+) -> EraseResult:
+    records, total = SessionJournal(actor), 0
     for some in _portions(locked):
         sids = [session.sid for session in some]
         stored = connection.execute(
@@ -253,14 +253,14 @@ def _erase_sessions(
         )
         _forget_in_stream(connection, chain((row.stream_seq for row in stored), further))
         # What keeps words of messages outside of these tables has to forget them here.
-        leave_behind(connection, sids)
+        queue_index_removal(connection, sids)
         for table in HANGING:
             connection.execute(delete(table).where(table.c.sid.in_(sids)))
         connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
         for session in some:
             number = counts.get(session.sid, 0)
             total += number
-            records.seal(
+            records.add_audit_row(
                 session,
                 "erased",
                 at_ms=now_ms,
@@ -278,7 +278,7 @@ def _erase_sessions(
                 hash_=session.audit_hash,
             )
     records.write(connection)
-    return Erased(len(locked), total)
+    return EraseResult(len(locked), total)
 
 
 def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
@@ -349,7 +349,7 @@ def _remember(
 # --- what does not come back
 
 
-def keep_apart(connection: Connection, *, is_erasing: bool = False) -> None:
+def lock_against_erase(connection: Connection, *, is_erasing: bool = False) -> None:
     """Hold off erasures while events are stored, and events during an erasure; taken before any session is locked.
 
     A session that does not exist yet has no row to lock. On SQLite one transaction writes at a time anyway.
@@ -364,7 +364,7 @@ _LOCK = int.from_bytes(sha256(b"turnfold.erasures").digest()[:7])
 
 
 def erased_before(
-    connection: Connection, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]
+    connection: Connection, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
 ) -> set[int]:
     """The sequences of those that were erased before they came; the stream will forget them too."""
     if not _ANY.rows(connection):
@@ -407,7 +407,7 @@ def erased_before(
     return gone
 
 
-def note_copies(connection: Connection, found: Iterable[tuple[int, int]]) -> None:
+def record_duplicates(connection: Connection, found: Iterable[tuple[int, int]]) -> None:
     """Remember where else the stream holds an event of a session."""
     rows = [{"sid": sid, "stream_seq": seq} for sid, seq in sorted(found)]
     if rows:
@@ -441,6 +441,6 @@ def _portions(some: Sequence[Any]) -> Iterable[Sequence[Any]]:
     return (some[start : start + AT_ONCE] for start in range(0, len(some), AT_ONCE))
 
 
-def _wishes(columns: Sequence[Any]) -> tuple[Wishes, Wishes]:
+def _wishes(columns: Sequence[Any]) -> tuple[PolicyOverrides, PolicyOverrides]:
     """Of the agent and of the session."""
-    return Wishes(*columns[3:]), Wishes(*columns[:3])
+    return PolicyOverrides(*columns[3:]), PolicyOverrides(*columns[:3])

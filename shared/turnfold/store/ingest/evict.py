@@ -9,24 +9,24 @@ from sqlalchemy import Connection, bindparam, func, select, text, update
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
 from turnfold.core.eviction.eviction import (
     SUMMARY_DELAY_MS,
-    Due,
     Evict,
     Eviction,
-    Hold,
+    FiredTrigger,
+    RestoreHold,
     Trigger,
-    decide,
-    kept_within,
+    clamp_keep_tokens,
+    decide_eviction,
     load_of,
 )
-from turnfold.core.eviction.usage import Meter, Reading, usage_trigger
+from turnfold.core.eviction.usage import UsageInput, UsageReading, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message
 from turnfold.observability.tracing import span
-from turnfold.ports import Arrival, Rules
+from turnfold.ports import DecodedEvent, Rules
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.schema import compactions, messages
-from turnfold.store.database.session_rows import Records, SessionRow
+from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import (
     Bulk,
     BulkInsert,
@@ -35,7 +35,7 @@ from turnfold.store.database.statements import (
     PreparedPairs,
     bulk_update,
 )
-from turnfold.store.ingest.usage import Learning, settled
+from turnfold.store.ingest.usage import Calibrator, calibration_cutoff
 
 _LIVE = PreparedIn(
     select(*EVICTABLE)
@@ -102,11 +102,11 @@ _ASKED_BY = Prepared(
 def evict(
     connection: Connection,
     changed: Sequence[SessionRow],
-    new: Mapping[int, Mapping[int, Reading | None]],
-    arrived: Mapping[int, Arrival],
-    learning: Learning,
+    new: Mapping[int, Mapping[int, UsageReading | None]],
+    arrived: Mapping[int, DecodedEvent],
+    learning: Calibrator,
     rules: Rules,
-    records: Records,
+    records: SessionJournal,
 ) -> int:
     """Evict what became due as these events of each session were stored; how many compactions that opened.
 
@@ -120,7 +120,7 @@ def evict(
         for session in changed
         if _has_to_be_metered(session, readings.get(session.sid, {}), rules)
     ]
-    settled_ms = settled(connection, metered)
+    settled_ms = calibration_cutoff(connection, metered)
     due = [session for session in changed if session.sid in settled_ms or _fired(session, rules)]
     opening = _Opening(connection, rules, records, arrived)
     live = _live(connection, due)
@@ -145,7 +145,7 @@ def evict(
                 session, found, here, policy, at_ms=session.last_event_at_ms or 0, seq=newest
             )
             continue
-        hold = Hold(session.held_to_tokens, session.tokens_total)
+        hold = RestoreHold(session.held_to_tokens, session.tokens_total)
         for eviction in rules.evictions(
             here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter, hold
         ):
@@ -158,7 +158,9 @@ def evict(
     return opening.store()
 
 
-def _has_to_be_metered(session: SessionRow, readings: Mapping[int, Reading], rules: Rules) -> bool:
+def _has_to_be_metered(
+    session: SessionRow, readings: Mapping[int, UsageReading], rules: Rules
+) -> bool:
     """Whether a report may be over the limit, or may end a row of evictions; that is seldom so."""
     reported = max([one.tokens for one in readings.values()], default=0)
     if session.usage_evictions and reported:
@@ -174,21 +176,21 @@ def _has_to_be_metered(session: SessionRow, readings: Mapping[int, Reading], rul
 
 
 def _meter(
-    session: SessionRow, settled_ms: int, readings: Mapping[int, Reading], learning: Learning
-) -> Meter:
+    session: SessionRow, settled_ms: int, readings: Mapping[int, UsageReading], learning: Calibrator
+) -> UsageInput:
     def learn(seq: int, at_ms: int) -> float:
         learning.evicted(session.sid, at_ms)
         return learning.factor(session.key.agent_id, session.model, seq)
 
-    return Meter(session.gauge._replace(settled_ms=settled_ms), readings, learn)
+    return UsageInput(session.gauge._replace(settled_ms=settled_ms), readings, learn)
 
 
 def evict_now(
     connection: Connection,
     session: SessionRow,
-    reason: Due | None,
+    reason: FiredTrigger | None,
     rules: Rules,
-    records: Records,
+    records: SessionJournal,
     *,
     now_ms: int,
 ) -> int | None:
@@ -209,7 +211,7 @@ def evict_now(
             live, session.load, now_ms
         )
         opened = opening.open(session, eviction, live)
-        learning = Learning(connection)
+        learning = Calibrator(connection)
         learning.evicted(session.sid, now_ms)
         factor = learning.factor(session.key.agent_id, session.model, live[-1].stream_seq)
         session.gauge = session.gauge.evicted(by_report=False, factor=factor)
@@ -218,11 +220,11 @@ def evict_now(
 
 
 def planned(
-    connection: Connection, sid: int, due: Due, policy: Policy, *, now_ms: int
+    connection: Connection, sid: int, due: FiredTrigger, policy: Policy, *, now_ms: int
 ) -> Eviction | None:
     """What a planned compaction of a session comes to now; None when nothing would leave."""
     live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
-    decision = decide(live, kept_within(policy, due), due.trigger, now_ms=now_ms)
+    decision = decide_eviction(live, clamp_keep_tokens(policy, due), due.trigger, now_ms=now_ms)
     return (
         Eviction(due, decision.evicted, len(live), load_of(live), now_ms)
         if isinstance(decision, Evict)
@@ -230,12 +232,12 @@ def planned(
     )
 
 
-def leave(
+def mark_evicted(
     connection: Connection,
     session: SessionRow,
     compaction_id: int,
     eviction: Eviction,
-    records: Records,
+    records: SessionJournal,
     *,
     model: str | None,
     now_ms: int,
@@ -280,15 +282,19 @@ def leave(
     )
 
 
-def _fired(session: SessionRow, rules: Rules) -> Sequence[Due]:
+def _fired(session: SessionRow, rules: Rules) -> Sequence[FiredTrigger]:
     """The triggers that all live messages together set off; where they set off none, no part of them does."""
     policy = rules.policy(session.agent_wishes, session.wishes)
     return rules.fired(session.load, policy, rules.model_window(session.model, policy))
 
 
 def _first_to_win(
-    found: Sequence[Due], live: Sequence[Message], policy: Policy, rules: Rules, now_ms: int
-) -> tuple[Due | None, tuple[Message, ...]]:
+    found: Sequence[FiredTrigger],
+    live: Sequence[Message],
+    policy: Policy,
+    rules: Rules,
+    now_ms: int,
+) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
     """The first of these triggers for which enough would leave, and what that is."""
     for due in found:
         decision = rules.decide(live, policy, due, now_ms)
@@ -315,7 +321,7 @@ CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
 
 
 def _let_go(
-    session: SessionRow, compaction_id: int, eviction: Eviction, records: Records, *, checkpoint: str | None, model: str | None = None,
+    session: SessionRow, compaction_id: int, eviction: Eviction, records: SessionJournal, *, checkpoint: str | None, model: str | None = None,
     actor: str | None = None,
 ) -> int:  # fmt: skip
     """Take these messages off the session's counters, and say so; what live messages and summary counted before.
@@ -329,7 +335,7 @@ def _let_go(
     session.live_tokens -= eviction.tokens
     session.rounds -= eviction.load.rounds
     session.revision += 1
-    records.seal(
+    records.add_audit_row(
         session,
         "evicted",
         at_ms=eviction.at_ms,
@@ -346,7 +352,7 @@ def _let_go(
         session_model=session.model,
         **_escalation(eviction),
     )
-    records.tell(
+    records.add_notice(
         session,
         "context.compressed",
         compaction_id=str(compaction_id),
@@ -380,7 +386,7 @@ def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int
     return runs
 
 
-NOTHING: Mapping[int, Arrival] = {}
+NOTHING: Mapping[int, DecodedEvent] = {}
 
 
 class _Opening:
@@ -390,8 +396,8 @@ class _Opening:
         self,
         connection: Connection,
         rules: Rules,
-        records: Records,
-        arrived: Mapping[int, Arrival] = NOTHING,
+        records: SessionJournal,
+        arrived: Mapping[int, DecodedEvent] = NOTHING,
     ) -> None:
         self._connection = connection
         self._rules = rules
@@ -455,7 +461,7 @@ class _Opening:
     def plan(
         self,
         session: SessionRow,
-        found: Sequence[Due],
+        found: Sequence[FiredTrigger],
         live: Sequence[Message],
         policy: Policy,
         *,
@@ -475,7 +481,7 @@ class _Opening:
         compaction_id = self._rules.new_id()
         session.compactions += 1
         before = session.window_tokens
-        self._records.seal(
+        self._records.add_audit_row(
             session, "selective_start", at_ms=at_ms, compaction_id=compaction_id, tokens_before=before, trigger=str(due.trigger),
             live=len(live), session_model=session.model, checkpoint=self._checkpoint(seq),
         )  # fmt: skip
@@ -500,7 +506,7 @@ class _Opening:
     def _digests(self) -> Mapping[int, tuple[str, int]]:
         """What stands for each eviction until its summary does, and its tokens; the texts of all are read at once."""
         quoted = {
-            compaction_id: (sid, self._rules.quoted(evicted))
+            compaction_id: (sid, self._rules.digest_messages(evicted))
             for compaction_id, (sid, evicted) in self._evicted.items()
         }
         places = [(sid, message.position) for sid, some in quoted.values() for message in some]
@@ -511,4 +517,4 @@ class _Opening:
         }
 
 
-REQUESTED = Due(Trigger.REQUEST, 0)
+REQUESTED = FiredTrigger(Trigger.REQUEST, 0)

@@ -2,12 +2,12 @@
 
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
-from turnfold.core.eviction.eviction import Due, Trigger
+from turnfold.core.eviction.eviction import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Mode
 from turnfold.ports import Rules
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import sessions
-from turnfold.store.database.session_rows import Records, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
 from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.evict import evict_now
 
@@ -23,7 +23,7 @@ _NEXT_IDLE = Prepared(
 )
 
 
-class SqlIdle:
+class SqlIdleStore:
     """Idle sessions in a database; see `turnfold.ports.IdleStore`."""
 
     def __init__(self, database: Database) -> None:
@@ -52,11 +52,13 @@ def _evict_idle(connection: Connection, idle: list[int], rules: Rules, now_ms: i
         for session in lock_by_sid(connection, idle).values()
         if session.idle_at_ms is not None and session.idle_at_ms <= now_ms
     ]
-    records = Records()
+    records = SessionJournal()
     for session in locked:
         # Once until somebody speaks again.
         session.idle_at_ms = None
         if rules.policy(session.agent_wishes, session.wishes).mode is Mode.AUTO:
-            evict_now(connection, session, Due(Trigger.IDLE, 0), rules, records, now_ms=now_ms)
+            evict_now(
+                connection, session, FiredTrigger(Trigger.IDLE, 0), rules, records, now_ms=now_ms
+            )
     records.write(connection)
     write_back(connection, locked)

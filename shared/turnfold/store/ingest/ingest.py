@@ -18,10 +18,17 @@ from sqlalchemy.exc import (
 )
 
 from turnfold.core.eviction.eviction import idle_at_ms
-from turnfold.core.eviction.usage import Reading
+from turnfold.core.eviction.usage import UsageReading
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
-from turnfold.ports import NO_PAYLOADS, PAYLOAD_KEPT_BYTES, Arrival, DeadLetter, Ingested, Rules
+from turnfold.ports import (
+    NO_PAYLOADS,
+    PAYLOAD_KEPT_BYTES,
+    DeadLetter,
+    DecodedEvent,
+    IngestResult,
+    Rules,
+)
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.message_rows import STORED, message_rows, storable
@@ -34,13 +41,13 @@ from turnfold.store.database.schema import (
     tool_calls,
     usage_reports,
 )
-from turnfold.store.database.session_rows import Records, SessionRow, lock_by_key, write_back
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.statements import BulkInsert, PreparedPairs, bulk_update
-from turnfold.store.ingest.erase import erased_before, keep_apart, note_copies
+from turnfold.store.ingest.erase import erased_before, lock_against_erase, record_duplicates
 from turnfold.store.ingest.evict import evict
-from turnfold.store.ingest.pairing import Touched, pair_again
-from turnfold.store.ingest.search_index import forget
-from turnfold.store.ingest.usage import INSERT_REPORTS, Learning
+from turnfold.store.ingest.pairing import Touched, repair_pairs
+from turnfold.store.ingest.search_index import delete_indexed
+from turnfold.store.ingest.usage import INSERT_REPORTS, Calibrator
 
 EVENT_ID_REUSED = "event_id_reused"
 ANOTHER_EVENT = "this event id stands for other content or another session of the agent"
@@ -74,7 +81,7 @@ _MISSING = int.from_bytes(sha256(b"turnfold.missing").digest()[:7])
 """The lock of whoever stores what is missing."""
 
 
-class Known(NamedTuple):
+class StoredEventKey(NamedTuple):
     """A stored event, as far as a copy of it is compared with it."""
 
     sid: int
@@ -82,7 +89,7 @@ class Known(NamedTuple):
     digest: bytes
 
 
-class SqlIntake:
+class SqlIngestStore:
     """The intake on a database; see `turnfold.ports.IntakeStore`."""
 
     def __init__(self, database: Database) -> None:
@@ -90,17 +97,17 @@ class SqlIntake:
 
     async def ingest(
         self,
-        arrivals: Sequence[Arrival],
+        arrivals: Sequence[DecodedEvent],
         dead: Sequence[DeadLetter],
         *,
         rules: Rules,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
-    ) -> Ingested:
+    ) -> IngestResult:
         """Store a batch in one transaction."""
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
             return await self._database.write(
-                lambda connection: _Batch(connection, rules, payloads).store(ordered, dead)
+                lambda connection: _BatchWriter(connection, rules, payloads).write(ordered, dead)
             )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
@@ -123,36 +130,36 @@ class SqlIntake:
         """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
         return await self._database.snapshot(lambda connection: ranges.gaps(connection, up_to))
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
+    def backfill_lock(self) -> AbstractAsyncContextManager[None]:
         """Take turns with other workers that store what is missing."""
-        return self._database.turn(_MISSING)
+        return self._database.advisory_lock(_MISSING)
 
     async def ingested_to(self) -> int:
         """The sequence up to which none is missing."""
         return await self._database.snapshot(ranges.whole_to)
 
 
-class _Batch:
+class _BatchWriter:
     """One batch while its transaction is open."""
 
     def __init__(self, connection: Connection, rules: Rules, payloads: Mapping[int, bytes]) -> None:
         self._connection = connection
         self._rules = rules
         self._payloads = payloads
-        self._records = Records()
+        self._records = SessionJournal()
         self._sessions: dict[SessionKey, SessionRow] = {}
         self._touched: set[Touched] = set()
         self._dead: list[DeadLetter] = []
-        self._new: list[Arrival] = []
+        self._new: list[DecodedEvent] = []
         self._moved: set[SessionKey] = set()
         self._copies: set[tuple[int, int]] = set()
         self._duplicates = 0
 
-    def store(self, arrivals: Sequence[Arrival], dead: Sequence[DeadLetter]) -> Ingested:
+    def write(self, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]) -> IngestResult:
         sequences = [arrival.stream_seq for arrival in arrivals] + [
             letter.stream_seq for letter in dead
         ]
-        keep_apart(self._connection)
+        lock_against_erase(self._connection)
         if erased := erased_before(self._connection, arrivals, dead):
             self._duplicates += len(erased)
             arrivals = [arrival for arrival in arrivals if arrival.stream_seq not in erased]
@@ -163,18 +170,18 @@ class _Batch:
             arrivals = self._admit(arrivals)
         if arrivals:
             self._insert(arrivals)
-            paired = pair_again(self._connection, self._touched, self._rules.pair)
+            paired = repair_pairs(self._connection, self._touched, self._rules.pair)
             for session in self._sessions.values():
                 session.evicted_changes += session.sid in paired
             nameless = {session.sid for session in self._sessions.values() if session.model is None}
             changed = self._count()
-            new: defaultdict[int, dict[int, Reading | None]] = defaultdict(dict)
+            new: defaultdict[int, dict[int, UsageReading | None]] = defaultdict(dict)
             for arrival in self._new:
                 seq, at_ms, report = arrival.stream_seq, arrival.at_ms, arrival.report
                 new[self._sessions[arrival.key].sid][seq] = (
-                    Reading(seq, at_ms, report.tokens) if report else None
+                    UsageReading(seq, at_ms, report.tokens) if report else None
                 )
-            learning = Learning(
+            learning = Calibrator(
                 self._connection, sum(arrival.report is not None for arrival in self._new)
             )
             # A session that names its model for the first time begins with what was known of that before.
@@ -194,12 +201,14 @@ class _Batch:
             self._remove_empty()
         self._records.write(self._connection)
         self._bury()
-        note_copies(self._connection, self._copies)
+        record_duplicates(self._connection, self._copies)
         ranges.add(self._connection, runs(sequences))
         messages_new = sum(len(arrival.messages) for arrival in self._new)
-        return Ingested(len(self._new), messages_new, self._duplicates, len(self._dead), evictions)
+        return IngestResult(
+            len(self._new), messages_new, self._duplicates, len(self._dead), evictions
+        )
 
-    def _admit(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+    def _admit(self, arrivals: Sequence[DecodedEvent]) -> Sequence[DecodedEvent]:
         """Lock the sessions of these events and make those that are new, as far as their agents may have more; the rest is refused."""
         keys = dict.fromkeys(arrival.key for arrival in arrivals)
         self._sessions = lock_by_key(self._connection, keys, create=self._rules.max_sessions)
@@ -227,7 +236,7 @@ class _Batch:
 
     # --- new, known, or another under a known id
 
-    def _insert(self, arrivals: Sequence[Arrival]) -> None:
+    def _insert(self, arrivals: Sequence[DecodedEvent]) -> None:
         """Insert what is new. Nearly always all of it is, so that is tried first; the keys of the tables say when it is not."""
         fresh, again = _first_of_each(arrivals)
         try:
@@ -240,14 +249,14 @@ class _Batch:
         for arrival in again:
             self._unknown([arrival])
 
-    def _unknown(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+    def _unknown(self, arrivals: Sequence[DecodedEvent]) -> list[DecodedEvent]:
         """Those whose event is not stored; the others are duplicates, moved or refused."""
         ids = sorted((arrival.key.agent_id, arrival.event_id) for arrival in arrivals)
         known = {
-            (agent_id, event_id): Known(*rest)
+            (agent_id, event_id): StoredEventKey(*rest)
             for agent_id, event_id, *rest in _KNOWN.rows(self._connection, ids)
         }
-        fresh: list[Arrival] = []
+        fresh: list[DecodedEvent] = []
         for arrival in arrivals:
             row = known.get((arrival.key.agent_id, arrival.event_id))
             if row is None:
@@ -256,7 +265,7 @@ class _Batch:
                 self._meet_known(arrival, row)
         return fresh
 
-    def _meet_known(self, arrival: Arrival, row: Known) -> None:
+    def _meet_known(self, arrival: DecodedEvent, row: StoredEventKey) -> None:
         """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
         sid = self._sessions[arrival.key].sid
         if row.sid != sid:
@@ -276,7 +285,7 @@ class _Batch:
         if arrival.stream_seq < row.stream_seq:
             self._move(arrival, span)
 
-    def _is_stored(self, arrival: Arrival, span: dict[str, int]) -> bool:
+    def _is_stored(self, arrival: DecodedEvent, span: dict[str, int]) -> bool:
         """Whether the messages at these positions say what the event says, written otherwise."""
         stored = self._connection.execute(_BODIES, span).all()
         said = [json.loads(message.body) for message in arrival.messages]
@@ -284,7 +293,7 @@ class _Batch:
             bool(one) == arrival.is_error for _, one in stored
         )
 
-    def _move(self, arrival: Arrival, span: dict[str, int]) -> None:
+    def _move(self, arrival: DecodedEvent, span: dict[str, int]) -> None:
         """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
         connection, sid = self._connection, span["of_sid"]
         first = position_of(arrival.stream_seq, 0)
@@ -300,7 +309,7 @@ class _Batch:
             connection.execute(select(func.max(messages.c.created_at_ms)).where(mine)).scalar()
             == self._sessions[arrival.key].last_event_at_ms
         )
-        forget(connection, sid, first=span["first"], last=span["last"])
+        delete_indexed(connection, sid, first=span["first"], last=span["last"])
         connection.execute(delete(messages).where(mine))
         calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(
             span["first"], span["last"]
@@ -337,7 +346,7 @@ class _Batch:
             session.idle_at_ms = self._idle_at_ms(session)
         self._moved.add(arrival.key)
 
-    def _refuse(self, arrival: Arrival, reason: str, detail: str) -> None:
+    def _refuse(self, arrival: DecodedEvent, reason: str, detail: str) -> None:
         payload = self._payloads.get(arrival.stream_seq, b"")
         told = (
             arrival.stream_seq,
@@ -350,7 +359,7 @@ class _Batch:
         )
         self._dead.append(DeadLetter(*told, key=arrival.key))
 
-    def _insert_rows(self, arrivals: Sequence[Arrival]) -> None:
+    def _insert_rows(self, arrivals: Sequence[DecodedEvent]) -> None:
         event_rows: list[tuple[Any, ...]] = []
         rows: list[tuple[Any, ...]] = []
         calls: list[tuple[Any, ...]] = []
@@ -405,7 +414,7 @@ class _Batch:
 
     def _count(self) -> list[SessionRow]:
         """Bring the counters of the touched sessions up to date; the sessions that changed."""
-        by_session: defaultdict[SessionKey, list[Arrival]] = defaultdict(list)
+        by_session: defaultdict[SessionKey, list[DecodedEvent]] = defaultdict(list)
         for arrival in self._new:
             by_session[arrival.key].append(arrival)
         for key, arrivals in by_session.items():
@@ -463,9 +472,11 @@ def _letter_row(letter: DeadLetter) -> dict[str, Any]:
     return {**row, "agent_id": agent_id, "session_id": session_id}
 
 
-def _first_of_each(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Arrival]]:
+def _first_of_each(
+    arrivals: Sequence[DecodedEvent],
+) -> tuple[list[DecodedEvent], list[DecodedEvent]]:
     """The first of each event in a batch, and those that name an event again."""
-    first: dict[tuple[str, str], Arrival] = {}
+    first: dict[tuple[str, str], DecodedEvent] = {}
     again = [
         one
         for one in arrivals

@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from turnfold.core.history.pairing import CallSeen, ResultSeen, Verdict
-from turnfold.messages import Answer
+from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition
+from turnfold.messages import CallRef
 from turnfold.store.database.schema import messages, tool_calls
 from turnfold.store.database.statements import PreparedPairs, bulk_update
 
@@ -39,10 +39,10 @@ _DECIDED = bulk_update(
 AT_ONCE = 400
 
 
-def pair_again(
+def repair_pairs(
     connection: Connection,
     touched: Iterable[Touched],
-    pair: Callable[[Iterable[CallSeen], Iterable[ResultSeen]], dict[int, Verdict]],
+    pair: Callable[[Iterable[CallPosition], Iterable[ResultPosition]], dict[int, MatchedResult]],
 ) -> set[int]:
     """Recompute the pairing of these call ids in stream order, evicted rows included, and store what changed.
 
@@ -56,18 +56,18 @@ def pair_again(
 
 
 def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> set[int]:
-    calls: defaultdict[Touched, list[CallSeen]] = defaultdict(list)
-    results: defaultdict[Touched, list[ResultSeen]] = defaultdict(list)
-    stored: dict[tuple[int, int], Verdict] = {}
+    calls: defaultdict[Touched, list[CallPosition]] = defaultdict(list)
+    results: defaultdict[Touched, list[ResultPosition]] = defaultdict(list)
+    stored: dict[tuple[int, int], MatchedResult] = {}
     evicted: set[tuple[int, int]] = set()
     for sid, call_id, position, slot in _CALLS.rows(connection, touched):
-        calls[sid, call_id].append(CallSeen(position, slot))
+        calls[sid, call_id].append(CallPosition(position, slot))
     for sid, call_id, position, digest, answers, slot, is_copy, compaction_id in _RESULTS.rows(
         connection, touched
     ):
-        results[sid, call_id].append(ResultSeen(position, digest))
-        stored[sid, position] = Verdict(
-            None if answers is None else Answer(answers, slot), bool(is_copy)
+        results[sid, call_id].append(ResultPosition(position, digest))
+        stored[sid, position] = MatchedResult(
+            None if answers is None else CallRef(answers, slot), bool(is_copy)
         )
         if compaction_id is not None:
             evicted.add((sid, position))

@@ -43,7 +43,7 @@ UNDIVIDED = "z"
 """The term of a text with too many terms: it is read whenever its session is searched."""
 
 
-class Waiting(NamedTuple):
+class UnindexedMessage(NamedTuple):
     """A message that is not in the index yet."""
 
     sid: int
@@ -56,7 +56,7 @@ def of_session(sid: int, term: str) -> str:
     return f"{sid}{term}"
 
 
-class SqlIndex:
+class SqlSearchIndex:
     """The index of a database; see `turnfold.ports.WordIndex`."""
 
     def __init__(self, database: Database) -> None:
@@ -115,10 +115,10 @@ _WAIT = bulk_update(sessions, where=("sid",), values=("unindexed_from",))
 _INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
 
 
-def _waiting(connection: Connection) -> tuple[dict[int, list[Waiting]], bool]:
+def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]], bool]:
     """What is next of each session with something to index, and whether more waits."""
     unindexed = _UNINDEXED[connection.dialect.name]
-    found: dict[int, list[Waiting]] = {}
+    found: dict[int, list[UnindexedMessage]] = {}
     room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
     due = _DUE.rows(connection, SESSIONS_AT_ONCE)
     is_more = len(due) == SESSIONS_AT_ONCE
@@ -133,14 +133,19 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[Waiting]], bool]:
         found[sid] = (
             []
             if last is None
-            else [Waiting(sid, *row) for row in unindexed.bodies.rows(connection, sid, first, last)]
+            else [
+                UnindexedMessage(sid, *row)
+                for row in unindexed.bodies.rows(connection, sid, first, last)
+            ]
         )
         if room <= 0 or characters <= 0:
             return found, True
     return found, is_more
 
 
-def _taken_apart(found: Mapping[int, Iterable[Waiting]]) -> dict[int, dict[int, list[str]]]:
+def _taken_apart(
+    found: Mapping[int, Iterable[UnindexedMessage]],
+) -> dict[int, dict[int, list[str]]]:
     return {
         sid: {row.position: terms_of_body(sid, row.body) for row in rows}
         for sid, rows in found.items()
@@ -180,7 +185,7 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) 
     _WAIT.run(connection, wait)
 
 
-def forget(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
+def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
     """Take the messages of a session between two positions, or all, out of the index.
 
     To be called in the transaction that deletes them, and before it does: an index without texts has to be told what it held.
@@ -210,7 +215,7 @@ _DELETE_SQLITE = text(
 )
 
 
-def leave_behind(connection: Connection, sids: Sequence[int]) -> None:
+def queue_index_removal(connection: Connection, sids: Sequence[int]) -> None:
     """Take whole sessions out of the index, which are about to be deleted.
 
     Nobody looks for their numbers any more. What it takes to remove their words from SQLite's index would hold up all who
@@ -226,7 +231,7 @@ def leave_behind(connection: Connection, sids: Sequence[int]) -> None:
     connection.execute(insert(leftovers).from_select(["position", "sid", "body"], aside))
 
 
-async def clear_away(database: Database) -> None:
+async def remove_indexed(database: Database) -> None:
     """Remove the words of what was erased from the index and from the file, one short transaction after the other."""
     if not database.is_sqlite:
         return
@@ -236,7 +241,7 @@ async def clear_away(database: Database) -> None:
         .limit(MESSAGES_AT_ONCE)
     )
     while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
-        gone = await asyncio.to_thread(_told_of, [Waiting(*row) for row in aside])
+        gone = await asyncio.to_thread(_told_of, [UnindexedMessage(*row) for row in aside])
         await database.write(partial(_clear, gone=gone))
     # A word goes from the file when the part of the index that names it is written anew.
     if await database.snapshot(
@@ -250,7 +255,7 @@ async def clear_away(database: Database) -> None:
         )
 
 
-def _told_of(rows: Iterable[Waiting]) -> list[dict[str, Any]]:
+def _told_of(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
     return [_told(row.sid, row.position, row.body) for row in rows]
 
 

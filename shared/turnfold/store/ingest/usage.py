@@ -10,8 +10,8 @@ from turnfold.core.eviction.usage import (
     COMPACTIONS_LOOKED_AT,
     NEVER_MS,
     REPORTS_LOOKED_AT,
-    Difference,
-    learnt_factor,
+    ReportDelta,
+    calibration_factor,
 )
 from turnfold.messages import MESSAGES_PER_EVENT, position_of
 from turnfold.store.database.schema import compactions, messages, sessions, usage_reports
@@ -139,7 +139,7 @@ _NEWEST_COMPACTION = PreparedPairs(
 )
 
 
-def settled(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, int]:
+def calibration_cutoff(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, int]:
     """When the last compaction of each session was done (ms since 1970): far off where it is not, -1 where there was none.
 
     One that only writes a version again is opened when all others are done, and keeps nothing waiting.
@@ -156,13 +156,13 @@ def settled(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, 
     return {session.sid: found.get(session.sid, -1) for session in some}
 
 
-class Learning:
+class Calibrator:
     """The factors of one transaction: learnt from what is stored, and from the evictions it is about to store."""
 
     def __init__(self, connection: Connection, new_reports: int = 0) -> None:
         self._connection = connection
         self._most = REPORTS_LOOKED_AT + new_reports
-        self._known: dict[tuple[str, str], tuple[list[int], list[Difference]]] = {}
+        self._known: dict[tuple[str, str], tuple[list[int], list[ReportDelta]]] = {}
         self._compacted: defaultdict[int, list[int]] = defaultdict(list)
         self._looked_up: set[int] = set()
 
@@ -189,9 +189,9 @@ class Learning:
             for one in differences
             if looked_at[-1] // MESSAGES_PER_EVENT <= one.seq <= last // MESSAGES_PER_EVENT
         ]
-        return learnt_factor(known, self._compacted)
+        return calibration_factor(known, self._compacted)
 
-    def _read(self, agent_id: str, model: str) -> tuple[list[int], list[Difference]]:
+    def _read(self, agent_id: str, model: str) -> tuple[list[int], list[ReportDelta]]:
         """The positions of the newest reports, and their differences from those before them; newest first."""
         key = (agent_id, model)
         if key not in self._known:
@@ -203,7 +203,7 @@ class Learning:
                 _DIFFERENCES.rows(self._connection, agent_id, model, self._most) if reports else ()
             )
             differences = [
-                Difference(
+                ReportDelta(
                     sid,
                     position // MESSAGES_PER_EVENT,
                     since_ms,

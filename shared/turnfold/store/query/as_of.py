@@ -9,16 +9,16 @@ from typing import Any
 from sqlalchemy import bindparam, literal_column, select
 
 from turnfold.core.history.as_of import (
+    Activation,
+    AsOf,
     AtMessage,
     AtTime,
     AtVersion,
-    EvictionThen,
-    Moment,
-    Past,
-    Reign,
-    Then,
-    VersionThen,
-    then,
+    EvictionSpan,
+    SessionTimeline,
+    StateAsOf,
+    VersionSpan,
+    state_as_of,
 )
 from turnfold.errors import BadRequest
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey, position_of
@@ -32,7 +32,7 @@ from turnfold.store.database.schema import (
     restorations,
     summaries,
 )
-from turnfold.store.database.statements import Prepared, Readable
+from turnfold.store.database.statements import Prepared, SupportsStatements
 
 _of_messages = messages.c.sid == bindparam("of_sid")
 _VERSIONS = Prepared(
@@ -136,7 +136,9 @@ _EVICTED = Prepared(
 LATEST_MS = 2**62
 
 
-def state_then(connection: Readable, key: SessionKey, sid: int, moment: Moment) -> Then:
+def timeline_state(
+    connection: SupportsStatements, key: SessionKey, sid: int, moment: AsOf
+) -> StateAsOf:
     """Where the messages of a session were at a moment.
 
     Raises:
@@ -150,7 +152,7 @@ def state_then(connection: Readable, key: SessionKey, sid: int, moment: Moment) 
                 raise BadRequest(f"as_of: there is no version {number} in this session")
             # What a version speaks for had come before it, whatever the clocks say.
             until = max(_newest_by(connection, sid, named.created_at_ms), named.last_position)
-            return then(named.created_at_ms, until, past, in_force=number)
+            return state_as_of(named.created_at_ms, until, past, in_force=number)
         case AtMessage(event_id=event_id, index=index):
             found = [
                 position_of(seq, index)
@@ -158,29 +160,29 @@ def state_then(connection: Readable, key: SessionKey, sid: int, moment: Moment) 
             ]
             for until in found if index < MESSAGES_PER_EVENT else ():
                 for (at_ms,) in _TIME.rows(connection, sid, until):
-                    return then(at_ms, until, past)
+                    return state_as_of(at_ms, until, past)
             raise BadRequest("as_of: this session has no message of that id")
         case AtTime(at_ms=at_ms):
-            return then(at_ms, _newest_by(connection, sid, at_ms), past)
+            return state_as_of(at_ms, _newest_by(connection, sid, at_ms), past)
 
 
-def _past(connection: Readable, sid: int) -> Past:
+def _past(connection: SupportsStatements, sid: int) -> SessionTimeline:
     adds: defaultdict[int, set[int]] = defaultdict(set)
     for version, compaction_id in _COVERAGE.rows(connection, sid):
         adds[version].add(compaction_id)
-    return Past(
+    return SessionTimeline(
         tuple(
             [
-                VersionThen(version, base, at_ms, last, frozenset(adds[version]))
+                VersionSpan(version, base, at_ms, last, frozenset(adds[version]))
                 for version, base, at_ms, last in _VERSIONS.rows(connection, sid)
             ]
         ),
-        tuple([Reign(*row) for row in _REIGNS.rows(connection, sid)]),
-        tuple([EvictionThen(*row) for row in _EVICTIONS.rows(connection, sid)]),
+        tuple([Activation(*row) for row in _REIGNS.rows(connection, sid)]),
+        tuple([EvictionSpan(*row) for row in _EVICTIONS.rows(connection, sid)]),
     )
 
 
-def messages_then(connection: Readable, sid: int, state: Then) -> list[Message]:
+def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -> list[Message]:
     """The messages that were live or pending then, in order, as they were."""
     undone = {one.compaction_id: _taken_by(connection, sid, one) for one in state.undone}
     away = {message.position for taken in undone.values() for message in taken}
@@ -205,7 +207,7 @@ def messages_then(connection: Readable, sid: int, state: Then) -> list[Message]:
     ]
 
 
-def _taken_by(connection: Readable, sid: int, eviction: EvictionThen) -> list[Message]:
+def _taken_by(connection: SupportsStatements, sid: int, eviction: EvictionSpan) -> list[Message]:
     """What a compaction had taken that was undone since."""
     mark = CompactionId(str(eviction.compaction_id))
     return [
@@ -216,13 +218,13 @@ def _taken_by(connection: Readable, sid: int, eviction: EvictionThen) -> list[Me
 
 
 def _rows_of(
-    connection: Readable, sid: int, eviction: EvictionThen, until: int
+    connection: SupportsStatements, sid: int, eviction: EvictionSpan, until: int
 ) -> Sequence[Sequence[Any]]:
     last = min(eviction.last_position, until)
     return _EVICTED.rows(connection, sid, eviction.first_position, last, eviction.compaction_id)
 
 
-def _newest_by(connection: Readable, sid: int, at_ms: int) -> int:
+def _newest_by(connection: SupportsStatements, sid: int, at_ms: int) -> int:
     """The position of the newest message of a time or before; 0 where there is none."""
     return next(
         (

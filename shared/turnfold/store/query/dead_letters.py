@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, select, update
 
-from turnfold.ports import DeadLetterRow, Letter
+from turnfold.ports import DeadLetterRow, StoredDeadLetter
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import dead_letters, ingested
 from turnfold.store.query.history import DEAD
@@ -13,19 +13,19 @@ from turnfold.store.query.history import DEAD
 _LETTERS = select(*DEAD, dead_letters.c.payload).order_by(dead_letters.c.dead_letter_id)
 
 
-class SqlLetters:
+class SqlDeadLetterStore:
     """Dead letters in a database; see `turnfold.ports.DeadLetters`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def letters(self, ids: Sequence[int]) -> Sequence[Letter]:
+    async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]:
         """The letters of these ids, oldest first."""
         return await self._letters(_LETTERS.where(dead_letters.c.dead_letter_id.in_(ids)))
 
     async def unreplayed(
         self, *, reason: str | None, after: int, until: int, limit: int
-    ) -> Sequence[Letter]:
+    ) -> Sequence[StoredDeadLetter]:
         """Letters that were not replayed yet, oldest first."""
         between = (dead_letters.c.dead_letter_id > after) & (dead_letters.c.dead_letter_id <= until)
         chosen = _LETTERS.where(between, dead_letters.c.replayed_at_ms.is_(None)).limit(limit)
@@ -49,7 +49,7 @@ class SqlLetters:
         )
         await self._database.write(lambda connection: connection.execute(noted))
 
-    async def came_to(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
+    async def replay_outcomes(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
         """Of these sequences those that are ingested, each with the dead letter that it became."""
 
         def read(connection: Connection) -> dict[int, DeadLetterRow | None]:
@@ -68,10 +68,10 @@ class SqlLetters:
 
         return await self._database.snapshot(read)
 
-    async def _letters(self, chosen: Select[*tuple[Any, ...]]) -> Sequence[Letter]:
-        def read(connection: Connection) -> list[Letter]:
+    async def _letters(self, chosen: Select[*tuple[Any, ...]]) -> Sequence[StoredDeadLetter]:
+        def read(connection: Connection) -> list[StoredDeadLetter]:
             return [
-                Letter(DeadLetterRow(*row[:-1]), bytes(row[-1]))
+                StoredDeadLetter(DeadLetterRow(*row[:-1]), bytes(row[-1]))
                 for row in connection.execute(chosen)
             ]
 

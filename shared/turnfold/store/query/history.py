@@ -8,10 +8,10 @@ from sqlalchemy import BigInteger, Select, func, literal, literal_column, or_, s
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.history.states import state_of
-from turnfold.core.policy.overrides import Wishes
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import UnknownSession
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
-from turnfold.ports import AuditRow, DeadLetterRow, Original, SessionCounts, StoredSummary
+from turnfold.ports import AuditRow, DeadLetterRow, OriginalMessage, SessionCounts, StoredSummary
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import (
     agents,
@@ -38,7 +38,7 @@ ORIGINALS = select(
 ).outerjoin(compactions, compactions.c.compaction_id == messages.c.compaction_id)
 
 
-class SqlHistory:
+class SqlHistoryStore:
     """Histories in a database; see `turnfold.ports.HistoryStore`."""
 
     def __init__(self, database: Database) -> None:
@@ -46,7 +46,7 @@ class SqlHistory:
 
     async def page(
         self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
-    ) -> Sequence[Original]:
+    ) -> Sequence[OriginalMessage]:
         """Originals behind a position, in order; fewer than asked for where they are very long.
 
         With `newest_first`: those before the position, the newest first.
@@ -74,7 +74,9 @@ class SqlHistory:
                 connection, ORIGINALS.where(messages.c.sid == sid, behind, until).order_by(order)
             )
 
-    async def named(self, key: SessionKey, message_ids: Sequence[str]) -> Sequence[Original]:
+    async def by_ids(
+        self, key: SessionKey, message_ids: Sequence[str]
+    ) -> Sequence[OriginalMessage]:
         """The originals of these ids, in order of position; ids that name nothing are left out."""
         named = [found for one in message_ids if (found := split_message_id(one)) is not None]
         async with self._session(key) as (connection, sid):
@@ -103,7 +105,7 @@ class SqlHistory:
         async with self._session(key) as (connection, sid):
             return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
 
-    async def wishes(self, key: SessionKey | AgentId) -> tuple[Wishes, Wishes]:
+    async def wishes(self, key: SessionKey | AgentId) -> tuple[PolicyOverrides, PolicyOverrides]:
         """Return the policy overrides of an agent and its session; empty if they set none or do not exist."""
         agent_id, session_id = key if isinstance(key, SessionKey) else (key, None)
         of_agent = select(agents.c.preset, agents.c.mode, agents.c.overrides).where(
@@ -116,7 +118,7 @@ class SqlHistory:
                 (await connection.execute(wanted)).one_or_none()
                 for wanted in (of_agent, of_session)
             ]
-        return Wishes(*(first or ())), Wishes(*(second or ()))
+        return PolicyOverrides(*(first or ())), PolicyOverrides(*(second or ()))
 
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
@@ -190,15 +192,17 @@ class SqlHistory:
 
 async def _originals(
     connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]
-) -> list[Original]:
+) -> list[OriginalMessage]:
     return [original_of(row) for row in await connection.execute(chosen)]
 
 
-def original_of(row: Sequence[Any]) -> Original:
+def original_of(row: Sequence[Any]) -> OriginalMessage:
     """A message from a row of `ORIGINALS`."""
     position, event_id, compaction_id, is_covered, body, original = row
     state = state_of(is_evicted=compaction_id is not None, is_covered=bool(is_covered))
-    return Original(f"{event_id}#{position % MESSAGES_PER_EVENT}", position, state, body, original)
+    return OriginalMessage(
+        f"{event_id}#{position % MESSAGES_PER_EVENT}", position, state, body, original
+    )
 
 
 async def _counts(

@@ -23,8 +23,8 @@ from sqlalchemy.dialects import postgresql
 from turnfold.core.text.search import Lookup, Term
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
-from turnfold.ports import Candidates, Original, Scope
-from turnfold.store.compact.coverage import speaks_for
+from turnfold.ports import Candidates, OriginalMessage, Scope
+from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.ingest.search_index import UNDIVIDED, of_session
@@ -41,7 +41,7 @@ PAGE_MESSAGES, PAGE_CHARACTERS = 500, 2_000_000
 Sized = dict[int, int]
 
 
-class SqlSearch:
+class SqlSearchStore:
     """Searching in a database; see `turnfold.ports.SearchStore`."""
 
     def __init__(self, database: Database, *, looked_at: int = LOOKED_AT) -> None:
@@ -50,10 +50,10 @@ class SqlSearch:
 
     async def unindexed(
         self, key: SessionKey, *, scope: Scope, after_position: int
-    ) -> Sequence[Original]:
+    ) -> Sequence[OriginalMessage]:
         """A page of the messages that the index may not have yet, in order; at the end none."""
 
-        def read(connection: Connection) -> list[Original]:
+        def read(connection: Connection) -> list[OriginalMessage]:
             sid, first = _session(connection, key)
             if first is None:
                 return []
@@ -208,7 +208,7 @@ def _scoped(places: Places, sid: int, scope: Scope) -> Places:
     if scope.role is not None:
         places = places.where(messages.c.role == scope.role)
     if scope.version is not None:
-        places = places.where(messages.c.compaction_id.in_(speaks_for(sid, scope.version)))
+        places = places.where(messages.c.compaction_id.in_(covered_compactions(sid, scope.version)))
     match scope.state:
         case None:
             return places
@@ -238,7 +238,7 @@ def _within(sizes: Sized, most: int) -> list[int]:
     return chosen
 
 
-def _read(connection: Connection, sid: int, positions: Sequence[int]) -> list[Original]:
+def _read(connection: Connection, sid: int, positions: Sequence[int]) -> list[OriginalMessage]:
     if not positions:
         return []
     chosen = ORIGINALS.where(

@@ -7,14 +7,14 @@ from typing import Any
 
 from sqlalchemy import Text, bindparam, cast, func, literal_column, select, text
 
-from turnfold.cache import Lately
-from turnfold.core.history.as_of import AtTime, Moment
-from turnfold.core.policy.overrides import Wishes
+from turnfold.cache import LRUCache
+from turnfold.core.history.as_of import AsOf, AtTime
+from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import BadRequest
 from turnfold.messages import CompactionId, Message, SessionKey
-from turnfold.ports import Chosen, PendingEviction, SessionFacts, StoredSummary, WindowFacts
+from turnfold.ports import Chosen, PendingEviction, SessionSnapshot, StoredSummary, WindowSnapshot
 from turnfold.store.database.engine import Database
-from turnfold.store.database.inline_reader import NotAtHand
+from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import (
     agents,
@@ -24,8 +24,8 @@ from turnfold.store.database.schema import (
     sessions,
     summaries,
 )
-from turnfold.store.database.statements import Prepared, Readable
-from turnfold.store.query.as_of import messages_then, state_then
+from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.query.as_of import messages_as_of, timeline_state
 
 _INGESTED_TO = (
     select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
@@ -164,7 +164,7 @@ read of a message in some state holds whenever it is found in that state again, 
 
 
 @dataclass(slots=True)
-class Known:
+class CachedSession:
     """The messages of a session as they were read: live ones by their state, evicted ones by their eviction.
 
     What was evicted hardly changes any more, and the session counts it when it does (`changes`).
@@ -187,12 +187,12 @@ class Known:
         return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
 
 
-class SqlWindows:
+class SqlWindowStore:
     """Windows in a database; see `turnfold.ports.WindowStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: Lately[SessionKey, Known] = Lately(KNOWN)
+        self._known: LRUCache[SessionKey, CachedSession] = LRUCache(KNOWN)
 
     def forget(self) -> None:
         """Remember no message: some were erased."""
@@ -204,19 +204,21 @@ class SqlWindows:
         Raises:
             Unavailable: the database cannot be read now.
         """
-        return await self._database.glance(lambda connection: int(_REACHED.rows(connection)[0][0]))
+        return await self._database.read_small(
+            lambda connection: int(_REACHED.rows(connection)[0][0])
+        )
 
     async def window(
         self,
         key: SessionKey,
         *,
-        glance: Callable[[WindowFacts], Chosen | None],
-        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+        glance: Callable[[WindowSnapshot], Chosen | None],
+        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
 
         def read(
-            connection: Readable, *, is_near: bool = False
+            connection: SupportsStatements, *, is_near: bool = False
         ) -> tuple[Chosen, Mapping[int, str]]:
             facts, changes = _head(connection, key)
             seen = glance(facts)
@@ -226,37 +228,39 @@ class SqlWindows:
                 return choose(facts)[0], {}
             sid = facts.session.sid
             pending = _PENDING.rows(connection, sid)
-            known = self._known.take(key) or Known()
+            known = self._known.pop(key) or CachedSession()
             if is_near and not known.is_at_hand(facts.session.live_messages, changes, pending):
-                self._known.keep(key, known, known.size)
-                raise NotAtHand
+                self._known.put(key, known, known.size)
+                raise WouldBlock
             evicted = _evicted(connection, sid, known, changes, pending)
             found = [*evicted, *_live_ones(connection, sid, known)]
             if evicted:
                 found.sort(key=attrgetter("position"))
-            self._known.keep(key, known, known.size)
+            self._known.put(key, known, known.size)
             waiting = tuple([_waiting(row) for row in pending])
             chosen, positions = choose(
-                WindowFacts(facts.ingested_to, facts.session, facts.summary, waiting, tuple(found))
+                WindowSnapshot(
+                    facts.ingested_to, facts.session, facts.summary, waiting, tuple(found)
+                )
             )
             return chosen, dict(_bodies(connection, sid, positions))
 
         try:
-            return self._database.at_hand(lambda connection: read(connection, is_near=True))
-        except NotAtHand:
+            return self._database.read_inline(lambda connection: read(connection, is_near=True))
+        except WouldBlock:
             return await self._database.snapshot(read)
 
-    async def window_then(
+    async def window_as_of(
         self,
         key: SessionKey,
-        moment: Moment,
+        moment: AsOf,
         *,
-        glance: Callable[[WindowFacts], Chosen | None],
-        choose: Callable[[WindowFacts], tuple[Chosen, Sequence[int]]],
+        glance: Callable[[WindowSnapshot], Chosen | None],
+        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session as it was, in one snapshot; nothing of it is remembered."""
 
-        def read(connection: Readable) -> tuple[Chosen, Mapping[int, str]]:
+        def read(connection: SupportsStatements) -> tuple[Chosen, Mapping[int, str]]:
             facts, _ = _head(connection, key)
             seen = glance(facts)
             if seen is not None:
@@ -266,8 +270,8 @@ class SqlWindows:
                     raise BadRequest("as_of: nothing was published in this session yet")
                 return choose(facts)[0], {}
             sid = facts.session.sid
-            state = state_then(connection, key, sid, moment)
-            found = messages_then(connection, sid, state)
+            state = timeline_state(connection, key, sid, moment)
+            found = messages_as_of(connection, sid, state)
             pending = tuple(
                 [
                     _waiting(row)
@@ -284,7 +288,7 @@ class SqlWindows:
                 else summary_of(*_SUMMARY.rows(connection, sid, state.version))
             )
             chosen, positions = choose(
-                WindowFacts(facts.ingested_to, session, summary, pending, tuple(found))
+                WindowSnapshot(facts.ingested_to, session, summary, pending, tuple(found))
             )
             return chosen, dict(_bodies(connection, sid, positions))
 
@@ -297,7 +301,11 @@ def _waiting(row: Sequence[Any]) -> PendingEviction:
 
 
 def _evicted(
-    connection: Readable, sid: int, known: Known, changes: int, pending: Sequence[Sequence[Any]]
+    connection: SupportsStatements,
+    sid: int,
+    known: CachedSession,
+    changes: int,
+    pending: Sequence[Sequence[Any]],
 ) -> list[Message]:
     """The messages of these evictions; only those are read that are not known, or may have changed."""
     before = known.evicted if known.changes == changes else {}
@@ -308,12 +316,14 @@ def _evicted(
     return [message for some in known.evicted.values() for message in some]
 
 
-def _read_evicted(connection: Readable, sid: int, eviction: Sequence[Any]) -> list[Message]:
+def _read_evicted(
+    connection: SupportsStatements, sid: int, eviction: Sequence[Any]
+) -> list[Message]:
     compaction_id, *_, first, last = eviction
     return [message_of(row) for row in _EVICTED.rows(connection, sid, first, last, compaction_id)]
 
 
-def _live_ones(connection: Readable, sid: int, known: Known) -> list[Message]:
+def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -> list[Message]:
     """The live messages in order; only those are read that are not known in just this state."""
     states = [tuple(row) for row in _LIVE.rows(connection, sid)]
     try:
@@ -327,16 +337,16 @@ def _live_ones(connection: Readable, sid: int, known: Known) -> list[Message]:
         return [known.live[state] for state in states]
 
 
-def _head(connection: Readable, key: SessionKey) -> tuple[WindowFacts, int]:
+def _head(connection: SupportsStatements, key: SessionKey) -> tuple[WindowSnapshot, int]:
     """What is known before any message is read, and how often evicted messages have changed."""
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
     if row[1] is None:
-        return WindowFacts(row[0], None), 0
-    wishes, agent_wishes = Wishes(*row[2:5]), Wishes(*row[5:8])
+        return WindowSnapshot(row[0], None), 0
+    wishes, agent_wishes = PolicyOverrides(*row[2:5]), PolicyOverrides(*row[5:8])
     end = 8 + len(_SESSION_COLUMNS)
-    session = SessionFacts(row[1], wishes, agent_wishes, *row[8:end])
+    session = SessionSnapshot(row[1], wishes, agent_wishes, *row[8:end])
     changes, *summary = row[end:]
-    return WindowFacts(
+    return WindowSnapshot(
         row[0], session, None if summary[0] is None else summary_of(summary)
     ), changes
 
@@ -346,7 +356,9 @@ def summary_of(row: Sequence[Any]) -> StoredSummary:
     return StoredSummary(*row)
 
 
-def _bodies(connection: Readable, sid: int, positions: Sequence[int]) -> Iterator[tuple[int, str]]:
+def _bodies(
+    connection: SupportsStatements, sid: int, positions: Sequence[int]
+) -> Iterator[tuple[int, str]]:
     """The texts of some messages, so many at a time; the last ones fill what places are left over."""
     for start in range(0, len(positions), len(_PLACES)):
         some = positions[start : start + len(_PLACES)]
