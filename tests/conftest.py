@@ -4,12 +4,20 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.postgres import Postgres, running_postgres
 
 # `ci` finds the same examples everywhere; `search` looks for new ones: make test HYPOTHESIS_PROFILE=search.
-settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
+# Explaining a failure took longer than the timeout of a test, which then hid the failure.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    phases=[Phase.explicit, Phase.generate, Phase.target, Phase.shrink],
+)
 settings.register_profile(
     "search",
     max_examples=2_000,

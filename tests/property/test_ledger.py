@@ -179,6 +179,32 @@ def test_same_messages_folded_in_twice_change_nothing(
 
 
 @pytest.mark.proves("S6")
+def test_a_full_ledger_stays_when_the_same_messages_are_folded_in_again() -> None:
+    """S6: the prices of values are estimates; what fitted once must not leave for its estimate."""
+    first = Source(
+        "b0#0",
+        "assistant",
+        "KX-1420 595 ms src/a.py KX-270 KX-9228 5\nms /var/log/part3/job-2425.log "
+        "/var/log/part1/job-58479.log Error: 11469 ms KX-3657 125 ms 80% . KX-2528 必须 KX-539 99998 ms",
+    )
+    second = (
+        Source("b1#0", "tool", "/var/log/part2/job-3019.log KX-30272 218 ms", is_error=True),
+        Source(
+            "b1#2",
+            "assistant",
+            "93 ms Let's go with /var/log/part0/job-259.log 272 ms ** Error: KX-498",
+            (("read", "¡"), ("edit", '{"path": "KX-13138", "order_id": "KX-13138"}')),
+        ),
+        Source("b1#3", "assistant", "13489 ms"),
+    )
+    for cap in range(30, 200):
+        once = chained([(first,), second], cap=cap)
+        twice = extract(job(second, once, cap=cap), count=counter())
+
+        assert twice.ledger == once.ledger
+
+
+@pytest.mark.proves("S6")
 @given(batches(), st.integers(30, 400))
 def test_same_messages_give_the_same_order(some: list[tuple[Source, ...]], cap: int) -> None:
     assert chained(some, cap=cap) == chained(some, cap=cap)

@@ -175,7 +175,7 @@ async def test_of_two_that_promote_over_the_same_version_one_succeeds(stores: St
         promote(stores, 1, over=3), promote(stores, 2, over=3), return_exceptions=True
     )
 
-    assert sorted(type(one).__name__ for one in done) == ["Conflict", "InForce"]
+    assert sorted(type(one).__name__ for one in done) == ["ActiveVersion", "Conflict"]
 
 
 @pytest.mark.proves("L10", "L12")

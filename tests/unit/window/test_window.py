@@ -838,7 +838,7 @@ def test_the_odd_name_of_a_tool_costs_a_window_few_rounds(monkeypatch: pytest.Mo
         rounds += 1
         return levelled(sizes, excess)
 
-    monkeypatch.setattr(growth, "levelled", counted)
+    monkeypatch.setattr(growth, "level_sizes", counted)
     session = history(
         [
             user("x"),

@@ -137,35 +137,20 @@ def build_ledger(
     """
     standings = _carried(previous)
     memory = _Memory.of(previous)
-    if not (sources and memory.until == sources[-1].message_id):
+    is_repeated = bool(sources) and memory.until == sources[-1].message_id
+    if not is_repeated:
         memory.until = sources[-1].message_id if sources else memory.until
-        for order, source in enumerate(sources, start=1):
-            for value, rank in _named(source):
-                _note(standings, memory, value, rank, source.message_id, order)
-        orders = {source.message_id: order for order, source in enumerate(sources, start=1)}
-        for value, message_id in lines:
-            rank = _BY_ERROR if value.kind == "error" else _BY_USER
-            _note(
-                standings,
-                memory,
-                value,
-                rank + _WEIGHTS[value.kind],
-                message_id,
-                orders.get(message_id, 0),
-            )
+        _note_sources(standings, memory, sources, lines)
         _note_files(standings, files)
-    ranked = _ranked(standings.values())
     request = printable(newest_request or "").strip()[:REQUEST_CHARACTERS]
     head = [f"request {request}"] if request else []
     room = max(
         0, max_tokens - sum(count(entry) + 1 for entry in (*head, _LEFT_OUT.format(999_999)))
     )
-    fitting = _fitting(ranked, room, count)
+    fitting = list(_grouped(standings.values()))
+    if not (is_repeated and _tokens_of(fitting, count) <= room):
+        fitting = _best(standings.values(), room, count)
     kept = [one for _, group in fitting for one in group]
-    if _inherit(ranked, kept):
-        # What is worth more now stands where it will stand when it is ranked again.
-        again = list(_grouped(_ordered(kept)))
-        fitting = again if count("\n".join([entry for entry, _ in again])) <= room else fitting
     memory.settle(standings.values(), kept)
     entries = [*head, *(entry for entry, _ in fitting)]
     origins: list[tuple[Origin, ...]] = [() for _ in head]
@@ -174,6 +159,40 @@ def build_ledger(
         entries.append(_LEFT_OUT.format(memory.values))
         origins.append(())
     return Ledger(tuple(entries), tuple(origins), memory.as_json())
+
+
+def _note_sources(
+    standings: dict[str, _Standing],
+    memory: "_Memory",
+    sources: Sequence[Source],
+    lines: Sequence[tuple[Value, str]],
+) -> None:
+    """Add the values that these messages name, and whole lines with their messages."""
+    orders: dict[str, int] = {}
+    for order, source in enumerate(sources, start=1):
+        orders[source.message_id] = order
+        for value, rank in _named(source):
+            _note(standings, memory, value, rank, source.message_id, order)
+    for value, message_id in lines:
+        rank = (_BY_ERROR if value.kind == "error" else _BY_USER) + _WEIGHTS[value.kind]
+        _note(standings, memory, value, rank, message_id, orders.get(message_id, 0))
+
+
+def _best(standings: Iterable[_Standing], room: int, count: Callable[[str], int]) -> list[_Entry]:
+    """The entries of the best values that fit."""
+    ranked = _ranked(standings)
+    fitting = _fitting(ranked, room, count)
+    kept = [one for _, group in fitting for one in group]
+    if _inherit(ranked, kept):
+        # What is worth more now stands where it will stand when it is ranked again.
+        again = list(_grouped(_ordered(kept)))
+        if _tokens_of(again, count) <= room:
+            return again
+    return fitting
+
+
+def _tokens_of(entries: Sequence[_Entry], count: Callable[[str], int]) -> int:
+    return count("\n".join([text for text, _ in entries])) if entries else 0
 
 
 def _price(value: Value) -> float:
@@ -234,7 +253,7 @@ def _fitting(ranked: Sequence[_Standing], room: int, count: Callable[[str], int]
     for _ in range(_FITTINGS):
         kept, priced, is_all = _within(ranked, allowed)
         entries = list(_grouped(kept))
-        spare = room - (count("\n".join([entry for entry, _ in entries])) if kept else 0)
+        spare = room - _tokens_of(entries, count)
         if spare >= 0 and len(kept) >= most:
             best, most = entries, len(kept)
         if spare >= 0 and (is_all or spare <= 2 * room * _SPARE):
@@ -295,7 +314,7 @@ def _parts(value: Value) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def _grouped(kept: Sequence[_Standing]) -> Iterator[_Entry]:
+def _grouped(kept: Iterable[_Standing]) -> Iterator[_Entry]:
     """The entries: what stands alone first, by rank; then the rest by kind."""
     groups: dict[str, list[_Standing]] = {}
     for one in kept:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from turnfold.core.text.markers import defused
+
 Kind = Literal["llm", "extractive"]
 
 _UNPRINTABLE = re.compile(
@@ -112,11 +114,15 @@ def printable(text: str) -> str:
 
 
 def clip(text: str, max_characters: int) -> str:
-    """The text on one line, at most this long; a cut shows as an ellipsis and prefers the end of a word."""
+    """Shorten a text to one line of at most this many characters.
+
+    A cut shows as an ellipsis and prefers the end of a word. Markup is defused before the cut,
+    because half a marker is not recognized afterwards.
+    """
     line = " ".join(text[: max_characters * 4].split())
     if len(line) <= max_characters:
         return line
-    cut = line[: max_characters - 1]
+    cut = defused(line)[: max_characters - 1]
     space = cut.rfind(" ", max_characters * 2 // 3)
     return (cut[:space] if space > 0 else cut).rstrip() + "…"
 
