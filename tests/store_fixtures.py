@@ -22,7 +22,7 @@ from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.summary.sources import Draft
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_event
-from turnfold.operations.rules import PolicyOf, make_rules, policy_resolver
+from turnfold.operations.policy import policy_resolver
 from turnfold.ports import (
     CampaignStore,
     DeadLetterStore,
@@ -31,10 +31,11 @@ from turnfold.ports import (
     HistoryStore,
     IdleStore,
     IngestStore,
+    Installation,
     Job,
     JobStore,
     OutboxStore,
-    Rules,
+    PolicyResolver,
     SearchIndex,
     SearchStore,
     SessionCommands,
@@ -101,13 +102,13 @@ class Stores:
     search: SearchStore
     index: SearchIndex
     letters: DeadLetterStore
-    rules: Rules
-    policy: PolicyOf
+    installation: Installation
+    policy: PolicyResolver
     seen: Callable[[], Coroutine[Any, Any, StoreSnapshot]]
 
     async def ingest(self, *arrivals: DecodedEvent) -> None:
         """Store a batch by the rules of the test."""
-        await self.intake.ingest(arrivals, (), rules=self.rules)
+        await self.intake.ingest(arrivals, (), installation=self.installation)
 
     async def claim(self, now_ms: int = NOON + 1_000) -> Sequence[Job]:
         """Take every job that is due."""
@@ -127,12 +128,12 @@ def _window(_: str | None, numbers: Policy) -> int:
     return 128_000 if numbers.context_window is None else numbers.context_window
 
 
-def rules_of(policy: Policy, *, first_id: int = 1) -> tuple[Rules, PolicyOf]:
+def installation_of(policy: Policy, *, first_id: int = 1) -> tuple[Installation, PolicyResolver]:
     """The rules of an installation with this default policy; ids of compactions are counted."""
     presets = {**PRESETS, "balanced": policy}
     policy_of = policy_resolver("balanced", lambda name: presets[name])
     numbers = count(first_id)
-    made = make_rules(
+    made = Installation(
         policy_of,
         model_window=_window,
         count=words,
@@ -144,8 +145,8 @@ def rules_of(policy: Policy, *, first_id: int = 1) -> tuple[Rules, PolicyOf]:
 
 def memory_stores(policy: Policy = SMALL) -> Stores:
     """The double."""
-    rules, policy_of = rules_of(policy)
-    store = MemoryStore(new_id=rules.new_id)
+    installation, policy_of = installation_of(policy)
+    store = MemoryStore(new_id=installation.new_id)
 
     async def seen() -> StoreSnapshot:
         return seen_in_memory(store.memory)
@@ -165,7 +166,7 @@ def memory_stores(policy: Policy = SMALL) -> Stores:
         store,
         store,
         store,
-        rules,
+        installation,
         policy_of,
         seen,
     )
@@ -176,13 +177,13 @@ async def sql_stores(
     url: str, policy: Policy = SMALL, *, first_id: int = 1
 ) -> AsyncGenerator[Stores]:
     """The stores on a database whose tables are there."""
-    rules, policy_of = rules_of(policy, first_id=first_id)
+    installation, policy_of = installation_of(policy, first_id=first_id)
     database = Database(url, writes=True)
     try:
         yield Stores(
             database.url.get_backend_name(),
             SqlIngestStore(database),
-            SqlJobStore(database, new_id=rules.new_id),
+            SqlJobStore(database, new_id=installation.new_id),
             SqlWindowStore(database),
             SqlHistoryStore(database),
             SqlSessionCommands(database),
@@ -194,7 +195,7 @@ async def sql_stores(
             SqlSearchStore(database),
             SqlSearchIndex(database),
             SqlDeadLetterStore(database),
-            rules,
+            installation,
             policy_of,
             lambda: seen_in_database(database),
         )

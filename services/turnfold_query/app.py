@@ -25,9 +25,8 @@ from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.model_info.context_windows import ModelWindows
 from turnfold.nats_client.connection import NatsClient
-from turnfold.operations.policy import explanation
+from turnfold.operations.policy import explanation, policy_resolver
 from turnfold.operations.query.context import QueryEnvironment
-from turnfold.operations.rules import policy_resolver
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.watchdog import Watchdog

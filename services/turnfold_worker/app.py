@@ -30,8 +30,8 @@ from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.ingest.decode import decode_batch
-from turnfold.operations.rules import make_rules, policy_resolver
-from turnfold.ports import IngestResult, Job, JobKind, Rules
+from turnfold.operations.policy import policy_resolver
+from turnfold.ports import IngestResult, Installation, Job, JobKind
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.scheduling import lower_priority
@@ -202,7 +202,7 @@ async def _work(
     _advise(settings)
     policy = policy_resolver(settings.preset, settings.policy_of, settings.allowance)
     windows = ModelWindows()
-    rules = make_rules(
+    installation = Installation(
         policy,
         model_window=lambda model, numbers: windows(model, override=numbers.context_window),
         count=count,
@@ -214,7 +214,11 @@ async def _work(
         # The lock of the writer is ours, so whoever held a lease is gone.
         await jobs.end_leases()
     intake = IngestLoop(
-        receiver=receiver, client=client, store=intake_store, rules=rules, metrics=seen.metrics
+        receiver=receiver,
+        client=client,
+        store=intake_store,
+        installation=installation,
+        metrics=seen.metrics,
     )
     compactor = Compactor(
         store=jobs, summarizer=summarizer, writing=_writing(settings, windows), count=count, policy=policy, now_ms=now_ms,
@@ -234,10 +238,13 @@ async def _work(
     sweeper = GapFinder(store=intake_store, client=client)
     pruner = Pruner(store=intake_store, client=client, hours=settings.stream_retention_hours)
     idler = IdleEvictor(
-        store=SqlIdleStore(database), rules=rules, now_ms=now_ms, on_evicted=compactor.wake
+        store=SqlIdleStore(database),
+        installation=installation,
+        now_ms=now_ms,
+        on_evicted=compactor.wake,
     )
     eraser = ErasureRunner(
-        store=SqlErasureStore(database), client=client, rules=rules, now_ms=now_ms
+        store=SqlErasureStore(database), client=client, installation=installation, now_ms=now_ms
     )
     indexer = Indexer(store=SqlSearchIndex(database), is_busy=lambda: intake.is_busy)
     figures = SqlStatistics(database)
@@ -252,7 +259,10 @@ async def _work(
             loop.call_later(SUMMARY_DELAY_MS / 1000, compactor.wake)
 
     campaigner = CampaignRunner(
-        store=SqlCampaignStore(database), rules=rules, now_ms=now_ms, on_opened=compactor.wake
+        store=SqlCampaignStore(database),
+        installation=installation,
+        now_ms=now_ms,
+        on_opened=compactor.wake,
     )
 
     def look_again() -> None:
@@ -264,7 +274,7 @@ async def _work(
     actors = Actors(read_secret=partial(read_secret, database, SIGNED_ACTORS), now_ms=now_ms)
     desk = CommandServer(ConcurrencyLimiter(shares_of(settings)), actors)
     broker = await _started_broker(
-        settings, database, client, rules, look_again, eraser, desk, seen.metrics.disturbed
+        settings, database, client, installation, look_again, eraser, desk, seen.metrics.disturbed
     )
 
     def tell_processes() -> None:
@@ -376,7 +386,7 @@ async def _started_broker(
     settings: Settings,
     database: Database,
     client: NatsClient,
-    rules: Rules,
+    installation: Installation,
     look_again: Callable[[], object],
     eraser: ErasureRunner,
     desk: CommandServer,
@@ -392,7 +402,7 @@ async def _started_broker(
     broker.include_routers(
         make_request_router(
             changes=SqlSessionCommands(database),
-            rules=rules,
+            installation=installation,
             now_ms=now_ms,
             on_change=look_again,
             last_seq=lambda: last_sequence(client),
@@ -403,7 +413,7 @@ async def _started_broker(
             store=SqlVersionStore(database),
             campaigns=SqlCampaignStore(database),
             histories=SqlHistoryStore(database),
-            rules=rules,
+            installation=installation,
             now_ms=now_ms,
             on_change=look_again,
             desk=desk,

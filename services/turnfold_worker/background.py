@@ -27,17 +27,17 @@ from turnfold.observability.tracing import span
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack, compact
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery
-from turnfold.operations.rules import PolicyOf
 from turnfold.ports import (
     CampaignStore,
     ErasureStore,
     IdleStore,
     IngestStore,
+    Installation,
     Job,
     JobStore,
     Notice,
     OutboxStore,
-    Rules,
+    PolicyResolver,
     SearchIndex,
     Summarizer,
 )
@@ -135,7 +135,7 @@ class Compactor(PollingLoop):
         summarizer: Summarizer,
         writing: SummaryConfig,
         count: Count,
-        policy: PolicyOf,
+        policy: PolicyResolver,
         now_ms: Callable[[], int],
         concurrency: int,
         is_busy: Callable[[], bool],
@@ -266,20 +266,20 @@ class IdleEvictor(PollingLoop):
         self,
         *,
         store: IdleStore,
-        rules: Rules,
+        installation: Installation,
         now_ms: Callable[[], int],
         on_evicted: Callable[[], object],
     ) -> None:
         super().__init__()
         self._store = store
-        self._rules = rules
+        self._installation = installation
         self._now_ms = now_ms
         self._on_evicted = on_evicted
 
     async def work(self) -> float:
         """Look at the sessions that have fallen idle."""
         while await self._store.evict_idle(
-            limit=self.at_once, rules=self._rules, now_ms=self._now_ms()
+            limit=self.at_once, installation=self._installation, now_ms=self._now_ms()
         ):
             self._on_evicted()
         at_ms = await self._store.next_idle_ms()
@@ -295,19 +295,19 @@ class CampaignRunner(PollingLoop):
         self,
         *,
         store: CampaignStore,
-        rules: Rules,
+        installation: Installation,
         now_ms: Callable[[], int],
         on_opened: Callable[[], object],
     ) -> None:
         super().__init__()
         self._store = store
-        self._rules = rules
+        self._installation = installation
         self._now_ms = now_ms
         self._on_opened = on_opened
 
     async def work(self) -> float:
         """Open as many as there is room for."""
-        if await self._store.advance(rules=self._rules, now_ms=self._now_ms()):
+        if await self._store.advance(installation=self._installation, now_ms=self._now_ms()):
             self._on_opened()
         return self.poll_seconds
 
@@ -321,12 +321,17 @@ class ErasureRunner(PollingLoop):
     look_seconds = 600.0
 
     def __init__(
-        self, *, store: ErasureStore, client: Client, rules: Rules, now_ms: Callable[[], int]
+        self,
+        *,
+        store: ErasureStore,
+        client: Client,
+        installation: Installation,
+        now_ms: Callable[[], int],
     ) -> None:
         super().__init__()
         self._store = store
         self._client = client
-        self._rules = rules
+        self._installation = installation
         self._now_ms = now_ms
         self._looked_at = -math.inf
         # A worker that died may have left something in the log, and told nobody.
@@ -356,7 +361,10 @@ class ErasureRunner(PollingLoop):
         after: int | None = 0
         while after is not None:
             after = await self._store.erase_expired(
-                after=after, limit=self.look_at_once, rules=self._rules, now_ms=self._now_ms()
+                after=after,
+                limit=self.look_at_once,
+                installation=self._installation,
+                now_ms=self._now_ms(),
             )
 
     async def _forgotten(self, seq: int) -> None:

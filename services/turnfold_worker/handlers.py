@@ -27,7 +27,7 @@ from turnfold.messages import SessionKey
 from turnfold.observability.tracing import is_enabled, span
 from turnfold.operations.ingest.decode import DecodedBatch
 from turnfold.operations.ingest.ingest import ingest
-from turnfold.ports import DecodedEvent, IngestResult, IngestStore, Rules, SessionCommands
+from turnfold.ports import DecodedEvent, IngestResult, IngestStore, Installation, SessionCommands
 from turnfold_worker.actors import Actors
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
@@ -49,13 +49,13 @@ class IngestLoop:
         receiver: Receiver,
         client: Client,
         store: IngestStore,
-        rules: Rules,
+        installation: Installation,
         metrics: WorkerMetrics,
     ) -> None:
         self._receiver = receiver
         self._client = client
         self._store = store
-        self._rules = rules
+        self._installation = installation
         self._metrics = metrics
         self._in_hand: set[asyncio.Task[None]] = set()
         self._ended = 0
@@ -124,7 +124,7 @@ class IngestLoop:
                 batch = batch._replace(
                     arrivals=[_traced(arrival, traced) for arrival in batch.arrivals]
                 )
-            done = await ingest(batch, store=self._store, rules=self._rules)
+            done = await ingest(batch, store=self._store, installation=self._installation)
         self._metrics.stored(done, events=len(batch.payloads), seconds=time.perf_counter() - began)
         return done
 
@@ -214,7 +214,7 @@ def _asker_of(name: str, subject: str) -> str:
 def make_request_router(
     *,
     changes: SessionCommands,
-    rules: Rules,
+    installation: Installation,
     now_ms: Callable[[], int],
     on_change: Callable[[], object],
     last_seq: Callable[[], Awaitable[int]],
@@ -227,7 +227,11 @@ def make_request_router(
     async def on_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("session.policy", subject)
         policy = await changes.set_policy(
-            key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor
+            key,
+            read_command(PolicyRequest, key, body),
+            installation=installation,
+            now_ms=now_ms(),
+            actor=actor,
         )
         on_change()
         return policy
@@ -235,7 +239,11 @@ def make_request_router(
     async def on_agent_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("agent.policy", subject)
         policy = await changes.set_policy(
-            key, read_command(PolicyRequest, key, body), rules=rules, now_ms=now_ms(), actor=actor
+            key,
+            read_command(PolicyRequest, key, body),
+            installation=installation,
+            now_ms=now_ms(),
+            actor=actor,
         )
         on_change()
         return policy
@@ -244,7 +252,9 @@ def make_request_router(
         key = key_of_subject("compaction.request", subject)
         read_command(CompactionRequest, key, body)
         assert isinstance(key, SessionKey)
-        opened = await changes.compact_now(key, rules=rules, now_ms=now_ms(), actor=actor)
+        opened = await changes.compact_now(
+            key, installation=installation, now_ms=now_ms(), actor=actor
+        )
         on_change()
         return {"compaction_id": opened}
 

@@ -18,7 +18,7 @@ from turnfold.contracts.subjects import key_of_subject
 from turnfold.messages import SessionKey
 from turnfold.operations.compact import versions
 from turnfold.operations.query import history
-from turnfold.ports import CampaignStore, HistoryStore, Rules, VersionStore
+from turnfold.ports import CampaignStore, HistoryStore, Installation, VersionStore
 from turnfold_worker.handlers import CommandServer, Handle
 
 PROMOTE, RESTORE, REGENERATE = "summary.promote", "compaction.restore", "summary.regenerate"
@@ -34,7 +34,7 @@ def make_versions_router(
     store: VersionStore,
     campaigns: CampaignStore,
     histories: HistoryStore,
-    rules: Rules,
+    installation: Installation,
     now_ms: Callable[[], int],
     on_change: Callable[[], object],
     desk: CommandServer,
@@ -58,21 +58,23 @@ def make_versions_router(
     async def on_promote(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of(PROMOTE, subject)
         request = read_command(PromoteRequest, key, body)
-        await versions.promote(key, request, store=store, rules=rules, now_ms=now_ms(), actor=actor)
+        await versions.promote(
+            key, request, store=store, installation=installation, now_ms=now_ms(), actor=actor
+        )
         return await history.summary(key, SummaryRequest(version=request.version), store=histories)
 
     async def on_restore(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of(RESTORE, subject)
         request = read_command(RestoreRequest, key, body)
         return await versions.restore(
-            key, request, store=store, rules=rules, now_ms=now_ms(), actor=actor
+            key, request, store=store, installation=installation, now_ms=now_ms(), actor=actor
         )
 
     async def on_regenerate(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of(REGENERATE, subject)
         request = read_command(RegenerateRequest, key, body)
         return await versions.regenerate(
-            key, request, store=store, rules=rules, now_ms=now_ms(), actor=actor
+            key, request, store=store, installation=installation, now_ms=now_ms(), actor=actor
         )
 
     async def on_agent_regenerate(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
@@ -80,13 +82,18 @@ def make_versions_router(
         assert not isinstance(agent_id, SessionKey)
         request = read_command(CampaignRequest, agent_id, body)
         return await versions.begin_campaign(
-            agent_id, request, store=campaigns, rules=rules, now_ms=now_ms(), actor=actor
+            agent_id,
+            request,
+            store=campaigns,
+            installation=installation,
+            now_ms=now_ms(),
+            actor=actor,
         )
 
     async def on_all_regenerate(_: str, body: bytes, actor: str) -> Mapping[str, Any]:
         request = read_command(CampaignRequest, None, body)
         return await versions.begin_campaign(
-            None, request, store=campaigns, rules=rules, now_ms=now_ms(), actor=actor
+            None, request, store=campaigns, installation=installation, now_ms=now_ms(), actor=actor
         )
 
     async def on_progress(_: str, body: bytes, __: str) -> Mapping[str, Any]:

@@ -1,36 +1,37 @@
 """What the operations need from outside, as Protocols, and the values that cross."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from secrets import randbits
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from turnfold.core.eviction.eviction import (
-    Evict,
     Eviction,
     FiredTrigger,
-    NoEviction,
-    RestoreHold,
-    SessionLoad,
 )
-from turnfold.core.eviction.usage import UsageInput, UsageReport
+from turnfold.core.eviction.usage import UsageReport
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.history.audit_chain import LOCAL
-from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.summary.sources import ChunkSummary, Draft, PreviousSummary, SummaryJob
 from turnfold.core.text.search import Lookup
+from turnfold.core.text.tokens import Count
 from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey, State, ToolCall
 
 if TYPE_CHECKING:
     from turnfold.contracts.requests import PolicyRequest
 
 # --- ingest
+
+
+def _random_id() -> int:
+    return randbits(62)
 
 
 class DecodedMessage(NamedTuple):
@@ -106,24 +107,24 @@ class DeadLetter(NamedTuple):
     key: SessionKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The decisions that are made inside the transaction that stores events, as pure functions."""
+PolicyResolver = Callable[[PolicyOverrides, PolicyOverrides], Policy]
+"""Resolves the policy of a session from the overrides of its agent and its own."""
 
-    policy: Callable[[PolicyOverrides, PolicyOverrides], Policy]
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """The settings of an installation that transactions need to evict messages.
+
+    `model_window` returns the context window of a model, in tokens, under a policy. `count` counts
+    the tokens of a digest. `max_sessions` is per agent.
+    """
+
+    policy: PolicyResolver
     model_window: Callable[[str | None, Policy], int]
-    pair: Callable[[Iterable[CallPosition], Iterable[ResultPosition]], dict[int, MatchedResult]]
-    fired: Callable[[SessionLoad, Policy, int], Sequence[FiredTrigger]]
-    evictions: Callable[
-        [Sequence[Message], Iterable[int], int, Policy, int, UsageInput, RestoreHold],
-        Sequence[Eviction],
-    ]
-    decide: Callable[[Sequence[Message], Policy, FiredTrigger, int], Evict | NoEviction]
-    digest_messages: Callable[[Sequence[Message]], Sequence[Message]]
-    digest: Callable[[Sequence[Message], Mapping[int, str]], tuple[str, int]]
-    new_id: Callable[[], int]
+    count: Count
     max_sessions: int
     allowance: Allowance = DEFAULT_ALLOWANCE
+    new_id: Callable[[], int] = _random_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class IngestStore(Protocol):
         arrivals: Sequence[DecodedEvent],
         dead: Sequence[DeadLetter],
         *,
-        rules: Rules,
+        installation: Installation,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
     ) -> IngestResult:
         """Store a batch in one transaction: events, pairing, evictions, dead letters, and that these sequences came.
@@ -351,7 +352,7 @@ class JobStore(ModelCallStore, Protocol):
 class IdleStore(Protocol):
     """Where sessions are found that nobody speaks in."""
 
-    async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
+    async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
         """Look at sessions that have fallen idle, and evict from those that are worth it; how many were looked at."""
         ...
 
@@ -708,7 +709,7 @@ class SessionCommands(Protocol):
         key: SessionKey | AgentId,
         request: "PolicyRequest",
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> Mapping[str, Any]:
@@ -716,7 +717,7 @@ class SessionCommands(Protocol):
         ...
 
     async def compact_now(
-        self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self, key: SessionKey, *, installation: Installation, now_ms: int, actor: str = LOCAL
     ) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing."""
         ...
@@ -732,7 +733,7 @@ class ErasureStore(Protocol):
     """What is left to do after an erasure, and whose time is over."""
 
     async def erase_expired(
-        self, *, after: int, limit: int, rules: Rules, now_ms: int
+        self, *, after: int, limit: int, installation: Installation, now_ms: int
     ) -> int | None:
         """Look at some sessions behind this one by number, and erase those that their policy retains no longer.
 
@@ -769,7 +770,7 @@ class VersionStore(Protocol):
         version: int,
         *,
         over: int | None,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
@@ -785,7 +786,7 @@ class VersionStore(Protocol):
         key: SessionKey,
         compaction_id: CompactionId,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
@@ -801,7 +802,7 @@ class VersionStore(Protocol):
         key: SessionKey,
         wanted: RegenerateOptions,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> CompactionId:
@@ -839,14 +840,14 @@ class CampaignStore(Protocol):
         wanted: RegenerateOptions,
         *,
         at_once: int,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> CampaignProgress:
         """Begin one for an agent or for all; the one that is under way where the same was asked before."""
         ...
 
-    async def advance(self, *, rules: Rules, now_ms: int) -> int:
+    async def advance(self, *, installation: Installation, now_ms: int) -> int:
         """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
         ...
 

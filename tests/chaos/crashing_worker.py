@@ -21,8 +21,8 @@ from tests.store_fixtures import (
     LEASE_MS,
     NOON,
     SMALL,
+    installation_of,
     places,
-    rules_of,
     tightened,
     turns,
     words,
@@ -197,13 +197,13 @@ class Worker:
     """All that writes into one database, with a clock that its owner turns."""
 
     def __init__(self, life: Life, database: Database, summarizer: Summarizer) -> None:
-        made, self.policy = rules_of(tightened(SMALL, **life.numbers))
+        made, self.policy = installation_of(tightened(SMALL, **life.numbers))
         ids = count(life.first_id)
-        self.rules = replace(made, new_id=lambda: next(ids))
+        self.installation = replace(made, new_id=lambda: next(ids))
         self.now_ms = life.now_ms
         self.database = database
         self.intake = SqlIngestStore(database)
-        self.jobs = SqlJobStore(database, new_id=self.rules.new_id)
+        self.jobs = SqlJobStore(database, new_id=self.installation.new_id)
         self.versions = SqlVersionStore(database)
         self.changes = SqlSessionCommands(database)
         self.outbox = SqlOutboxStore(database)
@@ -212,23 +212,27 @@ class Worker:
 
     async def do(self, deed: str, subject: str = "") -> None:
         """One thing that a worker does."""
-        rules, now_ms = self.rules, self.now_ms
+        installation, now_ms = self.installation, self.now_ms
         match deed:
             case "ingest":
-                await self.intake.ingest(turns(int(subject), 7), (), rules=rules)
+                await self.intake.ingest(turns(int(subject), 7), (), installation=installation)
             case "write":
                 for job in await self.claim():
                     await self.compact(job)
             case "promote":
                 await self.versions.promote(
-                    KEY, int(subject), over=None, rules=rules, now_ms=now_ms
+                    KEY, int(subject), over=None, installation=installation, now_ms=now_ms
                 )
             case "restore":
-                await self.versions.restore(KEY, CompactionId(subject), rules=rules, now_ms=now_ms)
+                await self.versions.restore(
+                    KEY, CompactionId(subject), installation=installation, now_ms=now_ms
+                )
             case "regenerate":
-                await self.versions.regenerate(KEY, RegenerateOptions(), rules=rules, now_ms=now_ms)
+                await self.versions.regenerate(
+                    KEY, RegenerateOptions(), installation=installation, now_ms=now_ms
+                )
             case "compact_now":
-                await self.changes.compact_now(KEY, rules=rules, now_ms=now_ms)
+                await self.changes.compact_now(KEY, installation=installation, now_ms=now_ms)
             case "erase":
                 await self.changes.erase(KEY, last_seq=int(subject), now_ms=now_ms)
             case "send":

@@ -238,7 +238,7 @@ async def test_no_transaction_is_open_while_the_model_writes_and_what_comes_mean
     (transactions,) = await scene.database.snapshot(
         lambda connection: list(connection.execute(open_now).scalars())
     )
-    await scene.worker.intake.ingest(turns(8, 3), (), rules=scene.worker.rules)
+    await scene.worker.intake.ingest(turns(8, 3), (), installation=scene.worker.installation)
     assert states(await scene.session()) == {"pending": 10, "live": 10}
     await scene.worker.do("ingest", "11")
     assert await scene.worker.claim() == []
@@ -316,7 +316,7 @@ async def test_a_worker_that_dies_between_two_parts_of_a_long_input_leaves_the_p
             for one in (user(f"Part {at}. {LONG}"), assistant(None, f"c{at}"), tool(f"c{at}", LONG))
         ]
         await scene.worker.intake.ingest(
-            [turn(1, *said), *turns(2, 7)], (), rules=scene.worker.rules
+            [turn(1, *said), *turns(2, 7)], (), installation=scene.worker.installation
         )
         model.script = ["answer", "hang"] if moment == "while" else []
 
@@ -439,7 +439,7 @@ async def test_a_change_is_made_whole_or_not_at_all(
         await scene.worker.do("ingest", str(1 + 7 * number))
         scene.worker.now_ms += TEN_MINUTES_MS
         await scene.worker.do("write")
-    await scene.worker.intake.ingest(turns(50, 3), (), rules=scene.worker.rules)
+    await scene.worker.intake.ingest(turns(50, 3), (), installation=scene.worker.installation)
     before, told = await scene.seen(), await scene.told()
     other = await twin(scene, tmp_path / "twin.db")
     async with living(replace(other, first_id=DEED_IDS, now_ms=scene.worker.now_ms)) as undisturbed:

@@ -87,7 +87,7 @@ class Storm:
 
     async def ingest(self, stores: Stores, _: SessionKey, __: int) -> None:
         batch = self.batch()
-        await stores.intake.ingest(batch, (), rules=stores.rules)
+        await stores.intake.ingest(batch, (), installation=stores.installation)
 
     async def write(self, stores: Stores, _: SessionKey, now_ms: int) -> None:
         for job in await stores.jobs.claim(
@@ -116,24 +116,31 @@ class Storm:
 
     async def promote(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         await stores.versions.promote(
-            key, self.chance.randint(1, 2), over=None, rules=stores.rules, now_ms=now_ms
+            key,
+            self.chance.randint(1, 2),
+            over=None,
+            installation=stores.installation,
+            now_ms=now_ms,
         )
 
     async def restore(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         await stores.versions.restore(
-            key, self._written.get(key, CompactionId("1")), rules=stores.rules, now_ms=now_ms
+            key,
+            self._written.get(key, CompactionId("1")),
+            installation=stores.installation,
+            now_ms=now_ms,
         )
 
     async def regenerate(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         await stores.versions.regenerate(
-            key, RegenerateOptions(), rules=stores.rules, now_ms=now_ms
+            key, RegenerateOptions(), installation=stores.installation, now_ms=now_ms
         )
 
     async def compact_now(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
-        await stores.changes.compact_now(key, rules=stores.rules, now_ms=now_ms)
+        await stores.changes.compact_now(key, installation=stores.installation, now_ms=now_ms)
 
     async def idle(self, stores: Stores, _: SessionKey, now_ms: int) -> None:
-        await stores.idle.evict_idle(limit=10, rules=stores.rules, now_ms=now_ms)
+        await stores.idle.evict_idle(limit=10, installation=stores.installation, now_ms=now_ms)
 
     async def index(self, stores: Stores, _: SessionKey, __: int) -> None:
         await stores.index.index_some()
@@ -143,9 +150,13 @@ class Storm:
 
     async def campaign(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         await stores.campaigns.begin(
-            key.agent_id, RegenerateOptions(), at_once=2, rules=stores.rules, now_ms=now_ms
+            key.agent_id,
+            RegenerateOptions(),
+            at_once=2,
+            installation=stores.installation,
+            now_ms=now_ms,
         )
-        await stores.campaigns.advance(rules=stores.rules, now_ms=now_ms)
+        await stores.campaigns.advance(installation=stores.installation, now_ms=now_ms)
 
     async def erase(self, stores: Stores, key: SessionKey, now_ms: int) -> None:
         target = key if self.chance.random() < 0.8 else key.agent_id

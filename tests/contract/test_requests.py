@@ -210,7 +210,7 @@ async def test_a_version_is_promoted_and_a_compaction_undone_by_request(stores: 
         KEY,
         PromoteRequest(version=1),
         store=stores.versions,
-        rules=stores.rules,
+        installation=stores.installation,
         now_ms=NOON + 9_000,
     )
     in_force = [
@@ -223,14 +223,14 @@ async def test_a_version_is_promoted_and_a_compaction_undone_by_request(stores: 
         KEY,
         PromoteRequest(version=2, over=1),
         store=stores.versions,
-        rules=stores.rules,
+        installation=stores.installation,
         now_ms=NOON + 9_050,
     )
     undone = await versions.restore(
         KEY,
         RestoreRequest(compaction_id=second["compaction_id"]),
         store=stores.versions,
-        rules=stores.rules,
+        installation=stores.installation,
         now_ms=NOON + 9_100,
     )
 
@@ -252,7 +252,7 @@ async def test_a_version_is_written_again_as_the_request_wants(stores: Stores) -
     )
 
     begun = await versions.regenerate(
-        KEY, request, store=stores.versions, rules=stores.rules, now_ms=NOON + 9_000
+        KEY, request, store=stores.versions, installation=stores.installation, now_ms=NOON + 9_000
     )
     (job,) = await stores.claim(NOON + 60_000)
 
@@ -268,7 +268,7 @@ async def test_a_version_is_written_again_as_the_request_wants(stores: Stores) -
     ):
         with pytest.raises(BadRequest, match=name):
             await versions.regenerate(
-                KEY, wrong, store=stores.versions, rules=stores.rules, now_ms=NOON
+                KEY, wrong, store=stores.versions, installation=stores.installation, now_ms=NOON
             )
 
 
@@ -278,7 +278,11 @@ async def test_a_campaign_tells_how_far_it_is_and_when_it_began(stores: Stores) 
     request = CampaignRequest(style="narrative", at_once=3)
 
     begun = await versions.begin_campaign(
-        AgentId("ada"), request, store=stores.campaigns, rules=stores.rules, now_ms=NOON + 9_000
+        AgentId("ada"),
+        request,
+        store=stores.campaigns,
+        installation=stores.installation,
+        now_ms=NOON + 9_000,
     )
     told = await versions.progress(
         ProgressRequest(campaign_id=begun["campaign_id"]), store=stores.campaigns
@@ -287,7 +291,11 @@ async def test_a_campaign_tells_how_far_it_is_and_when_it_began(stores: Stores) 
     assert begun == told
     assert (told["requested_at"], told["finished_at"]) == ("2027-01-15T08:00:09.000Z", None)
     nothing = await versions.begin_campaign(
-        AgentId("bob"), request, store=stores.campaigns, rules=stores.rules, now_ms=NOON + 9_500
+        AgentId("bob"),
+        request,
+        store=stores.campaigns,
+        installation=stores.installation,
+        now_ms=NOON + 9_500,
     )
     assert nothing["finished_at"] == "2027-01-15T08:00:09.500Z"
     with pytest.raises(BadRequest, match="campaign_id"):
@@ -347,7 +355,9 @@ async def buried(stores: Stores, *payloads: bytes) -> None:
         Delivery("turn.completed", payload, seq, NOON + seq)
         for seq, payload in enumerate(payloads, start=1)
     ]
-    await ingest(decode_batch(deliveries, count=len), store=stores.intake, rules=stores.rules)
+    await ingest(
+        decode_batch(deliveries, count=len), store=stores.intake, installation=stores.installation
+    )
 
 
 @pytest.mark.proves("I5", "O10")
@@ -384,7 +394,7 @@ async def test_replayed_letters_are_told_with_what_came_of_them(
     await stores.intake.ingest(
         [turn(101, user("hi"))],
         decode_batch([Delivery("turn.completed", b"{", 102, NOON)], count=len).dead,
-        rules=stores.rules,
+        installation=stores.installation,
     )
 
     told = await letters.replay(

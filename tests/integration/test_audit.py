@@ -67,7 +67,9 @@ async def lived(stores: Stores) -> list[int]:
         await stores.jobs.commit(
             job, summary(f"Version {number}."), reason=None, now_ms=NOON + 1_000 * number
         )
-    await stores.versions.promote(KEY, 1, over=None, rules=stores.rules, now_ms=NOON + 4_000)
+    await stores.versions.promote(
+        KEY, 1, over=None, installation=stores.installation, now_ms=NOON + 4_000
+    )
     (job,) = await stores.claim(NOON + 5_000)
     await stores.jobs.retry_later(
         job, reason="timeout", detail="", retry_at_ms=NOON + 5_100, now_ms=NOON + 5_000
@@ -82,9 +84,12 @@ async def lived(stores: Stores) -> list[int]:
     )
     _, (third,) = await stores.history.versions(KEY, 3)
     await stores.versions.restore(
-        KEY, CompactionId(third.compaction_id), rules=stores.rules, now_ms=NOON + 70_000
+        KEY,
+        CompactionId(third.compaction_id),
+        installation=stores.installation,
+        now_ms=NOON + 70_000,
     )
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 80_000)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 80_000)
     return [
         NOON,
         NOON + 50,

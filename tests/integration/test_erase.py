@@ -48,7 +48,9 @@ async def stores(tmp_path: Path) -> AsyncGenerator[Stores]:
             await made.ingest(some[0]._replace(stream_seq=first + 50))
             reused = turn(first + 60, user(f"{mark} again"), event_id=f"e{first}", key=key)
             payloads = {reused.stream_seq: reused.messages[0].body.encode()}
-            await made.intake.ingest([reused], (), rules=made.rules, payloads=payloads)
+            await made.intake.ingest(
+                [reused], (), installation=made.installation, payloads=payloads
+            )
         for job in await made.claim(NOON + 10_000):
             await made.jobs.commit(
                 job,

@@ -55,7 +55,9 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
             Delivery("turn.completed", payload, seq, NOON)
             for seq, payload in ((31, b"{"), (32, b"["), (33, b"x"))
         ]
-        await stores.intake.ingest([], decode_batch(bad, count=words).dead, rules=stores.rules)
+        await stores.intake.ingest(
+            [], decode_batch(bad, count=words).dead, installation=stores.installation
+        )
         await stores.letters.replayed(2, now_ms=NOON)
         buried = await look(NOON)
     await database.close()

@@ -149,7 +149,7 @@ async def test_a_tool_result_stands_in_the_view_as_it_was_published(
 @pytest.mark.proves("A7")
 @pytest.mark.parametrize("commit", ["immediate", "on_summary"])
 async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) -> None:
-    stores, rules = opened.stores, opened.stores.rules
+    stores, installation = opened.stores, opened.stores.installation
     for number in (1, 2):
         await stores.ingest(*turns(10 * number, 7))
         (job,) = await stores.claim(NOON + 1_000 * number)
@@ -158,20 +158,28 @@ async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) ->
     assert {actor for _, actor in await opened.actors()} == {WORKER}
 
     await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides={"commit": commit}), rules=rules, now_ms=NOON, actor="token:a"
+        KEY,
+        PolicyRequest(overrides={"commit": commit}),
+        installation=installation,
+        now_ms=NOON,
+        actor="token:a",
     )
     await stores.changes.set_policy(
         KEY,
         PolicyRequest(overrides={"commit": commit}),
-        rules=rules,
+        installation=installation,
         now_ms=NOON,
         actor="token:idle",
     )
     await stores.changes.set_policy(
-        KEY.agent_id, PolicyRequest(mode="manual"), rules=rules, now_ms=NOON, actor="token:b"
+        KEY.agent_id,
+        PolicyRequest(mode="manual"),
+        installation=installation,
+        now_ms=NOON,
+        actor="token:b",
     )
     requested = await stores.changes.compact_now(
-        KEY, rules=rules, now_ms=NOON + 3_000, actor="key:C"
+        KEY, installation=installation, now_ms=NOON + 3_000, actor="key:C"
     )
     (job,) = await stores.claim(NOON + 4_000)
     loaded = await stores.jobs.load(job, now_ms=NOON + 4_000)
@@ -179,22 +187,30 @@ async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) ->
         job, summary(), leaving=loaded.leaving, reason=None, now_ms=NOON + 4_000
     )
     await stores.versions.regenerate(
-        KEY, RegenerateOptions(style="narrative"), rules=rules, now_ms=NOON + 5_000, actor="token:d"
+        KEY,
+        RegenerateOptions(style="narrative"),
+        installation=installation,
+        now_ms=NOON + 5_000,
+        actor="token:d",
     )
     await stores.campaigns.begin(
         None,
         RegenerateOptions(model="test/other"),
         at_once=2,
-        rules=rules,
+        installation=installation,
         now_ms=NOON + 5_500,
         actor="key:E",
     )
-    await stores.campaigns.advance(rules=rules, now_ms=NOON + 5_600)
+    await stores.campaigns.advance(installation=installation, now_ms=NOON + 5_600)
     await stores.versions.restore(
-        KEY, CompactionId(str(requested)), rules=rules, now_ms=NOON + 6_000, actor="token:f"
+        KEY,
+        CompactionId(str(requested)),
+        installation=installation,
+        now_ms=NOON + 6_000,
+        actor="token:f",
     )
     await stores.versions.promote(
-        KEY, 1, over=None, rules=rules, now_ms=NOON + 7_000, actor="key:G"
+        KEY, 1, over=None, installation=installation, now_ms=NOON + 7_000, actor="key:G"
     )
     await stores.changes.erase(KEY, last_seq=100, now_ms=NOON + 8_000, actor="token:h")
 

@@ -123,7 +123,9 @@ class Walk(RuleBasedStateMachine):
             self.open.enter_async_context(sql_stores(new_sqlite(self.folder), TIGHT))
         )
         # One of them remembers what a query server does, the other begins afresh: what is remembered shows in no answer.
-        self.remembering = QueryEnvironment(self.sqlite.policy, self.sqlite.rules.model_window)
+        self.remembering = QueryEnvironment(
+            self.sqlite.policy, self.sqlite.installation.model_window
+        )
 
     def teardown(self) -> None:
         try:
@@ -276,7 +278,7 @@ class Walk(RuleBasedStateMachine):
                 one for one in self.delivered if self.stream[one - 1].event_id == arrival.event_id
             ]
             self.has_moved |= bool(known) and arrival.stream_seq < min(known)
-        self.both(lambda stores: stores.intake.ingest(batch, (), rules=stores.rules))
+        self.both(lambda stores: stores.intake.ingest(batch, (), installation=stores.installation))
         self.delivered |= seqs
 
     @rule()
@@ -298,7 +300,9 @@ class Walk(RuleBasedStateMachine):
     @rule(key=keys)
     def request_a_compaction(self, key: SessionKey) -> None:
         self.both(
-            lambda stores: stores.changes.compact_now(key, rules=stores.rules, now_ms=self.now_ms)
+            lambda stores: stores.changes.compact_now(
+                key, installation=stores.installation, now_ms=self.now_ms
+            )
         )
 
     @rule(
@@ -314,7 +318,7 @@ class Walk(RuleBasedStateMachine):
         target = key.agent_id if is_agent else key
         self.both(
             lambda stores: stores.changes.set_policy(
-                target, request, rules=stores.rules, now_ms=self.now_ms
+                target, request, installation=stores.installation, now_ms=self.now_ms
             )
         )
 
@@ -462,7 +466,7 @@ class Walk(RuleBasedStateMachine):
         over = None if is_sure else data.draw(st.sampled_from(self.numbers_of(key)))
         self.both(
             lambda stores: stores.versions.promote(
-                key, version, over=over, rules=stores.rules, now_ms=self.now_ms
+                key, version, over=over, installation=stores.installation, now_ms=self.now_ms
             )
         )
 
@@ -475,7 +479,7 @@ class Walk(RuleBasedStateMachine):
         )
         self.both(
             lambda stores: stores.versions.regenerate(
-                key, wanted, rules=stores.rules, now_ms=self.now_ms
+                key, wanted, installation=stores.installation, now_ms=self.now_ms
             )
         )
         self.claim(3, "They spoke.", is_quick=False)
@@ -493,7 +497,7 @@ class Walk(RuleBasedStateMachine):
         )
         self.both(
             lambda stores: stores.versions.restore(
-                key, chosen, rules=stores.rules, now_ms=self.now_ms
+                key, chosen, installation=stores.installation, now_ms=self.now_ms
             )
         )
 
@@ -516,7 +520,9 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def look_for_idle_sessions(self) -> None:
         self.both(
-            lambda stores: stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=self.now_ms)
+            lambda stores: stores.idle.evict_idle(
+                limit=5, installation=stores.installation, now_ms=self.now_ms
+            )
         )
 
     @rule(limit=st.integers(1, 4))
@@ -558,7 +564,7 @@ class Walk(RuleBasedStateMachine):
         answering = (
             self.remembering
             if stores is self.sqlite
-            else QueryEnvironment(stores.policy, stores.rules.model_window)
+            else QueryEnvironment(stores.policy, stores.installation.model_window)
         )
         request = ContextRequest(max_tokens=max_tokens, wait_ms=0)
         try:

@@ -2,15 +2,35 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
-from turnfold.core.policy.allowance import Allowance
+from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
-from turnfold.ports import HistoryStore
+from turnfold.ports import HistoryStore, PolicyResolver
 
 Explain = Callable[[PolicyOverrides, PolicyOverrides], Mapping[str, Any]]
+
+
+def policy_resolver(
+    default_preset: str,
+    policy_of: Callable[[str], Policy],
+    allowance: Allowance = DEFAULT_ALLOWANCE,
+) -> PolicyResolver:
+    """Return the function that resolves the policy of a session under an installation's settings.
+
+    A session's overrides go before its agent's. The ceilings of `allowance` limit both.
+    """
+
+    @lru_cache(maxsize=4_096)
+    def resolve(agent: PolicyOverrides, session: PolicyOverrides) -> Policy:
+        return allowance.bounded(
+            effective_policy(agent, session, default_preset=default_preset, policy_of=policy_of)
+        )
+
+    return resolve
 
 
 def explanation(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from turnfold.core.eviction.eviction import Trigger
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports import CampaignProgress, RegenerateOptions, Rules
+from turnfold.ports import CampaignProgress, Installation, RegenerateOptions
 from turnfold.testing.jobs import open_work
 from turnfold.testing.kept import Memory
 
@@ -37,7 +37,7 @@ class MemoryCampaigns:
         wanted: RegenerateOptions,
         *,
         at_once: int,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
     ) -> CampaignProgress:
@@ -51,12 +51,14 @@ class MemoryCampaigns:
             for one in found
             if one.version is not None and agent_id in (None, one.key.agent_id)
         ]
-        made = Campaign(str(rules.new_id()), agent_id, wanted, at_once, len(keys), keys, now_ms)
+        made = Campaign(
+            str(installation.new_id()), agent_id, wanted, at_once, len(keys), keys, now_ms
+        )
         made.finished_at_ms = None if keys else now_ms
         self._campaigns.append(made)
         return self._told(made)
 
-    async def advance(self, *, rules: Rules, now_ms: int) -> int:  # noqa: ARG002
+    async def advance(self, *, installation: Installation, now_ms: int) -> int:  # noqa: ARG002
         """Open the next sessions of each campaign; how many that were."""
         opened = 0
         for one in self._campaigns:

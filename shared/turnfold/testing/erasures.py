@@ -6,7 +6,7 @@ from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, EventId, SessionKey
-from turnfold.ports import EraseResult, Rules
+from turnfold.ports import EraseResult, Installation
 from turnfold.testing.kept import Erasure, Memory, Session
 
 
@@ -16,7 +16,7 @@ class MemoryErasures:
     _memory: Memory
 
     async def erase_expired(
-        self, *, after: int, limit: int, rules: Rules, now_ms: int
+        self, *, after: int, limit: int, installation: Installation, now_ms: int
     ) -> int | None:
         """Look at some sessions, and erase those that their policy retains no longer."""
         looked_at = sorted(
@@ -25,7 +25,9 @@ class MemoryErasures:
         )[:limit]
         ingested_to = next((last for first, last in self._memory.ingested if first == 1), 0)
         for session in looked_at:
-            policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
+            policy = installation.policy(
+                self._memory.wishes_of(session.key.agent_id), session.wishes
+            )
             if is_over(session.last_event_at_ms, policy, now_ms=now_ms):
                 _erase_letters(self._memory, session.key)
                 _erase_session(self._memory, session, ingested_to, now_ms, "retention")

@@ -10,19 +10,22 @@ from turnfold.contracts.events import claimed_key
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction.eviction import (
     SUMMARY_DELAY_MS,
-    Evict,
     Eviction,
     FiredTrigger,
     RestoreHold,
     Trigger,
+    fired_triggers,
+    first_eviction,
     idle_at_ms,
+    plan_evictions,
 )
 from turnfold.core.eviction.usage import UsageInput, UsageReading, usage_trigger
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.core.policy.presets import Commit, Mode, Policy, preset_named
+from turnfold.core.policy.presets import Commit, Mode, preset_named
+from turnfold.core.summary.digest import digest_eviction
 from turnfold.errors import BadRequest, Conflict
-from turnfold.messages import AgentId, CompactionId, EventId, Message, SessionKey
+from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
 from turnfold.ports import (
     NO_PAYLOADS,
     PAYLOAD_KEPT_BYTES,
@@ -31,7 +34,7 @@ from turnfold.ports import (
     DecodedEvent,
     EraseResult,
     IngestResult,
-    Rules,
+    Installation,
 )
 from turnfold.testing.erasures import erased, turned_away
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
@@ -48,7 +51,7 @@ class MemoryIntake:
         arrivals: Sequence[DecodedEvent],
         dead: Sequence[DeadLetter],
         *,
-        rules: Rules,
+        installation: Installation,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
     ) -> IngestResult:
         """Keep a batch: each event once, at the lowest sequence it came with."""
@@ -74,7 +77,7 @@ class MemoryIntake:
         duplicates = given - len(arrivals) - len(dead)
         known_before = set(self._memory.sessions)
         arrivals, refused = self._admitted(
-            sorted(arrivals, key=lambda arrival: arrival.stream_seq), rules.max_sessions
+            sorted(arrivals, key=lambda arrival: arrival.stream_seq), installation.max_sessions
         )
         letters += [_refused(one, "too_many_sessions", payloads) for one in refused]
         changed: dict[SessionKey, Session] = {}
@@ -94,7 +97,7 @@ class MemoryIntake:
                 if arrival.report is not None:
                     reading = UsageReading(arrival.stream_seq, arrival.at_ms, arrival.report.tokens)
                     readings.setdefault(session.key, {})[arrival.stream_seq] = reading
-                self._came(session, max(session.last_event_at_ms or 0, arrival.at_ms), rules)
+                self._came(session, max(session.last_event_at_ms or 0, arrival.at_ms), installation)
                 session.rounds += (
                     0
                     if arrival.is_meta
@@ -116,7 +119,7 @@ class MemoryIntake:
                 )
             session.events[event_id] = arrival
             if known is not None and known.at_ms == session.last_event_at_ms:
-                self._came(session, max(one.at_ms for one in session.events.values()), rules)
+                self._came(session, max(one.at_ms for one in session.events.values()), installation)
             changed[session.key] = session
         evictions, learning = 0, MemoryCalibrator(self._memory)
         for session in sorted(changed.values(), key=lambda session: session.sid):
@@ -130,7 +133,7 @@ class MemoryIntake:
                 session,
                 new_seqs.get(session.key, []),
                 readings.get(session.key, {}),
-                rules,
+                installation,
                 learning,
             )
         for key in [
@@ -149,10 +152,10 @@ class MemoryIntake:
             evictions,
         )
 
-    def _came(self, session: Session, at_ms: int, rules: Rules) -> None:
+    def _came(self, session: Session, at_ms: int, installation: Installation) -> None:
         session.last_event_at_ms = at_ms
         session.idle_at_ms = idle_at_ms(
-            at_ms, rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
+            at_ms, installation.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         )
 
     def _admitted(
@@ -195,12 +198,12 @@ class MemoryIntake:
         session: Session,
         new_seqs: Sequence[int],
         readings: Mapping[int, UsageReading],
-        rules: Rules,
+        installation: Installation,
         learning: MemoryCalibrator,
     ) -> int:
-        policy = rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
+        policy = installation.policy(self._memory.wishes_of(session.key.agent_id), session.wishes)
         live = session.live
-        window = rules.model_window(session.model, policy)
+        window = installation.model_window(session.model, policy)
         usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
         meter = UsageInput(
             session.gauge._replace(settled_ms=settled_ms(session)), readings, learning.of(session)
@@ -212,22 +215,28 @@ class MemoryIntake:
                 return 0
             load = session.live_load._replace(reported_tokens=session.gauge.fresh_tokens)
             before = len(session.compactions)
-            due = rules.fired(load, policy, window)
+            due = fired_triggers(load, policy, model_window=window)
             _plan(
                 self._memory,
                 session,
                 due,
-                rules,
+                installation,
                 session.last_event_at_ms or 0,
                 seq=max(new_seqs, default=0),
             )
             return len(session.compactions) - before
         hold = RestoreHold(session.held_to_tokens, session.tokens_total)
-        done = rules.evictions(
-            [one.message for one in live], new_seqs, session.rounds, policy, window, meter, hold
+        done = plan_evictions(
+            [kept.message for kept in live],
+            new_seqs,
+            session.rounds,
+            policy,
+            model_window=window,
+            meter=meter,
+            hold=hold,
         )
         for eviction in done:
-            _open(self._memory, session, eviction, live, rules)
+            _open(self._memory, session, eviction, live, installation)
             gauge, seq = eviction.gauge, eviction.seq
         session.gauge = meter.after(seq, gauge, usage_limit)
         return len(done)
@@ -268,7 +277,7 @@ class MemoryIdle:
 
     _memory: Memory
 
-    async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
+    async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
         """Look at sessions that have fallen idle; how many were looked at."""
         idle = [
             one
@@ -278,10 +287,14 @@ class MemoryIdle:
         for session in idle:
             session.idle_at_ms = None
             if (
-                rules.policy(self._memory.wishes_of(session.key.agent_id), session.wishes).mode
+                installation.policy(
+                    self._memory.wishes_of(session.key.agent_id), session.wishes
+                ).mode
                 is Mode.AUTO
             ):
-                _evict_now(self._memory, session, (FiredTrigger(Trigger.IDLE, 0),), rules, now_ms)
+                _evict_now(
+                    self._memory, session, (FiredTrigger(Trigger.IDLE, 0),), installation, now_ms
+                )
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
@@ -306,14 +319,14 @@ class MemoryChanges:
         key: SessionKey | AgentId,
         request: PolicyRequest,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
     ) -> Mapping[str, Any]:
         """Set what a session or an agent wants, and evict what that makes due."""
         if not isinstance(key, SessionKey):
-            wishes = _wished(self._memory.wishes_of(key), request, rules)
-            _check(rules, wishes, PolicyOverrides())
+            wishes = _wished(self._memory.wishes_of(key), request, installation)
+            _check(installation, wishes, PolicyOverrides())
             self._memory.agents[key] = wishes
             for session in self._memory.sessions.values():
                 session.revision += session.key.agent_id == key
@@ -324,21 +337,25 @@ class MemoryChanges:
                 "overrides": wishes.numbers(),
             }
         known = self._memory.sessions.get(key)
-        if known is None and self._memory.sessions_of(key.agent_id) >= rules.max_sessions:
+        if known is None and self._memory.sessions_of(key.agent_id) >= installation.max_sessions:
             raise Conflict("the agent may have no more sessions")
-        wishes = _wished(known.wishes if known else PolicyOverrides(), request, rules)
-        _check(rules, self._memory.wishes_of(key.agent_id), wishes)
+        wishes = _wished(known.wishes if known else PolicyOverrides(), request, installation)
+        _check(installation, self._memory.wishes_of(key.agent_id), wishes)
         session = self._memory.session(key)
         if changes := wishes.differences(session.wishes):
             self._memory.seal(session, "policy", at_ms=now_ms, **changes)
         session.wishes = wishes
         session.revision += 1
-        policy = rules.policy(self._memory.wishes_of(key.agent_id), wishes)
+        policy = installation.policy(self._memory.wishes_of(key.agent_id), wishes)
         _evict_now(
             self._memory,
             session,
-            rules.fired(session.live_load, policy, rules.model_window(session.model, policy)),
-            rules,
+            fired_triggers(
+                session.live_load,
+                policy,
+                model_window=installation.model_window(session.model, policy),
+            ),
+            installation,
             now_ms,
         )
         return {
@@ -352,7 +369,7 @@ class MemoryChanges:
         self,
         key: SessionKey,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
     ) -> CompactionId | None:
@@ -360,9 +377,14 @@ class MemoryChanges:
         session = self._memory.sessions.get(key)
         if session is None:
             return None
-        if rules.policy(self._memory.wishes_of(key.agent_id), session.wishes).mode is Mode.OFF:
+        if (
+            installation.policy(self._memory.wishes_of(key.agent_id), session.wishes).mode
+            is Mode.OFF
+        ):
             raise Conflict("the session's mode is off")
-        return _evict_now(self._memory, session, (FiredTrigger(Trigger.REQUEST, 0),), rules, now_ms)
+        return _evict_now(
+            self._memory, session, (FiredTrigger(Trigger.REQUEST, 0),), installation, now_ms
+        )
 
     async def erase(
         self,
@@ -377,15 +399,19 @@ class MemoryChanges:
 
 
 def _evict_now(
-    memory: Memory, session: Session, found: Sequence[FiredTrigger], rules: Rules, now_ms: int
+    memory: Memory,
+    session: Session,
+    found: Sequence[FiredTrigger],
+    installation: Installation,
+    now_ms: int,
 ) -> CompactionId | None:
     live, load = session.live, session.live_load
     if session.held_tokens and not any(one.trigger is Trigger.REQUEST for one in found):
         return None
-    policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
+    policy = installation.policy(memory.wishes_of(session.key.agent_id), session.wishes)
     if policy.commit is Commit.ON_SUMMARY:
-        return _plan(memory, session, found, rules, now_ms)
-    due, evicted = _first_to_win(found, live, policy, rules, now_ms)
+        return _plan(memory, session, found, installation, now_ms)
+    due, evicted = first_eviction(found, [kept.message for kept in live], policy, now_ms=now_ms)
     if due is None:
         return None
     factor = MemoryCalibrator(memory).of(session)(live[-1].message.stream_seq, now_ms)
@@ -393,24 +419,14 @@ def _evict_now(
     eviction = Eviction(due, evicted, len(live), load, now_ms).seen_at(
         [one.message for one in live], load, now_ms
     )
-    return _open(memory, session, eviction, live, rules)
-
-
-def _first_to_win(
-    found: Sequence[FiredTrigger], live: Sequence[Kept], policy: Policy, rules: Rules, now_ms: int
-) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
-    for due in found:
-        decision = rules.decide([one.message for one in live], policy, due, now_ms)
-        if isinstance(decision, Evict):
-            return due, decision.evicted
-    return None, ()
+    return _open(memory, session, eviction, live, installation)
 
 
 def _plan(
     memory: Memory,
     session: Session,
     found: Sequence[FiredTrigger],
-    rules: Rules,
+    installation: Installation,
     at_ms: int,
     *,
     seq: int = 0,
@@ -419,13 +435,13 @@ def _plan(
     for row in session.compactions if found else ():
         if row.is_plan and row.is_open:
             return row.compaction_id
-    policy = rules.policy(memory.wishes_of(session.key.agent_id), session.wishes)
-    due, _ = _first_to_win(found, session.live, policy, rules, at_ms)
+    policy = installation.policy(memory.wishes_of(session.key.agent_id), session.wishes)
+    due, _ = first_eviction(found, [kept.message for kept in session.live], policy, now_ms=at_ms)
     if due is None:
         return None
     rests_until = session.cooldown_until_ms if due.trigger is not Trigger.REQUEST else 0
     row = Compaction(
-        CompactionId(str(rules.new_id())), len(session.compactions) + 1, str(due.trigger), frozenset(), 0, session.window_tokens, "", 0,
+        CompactionId(str(installation.new_id())), len(session.compactions) + 1, str(due.trigger), frozenset(), 0, session.window_tokens, "", 0,
         at_ms, max(at_ms + SUMMARY_DELAY_MS, rests_until), budget_tokens=due.budget_tokens, is_plan=True,
         trace=_trace(session, seq),
     )  # fmt: skip
@@ -441,14 +457,18 @@ def _plan(
 
 
 def _open(
-    memory: Memory, session: Session, eviction: Eviction, live: Sequence[Kept], rules: Rules
+    memory: Memory,
+    session: Session,
+    eviction: Eviction,
+    live: Sequence[Kept],
+    installation: Installation,
 ) -> CompactionId:
     """Take these messages out of the live ones; the compaction that stands for it."""
     due, evicted = eviction.due, eviction.evicted
     bodies = {one.message.position: one.body for one in live}
-    digest, digest_tokens = rules.digest(evicted, bodies)
+    digest, digest_tokens = digest_eviction(evicted, bodies, count=installation.count)
     row = Compaction(
-        CompactionId(str(rules.new_id())),
+        CompactionId(str(installation.new_id())),
         len(session.compactions) + 1,
         str(due.trigger),
         frozenset(message.message_id for message in evicted),
@@ -529,17 +549,19 @@ def _refused(arrival: DecodedEvent, reason: str, payloads: Mapping[int, bytes]) 
     )
 
 
-def _wished(wishes: PolicyOverrides, request: PolicyRequest, rules: Rules) -> PolicyOverrides:
+def _wished(
+    wishes: PolicyOverrides, request: PolicyRequest, installation: Installation
+) -> PolicyOverrides:
     try:
         preset_named(request.preset or "balanced")
-        rules.allowance.check_overrides(request.overrides or {})
+        installation.allowance.check_overrides(request.overrides or {})
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return wishes.changed(preset=request.preset, mode=request.mode, overrides=request.overrides)
 
 
-def _check(rules: Rules, agent: PolicyOverrides, session: PolicyOverrides) -> None:
+def _check(installation: Installation, agent: PolicyOverrides, session: PolicyOverrides) -> None:
     try:
-        rules.policy(agent, session)
+        installation.policy(agent, session)
     except ValueError as error:
         raise BadRequest(str(error)) from None

@@ -2,9 +2,10 @@
 
 from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS, Trigger, load_of
 from turnfold.core.history.audit_chain import LOCAL
+from turnfold.core.summary.digest import digest_eviction
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
-from turnfold.ports import ActiveVersion, RegenerateOptions, Rules, StoredSummary
+from turnfold.ports import ActiveVersion, Installation, RegenerateOptions, StoredSummary
 from turnfold.testing.jobs import end_rewriting, open_work
 from turnfold.testing.kept import Memory, Session
 from turnfold.testing.usage import MemoryCalibrator
@@ -21,7 +22,7 @@ class MemoryVersions:
         version: int,
         *,
         over: int | None,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
     ) -> ActiveVersion:
@@ -40,7 +41,7 @@ class MemoryVersions:
         self._reign(session, version, now_ms)
         self._tell(session, "promoted", CompactionId(named.compaction_id), before, now_ms)
         end_rewriting(self._memory, session, now_ms)
-        self._fold(session, rules, now_ms)
+        self._fold(session, installation, now_ms)
         return _in_force(session)
 
     async def restore(
@@ -48,7 +49,7 @@ class MemoryVersions:
         key: SessionKey,
         compaction_id: CompactionId,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
     ) -> ActiveVersion:
@@ -77,14 +78,14 @@ class MemoryVersions:
         )
         session.rounds += load_of(taken).rounds
         session.revision += 1
-        policy = rules.policy(self._memory.wishes_of(key.agent_id), session.wishes)
+        policy = installation.policy(self._memory.wishes_of(key.agent_id), session.wishes)
         session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
         if was_covered and row.version is not None:
             self._reign(session, _named(session, row.version).base_version, now_ms)
         self._tell(session, "restored", row.compaction_id, before, now_ms)
         if was_covered:
             end_rewriting(self._memory, session, now_ms)
-        self._fold(session, rules, now_ms)
+        self._fold(session, installation, now_ms)
         return _in_force(session)
 
     async def regenerate(
@@ -92,7 +93,7 @@ class MemoryVersions:
         key: SessionKey,
         wanted: RegenerateOptions,
         *,
-        rules: Rules,  # noqa: ARG002
+        installation: Installation,  # noqa: ARG002
         now_ms: int,
         actor: str = LOCAL,  # noqa: ARG002
     ) -> CompactionId:
@@ -139,13 +140,15 @@ class MemoryVersions:
         }
         self._memory.tell(session, "summary.updated", **told)
 
-    def _fold(self, session: Session, rules: Rules, now_ms: int) -> None:
+    def _fold(self, session: Session, installation: Installation, now_ms: int) -> None:
         lost = [row for row in session.pending if row.status == "committed"]
         for row in lost:
             if not row.digest:
                 kept = [one for one in session.kept if one.message.message_id in row.evicted]
                 bodies = {one.message.position: one.body for one in kept}
-                row.digest, row.digest_tokens = rules.digest([one.message for one in kept], bodies)
+                row.digest, row.digest_tokens = digest_eviction(
+                    [one.message for one in kept], bodies, count=installation.count
+                )
         if lost:
             open_work(self._memory, session, Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, now_ms)
 

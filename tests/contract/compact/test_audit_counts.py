@@ -48,7 +48,10 @@ async def the_job(stores: Stores) -> Job:
 
 async def commit_on_summary(stores: Stores) -> None:
     await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides={"commit": "on_summary"}), rules=stores.rules, now_ms=NOON
+        KEY,
+        PolicyRequest(overrides={"commit": "on_summary"}),
+        installation=stores.installation,
+        now_ms=NOON,
     )
 
 

@@ -28,13 +28,13 @@ async def begin(
         AgentId(agent) if agent else None,
         wanted,
         at_once=at_once,
-        rules=stores.rules,
+        installation=stores.installation,
         now_ms=NOON + 2_000,
     )
 
 
 async def advance(stores: Stores) -> int:
-    return await stores.campaigns.advance(rules=stores.rules, now_ms=NOON + 3_000)
+    return await stores.campaigns.advance(installation=stores.installation, now_ms=NOON + 3_000)
 
 
 async def work(stores: Stores, *, refused: bool = False) -> list[str]:

@@ -54,20 +54,22 @@ async def three_versions(stores: Stores) -> None:
 async def promote(
     stores: Stores, version: int, *, over: int | None = None, now_ms: int = NOON + 9_000
 ) -> ActiveVersion:
-    return await stores.versions.promote(KEY, version, over=over, rules=stores.rules, now_ms=now_ms)
+    return await stores.versions.promote(
+        KEY, version, over=over, installation=stores.installation, now_ms=now_ms
+    )
 
 
 async def restore(
     stores: Stores, compaction_id: str, *, now_ms: int = NOON + 9_000
 ) -> ActiveVersion:
     return await stores.versions.restore(
-        KEY, CompactionId(compaction_id), rules=stores.rules, now_ms=now_ms
+        KEY, CompactionId(compaction_id), installation=stores.installation, now_ms=now_ms
     )
 
 
 async def regenerate(stores: Stores, *, now_ms: int = NOON + 9_000, **wanted: Any) -> CompactionId:
     return await stores.versions.regenerate(
-        KEY, RegenerateOptions(**wanted), rules=stores.rules, now_ms=now_ms
+        KEY, RegenerateOptions(**wanted), installation=stores.installation, now_ms=now_ms
     )
 
 
@@ -191,7 +193,9 @@ async def test_a_version_the_session_never_had_is_not_promoted(
     with pytest.raises(BadRequest, match="no version"):
         await promote(stores, version)
     with pytest.raises(UnknownSession):
-        await stores.versions.promote(STRANGER, 1, over=None, rules=stores.rules, now_ms=NOON)
+        await stores.versions.promote(
+            STRANGER, 1, over=None, installation=stores.installation, now_ms=NOON
+        )
 
     assert await stores.seen() == before
 
@@ -304,7 +308,10 @@ async def test_what_was_restored_stays_until_enough_has_come_or_somebody_asks(
     stores: Stores,
 ) -> None:
     await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides={"min_gain_tokens": 60}), rules=stores.rules, now_ms=NOON
+        KEY,
+        PolicyRequest(overrides={"min_gain_tokens": 60}),
+        installation=stores.installation,
+        now_ms=NOON,
     )
     await stores.ingest(*turns(10, 7))
     await restore(stores, (await stores.facts()).pending[-1].compaction_id)
@@ -320,13 +327,17 @@ async def test_what_was_restored_stays_until_enough_has_come_or_somebody_asks(
 @pytest.mark.proves("A5", "E1")
 async def test_a_request_evicts_what_was_restored(stores: Stores) -> None:
     await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides={"min_gain_tokens": 5_000}), rules=stores.rules, now_ms=NOON
+        KEY,
+        PolicyRequest(overrides={"min_gain_tokens": 5_000}),
+        installation=stores.installation,
+        now_ms=NOON,
     )
     await stores.ingest(*turns(10, 7))
     await restore(stores, (await stores.facts()).pending[-1].compaction_id)
 
     assert (
-        await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 9_500) is not None
+        await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 9_500)
+        is not None
     )
 
     assert (await states(stores))[State.PENDING] == 10
@@ -337,7 +348,10 @@ async def test_what_left_with_its_summary_is_shown_by_a_digest_when_its_version_
     stores: Stores,
 ) -> None:
     await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides={"commit": "on_summary"}), rules=stores.rules, now_ms=NOON
+        KEY,
+        PolicyRequest(overrides={"commit": "on_summary"}),
+        installation=stores.installation,
+        now_ms=NOON,
     )
     for number in (1, 2):
         await stores.ingest(*turns(10 * number, 7))
@@ -664,7 +678,7 @@ async def test_every_moment_is_seen_as_it_was_whatever_changed_places_since(stor
     await look(NOON + 5_000)
     await restore(stores, await compaction_of(stores, 3), now_ms=NOON + 6_000)
     await look(NOON + 6_000)
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 7_000)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 7_000)
     await look(NOON + 7_000)
 
     for at_ms, was in seen:

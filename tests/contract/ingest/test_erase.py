@@ -100,7 +100,9 @@ async def test_what_was_published_before_and_not_yet_stored_is_dropped_and_count
     await stores.ingest(*turns(1, 2))
     await erase(stores, last_seq=5)
 
-    done = await stores.intake.ingest([*turns(3, 3), *turns(6, 1)], (), rules=stores.rules)
+    done = await stores.intake.ingest(
+        [*turns(3, 3), *turns(6, 1)], (), installation=stores.installation
+    )
 
     assert done == IngestResult(events=1, messages=2, duplicates=3)
     assert (await stores.seen()).ingested == ((1, 6),)
@@ -173,13 +175,13 @@ async def test_an_erased_agent_takes_all_its_sessions_policy_and_letters_along(
 ) -> None:
     await stores.ingest(*turns(1, 2), turn(3, user("q"), key=SISTER), turn(4, user("q"), key=TWIN))
     await stores.changes.set_policy(
-        KEY.agent_id, PolicyRequest(mode="off"), rules=stores.rules, now_ms=NOON
+        KEY.agent_id, PolicyRequest(mode="off"), installation=stores.installation, now_ms=NOON
     )
     mine, others = (
         letters("turn.completed.ada.s-1", b"bad"),
         letters("turn.completed.adamant.s-1", b"bad", first_seq=60),
     )
-    await stores.intake.ingest((), [*mine, *others], rules=stores.rules)
+    await stores.intake.ingest((), [*mine, *others], installation=stores.installation)
 
     done = await erase(stores, KEY.agent_id)
 
@@ -208,13 +210,13 @@ async def test_dead_letters_of_an_erased_session_go_whatever_subject_they_came_o
         *letters("tool.result.ada.s-1", b"no json", first_seq=60),
     ]
     await stores.intake.ingest(
-        [turn(2, user("another"), event_id="known")], found, rules=stores.rules
+        [turn(2, user("another"), event_id="known")], found, installation=stores.installation
     )
     assert len((await stores.seen()).dead_letters) == 5
 
     await erase(stores)
     await stores.intake.ingest(
-        (), letters("turn.completed", told, first_seq=70), rules=stores.rules
+        (), letters("turn.completed", told, first_seq=70), installation=stores.installation
     )
 
     assert [seq for seq, *_ in (await stores.seen()).dead_letters] == [52]
@@ -269,14 +271,17 @@ async def test_sessions_are_erased_when_they_have_been_silent_for_longer_than_th
     await stores.ingest(turn(4, user("d"), key=SISTER, at_ms=NOON + 2 * DAY_MS))
     for key, days in ((KEY.agent_id, 2), (keeper, 0)):
         await stores.changes.set_policy(
-            key, PolicyRequest(overrides={"retain_days": days}), rules=stores.rules, now_ms=NOON
+            key,
+            PolicyRequest(overrides={"retain_days": days}),
+            installation=stores.installation,
+            now_ms=NOON,
         )
 
     async def expire(now_ms: int) -> None:
         after: int | None = 0
         while after is not None:
             after = await stores.erasures.erase_expired(
-                after=after, limit=2, rules=stores.rules, now_ms=now_ms
+                after=after, limit=2, installation=stores.installation, now_ms=now_ms
             )
 
     await expire(NOON + 2 * DAY_MS)
@@ -305,10 +310,10 @@ async def test_a_dead_letter_that_only_its_payload_names_is_erased_and_does_not_
     )
     assert {one.reason for one in (*mine, *others)} == {"subject_mismatch"}
     await stores.ingest(turn(1, user("q")))
-    await stores.intake.ingest((), (*mine, *others), rules=stores.rules)
+    await stores.intake.ingest((), (*mine, *others), installation=stores.installation)
 
     await erase(stores, erased)
-    await stores.intake.ingest((), mine, rules=stores.rules)
+    await stores.intake.ingest((), mine, installation=stores.installation)
 
     assert "secret" not in str(
         [one for one in await stores.letters.letters([1, 2, 3]) if one.row.stream_seq == 50]

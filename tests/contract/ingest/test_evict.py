@@ -49,7 +49,9 @@ async def override(
     **numbers: Any,
 ) -> Any:
     request = PolicyRequest(mode=mode, preset=preset, overrides=numbers or None)
-    return await stores.changes.set_policy(key, request, rules=stores.rules, now_ms=NOON)
+    return await stores.changes.set_policy(
+        key, request, installation=stores.installation, now_ms=NOON
+    )
 
 
 @pytest.mark.proves("E1", "E2", "E3", "C27")
@@ -57,7 +59,7 @@ async def test_what_is_over_the_limit_leaves_with_the_event_that_made_it_so(stor
     await stores.ingest(*turns(1, 6))
     assert len(await live(stores)) == 12
 
-    done = await stores.intake.ingest(turns(7, 1), (), rules=stores.rules)
+    done = await stores.intake.ingest(turns(7, 1), (), installation=stores.installation)
 
     assert done.evictions == 1
     assert await live(stores) == ["e6#0", "e6#1", "e7#0", "e7#1"]
@@ -152,7 +154,7 @@ async def test_a_straggler_is_live_in_its_place_and_leaves_with_the_next_evictio
 
     page = await stores.history.page(KEY, after_position=0, limit=100)
     assert next(one.message_id for one in page if one.state is State.LIVE) == "late#0"
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON)
     assert (await states(stores))["late#0"] is State.PENDING
 
 
@@ -208,7 +210,9 @@ async def test_a_call_leaves_with_all_its_results(stores: Stores) -> None:
 async def test_where_nothing_can_leave_there_is_no_row(stores: Stores) -> None:
     await stores.ingest(*turns(1, 1))
 
-    assert await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON) is None
+    assert (
+        await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON) is None
+    )
 
     assert (await stores.facts()).pending == ()
     assert await phases(stores) == []
@@ -218,7 +222,9 @@ async def test_where_nothing_can_leave_there_is_no_row(stores: Stores) -> None:
 async def test_a_request_evicts_below_every_limit(stores: Stores) -> None:
     await stores.ingest(*turns(1, 4))
 
-    opened = await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 99)
+    opened = await stores.changes.compact_now(
+        KEY, installation=stores.installation, now_ms=NOON + 99
+    )
 
     (pending,) = (await stores.facts()).pending
     assert (pending.compaction_id, pending.messages, pending.requested_at_ms) == (
@@ -231,7 +237,9 @@ async def test_a_request_evicts_below_every_limit(stores: Stores) -> None:
 
 @pytest.mark.proves("E1")
 async def test_a_session_nobody_published_in_has_nothing_to_evict(stores: Stores) -> None:
-    assert await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON) is None
+    assert (
+        await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON) is None
+    )
     assert await stores.history.sessions(agent_ids=None, limit=9) == []
 
 
@@ -256,10 +264,13 @@ async def test_a_request_is_refused_where_the_mode_is_off_and_done_where_it_is_m
     await stores.ingest(*turns(1, 8))
 
     with pytest.raises(Conflict):
-        await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON)
+        await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON)
     await override(stores, mode="manual")
 
-    assert await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON) is not None
+    assert (
+        await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON)
+        is not None
+    )
 
 
 @pytest.mark.proves("E1")

@@ -18,7 +18,7 @@ MINUTE_MS = 60_000
 
 async def override(stores: Stores, **numbers: Any) -> None:
     await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides=numbers), rules=stores.rules, now_ms=NOON
+        KEY, PolicyRequest(overrides=numbers), installation=stores.installation, now_ms=NOON
     )
 
 
@@ -101,10 +101,14 @@ async def test_what_comes_while_the_summary_is_written_stays(stores: Stores) -> 
 async def test_no_second_plan_is_opened_meanwhile(stores: Stores) -> None:
     await override(stores, commit="on_summary")
     await stores.ingest(*turns(1, 7))
-    first = await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 10)
+    first = await stores.changes.compact_now(
+        KEY, installation=stores.installation, now_ms=NOON + 10
+    )
     await stores.ingest(*turns(8, 7))
 
-    again = await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 20)
+    again = await stores.changes.compact_now(
+        KEY, installation=stores.installation, now_ms=NOON + 20
+    )
 
     assert first == again
     assert (await phases(stores)).count("selective_start") == 1
@@ -235,9 +239,14 @@ async def test_an_idle_session_is_compacted_and_an_active_one_is_not(stores: Sto
     due_ms = NOON + 7 + MINUTE_MS
     assert await stores.idle.next_idle_ms() == due_ms
 
-    assert await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=due_ms - 1) == 0
+    assert (
+        await stores.idle.evict_idle(limit=5, installation=stores.installation, now_ms=due_ms - 1)
+        == 0
+    )
     assert (await stores.facts()).pending == ()
-    assert await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=due_ms) == 1
+    assert (
+        await stores.idle.evict_idle(limit=5, installation=stores.installation, now_ms=due_ms) == 1
+    )
 
     (pending,) = (await stores.facts()).pending
     assert pending.requested_at_ms == due_ms
@@ -254,7 +263,10 @@ async def test_an_idle_session_with_little_to_win_is_left_as_it_is(stores: Store
     await stores.ingest(*turns(1, 7))
 
     assert (
-        await stores.idle.evict_idle(limit=5, rules=stores.rules, now_ms=NOON + 10 * MINUTE_MS) == 1
+        await stores.idle.evict_idle(
+            limit=5, installation=stores.installation, now_ms=NOON + 10 * MINUTE_MS
+        )
+        == 1
     )
 
     assert (await stores.facts()).pending == ()

@@ -116,7 +116,7 @@ async def test_an_event_that_comes_twice_is_stored_once(stores: Stores) -> None:
     await stores.ingest(turn(1, user("hello"), event_id="e"))
 
     again = await stores.intake.ingest(
-        [turn(2, user("hello"), event_id="e")], (), rules=stores.rules
+        [turn(2, user("hello"), event_id="e")], (), installation=stores.installation
     )
 
     assert (again.events, again.duplicates) == (0, 1)
@@ -134,7 +134,7 @@ async def test_an_event_that_comes_twice_in_one_batch_is_stored_once_at_its_lowe
             turn(6, user("hello"), event_id="e"),
         ],
         (),
-        rules=stores.rules,
+        installation=stores.installation,
     )
 
     assert (done.events, done.duplicates) == (1, 2)
@@ -235,7 +235,7 @@ async def test_a_reused_event_id_does_not_take_true_copies_in_its_batch_along(
             turn(3, user("first"), event_id="e"),
         ],
         (),
-        rules=stores.rules,
+        installation=stores.installation,
     )
 
     assert (done.duplicates, done.dead_letters) == (2, 1)
@@ -263,7 +263,7 @@ async def test_workers_that_store_the_same_events_at_once_store_each_once(stores
 async def test_a_dead_letter_is_kept_once_and_its_neighbours_are_stored(stores: Stores) -> None:
     for _ in range(2):
         await stores.intake.ingest(
-            [turn(1, user("fine"), event_id="e")], [letter(2)], rules=stores.rules
+            [turn(1, user("fine"), event_id="e")], [letter(2)], installation=stores.installation
         )
 
     (found,) = await stores.history.dead_letters(after=0, limit=9)
@@ -278,7 +278,9 @@ async def test_a_dead_letter_is_kept_once_and_its_neighbours_are_stored(stores: 
 
 @pytest.mark.proves("I5")
 async def test_dead_letters_are_listed_in_pages(stores: Stores) -> None:
-    await stores.intake.ingest([], [letter(seq) for seq in range(1, 6)], rules=stores.rules)
+    await stores.intake.ingest(
+        [], [letter(seq) for seq in range(1, 6)], installation=stores.installation
+    )
 
     first = await stores.history.dead_letters(after=0, limit=3)
     rest = await stores.history.dead_letters(after=first[-1].dead_letter_id, limit=3)
@@ -315,7 +317,7 @@ async def test_sequences_the_stream_lost_and_dead_letters_close_gaps(stores: Sto
     await stores.ingest(*turns(1, 2), *turns(6, 1))
 
     await stores.intake.mark_ingested([(3, 3), (5, 5)])
-    await stores.intake.ingest([], [letter(4)], rules=stores.rules)
+    await stores.intake.ingest([], [letter(4)], installation=stores.installation)
 
     assert await stores.intake.gaps() == []
     assert (await stores.facts()).ingested_to == 6
@@ -483,7 +485,7 @@ async def test_a_refused_reused_id_makes_no_session(stores: Stores) -> None:
     )
     await stores.ingest(turn(1, user("first"), event_id="e-1"))
     await stores.changes.set_policy(
-        third, PolicyRequest(mode="manual"), rules=stores.rules, now_ms=NOON
+        third, PolicyRequest(mode="manual"), installation=stores.installation, now_ms=NOON
     )
 
     await stores.ingest(

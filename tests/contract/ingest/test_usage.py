@@ -68,13 +68,13 @@ async def factor(stores: Stores, key: SessionKey = KEY) -> float:
 
 async def override(stores: Stores, key: SessionKey = KEY, **numbers: Any) -> None:
     await stores.changes.set_policy(
-        key, PolicyRequest(overrides=numbers), rules=stores.rules, now_ms=NOON
+        key, PolicyRequest(overrides=numbers), installation=stores.installation, now_ms=NOON
     )
 
 
 async def compacted(stores: Stores, key: SessionKey = KEY, now_ms: int = NOON + 500) -> None:
     """Evict and summarise what may leave."""
-    await stores.changes.compact_now(key, rules=stores.rules, now_ms=now_ms)
+    await stores.changes.compact_now(key, installation=stores.installation, now_ms=now_ms)
     for job in await stores.claim(now_ms + 1_000):
         await stores.jobs.commit(job, summary(), reason=None, now_ms=now_ms + 1_000)
 
@@ -90,7 +90,7 @@ async def test_the_factor_is_learnt_from_reports_and_takes_force_with_an_evictio
     await stores.ingest(*reporting(8))
     assert await factor(stores) == 1.0
 
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
 
     assert await factor(stores) == 1.25
     told = await status(KEY, None, store=stores.history)  # type: ignore[arg-type]  # it takes no fields
@@ -101,7 +101,7 @@ async def test_the_factor_is_learnt_from_reports_and_takes_force_with_an_evictio
 async def test_a_new_version_brings_what_was_learnt_since_the_eviction(stores: Stores) -> None:
     await override(stores, max_live_messages=0)
     await stores.ingest(*reporting(3))
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 4)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 4)
     other = SessionKey(KEY.agent_id, SessionId("s-2"))
     await override(stores, other, max_live_messages=0)
     await stores.ingest(*reporting(9, key=other, first_seq=10, ratio=1.5))
@@ -145,7 +145,7 @@ async def test_windows_are_billed_by_the_factor_and_what_is_stored_stays_as_coun
     await compacted(stores)
 
     request = ContextRequest(max_tokens=50_000, wait_ms=0)
-    answering = QueryEnvironment(stores.policy, stores.rules.model_window)
+    answering = QueryEnvironment(stores.policy, stores.installation.model_window)
     answer = await context(KEY, request, store=stores.windows, answering=answering, arrivals=None)  # type: ignore[arg-type]  # nobody waits
 
     counts = await stores.history.counts(KEY)
@@ -174,7 +174,7 @@ async def test_in_whatever_order_and_however_often_reports_come_they_teach_the_s
         size = random.randint(1, 6)
         await stores.ingest(*arriving[:size])
         arriving = arriving[size:]
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
 
     # Eight differences of 1.2 and five of 1.7.
     assert await factor(stores) == 1.2
@@ -191,7 +191,7 @@ async def test_a_report_whose_copy_stands_earlier_in_the_stream_counts_once_and_
 
     await stores.ingest(events[2])
 
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
     assert await factor(stores) == 1.25
 
 
@@ -203,8 +203,8 @@ async def test_what_one_agent_reports_teaches_no_other(stores: Stores) -> None:
     await stores.ingest(*reporting(8, ratio=2.4, key=stranger, first_seq=100))
     await stores.ingest(*reporting(8, ratio=1.1))
 
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
-    await stores.changes.compact_now(stranger, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
+    await stores.changes.compact_now(stranger, installation=stores.installation, now_ms=NOON + 500)
 
     assert (await factor(stores), await factor(stores, stranger)) == (1.1, 2.4)
 
@@ -216,7 +216,7 @@ async def test_each_model_has_a_factor_of_its_own(stores: Stores) -> None:
         *reporting(8, ratio=1.6), *reporting(8, ratio=0.9, first_seq=20, model="acme/terse-1")
     )
 
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
 
     assert await factor(stores) == 0.9
 
@@ -229,7 +229,7 @@ async def test_differences_with_a_compaction_between_them_teach_nothing(stores: 
     # The agent now sends a summary in place of what left: the report after it grew by something else.
     await stores.ingest(*reporting(2, first_seq=10), *reporting(4, first_seq=20, ratio=1.5))
 
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
 
     assert await factor(stores) == 1.5
 
@@ -265,7 +265,7 @@ async def test_what_lies_between_two_reports_is_what_a_window_would_show(stores:
     await stores.ingest(*events)
     calling = next(message for message in (await stores.facts()).messages if message.calls)
 
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
 
     # Half of the nine differences hold a call and one result, half an answer and a question.
     expected = [126 / (calling.tokens + 50), 130 / 100]
@@ -293,7 +293,7 @@ async def test_a_new_system_message_and_reasoning_between_reports_teach_nothing(
         )
     await stores.ingest(*odd)
 
-    await stores.changes.compact_now(KEY, rules=stores.rules, now_ms=NOON + 500)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
 
     assert await factor(stores) == 1.0
 

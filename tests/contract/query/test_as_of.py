@@ -65,7 +65,10 @@ async def told(stores: Stores, moment: AsOf) -> list[str]:
 @pytest.mark.parametrize("commit", ["immediate", "on_summary"])
 async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, commit: str) -> None:
     await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides={"commit": commit}), rules=stores.rules, now_ms=NOON
+        KEY,
+        PolicyRequest(overrides={"commit": commit}),
+        installation=stores.installation,
+        now_ms=NOON,
     )
     seen: list[tuple[AsOf, Seen]] = []
     for seq in range(1, 41):

@@ -11,8 +11,8 @@ from tests.store_fixtures import (
     NOON,
     Stores,
     assistant,
+    installation_of,
     result,
-    rules_of,
     summary,
     tightened,
     tool,
@@ -46,7 +46,7 @@ class Asker:
 
     def __init__(self, stores: Stores, policy: Policy | None = None) -> None:
         self._stores = stores
-        policy_of = rules_of(policy)[1] if policy else stores.policy
+        policy_of = installation_of(policy)[1] if policy else stores.policy
         self._answering = QueryEnvironment(
             policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000
         )

@@ -11,7 +11,7 @@ from turnfold.errors import Conflict
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.query.history import dead_letters
-from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, Rules
+from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, Installation
 
 
 def letters(*payloads: bytes, first_seq: int = 1) -> Sequence[DeadLetter]:
@@ -23,9 +23,9 @@ def letters(*payloads: bytes, first_seq: int = 1) -> Sequence[DeadLetter]:
     return decode_batch(deliveries, count=len).dead
 
 
-def limited(stores: Stores, most: int) -> Rules:
+def limited(stores: Stores, most: int) -> Installation:
     """The rules of an installation where an agent may have so many sessions."""
-    return replace(stores.rules, max_sessions=most)
+    return replace(stores.installation, max_sessions=most)
 
 
 def session(number: int, agent: str = "ada") -> SessionKey:
@@ -35,7 +35,9 @@ def session(number: int, agent: str = "ada") -> SessionKey:
 @pytest.mark.proves("I5")
 async def test_a_letter_keeps_its_bytes_and_says_when_they_are_not_all(stores: Stores) -> None:
     long = b"x" * (PAYLOAD_KEPT_BYTES + 1)
-    await stores.intake.ingest([], letters(b"\x00\xffno json", long), rules=stores.rules)
+    await stores.intake.ingest(
+        [], letters(b"\x00\xffno json", long), installation=stores.installation
+    )
 
     short, cut = await stores.letters.letters([1, 2, 77])
 
@@ -49,7 +51,7 @@ async def test_what_the_store_refuses_is_kept_as_it_was_published(stores: Stores
     await stores.intake.ingest(
         [turn(2, user("other"), event_id="e")],
         (),
-        rules=stores.rules,
+        installation=stores.installation,
         payloads={2: b"as published"},
     )
 
@@ -64,7 +66,9 @@ async def test_what_the_store_refuses_is_kept_as_it_was_published(stores: Stores
 
 @pytest.mark.proves("I5")
 async def test_letters_that_were_not_replayed_come_in_pages_up_to_a_bound(stores: Stores) -> None:
-    await stores.intake.ingest([], letters(b"{", b"[]", b"{", b"{", b"{"), rules=stores.rules)
+    await stores.intake.ingest(
+        [], letters(b"{", b"[]", b"{", b"{", b"{"), installation=stores.installation
+    )
     await stores.letters.replayed(3, now_ms=NOON)
 
     every = await stores.letters.unreplayed(reason=None, after=1, until=4, limit=9)
@@ -85,7 +89,7 @@ async def test_letters_that_were_not_replayed_come_in_pages_up_to_a_bound(stores
 
 @pytest.mark.proves("I5", "O10")
 async def test_a_letter_is_listed_with_the_time_of_its_replay(stores: Stores) -> None:
-    await stores.intake.ingest([], letters(b"{", b"{"), rules=stores.rules)
+    await stores.intake.ingest([], letters(b"{", b"{"), installation=stores.installation)
     await stores.letters.replayed(2, now_ms=NOON)
 
     listed = (await dead_letters(after=0, limit=9, store=stores.history))["dead_letters"]
@@ -99,7 +103,7 @@ async def test_the_subject_of_a_letter_is_kept_without_what_no_database_takes(
     stores: Stores,
 ) -> None:
     dead = decode_batch([Delivery("turn.\0completed.\ud800", b"{", 1, NOON)], count=len).dead
-    await stores.intake.ingest([], dead, rules=stores.rules)
+    await stores.intake.ingest([], dead, installation=stores.installation)
 
     (kept,) = await stores.letters.letters([1])
 
@@ -109,7 +113,7 @@ async def test_the_subject_of_a_letter_is_kept_without_what_no_database_takes(
 @pytest.mark.proves("I5")
 async def test_it_is_told_what_a_sequence_came_to(stores: Stores) -> None:
     await stores.intake.ingest(
-        [turn(1, user("fine"))], letters(b"{", first_seq=2), rules=stores.rules
+        [turn(1, user("fine"))], letters(b"{", first_seq=2), installation=stores.installation
     )
 
     came = await stores.letters.replay_outcomes([1, 2, 3])
@@ -127,16 +131,16 @@ async def test_it_is_told_what_a_sequence_came_to(stores: Stores) -> None:
 async def test_beyond_its_limit_an_agent_begins_no_session_and_goes_on_in_those_it_has(
     stores: Stores,
 ) -> None:
-    rules = limited(stores, 3)
+    installation = limited(stores, 3)
     batch = [turn(number, user("hello"), key=session(number)) for number in range(1, 6)]
     done = await stores.intake.ingest(
-        batch, (), rules=rules, payloads=dict.fromkeys(range(1, 6), b"published")
+        batch, (), installation=installation, payloads=dict.fromkeys(range(1, 6), b"published")
     )
 
     again = await stores.intake.ingest(
         [turn(10, user("more"), key=session(2)), turn(11, user("new"), key=session(9))],
         (),
-        rules=rules,
+        installation=installation,
     )
 
     assert (done.events, done.dead_letters) == (3, 2)
@@ -158,34 +162,36 @@ async def test_beyond_its_limit_an_agent_begins_no_session_and_goes_on_in_those_
 
 @pytest.mark.proves("X4", "L12")
 async def test_the_limit_of_one_agent_is_nothing_to_another(stores: Stores) -> None:
-    rules = limited(stores, 1)
+    installation = limited(stores, 1)
     mine = [turn(number, user("hello"), key=session(number)) for number in (1, 2)]
     theirs = [
         turn(number, user("hello"), key=session(number, "bob"), event_id=f"b{number}")
         for number in (3, 4)
     ]
 
-    done = await stores.intake.ingest([*mine, *theirs], (), rules=rules)
+    done = await stores.intake.ingest([*mine, *theirs], (), installation=installation)
 
     assert (done.events, done.dead_letters) == (2, 2)
 
 
 @pytest.mark.proves("X4", "A6")
 async def test_what_is_erased_makes_room(stores: Stores) -> None:
-    rules = limited(stores, 2)
+    installation = limited(stores, 2)
     await stores.intake.ingest(
-        [turn(1, user("q"), key=session(1)), turn(2, user("q"), key=session(2))], (), rules=rules
+        [turn(1, user("q"), key=session(1)), turn(2, user("q"), key=session(2))],
+        (),
+        installation=installation,
     )
     await stores.changes.erase(session(1), last_seq=2, now_ms=NOON)
     # One that nobody knows leaves a tombstone, and no more room than there was.
     await stores.changes.erase(session(7), last_seq=2, now_ms=NOON)
 
     after_one = await stores.intake.ingest(
-        [turn(seq, user("q"), key=session(seq)) for seq in (3, 4)], (), rules=rules
+        [turn(seq, user("q"), key=session(seq)) for seq in (3, 4)], (), installation=installation
     )
     await stores.changes.erase(AgentId("ada"), last_seq=4, now_ms=NOON)
     after_all = await stores.intake.ingest(
-        [turn(seq, user("q"), key=session(seq)) for seq in (5, 6, 7)], (), rules=rules
+        [turn(seq, user("q"), key=session(seq)) for seq in (5, 6, 7)], (), installation=installation
     )
 
     assert (after_one.events, after_one.dead_letters) == (1, 1)
@@ -198,11 +204,11 @@ async def test_a_policy_begins_no_session_beyond_the_limit_either(stores: Stores
 
     with pytest.raises(Conflict):
         await stores.changes.set_policy(
-            session(1), PolicyRequest(mode="manual"), rules=limited(stores, 1), now_ms=NOON
+            session(1), PolicyRequest(mode="manual"), installation=limited(stores, 1), now_ms=NOON
         )
 
     told = await stores.changes.set_policy(
-        KEY, PolicyRequest(mode="manual"), rules=limited(stores, 1), now_ms=NOON
+        KEY, PolicyRequest(mode="manual"), installation=limited(stores, 1), now_ms=NOON
     )
     assert told["mode"] == "manual"
 
@@ -215,7 +221,7 @@ async def test_sessions_are_listed_page_by_page_each_once(stores: Stores) -> Non
     batch = [turn(seq, user("q"), key=session(seq), at_ms=NOON + seq // 2) for seq in range(1, 8)]
     await stores.ingest(*batch)
     await stores.changes.set_policy(
-        session(99), PolicyRequest(mode="manual"), rules=stores.rules, now_ms=NOON
+        session(99), PolicyRequest(mode="manual"), installation=stores.installation, now_ms=NOON
     )
 
     seen = []
@@ -233,7 +239,7 @@ async def test_a_letter_whose_subject_names_what_no_database_keeps_is_stored_wit
 ) -> None:
     dead = decode_batch([Delivery("turn.completed.%00.%00", b"no json", 1, NOON)], count=len).dead
 
-    await stores.intake.ingest([turn(2, user("Hello."))], dead, rules=stores.rules)
+    await stores.intake.ingest([turn(2, user("Hello."))], dead, installation=stores.installation)
     (letter,) = await stores.letters.letters([1])
 
     assert letter.row.subject == "turn.completed.%00.%00"

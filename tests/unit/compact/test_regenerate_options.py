@@ -34,7 +34,11 @@ async def test_a_prompt_that_does_not_parse_and_a_name_that_is_none_are_refused_
 
     with pytest.raises(BadRequest) as caught:
         await regenerate(
-            KEY, RegenerateRequest(**asked), store=stores.versions, rules=stores.rules, now_ms=NOON
+            KEY,
+            RegenerateRequest(**asked),
+            store=stores.versions,
+            installation=stores.installation,
+            now_ms=NOON,
         )
 
     assert str(caught.value).startswith(told)
@@ -46,7 +50,9 @@ async def test_a_prompt_of_ones_own_is_work_to_do() -> None:
     stores = await a_session_with_a_version()
 
     asked = RegenerateRequest(prompt="Sum it up in {words} words.", model="openai/y")
-    await regenerate(KEY, asked, store=stores.versions, rules=stores.rules, now_ms=NOON)
+    await regenerate(
+        KEY, asked, store=stores.versions, installation=stores.installation, now_ms=NOON
+    )
 
     (job,) = await stores.claim(NOON + 10_000)
     assert (job.wanted.prompt, job.wanted.model) == ("Sum it up in {words} words.", "openai/y")

@@ -9,7 +9,7 @@ from turnfold.core.policy.allowance import CEILINGS, Allowance, is_named
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import PRESETS, Policy, adjusted
 from turnfold.errors import StartError
-from turnfold.operations.rules import policy_resolver
+from turnfold.operations.policy import policy_resolver
 from turnfold.settings import read_settings
 
 

@@ -427,3 +427,16 @@ def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -
     if trigger is Trigger.MESSAGES:
         return len(evicted) >= max(policy.min_gain_messages, 1)
     return bool(evicted) and sum(message.tokens for message in evicted) >= policy.min_gain_tokens
+
+
+def first_eviction(
+    triggers: Sequence[FiredTrigger], live: Sequence[Message], policy: Policy, *, now_ms: int
+) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
+    """Return the first trigger for which enough messages would leave, and those messages."""
+    for trigger in triggers:
+        decision = decide_eviction(
+            live, clamp_keep_tokens(policy, trigger), trigger.trigger, now_ms=now_ms
+        )
+        if isinstance(decision, Evict):
+            return trigger, decision.evicted
+    return None, ()

@@ -1,10 +1,17 @@
 """A few lines that stand for evicted messages until their summary does; cheap enough for the transaction that evicts."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import Source, clip, printable
 from turnfold.core.text.markers import defused
+from turnfold.core.text.tokens import Count
+from turnfold.messages import Message, Role
+
+DIGEST_MAX_TOKENS = 300
+DIGEST_MESSAGES = 8
+"""With more lines each would be too short to be useful. The first line counts older messages."""
 
 _ROLES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
 _SHOWN_ARGUMENT = re.compile(
@@ -13,6 +20,43 @@ _SHOWN_ARGUMENT = re.compile(
 )
 _FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60})"')
 _MARK_TOKENS = 16
+
+
+def digest_messages(evicted: Sequence[Message]) -> Sequence[Message]:
+    """Select the messages that the digest of an eviction quotes: the newest of users and assistants."""
+    return _spoken(evicted)[-DIGEST_MESSAGES:]
+
+
+def digest_eviction(
+    evicted: Sequence[Message], bodies: Mapping[int, str], *, count: Count
+) -> tuple[str, int]:
+    """Write the digest of an eviction, and count its tokens.
+
+    `bodies` holds the JSON text of each message of `digest_messages`, by position.
+    """
+    tokens: dict[str, int] = {}
+
+    def counting(text: str) -> int:
+        tokens[text] = count(text)
+        return tokens[text]
+
+    spoken, quoted = _spoken(evicted), digest_messages(evicted)
+    text = digest(
+        sources_of([(message, bodies[message.position], False) for message in quoted]),
+        max_tokens=DIGEST_MAX_TOKENS,
+        count=counting,
+        older=len(spoken) - len(quoted),
+        silent=len(evicted) - len(spoken),
+    )
+    return text, tokens.get(text, 0)
+
+
+def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
+    return [
+        message
+        for message in messages
+        if message.role is Role.USER or message.role is Role.ASSISTANT
+    ]
 
 
 def digest(

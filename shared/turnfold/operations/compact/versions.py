@@ -15,7 +15,13 @@ from turnfold.core.summary.prompt import checked_task
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.operations.query.context import rfc3339
-from turnfold.ports import CampaignProgress, CampaignStore, RegenerateOptions, Rules, VersionStore
+from turnfold.ports import (
+    CampaignProgress,
+    CampaignStore,
+    Installation,
+    RegenerateOptions,
+    VersionStore,
+)
 
 
 async def promote(
@@ -23,13 +29,18 @@ async def promote(
     request: PromoteRequest,
     *,
     store: VersionStore,
-    rules: Rules,
+    installation: Installation,
     now_ms: int,
     actor: str = LOCAL,
 ) -> None:
     """Put a version in force; what it does not speak for is pending until the next one does."""
     await store.promote(
-        key, request.version, over=request.over, rules=rules, now_ms=now_ms, actor=actor
+        key,
+        request.version,
+        over=request.over,
+        installation=installation,
+        now_ms=now_ms,
+        actor=actor,
     )
 
 
@@ -38,13 +49,15 @@ async def restore(
     request: RestoreRequest,
     *,
     store: VersionStore,
-    rules: Rules,
+    installation: Installation,
     now_ms: int,
     actor: str = LOCAL,
 ) -> dict[str, Any]:
     """Undo a compaction: its messages are live again, and the version before it is in force."""
     compaction_id = CompactionId(str(request.compaction_id))
-    now = await store.restore(key, compaction_id, rules=rules, now_ms=now_ms, actor=actor)
+    now = await store.restore(
+        key, compaction_id, installation=installation, now_ms=now_ms, actor=actor
+    )
     return {
         "compaction_id": compaction_id,
         "status": "restored",
@@ -58,7 +71,7 @@ async def regenerate(
     request: RegenerateRequest,
     *,
     store: VersionStore,
-    rules: Rules,
+    installation: Installation,
     now_ms: int,
     actor: str = LOCAL,
 ) -> dict[str, Any]:
@@ -67,7 +80,7 @@ async def regenerate(
     Raises:
         BadRequest: its prompt cannot be filled in, or its model has no name that could be one or is not allowed here.
     """
-    _check(request.model, request.prompt, rules)
+    _check(request.model, request.prompt, installation)
     wanted = RegenerateOptions(
         model=request.model,
         style=request.style,
@@ -76,7 +89,7 @@ async def regenerate(
     )
     return {
         "compaction_id": await store.regenerate(
-            key, wanted, rules=rules, now_ms=now_ms, actor=actor
+            key, wanted, installation=installation, now_ms=now_ms, actor=actor
         )
     }
 
@@ -86,7 +99,7 @@ async def begin_campaign(
     request: CampaignRequest,
     *,
     store: CampaignStore,
-    rules: Rules,
+    installation: Installation,
     now_ms: int,
     actor: str = LOCAL,
 ) -> dict[str, Any]:
@@ -95,11 +108,16 @@ async def begin_campaign(
     Raises:
         BadRequest: see `regenerate`.
     """
-    _check(request.model, request.prompt, rules)
+    _check(request.model, request.prompt, installation)
     wanted = RegenerateOptions(model=request.model, style=request.style, prompt=request.prompt)
     return _progress_json(
         await store.begin(
-            agent_id, wanted, at_once=request.at_once, rules=rules, now_ms=now_ms, actor=actor
+            agent_id,
+            wanted,
+            at_once=request.at_once,
+            installation=installation,
+            now_ms=now_ms,
+            actor=actor,
         )
     )
 
@@ -112,14 +130,14 @@ async def progress(request: ProgressRequest, *, store: CampaignStore) -> dict[st
     return _progress_json(found)
 
 
-def _check(model: str | None, prompt: str | None, rules: Rules) -> None:
+def _check(model: str | None, prompt: str | None, installation: Installation) -> None:
     if model is not None and not is_model_name(model):
         raise BadRequest(
             "model: it is a word without spaces, such as openai/gpt-4.1-mini, or session"
         )
     try:
         if model is not None:
-            rules.allowance.check_model(model)
+            installation.allowance.check_model(model)
     except ValueError as error:
         raise BadRequest(f"model: {error}") from None
     try:

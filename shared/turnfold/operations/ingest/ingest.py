@@ -4,12 +4,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from turnfold.errors import BadEvent, UnstorableBatch
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, to_dead_letter
-from turnfold.ports import DeadLetter, DecodedEvent, IngestResult, IngestStore, Rules
+from turnfold.ports import DeadLetter, DecodedEvent, IngestResult, IngestStore, Installation
 
 Store = Callable[[Sequence[DecodedEvent], Sequence[DeadLetter]], Awaitable[IngestResult]]
 
 
-async def ingest(batch: DecodedBatch, *, store: IngestStore, rules: Rules) -> IngestResult:
+async def ingest(
+    batch: DecodedBatch, *, store: IngestStore, installation: Installation
+) -> IngestResult:
     """Store a batch; whatever cannot be stored becomes a dead letter without taking its neighbours along.
 
     Raises:
@@ -17,7 +19,9 @@ async def ingest(batch: DecodedBatch, *, store: IngestStore, rules: Rules) -> In
     """
 
     async def stored(arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]) -> IngestResult:
-        return await store.ingest(arrivals, dead, rules=rules, payloads=batch.payloads)
+        return await store.ingest(
+            arrivals, dead, installation=installation, payloads=batch.payloads
+        )
 
     return await _store(batch.arrivals, batch.dead, batch.payloads, stored)
 

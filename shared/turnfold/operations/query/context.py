@@ -40,8 +40,13 @@ from turnfold.core.window.window import (
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.operations.rules import PolicyOf
-from turnfold.ports import SessionSnapshot, StoredSummary, WindowSnapshot, WindowStore
+from turnfold.ports import (
+    PolicyResolver,
+    SessionSnapshot,
+    StoredSummary,
+    WindowSnapshot,
+    WindowStore,
+)
 
 
 class IngestSignal(Protocol):
@@ -72,7 +77,7 @@ class QueryEnvironment:
     answering the same question about the same session again.
     """
 
-    policy: PolicyOf
+    policy: PolicyResolver
     model_window: Callable[[str | None, Policy], int]
     build_window: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
         default_factory=lambda: LRUCache(GROWN_BYTES)

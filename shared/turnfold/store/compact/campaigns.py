@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_
 
 from turnfold.core.history.audit_chain import LOCAL, WORKER
 from turnfold.messages import AgentId
-from turnfold.ports import CampaignProgress, RegenerateOptions, Rules
+from turnfold.ports import CampaignProgress, Installation, RegenerateOptions
 from turnfold.store.compact.rewriting import open_regeneration, wanted_of
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import campaigns, compactions, sessions
@@ -74,7 +74,7 @@ class SqlCampaignStore:
         wanted: RegenerateOptions,
         *,
         at_once: int,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> CampaignProgress:
@@ -88,7 +88,7 @@ class SqlCampaignStore:
             for (known,) in _ALIKE.rows(connection, told, agent_id or ""):
                 return _progress(connection, known)
             ((count, until),) = _SCOPE.rows(connection, agent_id or "")
-            campaign_id = rules.new_id()
+            campaign_id = installation.new_id()
             row = {
                 "campaign_id": campaign_id, "agent_id": agent_id, "wanted": told, "at_once": at_once, "until_sid": until, "sessions": count,
                 "requested_at_ms": now_ms, "finished_at_ms": None if count else now_ms, "actor": actor,
@@ -98,7 +98,7 @@ class SqlCampaignStore:
 
         return await self._database.write(begin)
 
-    async def advance(self, *, rules: Rules, now_ms: int) -> int:
+    async def advance(self, *, installation: Installation, now_ms: int) -> int:
         """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
         unfinished = await self._database.snapshot(
             lambda connection: [one for (one,) in _UNFINISHED.rows(connection)]
@@ -106,7 +106,7 @@ class SqlCampaignStore:
         opened = 0
         for campaign_id in unfinished:
             opened += await self._database.write(
-                partial(_advance, campaign_id=campaign_id, rules=rules, now_ms=now_ms)
+                partial(_advance, campaign_id=campaign_id, installation=installation, now_ms=now_ms)
             )
         return opened
 
@@ -127,7 +127,9 @@ def _counts(connection: Connection, campaign_id: int) -> dict[str, int]:
     return {status: int(count) for status, count in _STATUSES.rows(connection, campaign_id)}
 
 
-def _advance(connection: Connection, campaign_id: int, rules: Rules, now_ms: int) -> int:
+def _advance(
+    connection: Connection, campaign_id: int, installation: Installation, now_ms: int
+) -> int:
     row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
     if row["finished_at_ms"] is not None:
         return 0
@@ -156,7 +158,13 @@ def _advance(connection: Connection, campaign_id: int, rules: Rules, now_ms: int
     still = [session for session in locked if session.version is not None]
     for session in still:
         open_regeneration(
-            connection, session, records, wanted, rules, now_ms=now_ms, campaign_id=campaign_id
+            connection,
+            session,
+            records,
+            wanted,
+            installation,
+            now_ms=now_ms,
+            campaign_id=campaign_id,
         )
     records.write(connection)
     write_back(connection, locked)

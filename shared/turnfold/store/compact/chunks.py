@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, literal_column, select
+from sqlalchemy import Connection, bindparam, delete, select
 
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId, CompactionId
 from turnfold.ports import Job, JobProgress
 from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import chunks, compactions, spending
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 
@@ -37,7 +38,7 @@ _SPENT = Prepared(
 
 _open = select(compactions.c.compaction_id).where(
     compactions.c.sid == bindparam("in_sid"),
-    compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")]),
+    is_open,
 )
 _FORGET = Bulk(
     delete(chunks).where(chunks.c.sid == bindparam("of_sid"), chunks.c.compaction_id.not_in(_open)),

@@ -11,10 +11,10 @@ from sqlalchemy import (
     bindparam,
     literal_column,
     select,
-    text,
     update,
 )
 
+from turnfold.store.database.predicates import is_uncovered
 from turnfold.store.database.schema import compactions, coverage, reigns, summaries
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
@@ -70,7 +70,7 @@ _RESTORED = PreparedIn(
 )
 _UNCOVERED = Prepared(
     select(compactions.c.compaction_id)
-    .where(*_evicting, _is_committed, text("NOT is_covered"))
+    .where(*_evicting, _is_committed, is_uncovered)
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )

@@ -15,7 +15,6 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    text,
     update,
 )
 
@@ -40,26 +39,30 @@ from turnfold.store.compact.coverage import (
 from turnfold.store.compact.rewriting import end_rewriting, open_stand_in, wanted_of
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.predicates import (
+    is_covered,
+    is_live,
+    is_open,
+    is_running,
+    is_uncovered,
+)
 from turnfold.store.database.schema import compactions, messages, sessions, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.evict import mark_evicted, planned
 
-# Written out and not as parameters, or no planner sees that the index of open rows answers it.
-_is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
-_is_running = _is_open & (compactions.c.status == literal_column("'running'"))
 _of_session = compactions.c.sid == bindparam("of_sid")
 
 _busy = select(compactions.c.sid).where(
-    _is_running, compactions.c.lease_until_ms > bindparam("now_ms")
+    is_running, compactions.c.lease_until_ms > bindparam("now_ms")
 )
 _due = (
     select(compactions.c.sid, func.min(compactions.c.next_attempt_at_ms).label("due_ms"))
     .where(
-        _is_open,
+        is_open,
         or_(
             compactions.c.next_attempt_at_ms <= bindparam("now_ms"),
-            compactions.c.status == literal_column("'running'"),
+            is_running,
         ),
         compactions.c.sid.not_in(_busy),
     )
@@ -91,12 +94,12 @@ _NEXT_DUE = Prepared(
     select(
         func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms))
     ).where(
-        _is_open,
-        _is_running | compactions.c.sid.not_in(select(compactions.c.sid).where(_is_running)),
+        is_open,
+        is_running | compactions.c.sid.not_in(select(compactions.c.sid).where(is_running)),
     ),
     (),
 )
-_to_write = (_of_session, _is_open, text("NOT is_covered"))
+_to_write = (_of_session, is_open, is_uncovered)
 _TO_WRITE = Prepared(
     select(
         *(
@@ -144,7 +147,7 @@ _STILL_LIVE = Prepared(
     .where(
         _of_messages,
         messages.c.position.between(bindparam("first"), bindparam("last")),
-        messages.c.compaction_id.is_(None),
+        is_live,
     )
     .order_by(messages.c.position),
     ("of_sid", "first", "last"),
@@ -153,7 +156,7 @@ _REQUEST = Prepared(
     select(messages.c.body)
     .where(
         _of_messages,
-        messages.c.compaction_id.is_(None),
+        is_live,
         messages.c.role == literal_column("'user'"),
         ~messages.c.is_meta,
     )
@@ -190,9 +193,9 @@ _BASE_SPAN = Prepared(
 _IS_THERE = Prepared(
     select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid")), ("of_sid",)
 )
-_is_covered = (_of_session, text("is_covered"))
+_of_covered = (_of_session, is_covered)
 _COVERED_TOKENS = Prepared(
-    select(func.sum(compactions.c.tokens_evicted)).where(*_is_covered), ("of_sid",)
+    select(func.sum(compactions.c.tokens_evicted)).where(*_of_covered), ("of_sid",)
 )
 _EVICTING = PreparedIn(
     select(compactions.c.compaction_id)
@@ -204,7 +207,7 @@ _EVICTING = PreparedIn(
 
 _MINE = PreparedIn(
     select(compactions.c.compaction_id, compactions.c.fence, compactions.c.messages_evicted)
-    .where(_is_chosen, compactions.c.status == literal_column("'running'"))
+    .where(_is_chosen, is_running)
     .order_by(compactions.c.compaction_id)
     .with_for_update(),
     "chosen",
@@ -443,7 +446,7 @@ class SqlJobStore(SqlModelCallStore):
         """End every lease: for the one who knows that nobody else works, such as a new holder of the writer lock."""
         await self._database.write(
             lambda connection: connection.execute(
-                update(compactions).where(_is_running).values(lease_until_ms=0)
+                update(compactions).where(is_running).values(lease_until_ms=0)
             )
         )
 

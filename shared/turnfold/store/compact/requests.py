@@ -12,7 +12,7 @@ from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports import EraseResult, Rules
+from turnfold.ports import EraseResult, Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import agents, audit, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
@@ -31,21 +31,23 @@ class SqlSessionCommands:
         key: SessionKey | AgentId,
         request: PolicyRequest,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> Mapping[str, Any]:
         """Set what a session or an agent wants, and evict what that makes due; the wishes as they stand now."""
         if isinstance(key, SessionKey):
             return await self._database.write(
-                lambda connection: _set_for_session(connection, key, request, rules, now_ms, actor)
+                lambda connection: _set_for_session(
+                    connection, key, request, installation, now_ms, actor
+                )
             )
         return await self._database.write(
-            lambda connection: _set_for_agent(connection, key, request, rules, now_ms, actor)
+            lambda connection: _set_for_agent(connection, key, request, installation, now_ms, actor)
         )
 
     async def compact_now(
-        self, key: SessionKey, *, rules: Rules, now_ms: int, actor: str = LOCAL
+        self, key: SessionKey, *, installation: Installation, now_ms: int, actor: str = LOCAL
     ) -> CompactionId | None:
         """Evict what the policy would let go; None when there is nothing.
 
@@ -53,7 +55,7 @@ class SqlSessionCommands:
             Conflict: the session's mode is `off`.
         """
         return await self._database.write(
-            lambda connection: _compact(connection, key, rules, now_ms, actor)
+            lambda connection: _compact(connection, key, installation, now_ms, actor)
         )
 
     async def erase(
@@ -69,18 +71,18 @@ def _set_for_session(
     connection: Connection,
     key: SessionKey,
     request: PolicyRequest,
-    rules: Rules,
+    installation: Installation,
     now_ms: int,
     actor: str,
 ) -> Mapping[str, Any]:
     lock_against_erase(connection)
-    session = lock_by_key(connection, [key], create=rules.max_sessions).get(key)
+    session = lock_by_key(connection, [key], create=installation.max_sessions).get(key)
     if session is None:
         raise Conflict(
-            f"the agent has {rules.max_sessions} sessions, and may have no more; erase some, or set TURNFOLD_MAX_SESSIONS_PER_AGENT"
+            f"the agent has {installation.max_sessions} sessions, and may have no more; erase some, or set TURNFOLD_MAX_SESSIONS_PER_AGENT"
         )
-    before, session.wishes = session.wishes, _wished(session.wishes, request, rules)
-    _check(rules, session.agent_wishes, session.wishes)
+    before, session.wishes = session.wishes, _wished(session.wishes, request, installation)
+    _check(installation, session.agent_wishes, session.wishes)
     session.revision += 1
     values = {
         "preset": session.wishes.preset,
@@ -91,7 +93,7 @@ def _set_for_session(
     records = SessionJournal(actor)
     if changes := session.wishes.differences(before):
         records.add_audit_row(session, "policy", at_ms=now_ms, **changes)
-    evict_now(connection, session, None, rules, records, now_ms=now_ms)
+    evict_now(connection, session, None, installation, records, now_ms=now_ms)
     records.write(connection)
     write_back(connection, [session])
     return {"agent_id": key.agent_id, "session_id": key.session_id, **_told(session.wishes)}
@@ -101,7 +103,7 @@ def _set_for_agent(
     connection: Connection,
     agent_id: AgentId,
     request: PolicyRequest,
-    rules: Rules,
+    installation: Installation,
     now_ms: int,
     actor: str,
 ) -> Mapping[str, Any]:
@@ -113,8 +115,8 @@ def _set_for_agent(
         select(agents).where(agents.c.agent_id == agent_id).with_for_update()
     ).one()
     before = PolicyOverrides(found.preset, found.mode, found.overrides)
-    wishes = _wished(before, request, rules)
-    _check(rules, wishes, PolicyOverrides())
+    wishes = _wished(before, request, installation)
+    _check(installation, wishes, PolicyOverrides())
     values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
     connection.execute(update(agents).where(agents.c.agent_id == agent_id).values(**values))
     if changes := wishes.differences(before):
@@ -158,35 +160,37 @@ def _record_for_agent(
 
 
 def _compact(
-    connection: Connection, key: SessionKey, rules: Rules, now_ms: int, actor: str
+    connection: Connection, key: SessionKey, installation: Installation, now_ms: int, actor: str
 ) -> CompactionId | None:
     session = lock_by_key(connection, [key]).get(key)
     if session is None:
         return None
-    if rules.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
+    if installation.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
         raise Conflict(
             "the session's mode is off: nothing is evicted; set it to manual or auto first"
         )
     records = SessionJournal(actor)
-    opened = evict_now(connection, session, REQUESTED, rules, records, now_ms=now_ms)
+    opened = evict_now(connection, session, REQUESTED, installation, records, now_ms=now_ms)
     records.write(connection)
     write_back(connection, [session])
     return CompactionId(str(opened)) if opened is not None else None
 
 
-def _wished(wishes: PolicyOverrides, request: PolicyRequest, rules: Rules) -> PolicyOverrides:
+def _wished(
+    wishes: PolicyOverrides, request: PolicyRequest, installation: Installation
+) -> PolicyOverrides:
     try:
         if request.preset is not None:
             preset_named(request.preset)
-        rules.allowance.check_overrides(request.overrides or {})
+        installation.allowance.check_overrides(request.overrides or {})
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return wishes.changed(preset=request.preset, mode=request.mode, overrides=request.overrides)
 
 
-def _check(rules: Rules, agent: PolicyOverrides, session: PolicyOverrides) -> None:
+def _check(installation: Installation, agent: PolicyOverrides, session: PolicyOverrides) -> None:
     try:
-        rules.policy(agent, session)
+        installation.policy(agent, session)
     except ValueError as error:
         raise BadRequest(str(error)) from None
 

@@ -8,22 +8,23 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS, Trigger
-from turnfold.ports import RegenerateOptions, Rules
+from turnfold.core.summary.digest import digest_eviction
+from turnfold.ports import Installation, RegenerateOptions
 from turnfold.store.compact.coverage import uncovered
 from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn
 
 _of_sid = compactions.c.sid == bindparam("of_sid")
-_is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
 _evicts_nothing = compactions.c.messages_evicted == literal_column("0")
 # A fold names the span of what it folds, a stand-in what is wanted of it; a plan has neither.
 _SUPERSEDED = Prepared(
     select(compactions.c.compaction_id)
     .where(
         _of_sid,
-        _is_open,
+        is_open,
         _evicts_nothing,
         (compactions.c.trigger == literal_column("'stand_in'"))
         | compactions.c.first_position.is_not(None),
@@ -33,7 +34,7 @@ _SUPERSEDED = Prepared(
 )
 _REGENERATIONS = Prepared(
     select(compactions.c.compaction_id, compactions.c.wanted)
-    .where(_of_sid, _is_open, compactions.c.trigger == literal_column("'regenerate'"))
+    .where(_of_sid, is_open, compactions.c.trigger == literal_column("'regenerate'"))
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )
@@ -91,7 +92,7 @@ def open_regeneration(
     session: SessionRow,
     records: SessionJournal,
     wanted: RegenerateOptions,
-    rules: Rules,
+    installation: Installation,
     *,
     now_ms: int,
     campaign_id: int | None = None,
@@ -100,7 +101,7 @@ def open_regeneration(
     for known, stored in _REGENERATIONS.rows(connection, session.sid):
         if wanted_of(stored) == wanted:
             return int(known)
-    compaction_id = rules.new_id()
+    compaction_id = installation.new_id()
     _open(
         connection,
         session,
@@ -115,7 +116,7 @@ def open_fold(
     connection: Connection,
     session: SessionRow,
     records: SessionJournal,
-    rules: Rules,
+    installation: Installation,
     *,
     now_ms: int,
 ) -> int | None:
@@ -123,9 +124,11 @@ def open_fold(
     lost = uncovered(connection, session.sid)
     if not lost:
         return None
-    _give_digests(connection, session.sid, lost, rules)
+    _give_digests(connection, session.sid, lost, installation)
     ((first, last),) = _SPAN.rows(connection, lost)
-    work = _Work(rules.new_id(), Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, span=(first, last))
+    work = _Work(
+        installation.new_id(), Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, span=(first, last)
+    )
     _open(connection, session, records, work, now_ms=now_ms)
     return work.compaction_id
 
@@ -202,13 +205,15 @@ def _open(
 
 
 def _give_digests(
-    connection: Connection, sid: int, compaction_ids: Sequence[int], rules: Rules
+    connection: Connection, sid: int, compaction_ids: Sequence[int], installation: Installation
 ) -> None:
     """What left with its summary never had a digest, and is to be shown by one now."""
     for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
         rows = _MESSAGES.rows(connection, sid, first, last, compaction_id)
         bodies = {row[1]: row[-1] for row in rows}
-        digest, tokens = rules.digest([message_of(row) for row in rows], bodies)
+        digest, tokens = digest_eviction(
+            [message_of(row) for row in rows], bodies, count=installation.count
+        )
         values: Mapping[str, Any] = {"digest": digest, "digest_tokens": tokens}
         connection.execute(
             update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)

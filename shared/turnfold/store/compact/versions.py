@@ -11,7 +11,6 @@ from sqlalchemy import (
     literal_column,
     null,
     select,
-    text,
     update,
 )
 
@@ -19,11 +18,12 @@ from turnfold.core.eviction.eviction import load_of
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
-from turnfold.ports import ActiveVersion, RegenerateOptions, Rules
+from turnfold.ports import ActiveVersion, Installation, RegenerateOptions
 from turnfold.store.compact.coverage import activate_version, any_restored, covered_by
 from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.predicates import is_pending
 from turnfold.store.database.schema import compactions, messages, restorations, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
@@ -92,7 +92,7 @@ _RESTORE = BulkInsert(restorations, ("sid", "compaction_id", "first_position", "
 _PENDING = Prepared(
     select(func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0"))).where(
         compactions.c.sid == _of_sid,
-        text("NOT is_covered AND status IN ('pending', 'running', 'committed')"),
+        is_pending,
     ),
     ("of_sid",),
 )
@@ -110,7 +110,7 @@ class SqlVersionStore:
         version: int,
         *,
         over: int | None,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
@@ -124,7 +124,7 @@ class SqlVersionStore:
                     f"version {session.version} is in force, not {over}: look again, then decide again"
                 )
             if version != session.version:
-                _promote(connection, session, version, rules, records, now_ms)
+                _promote(connection, session, version, installation, records, now_ms)
             return _done(connection, session, records)
 
         return await self._database.write(promote)
@@ -134,7 +134,7 @@ class SqlVersionStore:
         key: SessionKey,
         compaction_id: CompactionId,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
@@ -142,7 +142,7 @@ class SqlVersionStore:
 
         def restore(connection: Connection) -> ActiveVersion:
             session, records = _locked(connection, key), SessionJournal(actor)
-            _restore(connection, session, compaction_id, rules, records, now_ms)
+            _restore(connection, session, compaction_id, installation, records, now_ms)
             return _done(connection, session, records)
 
         return await self._database.write(restore)
@@ -152,7 +152,7 @@ class SqlVersionStore:
         key: SessionKey,
         wanted: RegenerateOptions,
         *,
-        rules: Rules,
+        installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
     ) -> CompactionId:
@@ -164,7 +164,9 @@ class SqlVersionStore:
                 raise Conflict("no version is in force yet, so there is nothing to write again")
             if wanted.from_version is not None:
                 _check_range(connection, session, wanted.from_version)
-            opened = open_regeneration(connection, session, records, wanted, rules, now_ms=now_ms)
+            opened = open_regeneration(
+                connection, session, records, wanted, installation, now_ms=now_ms
+            )
             _done(connection, session, records)
             return CompactionId(str(opened))
 
@@ -200,7 +202,7 @@ def _promote(
     connection: Connection,
     session: SessionRow,
     version: int,
-    rules: Rules,
+    installation: Installation,
     records: SessionJournal,
     now_ms: int,
 ) -> None:
@@ -226,14 +228,14 @@ def _promote(
         tokens_after=after,
     )
     end_rewriting(connection, session, records, now_ms=now_ms)
-    open_fold(connection, session, records, rules, now_ms=now_ms)
+    open_fold(connection, session, records, installation, now_ms=now_ms)
 
 
 def _restore(
     connection: Connection,
     session: SessionRow,
     compaction_id: CompactionId,
-    rules: Rules,
+    installation: Installation,
     records: SessionJournal,
     now_ms: int,
 ) -> None:
@@ -270,7 +272,7 @@ def _restore(
     session.live_tokens += load.tokens
     session.rounds += load.rounds
     session.revision += 1
-    policy = rules.policy(session.agent_wishes, session.wishes)
+    policy = installation.policy(session.agent_wishes, session.wishes)
     session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
     if is_covered and version is not None:
         _, base_version, _ = _version(connection, session, version)
@@ -291,7 +293,7 @@ def _restore(
     )
     if is_covered:
         end_rewriting(connection, session, records, now_ms=now_ms)
-    open_fold(connection, session, records, rules, now_ms=now_ms)
+    open_fold(connection, session, records, installation, now_ms=now_ms)
 
 
 def _runs(

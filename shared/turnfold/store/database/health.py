@@ -4,10 +4,11 @@ import fcntl
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, and_, func, literal_column, select, text
+from sqlalchemy import Connection, and_, func, select, text
 from sqlalchemy.engine import make_url
 
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions, dead_letters, outbox
 
 
@@ -44,9 +45,6 @@ class SqlHealth:
         before = now_ms - patience_ms
 
         def read(connection: Connection) -> DatabaseHealth:
-            is_open = compactions.c.status.in_(
-                [literal_column("'pending'"), literal_column("'running'")]
-            )
             is_due = and_(
                 compactions.c.status == "pending", compactions.c.next_attempt_at_ms < before
             )

@@ -2,14 +2,13 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, literal_column, select
+from sqlalchemy import Connection, func, select
 
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions, outbox, sessions, stream
 from turnfold.store.database.statements import Prepared
 
-# Written out and not as parameters, or no planner sees that the index of open rows answers it.
-_is_open = compactions.c.status.in_([literal_column("'pending'"), literal_column("'running'")])
 _OPEN = Prepared(
     select(
         compactions.c.status,
@@ -17,7 +16,7 @@ _OPEN = Prepared(
         func.sum(compactions.c.messages_evicted),
         func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms)),
     )
-    .where(_is_open)
+    .where(is_open)
     .group_by(compactions.c.status),
     (),
 )

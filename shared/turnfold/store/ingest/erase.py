@@ -25,7 +25,7 @@ from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.ports import DeadLetter, DecodedEvent, EraseResult, Rules
+from turnfold.ports import DeadLetter, DecodedEvent, EraseResult, Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import (
     agents,
@@ -134,7 +134,7 @@ class SqlErasureStore:
         self._database = database
 
     async def erase_expired(
-        self, *, after: int, limit: int, rules: Rules, now_ms: int
+        self, *, after: int, limit: int, installation: Installation, now_ms: int
     ) -> int | None:
         """Look at some sessions, and erase those that their policy retains no longer; the last one looked at."""
         rows = await self._database.snapshot(
@@ -143,10 +143,12 @@ class SqlErasureStore:
         over = [
             sid
             for sid, at_ms, *wishes in rows
-            if is_over(at_ms, rules.policy(*_wishes(wishes)), now_ms=now_ms)
+            if is_over(at_ms, installation.policy(*_wishes(wishes)), now_ms=now_ms)
         ]
         for sid in over:
-            await self._database.write(partial(_expire, sid=sid, rules=rules, now_ms=now_ms))
+            await self._database.write(
+                partial(_expire, sid=sid, installation=installation, now_ms=now_ms)
+            )
         return rows[-1][0] if rows else None
 
     async def to_purge(self, limit: int) -> Sequence[int]:
@@ -201,7 +203,7 @@ def erase(
     return found if is_known else EraseResult()
 
 
-def _expire(connection: Connection, *, sid: int, rules: Rules, now_ms: int) -> None:
+def _expire(connection: Connection, *, sid: int, installation: Installation, now_ms: int) -> None:
     """Erase a session whose time is over; what is on its way to it was published since, and begins it afresh."""
     lock_against_erase(connection, is_erasing=True)
     lock_session_counts(
@@ -211,7 +213,7 @@ def _expire(connection: Connection, *, sid: int, rules: Rules, now_ms: int) -> N
     for session in lock_by_sid(connection, [sid]).values():
         if is_over(
             session.last_event_at_ms,
-            rules.policy(session.agent_wishes, session.wishes),
+            installation.policy(session.agent_wishes, session.wishes),
             now_ms=now_ms,
         ):
             ingested_to = max((last for (last,) in _INGESTED_TO.rows(connection)), default=0)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select, text, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
 from turnfold.core.eviction.eviction import (
@@ -16,15 +16,20 @@ from turnfold.core.eviction.eviction import (
     Trigger,
     clamp_keep_tokens,
     decide_eviction,
+    fired_triggers,
+    first_eviction,
     load_of,
+    plan_evictions,
 )
 from turnfold.core.eviction.usage import UsageInput, UsageReading, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
+from turnfold.core.summary.digest import digest_eviction, digest_messages
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message
 from turnfold.observability.tracing import span
-from turnfold.ports import DecodedEvent, Rules
+from turnfold.ports import DecodedEvent, Installation
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
+from turnfold.store.database.predicates import is_live, is_planned
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import (
@@ -39,9 +44,7 @@ from turnfold.store.ingest.usage import Calibrator, calibration_cutoff
 
 _LIVE = PreparedIn(
     select(*EVICTABLE)
-    .where(
-        messages.c.sid.in_(bindparam("sids", expanding=True)), messages.c.compaction_id.is_(None)
-    )
+    .where(messages.c.sid.in_(bindparam("sids", expanding=True)), is_live)
     .order_by(messages.c.sid, messages.c.position),
     "sids",
 )
@@ -56,9 +59,7 @@ _TEXTS = PreparedPairs(
     (messages.c.sid.type, messages.c.position.type),
 )
 _MARK = Bulk(
-    update(messages)
-    .where(_between, messages.c.compaction_id.is_(None))
-    .values(compaction_id=bindparam("by")),
+    update(messages).where(_between, is_live).values(compaction_id=bindparam("by")),
     ("by", "of_sid", "first", "last"),
 )
 _LEFT = Prepared(
@@ -70,9 +71,7 @@ _LEFT = Prepared(
 _PLANNED = Prepared(
     select(compactions.c.compaction_id).where(
         compactions.c.sid == bindparam("of_sid"),
-        text(
-            "NOT is_covered AND first_position IS NULL AND wanted IS NULL AND status IN ('pending', 'running')"
-        ),
+        is_planned,
     ),
     ("of_sid",),
 )
@@ -105,7 +104,7 @@ def evict(
     new: Mapping[int, Mapping[int, UsageReading | None]],
     arrived: Mapping[int, DecodedEvent],
     learning: Calibrator,
-    rules: Rules,
+    installation: Installation,
     records: SessionJournal,
 ) -> int:
     """Evict what became due as these events of each session were stored; how many compactions that opened.
@@ -118,15 +117,17 @@ def evict(
     metered = [
         session
         for session in changed
-        if _has_to_be_metered(session, readings.get(session.sid, {}), rules)
+        if _has_to_be_metered(session, readings.get(session.sid, {}), installation)
     ]
     settled_ms = calibration_cutoff(connection, metered)
-    due = [session for session in changed if session.sid in settled_ms or _fired(session, rules)]
-    opening = _Opening(connection, rules, records, arrived)
+    due = [
+        session for session in changed if session.sid in settled_ms or _fired(session, installation)
+    ]
+    opening = _Opening(connection, installation, records, arrived)
     live = _live(connection, due)
     for session in due:
-        policy = rules.policy(session.agent_wishes, session.wishes)
-        window = rules.model_window(session.model, policy)
+        policy = installation.policy(session.agent_wishes, session.wishes)
+        window = installation.model_window(session.model, policy)
         here = live[session.sid]
         meter = _meter(
             session, settled_ms.get(session.sid, -1), readings.pop(session.sid, {}), learning
@@ -137,8 +138,10 @@ def evict(
             session.gauge = gauge = meter.after(0, gauge, usage_limit)
             if session.held_tokens:
                 continue
-            found = rules.fired(
-                session.load._replace(reported_tokens=gauge.fresh_tokens), policy, window
+            found = fired_triggers(
+                session.load._replace(reported_tokens=gauge.fresh_tokens),
+                policy,
+                model_window=window,
             )
             newest = max(new.get(session.sid, ()), default=0)
             opening.plan(
@@ -146,8 +149,14 @@ def evict(
             )
             continue
         hold = RestoreHold(session.held_to_tokens, session.tokens_total)
-        for eviction in rules.evictions(
-            here, tuple(new.get(session.sid, ())), session.rounds, policy, window, meter, hold
+        for eviction in plan_evictions(
+            here,
+            tuple(new.get(session.sid, ())),
+            session.rounds,
+            policy,
+            model_window=window,
+            meter=meter,
+            hold=hold,
         ):
             opening.open(session, eviction, here)
             gauge, seq = eviction.gauge, eviction.seq
@@ -159,7 +168,7 @@ def evict(
 
 
 def _has_to_be_metered(
-    session: SessionRow, readings: Mapping[int, UsageReading], rules: Rules
+    session: SessionRow, readings: Mapping[int, UsageReading], installation: Installation
 ) -> bool:
     """Whether a report may be over the limit, or may end a row of evictions; that is seldom so."""
     reported = max([one.tokens for one in readings.values()], default=0)
@@ -168,9 +177,9 @@ def _has_to_be_metered(
     reported = max(reported, session.reported_tokens)
     if not reported:
         return False
-    policy = rules.policy(session.agent_wishes, session.wishes)
+    policy = installation.policy(session.agent_wishes, session.wishes)
     limit = usage_trigger(
-        policy.reserve_tokens, model_window=rules.model_window(session.model, policy)
+        policy.reserve_tokens, model_window=installation.model_window(session.model, policy)
     )
     return 0 < limit < reported
 
@@ -189,22 +198,22 @@ def evict_now(
     connection: Connection,
     session: SessionRow,
     reason: FiredTrigger | None,
-    rules: Rules,
+    installation: Installation,
     records: SessionJournal,
     *,
     now_ms: int,
 ) -> int | None:
     """Evict from one locked session, on request (`reason` None: only if its triggers say so); the compaction that opened."""
-    found = (reason,) if reason else _fired(session, rules)
+    found = (reason,) if reason else _fired(session, installation)
     if not found or (session.held_tokens and reason is not REQUESTED):
         return None
-    policy = rules.policy(session.agent_wishes, session.wishes)
+    policy = installation.policy(session.agent_wishes, session.wishes)
     live = _live(connection, [session])[session.sid]
-    opening = _Opening(connection, rules, records)
+    opening = _Opening(connection, installation, records)
     if policy.commit is Commit.ON_SUMMARY:
         opened = opening.plan(session, found, live, policy, at_ms=now_ms)
     else:
-        due, evicted = _first_to_win(found, live, policy, rules, now_ms)
+        due, evicted = first_eviction(found, live, policy, now_ms=now_ms)
         if due is None:
             return None
         eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(
@@ -282,25 +291,12 @@ def mark_evicted(
     )
 
 
-def _fired(session: SessionRow, rules: Rules) -> Sequence[FiredTrigger]:
+def _fired(session: SessionRow, installation: Installation) -> Sequence[FiredTrigger]:
     """The triggers that all live messages together set off; where they set off none, no part of them does."""
-    policy = rules.policy(session.agent_wishes, session.wishes)
-    return rules.fired(session.load, policy, rules.model_window(session.model, policy))
-
-
-def _first_to_win(
-    found: Sequence[FiredTrigger],
-    live: Sequence[Message],
-    policy: Policy,
-    rules: Rules,
-    now_ms: int,
-) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
-    """The first of these triggers for which enough would leave, and what that is."""
-    for due in found:
-        decision = rules.decide(live, policy, due, now_ms)
-        if isinstance(decision, Evict):
-            return due, decision.evicted
-    return None, ()
+    policy = installation.policy(session.agent_wishes, session.wishes)
+    return fired_triggers(
+        session.load, policy, model_window=installation.model_window(session.model, policy)
+    )
 
 
 def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, list[Message]]:
@@ -395,12 +391,12 @@ class _Opening:
     def __init__(
         self,
         connection: Connection,
-        rules: Rules,
+        installation: Installation,
         records: SessionJournal,
         arrived: Mapping[int, DecodedEvent] = NOTHING,
     ) -> None:
         self._connection = connection
-        self._rules = rules
+        self._installation = installation
         self._records = records
         self._arrived = arrived
         self._rows: list[tuple[Any, ...]] = []
@@ -409,7 +405,7 @@ class _Opening:
 
     def open(self, session: SessionRow, eviction: Eviction, live: Sequence[Message]) -> int:
         """Take these messages out of the session's live ones, all of which are given; the compaction that stands for it."""
-        compaction_id = self._rules.new_id()
+        compaction_id = self._installation.new_id()
         trace = self._trace(eviction.seq)
         with span(
             "evict", parent=trace, compaction_id=str(compaction_id), messages=len(eviction.evicted)
@@ -475,10 +471,10 @@ class _Opening:
         already = _PLANNED.rows(self._connection, session.sid) if found else ()
         if already:
             return int(already[0][0])
-        due, _ = _first_to_win(found, live, policy, self._rules, at_ms)
+        due, _ = first_eviction(found, live, policy, now_ms=at_ms)
         if due is None:
             return None
-        compaction_id = self._rules.new_id()
+        compaction_id = self._installation.new_id()
         session.compactions += 1
         before = session.window_tokens
         self._records.add_audit_row(
@@ -506,13 +502,13 @@ class _Opening:
     def _digests(self) -> Mapping[int, tuple[str, int]]:
         """What stands for each eviction until its summary does, and its tokens; the texts of all are read at once."""
         quoted = {
-            compaction_id: (sid, self._rules.digest_messages(evicted))
+            compaction_id: (sid, digest_messages(evicted))
             for compaction_id, (sid, evicted) in self._evicted.items()
         }
         places = [(sid, message.position) for sid, some in quoted.values() for message in some]
         texts = quoted_texts(self._connection, places)
         return {
-            compaction_id: self._rules.digest(evicted, texts)
+            compaction_id: digest_eviction(evicted, texts, count=self._installation.count)
             for compaction_id, (_, evicted) in self._evicted.items()
         }
 

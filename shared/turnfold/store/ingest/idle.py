@@ -4,7 +4,7 @@ from sqlalchemy import Connection, Integer, bindparam, func, select
 
 from turnfold.core.eviction.eviction import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Mode
-from turnfold.ports import Rules
+from turnfold.ports import Installation
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
@@ -29,14 +29,14 @@ class SqlIdleStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def evict_idle(self, *, limit: int, rules: Rules, now_ms: int) -> int:
+    async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
         """Look at sessions that have fallen idle, and evict from those that are worth it; how many were looked at."""
         idle = await self._database.snapshot(
             lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, limit)]
         )
         if idle:
             await self._database.write(
-                lambda connection: _evict_idle(connection, idle, rules, now_ms)
+                lambda connection: _evict_idle(connection, idle, installation, now_ms)
             )
         return len(idle)
 
@@ -46,7 +46,9 @@ class SqlIdleStore:
         return None if at_ms is None else int(at_ms)
 
 
-def _evict_idle(connection: Connection, idle: list[int], rules: Rules, now_ms: int) -> None:
+def _evict_idle(
+    connection: Connection, idle: list[int], installation: Installation, now_ms: int
+) -> None:
     locked = [
         session
         for session in lock_by_sid(connection, idle).values()
@@ -56,9 +58,14 @@ def _evict_idle(connection: Connection, idle: list[int], rules: Rules, now_ms: i
     for session in locked:
         # Once until somebody speaks again.
         session.idle_at_ms = None
-        if rules.policy(session.agent_wishes, session.wishes).mode is Mode.AUTO:
+        if installation.policy(session.agent_wishes, session.wishes).mode is Mode.AUTO:
             evict_now(
-                connection, session, FiredTrigger(Trigger.IDLE, 0), rules, records, now_ms=now_ms
+                connection,
+                session,
+                FiredTrigger(Trigger.IDLE, 0),
+                installation,
+                records,
+                now_ms=now_ms,
             )
     records.write(connection)
     write_back(connection, locked)

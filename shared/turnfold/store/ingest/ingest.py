@@ -27,7 +27,7 @@ from turnfold.ports import (
     DeadLetter,
     DecodedEvent,
     IngestResult,
-    Rules,
+    Installation,
 )
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database, insert_for
@@ -100,14 +100,16 @@ class SqlIngestStore:
         arrivals: Sequence[DecodedEvent],
         dead: Sequence[DeadLetter],
         *,
-        rules: Rules,
+        installation: Installation,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
     ) -> IngestResult:
         """Store a batch in one transaction."""
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
             return await self._database.write(
-                lambda connection: _BatchWriter(connection, rules, payloads).write(ordered, dead)
+                lambda connection: _BatchWriter(connection, installation, payloads).write(
+                    ordered, dead
+                )
             )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
@@ -142,9 +144,11 @@ class SqlIngestStore:
 class _BatchWriter:
     """One batch while its transaction is open."""
 
-    def __init__(self, connection: Connection, rules: Rules, payloads: Mapping[int, bytes]) -> None:
+    def __init__(
+        self, connection: Connection, installation: Installation, payloads: Mapping[int, bytes]
+    ) -> None:
         self._connection = connection
-        self._rules = rules
+        self._installation = installation
         self._payloads = payloads
         self._records = SessionJournal()
         self._sessions: dict[SessionKey, SessionRow] = {}
@@ -170,7 +174,7 @@ class _BatchWriter:
             arrivals = self._admit(arrivals)
         if arrivals:
             self._insert(arrivals)
-            paired = repair_pairs(self._connection, self._touched, self._rules.pair)
+            paired = repair_pairs(self._connection, self._touched)
             for session in self._sessions.values():
                 session.evicted_changes += session.sid in paired
             nameless = {session.sid for session in self._sessions.values() if session.model is None}
@@ -195,7 +199,7 @@ class _BatchWriter:
                     )
             arrived = {arrival.stream_seq: arrival for arrival in self._new}
             evictions = evict(
-                self._connection, changed, new, arrived, learning, self._rules, self._records
+                self._connection, changed, new, arrived, learning, self._installation, self._records
             )
             write_back(self._connection, changed)
             self._remove_empty()
@@ -211,7 +215,7 @@ class _BatchWriter:
     def _admit(self, arrivals: Sequence[DecodedEvent]) -> Sequence[DecodedEvent]:
         """Lock the sessions of these events and make those that are new, as far as their agents may have more; the rest is refused."""
         keys = dict.fromkeys(arrival.key for arrival in arrivals)
-        self._sessions = lock_by_key(self._connection, keys, create=self._rules.max_sessions)
+        self._sessions = lock_by_key(self._connection, keys, create=self._installation.max_sessions)
         if len(self._sessions) == len(keys):
             return arrivals
         for arrival in arrivals:
@@ -219,7 +223,7 @@ class _BatchWriter:
                 self._refuse(
                     arrival,
                     TOO_MANY_SESSIONS,
-                    f"the agent has {self._rules.max_sessions} sessions, and may have no more",
+                    f"the agent has {self._installation.max_sessions} sessions, and may have no more",
                 )
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
 
@@ -409,7 +413,8 @@ class _BatchWriter:
 
     def _idle_at_ms(self, session: SessionRow) -> int | None:
         return idle_at_ms(
-            session.last_event_at_ms or 0, self._rules.policy(session.agent_wishes, session.wishes)
+            session.last_event_at_ms or 0,
+            self._installation.policy(session.agent_wishes, session.wishes),
         )
 
     def _count(self) -> list[SessionRow]:

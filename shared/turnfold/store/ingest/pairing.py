@@ -1,12 +1,11 @@
 """Which result answers which call, decided again for the call ids that an event touched."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from sqlalchemy import Connection, select
 
-from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition
+from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition, match_results
 from turnfold.messages import CallRef
 from turnfold.store.database.schema import messages, tool_calls
 from turnfold.store.database.statements import PreparedPairs, bulk_update
@@ -39,11 +38,7 @@ _DECIDED = bulk_update(
 AT_ONCE = 400
 
 
-def repair_pairs(
-    connection: Connection,
-    touched: Iterable[Touched],
-    pair: Callable[[Iterable[CallPosition], Iterable[ResultPosition]], dict[int, MatchedResult]],
-) -> set[int]:
+def repair_pairs(connection: Connection, touched: Iterable[Touched]) -> set[int]:
     """Recompute the pairing of these call ids in stream order, evicted rows included, and store what changed.
 
     Tells the sessions of which an evicted message changed.
@@ -51,11 +46,11 @@ def repair_pairs(
     wanted = sorted(set(touched))
     changed: set[int] = set()
     for start in range(0, len(wanted), AT_ONCE):
-        changed |= _pair_some(connection, wanted[start : start + AT_ONCE], pair)
+        changed |= _pair_some(connection, wanted[start : start + AT_ONCE])
     return changed
 
 
-def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> set[int]:
+def _pair_some(connection: Connection, touched: list[Touched]) -> set[int]:
     calls: defaultdict[Touched, list[CallPosition]] = defaultdict(list)
     results: defaultdict[Touched, list[ResultPosition]] = defaultdict(list)
     stored: dict[tuple[int, int], MatchedResult] = {}
@@ -74,7 +69,7 @@ def _pair_some(connection: Connection, touched: list[Touched], pair: Any) -> set
     changed = [
         (*(verdict.answers or (None, None)), verdict.is_copy, sid, position)
         for (sid, call_id), seen in results.items()
-        for position, verdict in pair(calls[sid, call_id], seen).items()
+        for position, verdict in match_results(calls[sid, call_id], seen).items()
         if stored[sid, position] != verdict
     ]
     _DECIDED.run(connection, changed)

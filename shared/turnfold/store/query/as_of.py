@@ -23,6 +23,7 @@ from turnfold.core.history.as_of import (
 from turnfold.errors import BadRequest
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey, position_of
 from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import (
     compactions,
     coverage,
@@ -117,9 +118,7 @@ _NEWEST_BY = Prepared(
 )
 _LIVE = Prepared(
     select(*FACTS)
-    .where(
-        _of_messages, messages.c.compaction_id.is_(None), messages.c.position <= bindparam("until")
-    )
+    .where(_of_messages, is_live, messages.c.position <= bindparam("until"))
     .order_by(messages.c.position),
     ("of_sid", "until"),
 )

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, func, literal, literal_column, or_, select, text
+from sqlalchemy import BigInteger, Select, func, literal, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.history.states import state_of
@@ -13,6 +13,7 @@ from turnfold.errors import UnknownSession
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
 from turnfold.ports import AuditRow, DeadLetterRow, OriginalMessage, SessionCounts, StoredSummary
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_live, is_pending
 from turnfold.store.database.schema import (
     agents,
     audit,
@@ -214,15 +215,14 @@ async def _counts(
 _live = (
     select(func.count())
     .select_from(messages)
-    .where(messages.c.sid == sessions.c.sid, messages.c.compaction_id.is_(None))
+    .where(messages.c.sid == sessions.c.sid, is_live)
     .scalar_subquery()
 )
 _pending = (
     select(func.coalesce(func.sum(compactions.c.messages_evicted), 0))
     .where(
         compactions.c.sid == sessions.c.sid,
-        text("NOT is_covered"),
-        compactions.c.status.in_(("pending", "running", "committed")),
+        is_pending,
     )
     .scalar_subquery()
 )

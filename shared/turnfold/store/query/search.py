@@ -26,6 +26,7 @@ from turnfold.messages import SessionKey, State
 from turnfold.ports import Candidates, OriginalMessage, Scope
 from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.ingest.search_index import UNDIVIDED, of_session
 from turnfold.store.query.history import ORIGINALS, original_of
@@ -213,7 +214,7 @@ def _scoped(places: Places, sid: int, scope: Scope) -> Places:
         case None:
             return places
         case State.LIVE:
-            return places.where(messages.c.compaction_id.is_(None))
+            return places.where(is_live)
         case State.PENDING | State.COVERED:
             is_covered = select(compactions.c.is_covered).where(
                 compactions.c.compaction_id == messages.c.compaction_id

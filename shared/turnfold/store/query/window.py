@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from sqlalchemy import Text, bindparam, cast, func, literal_column, select, text
+from sqlalchemy import Text, bindparam, cast, func, literal_column, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.history.as_of import AsOf, AtTime
@@ -16,6 +16,7 @@ from turnfold.ports import Chosen, PendingEviction, SessionSnapshot, StoredSumma
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.predicates import is_live, is_pending
 from turnfold.store.database.schema import (
     agents,
     compactions,
@@ -87,9 +88,7 @@ _HEAD = Prepared(
     ),
     ("agent_id", "session_id"),
 )
-_is_pending = text(
-    "NOT is_covered AND status IN ('pending', 'running', 'committed') AND messages_evicted > 0"
-)
+_is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
 _waits = select(
     compactions.c.compaction_id,
     compactions.c.messages_evicted,
@@ -120,7 +119,7 @@ _CHANGING = [
 
 _live = (
     select(*_CHANGING)
-    .where(messages.c.sid == bindparam("of_sid"), messages.c.compaction_id.is_(None))
+    .where(messages.c.sid == bindparam("of_sid"), is_live)
     .order_by(messages.c.position)
 )
 _LIVE = Prepared(_live, ("of_sid",))
