@@ -226,7 +226,7 @@ async def _serve(
 
     def forget() -> None:
         stored.forget()
-        answering.forget()
+        answering.clear_caches()
 
     forgetting = Bounded(forget, every_seconds=FORGET_SECONDS)
 

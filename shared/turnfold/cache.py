@@ -1,48 +1,43 @@
-"""What was of use lately, kept in bounds."""
+"""A bounded cache that several threads may use."""
 
-from collections import OrderedDict
+from operator import itemgetter
 from threading import Lock
 from typing import Generic, TypeVar
+
+import cachetools
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Key, Value]):
-    """Values with a weight, as many as weigh no more than `most` together; the one not kept for longest goes first.
+    """Entries with a weight, of which the least recently put leave first.
 
-    A value that was taken belongs to who took it until it is kept again, so two never work on the same one.
+    `pop` removes the entry that it returns: a value belongs to one request until that puts it
+    back. An entry that weighs more than a quarter of `max_weight` is not kept.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._weight = 0
-        self._kept: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+    def __init__(self, max_weight: int) -> None:
+        self._max_weight = max_weight
+        self._entries: cachetools.LRUCache[Key, tuple[Value, int]] = cachetools.LRUCache(
+            max_weight, getsizeof=itemgetter(1)
+        )
         self._lock = Lock()
 
     def pop(self, key: Key) -> Value | None:
-        """What was kept under a key last, if it is still there; it is not any more then."""
+        """Remove and return an entry; None if there is none."""
         with self._lock:
-            return self._taken(key)
+            entry = self._entries.pop(key, None)
+        return None if entry is None else entry[0]
 
     def put(self, key: Key, value: Value, weight: int) -> None:
-        """Keep this under a key; what alone weighs a quarter of all is not worth it."""
+        """Add or replace an entry."""
         with self._lock:
-            self._taken(key)
-            if weight > self._most // 4:
-                return
-            self._kept[key] = value, weight
-            self._weight += weight
-            while self._weight > self._most:
-                self._taken(next(iter(self._kept)))
+            self._entries.pop(key, None)
+            if weight <= self._max_weight // 4:
+                self._entries[key] = value, weight
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Remove all entries."""
         with self._lock:
-            self._kept.clear()
-            self._weight = 0
-
-    def _taken(self, key: Key) -> Value | None:
-        value, weight = self._kept.pop(key, (None, 0))
-        self._weight -= weight
-        return value
+            self._entries.clear()

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from turnfold.cli.connection import connected_client
-from turnfold.cli.list import newest_sessions
 from turnfold.cli.output import print_rows
+from turnfold.cli.sessions import newest_sessions
 from turnfold.client import Client
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import UnknownSession

@@ -18,9 +18,9 @@ from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, connected_client, system_to_change
 from turnfold.cli.context import summary_panel
 from turnfold.cli.diff import Line, Mark, differences
-from turnfold.cli.list import Agent, AsJson, SessionName
 from turnfold.cli.output import clipped, console, print_rows, show_json
 from turnfold.cli.replay import progress
+from turnfold.cli.sessions import Agent, AsJson, SessionName
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import BadRequest, Conflict, Unavailable

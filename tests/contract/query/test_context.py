@@ -62,11 +62,11 @@ class Asker:
         )
 
     def forget(self) -> None:
-        self._answering.forget()
+        self._answering.clear_caches()
 
     @property
     def windows_kept(self) -> int:
-        return len(self._answering.build_window._kept)
+        return len(self._answering.builders._kept)
 
     async def told(self, **fields: Any) -> Json:
         found: Json = json.loads((await self.answer(**fields)).body)

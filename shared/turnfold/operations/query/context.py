@@ -61,11 +61,11 @@ class IngestSignal(Protocol):
         ...
 
 
-GROWN_BYTES = 16_000_000
+BUILDERS_BYTES = 16_000_000
 MESSAGE_BYTES = 400
 """Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
 
-GIVEN_BYTES = 8_000_000
+REPLIES_BYTES = 8_000_000
 """So many bytes of answers are remembered, to be given again while their session is as it was."""
 
 
@@ -79,18 +79,18 @@ class QueryEnvironment:
 
     policy: PolicyResolver
     model_window: Callable[[str | None, Policy], int]
-    build_window: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
-        default_factory=lambda: LRUCache(GROWN_BYTES)
+    builders: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
+        default_factory=lambda: LRUCache(BUILDERS_BYTES)
     )
-    given: "LRUCache[tuple[str, bool], ContextReply]" = field(
-        default_factory=lambda: LRUCache(GIVEN_BYTES)
+    replies: "LRUCache[tuple[str, bool], ContextReply]" = field(
+        default_factory=lambda: LRUCache(REPLIES_BYTES)
     )
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Keep no text in memory: something was erased."""
-        self.build_window.clear()
-        self.given.clear()
-        _told.cache_clear()
+        self.builders.clear()
+        self.replies.clear()
+        _prepared_summary.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +158,11 @@ def _remember(
     answering: QueryEnvironment, seen: "_Planned", answer: ContextReply, sid: int
 ) -> None:
     """Keep what the next request about this session may use."""
-    answering.given.put(
+    answering.replies.put(
         (answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body)
     )
     if not seen.asked.is_emergency:
-        answering.build_window.put(
+        answering.builders.put(
             (sid, seen.asked),
             seen.window,
             len(answer.body) + MESSAGE_BYTES * len(seen.window.taken),
@@ -197,7 +197,7 @@ class _Planned:
             bodies,
             digests={row.compaction_id: row.digest for row in self.facts.pending},
             summary_text=summary.text if summary else "",
-            ledger=_told(summary).ledger if summary else (),
+            ledger=_prepared_summary(summary).ledger if summary else (),
         )
 
     def characters(self, rendered: Rendered) -> int:
@@ -250,9 +250,9 @@ class _Reading:
             return ContextReply(
                 json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False
             )
-        given = self._answering.given.pop((etag, is_fresh))
+        given = self._answering.replies.pop((etag, is_fresh))
         if given is not None:
-            self._answering.given.put((etag, is_fresh), given, len(given.body))
+            self._answering.replies.put((etag, is_fresh), given, len(given.body))
         return given
 
     def on_messages(
@@ -287,7 +287,7 @@ class _Reading:
         )
         # By its number: a session that begins afresh after it was erased has another.
         earlier = (
-            self._answering.build_window.pop((session.sid, asked))
+            self._answering.builders.pop((session.sid, asked))
             if session is not None and request.as_of is None
             else None
         )
@@ -336,7 +336,7 @@ def _stored(facts: WindowSnapshot) -> WindowInput:
             PendingDigest(row.compaction_id, row.digest_tokens, row.messages)
             for row in facts.pending
         ),
-        summary=_told(summary).facts if summary else None,
+        summary=_prepared_summary(summary).facts if summary else None,
         covered=session.messages_total - len(facts.messages),
         total=session.messages_total,
         factor=session.factor,
@@ -344,7 +344,7 @@ def _stored(facts: WindowSnapshot) -> WindowInput:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _PreparedSummary:
     """A version as windows use it, which is immutable as the version is: its measures, its entries, and the whole as JSON text."""
 
     facts: SummarySize
@@ -353,7 +353,7 @@ class _Told:
 
 
 @lru_cache(maxsize=128)
-def _told(summary: StoredSummary) -> _Told:
+def _prepared_summary(summary: StoredSummary) -> _PreparedSummary:
     ledger = tuple(json.loads(summary.ledger))
     facts = summary_facts(
         summary.version,
@@ -367,7 +367,7 @@ def _told(summary: StoredSummary) -> _Told:
     told["sections"] = {
         name: value for name, value in told["sections"].items() if name not in BOOKKEEPING
     }
-    return _Told(facts, ledger, json.dumps(told))
+    return _PreparedSummary(facts, ledger, json.dumps(told))
 
 
 def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) -> bytes:
@@ -411,7 +411,7 @@ def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
     """The version as far as it is shown, as JSON text."""
     if summary is None:
         return "null"
-    told = _told(summary)
+    told = _prepared_summary(summary)
     if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(told.ledger):
         return told.as_json
     shown = {
