@@ -66,7 +66,7 @@ class Asker:
 
     @property
     def windows_kept(self) -> int:
-        return len(self._answering.builders._kept)
+        return len(self._answering.builders._entries)
 
     async def told(self, **fields: Any) -> Json:
         found: Json = json.loads((await self.answer(**fields)).body)
