@@ -14,7 +14,7 @@ from turnfold.core.history.audit_chain import row_hash
 from turnfold.core.history.blocks import group
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey
-from turnfold.ports import AuditRow
+from turnfold.ports.query import AuditRow
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of

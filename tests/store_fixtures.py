@@ -23,27 +23,24 @@ from turnfold.core.summary.sources import Draft
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_event
 from turnfold.operations.policy import policy_resolver
-from turnfold.ports import (
+from turnfold.ports.admin import (
     CampaignStore,
     DeadLetterStore,
-    DecodedEvent,
     ErasureStore,
-    HistoryStore,
+    OutboxStore,
+    SessionCommands,
+    VersionStore,
+)
+from turnfold.ports.compact import Job, JobStore, Version
+from turnfold.ports.ingest import (
+    DecodedEvent,
     IdleStore,
     IngestStore,
     Installation,
-    Job,
-    JobStore,
-    OutboxStore,
     PolicyResolver,
     SearchIndex,
-    SearchStore,
-    SessionCommands,
-    Version,
-    VersionStore,
-    WindowSnapshot,
-    WindowStore,
 )
+from turnfold.ports.query import HistoryStore, SearchStore, WindowSnapshot, WindowStore
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands

@@ -39,7 +39,7 @@ from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, history, search
-from turnfold.ports import HistoryStore, SearchStore, WindowStore
+from turnfold.ports.query import HistoryStore, SearchStore, WindowStore
 from turnfold.process.turns import Turns
 from turnfold_query.metrics import QueryMetrics
 

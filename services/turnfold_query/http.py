@@ -67,7 +67,8 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.observability.tracing import HEADER, is_enabled, span
 from turnfold.operations.query import dead_letters as letters
 from turnfold.operations.query import history
-from turnfold.ports import DeadLetterStore, HistoryStore
+from turnfold.ports.admin import DeadLetterStore
+from turnfold.ports.query import HistoryStore
 from turnfold_query.admission import (
     BODY_SHARE,
     BodyMemory,

@@ -31,7 +31,8 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.ingest.decode import decode_batch
 from turnfold.operations.policy import policy_resolver
-from turnfold.ports import IngestResult, Installation, Job, JobKind
+from turnfold.ports.compact import Job, JobKind
+from turnfold.ports.ingest import IngestResult, Installation
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.scheduling import lower_priority

@@ -27,20 +27,9 @@ from turnfold.observability.tracing import span
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack, compact
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery
-from turnfold.ports import (
-    CampaignStore,
-    ErasureStore,
-    IdleStore,
-    IngestStore,
-    Installation,
-    Job,
-    JobStore,
-    Notice,
-    OutboxStore,
-    PolicyResolver,
-    SearchIndex,
-    Summarizer,
-)
+from turnfold.ports.admin import CampaignStore, ErasureStore, Notice, OutboxStore
+from turnfold.ports.compact import Job, JobStore, Summarizer
+from turnfold.ports.ingest import IdleStore, IngestStore, Installation, PolicyResolver, SearchIndex
 from turnfold.process.scheduling import backoff_seconds
 from turnfold.process.tasks import cancel_and_wait
 from turnfold_worker.handlers import IngestLoop

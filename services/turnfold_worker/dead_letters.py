@@ -7,7 +7,7 @@ from faststream.nats import NatsRouter
 
 from turnfold.contracts.requests import ReplayRequest, read_command
 from turnfold.operations.query import dead_letters as letters
-from turnfold.ports import DeadLetterStore, EventStream
+from turnfold.ports.admin import DeadLetterStore, EventStream
 from turnfold_worker.handlers import CommandServer
 
 REPLAY = "deadletters.replay"

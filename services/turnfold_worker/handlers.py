@@ -27,7 +27,8 @@ from turnfold.messages import SessionKey
 from turnfold.observability.tracing import is_enabled, span
 from turnfold.operations.ingest.decode import DecodedBatch
 from turnfold.operations.ingest.ingest import ingest
-from turnfold.ports import DecodedEvent, IngestResult, IngestStore, Installation, SessionCommands
+from turnfold.ports.admin import SessionCommands
+from turnfold.ports.ingest import DecodedEvent, IngestResult, IngestStore, Installation
 from turnfold_worker.actors import Actors
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver

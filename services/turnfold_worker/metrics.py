@@ -6,7 +6,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from turnfold.bus.streams import Lag
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack
-from turnfold.ports import IngestResult
+from turnfold.ports.ingest import IngestResult
 from turnfold.store.database.statistics import QueueDepths
 
 BATCH_EVENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)

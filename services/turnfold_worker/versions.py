@@ -18,7 +18,9 @@ from turnfold.contracts.subjects import key_of_subject
 from turnfold.messages import SessionKey
 from turnfold.operations.compact import versions
 from turnfold.operations.query import history
-from turnfold.ports import CampaignStore, HistoryStore, Installation, VersionStore
+from turnfold.ports.admin import CampaignStore, VersionStore
+from turnfold.ports.ingest import Installation
+from turnfold.ports.query import HistoryStore
 from turnfold_worker.handlers import CommandServer, Handle
 
 PROMOTE, RESTORE, REGENERATE = "summary.promote", "compaction.restore", "summary.regenerate"

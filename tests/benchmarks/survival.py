@@ -55,7 +55,7 @@ from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
 from turnfold.messages import Message
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports import Scope
+from turnfold.ports.query import Scope
 
 NAME = "survival"
 PRESETS = ("balanced", "static-buffer")

@@ -38,7 +38,7 @@ from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Outcome, compact
-from turnfold.ports import Job, RegenerateOptions, Summarizer
+from turnfold.ports.compact import Job, RegenerateOptions, Summarizer
 from turnfold.store.compact.jobs import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore

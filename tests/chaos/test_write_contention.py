@@ -25,7 +25,8 @@ from tests.store_fixtures import (
 )
 from turnfold.errors import LostLease, RequestError, StaleVersion
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
-from turnfold.ports import DecodedEvent, FailureStatus, RegenerateOptions
+from turnfold.ports.compact import FailureStatus, RegenerateOptions
+from turnfold.ports.ingest import DecodedEvent
 from turnfold_migrations import upgrade
 
 WORKERS = 6

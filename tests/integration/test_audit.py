@@ -24,7 +24,7 @@ from tests.store_fixtures import (
 )
 from turnfold.core.history.as_of import AtTime
 from turnfold.messages import CompactionId
-from turnfold.ports import FailureStatus
+from turnfold.ports.compact import FailureStatus
 from turnfold_migrations import upgrade
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditors.md"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.store_fixtures import KEY, NOON, SMALL, Stores, new_sqlite, sql_stores, turn
 from turnfold.messages import SessionKey
-from turnfold.ports import WindowSnapshot
+from turnfold.ports.query import WindowSnapshot
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import SLOW_SECONDS, RawConnection, WouldBlock
 from turnfold.store.query.window import AT_HAND, KNOWN_AT_HAND

@@ -28,7 +28,8 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.audit_chain import WORKER, row_hash
 from turnfold.messages import CompactionId
-from turnfold.ports import AuditRow, RegenerateOptions
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.query import AuditRow
 from turnfold.store.database.schema import audit, sessions
 
 

@@ -25,7 +25,8 @@ from turnfold.core.text.search import SearchQuery, searchable
 from turnfold.core.text.words import normalize, terms
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.search import found
-from turnfold.ports import DecodedEvent, Scope
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.ports.query import Scope
 
 PIECES = (
     "amber", "Amber", "ambers", "pendant", "dé", "straße", "STRASSE", "ﬁnd", "a", "7", "17.5 kg", "3 days", "5月3日", "$5", "#118", "50%", "v2.4.1",

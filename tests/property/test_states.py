@@ -45,16 +45,9 @@ from turnfold.core.history import validity as sendable
 from turnfold.errors import BadRequest, CannotFit, Conflict, LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.context import QueryEnvironment, context
-from turnfold.ports import (
-    DecodedEvent,
-    FailureStatus,
-    Job,
-    JobInput,
-    JobKind,
-    Notice,
-    RegenerateOptions,
-    Version,
-)
+from turnfold.ports.admin import Notice
+from turnfold.ports.compact import FailureStatus, Job, JobInput, JobKind, RegenerateOptions, Version
+from turnfold.ports.ingest import DecodedEvent
 from turnfold.testing.kept import Compaction
 from turnfold.testing.memory import MemoryStore
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from turnfold.messages import SessionKey
 from turnfold.operations.ingest.decode import DecodedBatch
-from turnfold.ports import DeadLetter, DecodedEvent, DecodedMessage
+from turnfold.ports.ingest import DeadLetter, DecodedEvent, DecodedMessage
 
 BATCH: Final = 2_000
 """Events of a batch at most: what a transaction costs for each session and statement is shared by more of them."""

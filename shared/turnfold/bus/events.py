@@ -21,7 +21,7 @@ NO_MESSAGE = 10_037
 
 
 class BusEvents:
-    """See `turnfold.ports.EventStream`."""
+    """See `turnfold.ports.admin.EventStream`."""
 
     def __init__(
         self, client: NatsClient, *, on_foreign: Callable[[], object] = lambda: None

@@ -9,7 +9,8 @@ from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
-from turnfold.ports import HistoryStore, PolicyResolver
+from turnfold.ports.ingest import PolicyResolver
+from turnfold.ports.query import HistoryStore
 
 Explain = Callable[[PolicyOverrides, PolicyOverrides], Mapping[str, Any]]
 

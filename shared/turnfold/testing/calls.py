@@ -3,12 +3,12 @@
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
-from turnfold.ports import Job, JobProgress
+from turnfold.ports.compact import Job, JobProgress
 from turnfold.testing.kept import Memory
 
 
 class MemoryCalls:
-    """See `turnfold.ports.Calls`."""
+    """See `turnfold.ports.compact.ModelCallStore`."""
 
     _memory: Memory
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from turnfold.core.eviction.eviction import Trigger
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports import CampaignProgress, Installation, RegenerateOptions
+from turnfold.ports.admin import CampaignProgress
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import Installation
 from turnfold.testing.jobs import open_work
 from turnfold.testing.kept import Memory
 
@@ -26,7 +28,7 @@ class Campaign:
 
 
 class MemoryCampaigns:
-    """See `turnfold.ports.Campaigns`."""
+    """See `turnfold.ports.admin.CampaignStore`."""
 
     _memory: Memory
     _campaigns: list[Campaign]

@@ -6,12 +6,13 @@ from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, EventId, SessionKey
-from turnfold.ports import EraseResult, Installation
+from turnfold.ports.admin import EraseResult
+from turnfold.ports.ingest import Installation
 from turnfold.testing.kept import Erasure, Memory, Session
 
 
 class MemoryErasures:
-    """See `turnfold.ports.ErasureStore`."""
+    """See `turnfold.ports.admin.ErasureStore`."""
 
     _memory: Memory
 

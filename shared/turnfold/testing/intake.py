@@ -26,23 +26,23 @@ from turnfold.core.policy.presets import Commit, Mode, preset_named
 from turnfold.core.summary.digest import digest_eviction
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
-from turnfold.ports import (
+from turnfold.ports.admin import EraseResult
+from turnfold.ports.ingest import (
     NO_PAYLOADS,
     PAYLOAD_KEPT_BYTES,
     DeadLetter,
-    DeadLetterRow,
     DecodedEvent,
-    EraseResult,
     IngestResult,
     Installation,
 )
+from turnfold.ports.query import DeadLetterRow
 from turnfold.testing.erasures import erased, turned_away
 from turnfold.testing.kept import Compaction, Kept, Memory, Range, Session
 from turnfold.testing.usage import MemoryCalibrator, settled_ms
 
 
 class MemoryIntake:
-    """See `turnfold.ports.IntakeStore`."""
+    """See `turnfold.ports.ingest.IngestStore`."""
 
     _memory: Memory
 
@@ -273,7 +273,7 @@ class MemoryIntake:
 
 
 class MemoryIdle:
-    """See `turnfold.ports.IdleStore`."""
+    """See `turnfold.ports.ingest.IdleStore`."""
 
     _memory: Memory
 
@@ -310,7 +310,7 @@ class MemoryIdle:
 
 
 class MemoryChanges:
-    """See `turnfold.ports.Changes`."""
+    """See `turnfold.ports.admin.SessionCommands`."""
 
     _memory: Memory
 

@@ -18,16 +18,16 @@ from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.summary.sources import PreviousSummary
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId
-from turnfold.ports import (
+from turnfold.ports.compact import (
     EvictedMessage,
     FailureStatus,
     Job,
     JobInput,
     JobKind,
     RegenerateOptions,
-    StoredSummary,
     Version,
 )
+from turnfold.ports.query import StoredSummary
 from turnfold.testing.calls import MemoryCalls
 from turnfold.testing.intake import tell_eviction
 from turnfold.testing.kept import Compaction, Memory, Session
@@ -37,7 +37,7 @@ REFUSED_STAND_INS = 3
 
 
 class MemoryJobs(MemoryCalls):
-    """See `turnfold.ports.JobStore`."""
+    """See `turnfold.ports.compact.JobStore`."""
 
     _memory: Memory
 

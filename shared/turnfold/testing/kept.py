@@ -39,13 +39,13 @@ from turnfold.messages import (
     State,
     position_of,
 )
-from turnfold.ports import (
+from turnfold.ports.admin import Notice
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.ports.query import (
     AuditRow,
     DeadLetterRow,
-    DecodedEvent,
-    Notice,
     OriginalMessage,
-    RegenerateOptions,
     SessionCounts,
     SessionSnapshot,
     StoredSummary,

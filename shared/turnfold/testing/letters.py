@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from turnfold.ports import DeadLetterRow, StoredDeadLetter
+from turnfold.ports.admin import StoredDeadLetter
+from turnfold.ports.query import DeadLetterRow
 from turnfold.testing.kept import Memory
 
 
 class MemoryLetters:
-    """See `turnfold.ports.DeadLetters`."""
+    """See `turnfold.ports.admin.DeadLetterStore`."""
 
     _memory: Memory
 

@@ -10,12 +10,12 @@ from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.text.search import Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionKey
-from turnfold.ports import (
+from turnfold.ports.admin import Notice
+from turnfold.ports.query import (
     AuditRow,
     Candidates,
     Chosen,
     DeadLetterRow,
-    Notice,
     OriginalMessage,
     PendingEviction,
     Scope,
@@ -33,7 +33,7 @@ from turnfold.testing.versions import MemoryVersions
 
 
 class MemoryWindows:
-    """See `turnfold.ports.WindowStore`."""
+    """See `turnfold.ports.query.WindowStore`."""
 
     _memory: Memory
 
@@ -124,7 +124,7 @@ def _order(counts: SessionCounts) -> tuple[int, int]:
 
 
 class MemoryHistory:
-    """See `turnfold.ports.HistoryStore`."""
+    """See `turnfold.ports.query.HistoryStore`."""
 
     _memory: Memory
 
@@ -203,7 +203,7 @@ class MemoryHistory:
 
 
 class MemorySearch:
-    """See `turnfold.ports.SearchStore` and `WordIndex`: without an index every message is one that waits for it."""
+    """See `turnfold.ports.query.SearchStore` and `SearchIndex`: without an index every message is one that waits for it."""
 
     _memory: Memory
 
@@ -246,7 +246,7 @@ class MemorySearch:
 
 
 class MemoryOutbox:
-    """See `turnfold.ports.Outbox`."""
+    """See `turnfold.ports.admin.OutboxStore`."""
 
     _memory: Memory
 

@@ -5,14 +5,17 @@ from turnfold.core.history.audit_chain import LOCAL
 from turnfold.core.summary.digest import digest_eviction
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
-from turnfold.ports import ActiveVersion, Installation, RegenerateOptions, StoredSummary
+from turnfold.ports.admin import ActiveVersion
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import Installation
+from turnfold.ports.query import StoredSummary
 from turnfold.testing.jobs import end_rewriting, open_work
 from turnfold.testing.kept import Memory, Session
 from turnfold.testing.usage import MemoryCalibrator
 
 
 class MemoryVersions:
-    """See `turnfold.ports.Versions`."""
+    """See `turnfold.ports.admin.VersionStore`."""
 
     _memory: Memory
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.ports import AuditRow, FailureStatus, Job
+from turnfold.ports.compact import FailureStatus, Job
+from turnfold.ports.query import AuditRow
 
 COUNTS = (
     "evicted",

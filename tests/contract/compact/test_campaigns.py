@@ -4,7 +4,8 @@ import pytest
 
 from tests.store_fixtures import NOON, Stores, summary, turns
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.ports import CampaignProgress, FailureStatus, JobKind, RegenerateOptions
+from turnfold.ports.admin import CampaignProgress
+from turnfold.ports.compact import FailureStatus, JobKind, RegenerateOptions
 
 NARRATIVE = RegenerateOptions(style="narrative")
 

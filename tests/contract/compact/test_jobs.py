@@ -30,7 +30,7 @@ from turnfold.errors import LostLease
 from turnfold.messages import SessionId, SessionKey, State
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, compact
-from turnfold.ports import Job
+from turnfold.ports.compact import Job
 
 LATER = NOON + LEASE_MS + 1
 

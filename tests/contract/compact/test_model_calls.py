@@ -6,7 +6,7 @@ from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
-from turnfold.ports import Job
+from turnfold.ports.compact import Job
 
 LATER = NOON + LEASE_MS + 1_001
 DAY = 20_000

@@ -16,7 +16,8 @@ from turnfold.errors import BadRequest, Conflict, LostLease, SummarizerError, Un
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, compact
-from turnfold.ports import ActiveVersion, FailureStatus, Job, JobKind, RegenerateOptions
+from turnfold.ports.admin import ActiveVersion
+from turnfold.ports.compact import FailureStatus, Job, JobKind, RegenerateOptions
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 STRANGER = SessionKey(AgentId("bob"), SessionId("s-1"))

@@ -12,7 +12,8 @@ from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
-from turnfold.ports import DeadLetter, EraseResult, IngestResult
+from turnfold.ports.admin import EraseResult
+from turnfold.ports.ingest import DeadLetter, IngestResult
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
 SISTER = SessionKey(KEY.agent_id, SessionId("s-2"))

@@ -11,7 +11,7 @@ from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction.eviction import COOLDOWN_MS, SUMMARY_DELAY_MS
 from turnfold.errors import LostLease
 from turnfold.messages import State
-from turnfold.ports import FailureStatus, Job
+from turnfold.ports.compact import FailureStatus, Job
 
 MINUTE_MS = 60_000
 

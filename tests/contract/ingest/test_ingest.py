@@ -23,7 +23,8 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.operations.ingest.decode import Delivery, decode_event
-from turnfold.ports import DeadLetter, OriginalMessage
+from turnfold.ports.ingest import DeadLetter
+from turnfold.ports.query import OriginalMessage
 
 EVERYTHING = {"after_position": 0, "limit": 1_000}
 OTHER_SESSION = SessionKey(KEY.agent_id, SessionId("s-2"))

@@ -23,7 +23,7 @@ from turnfold.contracts.requests import ContextRequest, PolicyRequest
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.context import QueryEnvironment, context
 from turnfold.operations.query.history import session as status
-from turnfold.ports import DecodedEvent
+from turnfold.ports.ingest import DecodedEvent
 
 MODEL = "acme/verbose-1"
 QUESTION, ANSWER = "q" * 184, "a" * 184

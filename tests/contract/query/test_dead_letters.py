@@ -11,7 +11,7 @@ from turnfold.errors import Conflict
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.query.history import dead_letters
-from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, Installation
+from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, Installation
 
 
 def letters(*payloads: bytes, first_seq: int = 1) -> Sequence[DeadLetter]:

@@ -13,7 +13,7 @@ from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.errors import BadRequest
 from turnfold.operations.query.expand import expand
-from turnfold.ports import Version
+from turnfold.ports.compact import Version
 
 Json = dict[str, Any]
 

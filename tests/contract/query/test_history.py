@@ -10,7 +10,7 @@ from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, 
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.ports import WindowSnapshot
+from turnfold.ports.query import WindowSnapshot
 
 NOBODY = SessionKey(AgentId("ada"), SessionId("never"))
 

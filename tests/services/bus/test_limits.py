@@ -20,7 +20,7 @@ from turnfold.client import BufferOptions, session_key, turn_event
 from turnfold.client import connect as client_connect
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import StreamFull
-from turnfold.ports import PAYLOAD_KEPT_BYTES
+from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES
 from turnfold.settings import Settings
 
 Json = dict[str, Any]

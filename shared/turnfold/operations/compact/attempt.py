@@ -10,7 +10,7 @@ from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.source_messages import sources_of, text_of_body
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import BudgetSpent, SummarizerError
-from turnfold.ports import Job, JobInput, ModelCallStore, Summarizer
+from turnfold.ports.compact import Job, JobInput, ModelCallStore, Summarizer
 
 log = structlog.get_logger()
 

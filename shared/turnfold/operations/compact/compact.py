@@ -18,7 +18,15 @@ from turnfold.operations.compact.attempt import (
     without_model,
     write_version,
 )
-from turnfold.ports import FailureStatus, Job, JobInput, JobKind, JobStore, Summarizer, Version
+from turnfold.ports.compact import (
+    FailureStatus,
+    Job,
+    JobInput,
+    JobKind,
+    JobStore,
+    Summarizer,
+    Version,
+)
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
 """Reasons that speak of the provider; the others speak of what the model wrote."""

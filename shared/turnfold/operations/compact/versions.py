@@ -15,13 +15,9 @@ from turnfold.core.summary.prompt import checked_task
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.operations.query.context import rfc3339
-from turnfold.ports import (
-    CampaignProgress,
-    CampaignStore,
-    Installation,
-    RegenerateOptions,
-    VersionStore,
-)
+from turnfold.ports.admin import CampaignProgress, CampaignStore, VersionStore
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import Installation
 
 
 async def promote(

@@ -14,7 +14,7 @@ from turnfold.core.eviction.usage import read_report
 from turnfold.core.history.priority import classify
 from turnfold.core.text.tokens import IMAGE_TOKENS, Count, count_message
 from turnfold.errors import BadEvent
-from turnfold.ports import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent, DecodedMessage
+from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent, DecodedMessage
 
 
 class Delivery(NamedTuple):

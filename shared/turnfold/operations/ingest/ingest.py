@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from turnfold.errors import BadEvent, UnstorableBatch
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, to_dead_letter
-from turnfold.ports import DeadLetter, DecodedEvent, IngestResult, IngestStore, Installation
+from turnfold.ports.ingest import DeadLetter, DecodedEvent, IngestResult, IngestStore, Installation
 
 Store = Callable[[Sequence[DecodedEvent], Sequence[DeadLetter]], Awaitable[IngestResult]]
 

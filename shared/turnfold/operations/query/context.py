@@ -40,13 +40,8 @@ from turnfold.core.window.window import (
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.ports import (
-    PolicyResolver,
-    SessionSnapshot,
-    StoredSummary,
-    WindowSnapshot,
-    WindowStore,
-)
+from turnfold.ports.ingest import PolicyResolver
+from turnfold.ports.query import SessionSnapshot, StoredSummary, WindowSnapshot, WindowStore
 
 
 class IngestSignal(Protocol):

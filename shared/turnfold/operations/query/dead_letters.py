@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from turnfold.contracts.requests import ReplayRequest
 from turnfold.errors import BadRequest
 from turnfold.operations.query.history import dead_letter_json
-from turnfold.ports import DeadLetterRow, DeadLetterStore, EventStream, StoredDeadLetter
+from turnfold.ports.admin import DeadLetterStore, EventStream, StoredDeadLetter
+from turnfold.ports.query import DeadLetterRow
 
 AT_ONCE = 50
 SETTLE_SECONDS = 3.0

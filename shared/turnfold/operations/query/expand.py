@@ -10,7 +10,7 @@ from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query.history import original_json
 from turnfold.operations.query.search import found
-from turnfold.ports import HistoryStore, OriginalMessage, Scope, SearchStore, StoredSummary
+from turnfold.ports.query import HistoryStore, OriginalMessage, Scope, SearchStore, StoredSummary
 
 MOST_MATCHED = 3
 NEAR_ENOUGH = 0.6

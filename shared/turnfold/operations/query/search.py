@@ -18,7 +18,7 @@ from turnfold.core.text.search import (
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey, State
 from turnfold.operations.query.history import original_json
-from turnfold.ports import OriginalMessage, Scope, SearchStore
+from turnfold.ports.query import OriginalMessage, Scope, SearchStore
 
 PART_CHARACTERS = 200_000
 """How much text is graded at a time."""

@@ -10,7 +10,9 @@ from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_
 
 from turnfold.core.history.audit_chain import LOCAL, WORKER
 from turnfold.messages import AgentId
-from turnfold.ports import CampaignProgress, Installation, RegenerateOptions
+from turnfold.ports.admin import CampaignProgress
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import Installation
 from turnfold.store.compact.rewriting import open_regeneration, wanted_of
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import campaigns, compactions, sessions
@@ -63,7 +65,7 @@ FAILED = frozenset({"rejected", "failed", "stale"})
 
 
 class SqlCampaignStore:
-    """Campaigns in a database; see `turnfold.ports.Campaigns`."""
+    """Campaigns in a database; see `turnfold.ports.admin.CampaignStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, select
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId, CompactionId
-from turnfold.ports import Job, JobProgress
+from turnfold.ports.compact import Job, JobProgress
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import chunks, compactions, spending
@@ -47,7 +47,7 @@ _FORGET = Bulk(
 
 
 class SqlModelCallStore:
-    """See `turnfold.ports.Calls`."""
+    """See `turnfold.ports.compact.ModelCallStore`."""
 
     _database: Database
 

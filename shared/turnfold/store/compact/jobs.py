@@ -25,7 +25,7 @@ from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.summary.sources import PreviousSummary
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, CompactionId
-from turnfold.ports import EvictedMessage, FailureStatus, Job, JobInput, JobKind, Version
+from turnfold.ports.compact import EvictedMessage, FailureStatus, Job, JobInput, JobKind, Version
 from turnfold.store.compact.chunks import SqlModelCallStore, delete_chunk_summaries
 from turnfold.store.compact.coverage import (
     ADD,
@@ -239,7 +239,7 @@ _summary_values = itemgetter(*_SUMMARY)
 
 
 class SqlJobStore(SqlModelCallStore):
-    """The jobs in a database; see `turnfold.ports.JobStore`."""
+    """The jobs in a database; see `turnfold.ports.compact.JobStore`."""
 
     def __init__(
         self, database: Database, *, new_id: Callable[[], int] = lambda: randbits(62)

@@ -12,7 +12,8 @@ from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports import EraseResult, Installation
+from turnfold.ports.admin import EraseResult
+from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import agents, audit, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
@@ -21,7 +22,7 @@ from turnfold.store.ingest.evict import REQUESTED, evict_now
 
 
 class SqlSessionCommands:
-    """Changes in a database; see `turnfold.ports.Changes`."""
+    """Changes in a database; see `turnfold.ports.admin.SessionCommands`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

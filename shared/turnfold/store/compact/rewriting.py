@@ -9,7 +9,8 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select, upda
 
 from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS, Trigger
 from turnfold.core.summary.digest import digest_eviction
-from turnfold.ports import Installation, RegenerateOptions
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import uncovered
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_open

@@ -18,7 +18,9 @@ from turnfold.core.eviction.eviction import load_of
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, SessionKey
-from turnfold.ports import ActiveVersion, Installation, RegenerateOptions
+from turnfold.ports.admin import ActiveVersion
+from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import activate_version, any_restored, covered_by
 from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.database.engine import Database
@@ -99,7 +101,7 @@ _PENDING = Prepared(
 
 
 class SqlVersionStore:
-    """Changes of place in a database; see `turnfold.ports.Versions`."""
+    """Changes of place in a database; see `turnfold.ports.admin.VersionStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

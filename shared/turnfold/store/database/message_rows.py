@@ -16,7 +16,7 @@ from turnfold.messages import (
     ToolCall,
     position_of,
 )
-from turnfold.ports import DecodedEvent
+from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.schema import messages
 
 FACTS = [

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Integer, bindparam, delete, select
 
-from turnfold.ports import Notice
+from turnfold.ports.admin import Notice
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import outbox
 from turnfold.store.database.statements import Bulk, Prepared
@@ -16,7 +16,7 @@ _FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("
 
 
 class SqlOutboxStore:
-    """The outbox in a database; see `turnfold.ports.Outbox`."""
+    """The outbox in a database; see `turnfold.ports.admin.OutboxStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

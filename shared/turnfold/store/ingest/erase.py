@@ -25,7 +25,8 @@ from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.ports import DeadLetter, DecodedEvent, EraseResult, Installation
+from turnfold.ports.admin import EraseResult
+from turnfold.ports.ingest import DeadLetter, DecodedEvent, Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import (
     agents,
@@ -128,7 +129,7 @@ _INGESTED_TO = Prepared(
 
 
 class SqlErasureStore:
-    """What is left to do after erasures in a database; see `turnfold.ports.ErasureStore`."""
+    """What is left to do after erasures in a database; see `turnfold.ports.admin.ErasureStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -27,7 +27,7 @@ from turnfold.core.summary.digest import digest_eviction, digest_messages
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message
 from turnfold.observability.tracing import span
-from turnfold.ports import DecodedEvent, Installation
+from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.predicates import is_live, is_planned
 from turnfold.store.database.schema import compactions, messages

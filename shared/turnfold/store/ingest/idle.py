@@ -4,7 +4,7 @@ from sqlalchemy import Connection, Integer, bindparam, func, select
 
 from turnfold.core.eviction.eviction import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Mode
-from turnfold.ports import Installation
+from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
@@ -24,7 +24,7 @@ _NEXT_IDLE = Prepared(
 
 
 class SqlIdleStore:
-    """Idle sessions in a database; see `turnfold.ports.IdleStore`."""
+    """Idle sessions in a database; see `turnfold.ports.ingest.IdleStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -21,7 +21,7 @@ from turnfold.core.eviction.eviction import idle_at_ms
 from turnfold.core.eviction.usage import UsageReading
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
-from turnfold.ports import (
+from turnfold.ports.ingest import (
     NO_PAYLOADS,
     PAYLOAD_KEPT_BYTES,
     DeadLetter,
@@ -90,7 +90,7 @@ class StoredEventKey(NamedTuple):
 
 
 class SqlIngestStore:
-    """The intake on a database; see `turnfold.ports.IntakeStore`."""
+    """The intake on a database; see `turnfold.ports.ingest.IngestStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

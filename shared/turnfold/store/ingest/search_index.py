@@ -57,7 +57,7 @@ def of_session(sid: int, term: str) -> str:
 
 
 class SqlSearchIndex:
-    """The index of a database; see `turnfold.ports.WordIndex`."""
+    """The index of a database; see `turnfold.ports.ingest.SearchIndex`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -5,7 +5,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, select, update
 
-from turnfold.ports import DeadLetterRow, StoredDeadLetter
+from turnfold.ports.admin import StoredDeadLetter
+from turnfold.ports.query import DeadLetterRow
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import dead_letters, ingested
 from turnfold.store.query.history import DEAD
@@ -14,7 +15,7 @@ _LETTERS = select(*DEAD, dead_letters.c.payload).order_by(dead_letters.c.dead_le
 
 
 class SqlDeadLetterStore:
-    """Dead letters in a database; see `turnfold.ports.DeadLetters`."""
+    """Dead letters in a database; see `turnfold.ports.admin.DeadLetterStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -11,7 +11,13 @@ from turnfold.core.history.states import state_of
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import UnknownSession
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
-from turnfold.ports import AuditRow, DeadLetterRow, OriginalMessage, SessionCounts, StoredSummary
+from turnfold.ports.query import (
+    AuditRow,
+    DeadLetterRow,
+    OriginalMessage,
+    SessionCounts,
+    StoredSummary,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live, is_pending
 from turnfold.store.database.schema import (
@@ -40,7 +46,7 @@ ORIGINALS = select(
 
 
 class SqlHistoryStore:
-    """Histories in a database; see `turnfold.ports.HistoryStore`."""
+    """Histories in a database; see `turnfold.ports.query.HistoryStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql
 from turnfold.core.text.search import Lookup, Term
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
-from turnfold.ports import Candidates, OriginalMessage, Scope
+from turnfold.ports.query import Candidates, OriginalMessage, Scope
 from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live
@@ -43,7 +43,7 @@ Sized = dict[int, int]
 
 
 class SqlSearchStore:
-    """Searching in a database; see `turnfold.ports.SearchStore`."""
+    """Searching in a database; see `turnfold.ports.query.SearchStore`."""
 
     def __init__(self, database: Database, *, looked_at: int = LOOKED_AT) -> None:
         self._database = database

@@ -12,7 +12,13 @@ from turnfold.core.history.as_of import AsOf, AtTime
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import BadRequest
 from turnfold.messages import CompactionId, Message, SessionKey
-from turnfold.ports import Chosen, PendingEviction, SessionSnapshot, StoredSummary, WindowSnapshot
+from turnfold.ports.query import (
+    Chosen,
+    PendingEviction,
+    SessionSnapshot,
+    StoredSummary,
+    WindowSnapshot,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
@@ -187,7 +193,7 @@ class CachedSession:
 
 
 class SqlWindowStore:
-    """Windows in a database; see `turnfold.ports.WindowStore`."""
+    """Windows in a database; see `turnfold.ports.query.WindowStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

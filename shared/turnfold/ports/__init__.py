@@ -1,0 +1,1 @@
+"""What the operations need from outside, as Protocols, and the values that cross. Start with `ingest`."""
