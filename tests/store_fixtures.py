@@ -42,7 +42,7 @@ from turnfold.ports.ingest import (
 )
 from turnfold.ports.query import HistoryStore, SearchStore, WindowSnapshot, WindowStore
 from turnfold.store.compact.campaigns import SqlCampaignStore
-from turnfold.store.compact.jobs import SqlJobStore
+from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database

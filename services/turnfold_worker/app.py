@@ -40,7 +40,7 @@ from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.compact.campaigns import SqlCampaignStore
-from turnfold.store.compact.jobs import SqlJobStore
+from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database

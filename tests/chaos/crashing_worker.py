@@ -39,7 +39,7 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Outcome, compact
 from turnfold.ports.compact import Job, RegenerateOptions, Summarizer
-from turnfold.store.compact.jobs import SqlJobStore
+from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database

@@ -1,0 +1,1 @@
+"""Compactions as durable jobs: `claim`, `load` their input, `commit` or fail. Start with `store`."""

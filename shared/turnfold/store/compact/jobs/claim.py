@@ -1,0 +1,199 @@
+"""Claim the due compactions of a session as one job, under a lease with a rising fence."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Integer, bindparam, func, or_, select, update
+
+from turnfold.core.eviction.eviction import FiredTrigger, Trigger
+from turnfold.core.policy.presets import Policy
+from turnfold.messages import CompactionId
+from turnfold.ports.compact import Job, JobKind
+from turnfold.store.compact.jobs.rows import of_session
+from turnfold.store.compact.rewriting import wanted_of
+from turnfold.store.database.predicates import is_open, is_running, is_uncovered
+from turnfold.store.database.schema import compactions, sessions
+from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.statements import Prepared, bulk_update
+
+_busy = select(compactions.c.sid).where(
+    is_running, compactions.c.lease_until_ms > bindparam("now_ms")
+)
+
+_due = (
+    select(compactions.c.sid, func.min(compactions.c.next_attempt_at_ms).label("due_ms"))
+    .where(
+        is_open,
+        or_(
+            compactions.c.next_attempt_at_ms <= bindparam("now_ms"),
+            is_running,
+        ),
+        compactions.c.sid.not_in(_busy),
+    )
+    .group_by(compactions.c.sid)
+    .subquery("due")
+)
+
+_turns = (
+    select(
+        _due.c.sid,
+        _due.c.due_ms,
+        sessions.c.agent_id,
+        func.row_number()
+        .over(partition_by=sessions.c.agent_id, order_by=(_due.c.due_ms, _due.c.sid))
+        .label("turn"),
+    )
+    .join(sessions, sessions.c.sid == _due.c.sid)
+    .subquery("turns")
+)
+DUE = Prepared(
+    select(_turns.c.sid, _turns.c.agent_id)
+    .order_by(_turns.c.turn, _turns.c.due_ms, _turns.c.sid)
+    .limit(bindparam("most", type_=Integer)),
+    ("now_ms", "most"),
+)
+"""Sessions with a due compaction that no worker holds, in turn: the first of each agent, then the second."""
+
+# A compaction that waits for another job of its session waits for the lease of that job.
+NEXT_DUE = Prepared(
+    select(
+        func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms))
+    ).where(
+        is_open,
+        is_running | compactions.c.sid.not_in(select(compactions.c.sid).where(is_running)),
+    ),
+    (),
+)
+
+_OPEN_ROWS = Prepared(
+    select(
+        *(
+            compactions.c[name]
+            for name in (
+                "compaction_id", "status", "fence", "attempts", "lease_until_ms", "next_attempt_at_ms", "first_position", "trigger",
+                "budget_tokens", "wanted", "tokens_evicted", "trace",
+            )
+        )
+    )
+    .where(of_session, is_open, is_uncovered)
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
+)  # fmt: skip
+_BEGIN = bulk_update(
+    compactions, where=("compaction_id",), values=("status", "fence", "attempts", "lease_until_ms")
+)
+
+
+class _OpenRow(NamedTuple):
+    """The columns of an open compaction that a claim needs."""
+
+    compaction_id: int
+    status: str
+    fence: int
+    attempts: int
+    lease_until_ms: int | None
+    next_attempt_at_ms: int
+    first_position: int | None
+    trigger: str
+    budget_tokens: int
+    wanted: str | None
+    tokens_evicted: int
+    trace: str | None
+
+    @property
+    def kind(self) -> JobKind:
+        return _KINDS.get(self.trigger, JobKind.NEXT)
+
+    @property
+    def is_plan(self) -> bool:
+        return self.kind is JobKind.NEXT and self.first_position is None
+
+    def is_due(self, now_ms: int) -> bool:
+        return self.status == "running" or self.next_attempt_at_ms <= now_ms
+
+
+_KINDS = {str(Trigger.STAND_IN): JobKind.STAND_IN, str(Trigger.REGENERATE): JobKind.REGENERATED}
+
+
+def claim_session(
+    connection: Connection,
+    session: SessionRow,
+    policy: Policy,
+    lease_ms: int,
+    now_ms: int,
+    journal: SessionJournal,
+) -> Job | None:
+    """Claim the open compactions of a locked session; None if nothing is due or a worker holds it."""
+    rows = [_OpenRow(*row) for row in _OPEN_ROWS.rows(connection, session.sid)]
+    if any(row.status == "running" and (row.lease_until_ms or 0) > now_ms for row in rows):
+        return None
+    claimed = _first_due(rows, now_ms)
+    if not claimed:
+        return None
+    newest, ids = claimed[-1], [row.compaction_id for row in claimed]
+    _release_others(connection, rows, ids)
+    fence = max(row.fence for row in claimed) + 1
+    attempt = max(row.attempts for row in claimed) + 1
+    _BEGIN.run(
+        connection,
+        [("running", fence, attempt, now_ms + lease_ms, compaction_id) for compaction_id in ids],
+    )
+    journal.add_audit_row(
+        session,
+        "summary_start",
+        at_ms=now_ms,
+        compaction_id=newest.compaction_id,
+        attempt=attempt,
+        fence=fence,
+        compactions=len(ids),
+        session_model=session.model,
+    )
+    is_cooling = (
+        newest.kind is JobKind.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
+    )
+    trigger = FiredTrigger(Trigger(newest.trigger), newest.budget_tokens)
+    return Job(
+        key=session.key,
+        sid=session.sid,
+        compaction_ids=tuple(CompactionId(str(compaction_id)) for compaction_id in ids),
+        fence=fence,
+        attempt=attempt,
+        base_version=session.version,
+        policy=policy,
+        model=session.model,
+        planned=trigger if newest.is_plan else None,
+        writes=newest.kind,
+        wanted=wanted_of(newest.wanted),
+        cooling=session.cooldown_reason if is_cooling else None,
+        tokens_evicted=sum([row.tokens_evicted for row in claimed]),
+        summary_tokens=session.summary_tokens,
+        traces=tuple([row.trace for row in claimed if row.trace]),
+    )
+
+
+def _release_others(
+    connection: Connection, rows: Sequence[_OpenRow], claimed_ids: Sequence[int]
+) -> None:
+    """Take running rows from a worker whose lease is over: a session has one job at a time."""
+    lost = [
+        row.compaction_id
+        for row in rows
+        if row.status == "running" and row.compaction_id not in claimed_ids
+    ]
+    if lost:
+        connection.execute(
+            update(compactions)
+            .where(compactions.c.compaction_id.in_(lost))
+            .values(status="pending", lease_until_ms=None)
+        )
+
+
+def _first_due(rows: Sequence[_OpenRow], now_ms: int) -> Sequence[_OpenRow]:
+    """Select the rows of one job: evicted messages first, then planned evictions, then rewrites."""
+    evicted = [row for row in rows if row.kind is JobKind.NEXT and not row.is_plan]
+    for group in (evicted, [row for row in rows if row.is_plan]):
+        if any(row.is_due(now_ms) for row in group):
+            return group
+    rewrites = [row for row in rows if row.kind is not JobKind.NEXT and row.is_due(now_ms)]
+    rewrites.sort(key=lambda row: row.kind is JobKind.REGENERATED)
+    return rewrites[:1]

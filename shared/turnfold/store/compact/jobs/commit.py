@@ -1,0 +1,291 @@
+"""Commit the version of a job: the summary, what it covers, and the audit row and notice of it."""
+
+import json
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, literal_column, select
+
+from turnfold.core.eviction.eviction import Eviction
+from turnfold.errors import LostLease
+from turnfold.messages import MESSAGES_PER_EVENT
+from turnfold.ports.compact import Job, JobKind, Version
+from turnfold.store.compact.chunks import delete_chunk_summaries
+from turnfold.store.compact.coverage import ADD, any_restored, record_activation
+from turnfold.store.compact.jobs.load import added_evictions
+from turnfold.store.compact.jobs.rows import (
+    compaction_ids,
+    is_chosen,
+    lock_held,
+)
+from turnfold.store.compact.rewriting import end_rewriting, open_stand_in
+from turnfold.store.database.schema import compactions, messages, summaries
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
+from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, bulk_update
+from turnfold.store.ingest.evict import mark_evicted
+
+_of_messages = messages.c.sid == bindparam("of_sid")
+_ADDED = PreparedIn(
+    select(
+        func.min(compactions.c.first_position),
+        func.max(compactions.c.last_position),
+        func.sum(compactions.c.messages_evicted),
+    ).where(is_chosen),
+    "chosen",
+)
+
+_TOKENS_BEFORE = PreparedIn(select(compactions.c.tokens_before).where(is_chosen), "chosen")
+
+_first_id = select(messages.c.event_id, messages.c.position).limit(literal_column("1"))
+
+_AT_OR_AFTER = Prepared(
+    _first_id.where(_of_messages, messages.c.position >= bindparam("at")).order_by(
+        messages.c.position
+    ),
+    ("of_sid", "at"),
+)
+
+_AT_OR_BEFORE = Prepared(
+    _first_id.where(_of_messages, messages.c.position <= bindparam("at")).order_by(
+        messages.c.position.desc()
+    ),
+    ("of_sid", "at"),
+)
+
+_is_version = (summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number"))
+
+_BASE_SPAN = Prepared(
+    select(
+        *(summaries.c[name] for name in ("first_position", "last_position", "messages_covered"))
+    ).where(*_is_version),
+    ("of_sid", "number"),
+)
+
+_FINISH = bulk_update(
+    compactions,
+    where=("compaction_id",),
+    values=(
+        "status",
+        "is_covered",
+        "lease_until_ms",
+        "version",
+        "reason",
+        "finished_at_ms",
+        "tokens_after",
+    ),
+)
+
+_COVER = bulk_update(compactions, where=("compaction_id",), values=("is_covered",))
+
+_SUMMARY = (
+    "sid", "version", "base_version", "compaction_id", "kind", "style", "model", "prompt_version", "text", "sections", "ledger", "tokens",
+    "text_tokens", "cuts", "depth", "prompt_tokens", "completion_tokens", "cost", "created_at_ms", "first_position", "last_position",
+    "covers_first", "covers_last", "messages_covered",
+)  # fmt: skip
+
+_ADD_SUMMARY = BulkInsert(summaries, _SUMMARY)
+
+_summary_values = itemgetter(*_SUMMARY)
+
+
+def commit_version(
+    connection: Connection,
+    job: Job,
+    version: Version,
+    *,
+    leaving: Eviction | None,
+    reason: str | None,
+    now_ms: int,
+    new_id: Callable[[], int],
+) -> int:
+    """Store a version and return its number; a regenerated version is stored beside the one in force.
+
+    Raises:
+        LostLease: another worker holds the job, or another version is in force; nothing was changed.
+    """
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    is_activated = job.writes is not JobKind.REGENERATED
+    if session is None or (is_activated and session.version != job.base_version):
+        raise LostLease(job.compaction_ids[-1])
+    session.versions += 1
+    number, journal = session.versions, SessionJournal()
+    tokens_at_first = session.window_tokens
+    if leaving is not None:
+        newest_id = int(job.compaction_ids[-1])
+        mark_evicted(
+            connection,
+            session,
+            newest_id,
+            leaving,
+            journal,
+            model=version.draft.model,
+            now_ms=now_ms,
+        )
+    tokens_replaced = session.window_tokens
+    added = added_evictions(connection, job)
+    if any_restored(connection, added):
+        raise LostLease(job.compaction_ids[-1])
+    tokens_after = session.live_tokens + (
+        version.tokens if is_activated else session.summary_tokens
+    )
+    held = lock_held(connection, job)
+    _FINISH.run(
+        connection,
+        [
+            ("committed", is_activated and evicted > 0, None, number, reason, now_ms, tokens_after, compaction_id)
+            for compaction_id, evicted in held.items()
+        ],
+    )  # fmt: skip
+    _add_summary(connection, job, version, number, added, now_ms)
+    if is_activated:
+        _COVER.run(connection, [(True, compaction_id) for compaction_id in added])
+        record_activation(connection, session, number, version.tokens, at_ms=now_ms)
+    _journal_version(
+        journal, session, job, version, reason=reason, tokens_before=tokens_replaced, tokens_after=tokens_after, now_ms=now_ms
+    )  # fmt: skip
+    if leaving is not None:
+        journal.add_audit_row(
+            session, "selective_done", at_ms=now_ms, compaction_id=int(job.compaction_ids[-1]), tokens_before=tokens_at_first,
+            tokens_after=tokens_after, version=number, evicted=len(leaving.evicted), model=version.draft.model,
+        )  # fmt: skip
+    journal.add_notice(
+        session, "summary.updated", version=number, kind=version.draft.kind, tokens_before=_tokens_before(connection, job),
+        tokens_after=tokens_after, **({} if is_activated else {"in_force": False}),
+    )  # fmt: skip
+    if is_activated:
+        end_rewriting(connection, session, journal, now_ms=now_ms)
+        _update_cooldown(
+            connection, session, job, version.draft.kind, reason, journal, now_ms, new_id
+        )
+    delete_chunk_summaries(connection, job.sid)
+    journal.write(connection)
+    write_back(connection, [session])
+    return number
+
+
+def _base_version(job: Job) -> int | None:
+    return job.wanted.from_version if job.writes is JobKind.REGENERATED else job.base_version
+
+
+def _journal_version(
+    journal: SessionJournal,
+    session: SessionRow,
+    job: Job,
+    version: Version,
+    *,
+    reason: str | None,
+    tokens_before: int,
+    tokens_after: int,
+    now_ms: int,
+) -> None:
+    draft = version.draft
+    journal.add_audit_row(
+        session,
+        "summary_done",
+        at_ms=now_ms,
+        compaction_id=int(job.compaction_ids[-1]),
+        reason=reason,
+        tokens_before=tokens_before,
+        tokens_after=tokens_after,
+        version=session.versions,
+        base_version=_base_version(job),
+        in_force=job.writes is not JobKind.REGENERATED,
+        kind=draft.kind,
+        model=draft.model,
+        style=version.style,
+        prompt_version=version.prompt_version,
+        compactions=len(job.compaction_ids),
+        attempts=job.attempt,
+        prompt_tokens=draft.prompt_tokens,
+        completion_tokens=draft.completion_tokens,
+        cost=draft.cost,
+        calls_truncated=version.calls_truncated,
+        results_truncated=version.results_truncated,
+        seconds=version.seconds,
+    )
+
+
+def _update_cooldown(
+    connection: Connection,
+    session: SessionRow,
+    job: Job,
+    kind: str,
+    reason: str | None,
+    journal: SessionJournal,
+    now_ms: int,
+    new_id: Callable[[], int],
+) -> None:
+    """End the cooldown if the model answered; otherwise begin one, and plan to replace the stand-in."""
+    if kind == "llm":
+        session.succeeded()
+    elif reason is not None:
+        if job.cooling is None:
+            session.failed(reason, at_ms=now_ms)
+        open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
+
+
+def _tokens_before(connection: Connection, job: Job) -> int:
+    """Return the tokens of live messages and summary before the first eviction of a job."""
+    ((tokens,),) = _TOKENS_BEFORE.rows(connection, compaction_ids(job)[:1])
+    return int(tokens)
+
+
+def _add_summary(
+    connection: Connection,
+    job: Job,
+    version: Version,
+    number: int,
+    added: Sequence[int],
+    now_ms: int,
+) -> None:
+    draft, base_version = version.draft, _base_version(job)
+    row = {
+        "sid": job.sid,
+        "version": number,
+        "base_version": base_version,
+        "compaction_id": int(job.compaction_ids[-1]),
+        "kind": draft.kind,
+        "style": version.style,
+        "model": draft.model,
+        "prompt_version": version.prompt_version,
+        "text": draft.text,
+        "sections": json.dumps(draft.sections),
+        "ledger": json.dumps(draft.ledger),
+        "tokens": version.tokens,
+        "text_tokens": version.text_tokens,
+        "cuts": version.cuts or None,
+        "depth": version.depth,
+        "prompt_tokens": draft.prompt_tokens,
+        "completion_tokens": draft.completion_tokens,
+        "cost": draft.cost,
+        "created_at_ms": now_ms,
+        **_covered_span(connection, job.sid, base_version, added),
+    }
+    _ADD_SUMMARY.run(connection, [_summary_values(row)])
+    ADD.run(connection, [(job.sid, number, compaction_id) for compaction_id in added])
+
+
+def _covered_span(
+    connection: Connection, sid: int, base_version: int | None, added: Sequence[int]
+) -> dict[str, Any]:
+    """Return what a version covers: the span of its base, and the evictions that it adds."""
+    rows = list(_ADDED.rows(connection, list(added)))
+    if base_version is not None:
+        rows += _BASE_SPAN.rows(connection, sid, base_version)
+    spans = [
+        (int(first), int(last), int(count)) for first, last, count in rows if first is not None
+    ]
+    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    return {
+        "first_position": first,
+        "last_position": last,
+        "covers_first": _message_id(*_AT_OR_AFTER.rows(connection, sid, first)),
+        "covers_last": _message_id(*_AT_OR_BEFORE.rows(connection, sid, last)),
+        "messages_covered": sum(span[2] for span in spans),
+    }
+
+
+def _message_id(row: Sequence[Any]) -> str:
+    event_id, position = row
+    return f"{event_id}#{position % MESSAGES_PER_EVENT}"

@@ -1,0 +1,174 @@
+"""End a job without a version: it failed, is tried again later, or was written too late."""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, update
+
+from turnfold.errors import LostLease
+from turnfold.ports.compact import FailureStatus, Job, JobKind
+from turnfold.store.compact.chunks import delete_chunk_summaries
+from turnfold.store.compact.jobs.rows import (
+    is_held,
+    update_held,
+)
+from turnfold.store.compact.rewriting import open_stand_in
+from turnfold.store.database.schema import compactions
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
+
+REFUSED_STAND_INS = 3
+"""How often a model whose answers are refused is asked to replace a stand-in, before the next eviction.
+
+A provider that is unavailable is asked without such a limit.
+"""
+
+_PHASES = {
+    FailureStatus.REJECTED: "rejected",
+    FailureStatus.FAILED: "rollback",
+    FailureStatus.STALE: "stale",
+}
+"""The audit phase of each way in which a job fails."""
+
+
+def fail_job(
+    connection: Connection,
+    job: Job,
+    status: FailureStatus,
+    *,
+    reason: str | None,
+    detail: str,
+    model: str | None,
+    now_ms: int,
+    new_id: Callable[[], int],
+) -> None:
+    """End a job without a version.
+
+    Raises:
+        LostLease: another worker holds the job.
+    """
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    update_held(
+        connection,
+        job,
+        status=str(status),
+        lease_until_ms=None,
+        reason=reason,
+        finished_at_ms=now_ms,
+    )
+    delete_chunk_summaries(connection, job.sid)
+    if session is None:
+        raise LostLease(job.compaction_ids[-1])
+    journal = SessionJournal()
+    _journal_failure(
+        journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model, now_ms=now_ms
+    )  # fmt: skip
+    if status is not FailureStatus.STALE:
+        _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=None)
+        if job.writes is not JobKind.REGENERATED:
+            session.failed(reason or str(status), at_ms=now_ms)
+        if job.writes is JobKind.STAND_IN and (
+            status is FailureStatus.FAILED or session.failures <= REFUSED_STAND_INS
+        ):
+            open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
+    journal.write(connection)
+    write_back(connection, [session])
+
+
+def retry_job(
+    connection: Connection,
+    job: Job,
+    *,
+    reason: str,
+    detail: str,
+    model: str | None,
+    retry_at_ms: int,
+    now_ms: int,
+) -> None:
+    """Return a job after a failed attempt.
+
+    Raises:
+        LostLease: another worker holds the job.
+    """
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    update_held(
+        connection,
+        job,
+        status="pending",
+        lease_until_ms=None,
+        reason=reason,
+        next_attempt_at_ms=retry_at_ms,
+    )
+    if session is None:
+        raise LostLease(job.compaction_ids[-1])
+    journal = SessionJournal()
+    _journal_failure(
+        journal, session, job, "attempt_failed", reason=reason, detail=detail, model=model, now_ms=now_ms
+    )  # fmt: skip
+    _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=retry_at_ms)
+    journal.write(connection)
+    write_back(connection, [session])
+
+
+def discard_result(connection: Connection, job: Job, *, now_ms: int) -> None:
+    """Record that a version was written too late; rows that this worker still holds become due."""
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    if session is None:
+        return
+    connection.execute(
+        update(compactions)
+        .where(is_held(job))
+        .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
+    )
+    journal = SessionJournal()
+    journal.add_audit_row(
+        session,
+        "stale",
+        at_ms=now_ms,
+        compaction_id=int(job.compaction_ids[-1]),
+        attempt=job.attempt,
+        fence=job.fence,
+        base_version=job.base_version,
+        detail="written too late",
+    )
+    journal.write(connection)
+    write_back(connection, [session])
+
+
+def _journal_failure(
+    journal: SessionJournal,
+    session: SessionRow,
+    job: Job,
+    phase: str,
+    *,
+    reason: str | None,
+    detail: str,
+    model: str | None,
+    now_ms: int,
+) -> None:
+    journal.add_audit_row(
+        session,
+        phase,
+        at_ms=now_ms,
+        compaction_id=int(job.compaction_ids[-1]),
+        reason=reason,
+        attempt=job.attempt,
+        model=model,
+        detail=detail[:300],
+    )
+
+
+def _notify_failure(
+    journal: SessionJournal,
+    session: SessionRow,
+    job: Job,
+    *,
+    reason: str | None,
+    next_attempt_at_ms: int | None,
+) -> None:
+    journal.add_notice(
+        session,
+        "compaction.failed",
+        compaction_id=str(job.compaction_ids[-1]),
+        reason=reason,
+        attempts=job.attempt,
+        next_attempt_at=next_attempt_at_ms,
+    )

@@ -1,0 +1,219 @@
+"""Read the input of a claimed job: the evicted messages, and the version that the new one builds on."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, func, literal_column, select
+
+from turnfold.core.eviction.eviction import Eviction
+from turnfold.core.summary.sources import PreviousSummary
+from turnfold.errors import LostLease
+from turnfold.ports.compact import EvictedMessage, Job, JobInput, JobKind
+from turnfold.store.compact.coverage import RewriteScope, covered_by, rewrite_scope, uncovered
+from turnfold.store.compact.jobs.rows import compaction_ids, is_chosen, of_session
+from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.predicates import is_covered, is_live
+from turnfold.store.database.schema import compactions, messages, sessions, summaries
+from turnfold.store.database.statements import Prepared, PreparedIn
+from turnfold.store.ingest.evict import planned
+
+_of_messages = messages.c.sid == bindparam("of_sid")
+_RANGES = PreparedIn(
+    select(
+        *(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))
+    ).where(is_chosen),
+    "chosen",
+)
+
+_EVICTED = Prepared(
+    select(*FACTS, messages.c.is_error, messages.c.body)
+    .where(
+        _of_messages,
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        messages.c.compaction_id == bindparam("by"),
+    )
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last", "by"),
+)
+
+_STILL_LIVE = Prepared(
+    select(*FACTS, messages.c.is_error, messages.c.body)
+    .where(
+        _of_messages,
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+        is_live,
+    )
+    .order_by(messages.c.position),
+    ("of_sid", "first", "last"),
+)
+
+_REQUEST = Prepared(
+    select(messages.c.body)
+    .where(
+        _of_messages,
+        is_live,
+        messages.c.role == literal_column("'user'"),
+        ~messages.c.is_meta,
+    )
+    .order_by(messages.c.position.desc())
+    .limit(literal_column("1")),
+    ("of_sid",),
+)
+
+_is_version = (summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number"))
+
+_BASE = Prepared(
+    select(*(summaries.c[name] for name in ("text", "sections", "ledger", "depth", "kind"))).where(
+        *_is_version
+    ),
+    ("of_sid", "number"),
+)
+
+_EXISTS = Prepared(select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid")), ("of_sid",))
+
+_COVERED_TOKENS = Prepared(
+    select(func.sum(compactions.c.tokens_evicted)).where(of_session, is_covered), ("of_sid",)
+)
+
+_EVICTING = PreparedIn(
+    select(compactions.c.compaction_id)
+    .where(is_chosen, compactions.c.messages_evicted > literal_column("0"))
+    .order_by(compactions.c.ordinal),
+    "chosen",
+)
+
+
+class _Base(NamedTuple):
+    """The version that a new one builds on.
+
+    `depth` is the number of versions between it and the original messages.
+    """
+
+    previous: PreviousSummary
+    depth: int
+    kind: str
+
+
+def load_input(connection: Connection, job: Job, *, now_ms: int, by_model: bool) -> JobInput:
+    """Read what a job summarizes.
+
+    If `by_model`, extractive versions below are read as their original messages instead.
+
+    Raises:
+        LostLease: the session was erased.
+    """
+    if not _EXISTS.rows(connection, job.sid):
+        raise LostLease(job.compaction_ids[-1])
+    request = next((body for (body,) in _REQUEST.rows(connection, job.sid)), None)
+    match job.writes:
+        case JobKind.REGENERATED:
+            base = _base(connection, job.sid, job.wanted.from_version)
+            return _input(connection, job, added_evictions(connection, job), base, request)
+        case JobKind.STAND_IN:
+            scope = _rewrite_scope(connection, job)
+            base = _base(connection, job.sid, scope.base_version)
+            return _input(connection, job, scope.compaction_ids, base, request)
+        case JobKind.NEXT:
+            job_input = _next_input(connection, job, request, by_model=by_model)
+            if not job.planned:
+                return job_input
+            leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms)
+            if leaving is None:
+                return job_input
+            evicted = [*job_input.evicted, *_leaving_messages(connection, job, leaving)]
+            return replace(job_input, evicted=_in_order(evicted), leaving=leaving)
+
+
+def added_evictions(connection: Connection, job: Job) -> list[int]:
+    """Return the evictions that the version of a job covers in addition to those of its base."""
+    match job.writes:
+        case JobKind.STAND_IN:
+            return []
+        case JobKind.REGENERATED:
+            added = covered_by(connection, job.sid, job.base_version) - covered_by(
+                connection, job.sid, job.wanted.from_version
+            )
+            return [row[0] for row in _EVICTING.rows(connection, sorted(added))]
+        case JobKind.NEXT:
+            own = [row[0] for row in _EVICTING.rows(connection, compaction_ids(job))]
+            return [*uncovered(connection, job.sid), *own]
+
+
+def _next_input(
+    connection: Connection, job: Job, request: str | None, *, by_model: bool
+) -> JobInput:
+    added, base = added_evictions(connection, job), _base(connection, job.sid, job.base_version)
+    if base is not None and _must_rebuild(connection, job, base.depth):
+        covered = covered_by(connection, job.sid, job.base_version)
+        return _input(connection, job, [*covered, *added], None, request)
+    if base is not None and base.kind == "extractive" and by_model:
+        scope = _rewrite_scope(connection, job)
+        added = [*scope.compaction_ids, *added]
+        base = _base(connection, job.sid, scope.base_version)
+    return _input(connection, job, added, base, request)
+
+
+def _base(connection: Connection, sid: int, version: int | None) -> _Base | None:
+    if version is None:
+        return None
+    ((text, sections, ledger, *rest),) = _BASE.rows(connection, sid, version)
+    return _Base(PreviousSummary(text, json.loads(sections), tuple(json.loads(ledger))), *rest)
+
+
+def _input(
+    connection: Connection,
+    job: Job,
+    evictions: Sequence[int],
+    base: _Base | None,
+    request: str | None,
+) -> JobInput:
+    """Combine the messages of these evictions with the version below."""
+    evicted = _evicted_messages(connection, job.sid, evictions)
+    if base is None:
+        return JobInput(evicted, None, request, depth=1)
+    return JobInput(evicted, base.previous, request, depth=base.depth + 1)
+
+
+def _rewrite_scope(connection: Connection, job: Job) -> RewriteScope:
+    """Return the evictions that only extractive versions cover; none if a model wrote the version in force."""
+    assert job.base_version is not None
+    return rewrite_scope(
+        connection, job.sid, job.base_version, max_tokens=job.policy.rebuild_max_tokens
+    )
+
+
+def _evicted_messages(
+    connection: Connection, sid: int, evictions: Sequence[int]
+) -> tuple[EvictedMessage, ...]:
+    rows: list[Sequence[Any]] = []
+    for compaction_id, first, last in _RANGES.rows(connection, list(evictions)):
+        if first is not None:
+            rows += _EVICTED.rows(connection, sid, first, last, compaction_id)
+    return _in_order([_message(row) for row in rows])
+
+
+def _leaving_messages(connection: Connection, job: Job, leaving: Eviction) -> list[EvictedMessage]:
+    """Read the messages that leave when the summary is committed."""
+    positions = {message.position for message in leaving.evicted}
+    first, last = leaving.evicted[0].position, leaving.evicted[-1].position
+    rows = _STILL_LIVE.rows(connection, job.sid, first, last)
+    return [_message(row) for row in rows if row[1] in positions]
+
+
+def _message(row: Sequence[Any]) -> EvictedMessage:
+    return EvictedMessage(message_of(row), bool(row[-2]), row[-1])
+
+
+def _in_order(evicted: Sequence[EvictedMessage]) -> tuple[EvictedMessage, ...]:
+    return tuple(sorted(evicted, key=lambda entry: entry.message.position))
+
+
+def _must_rebuild(connection: Connection, job: Job, depth: int) -> bool:
+    """Return whether the originals must be read again, so that errors do not add up over versions."""
+    every, max_tokens = job.policy.rebuild_every_versions, job.policy.rebuild_max_tokens
+    if not every or depth < every:
+        return False
+    ((tokens,),) = _COVERED_TOKENS.rows(connection, job.sid)
+    return int(tokens or 0) <= max_tokens

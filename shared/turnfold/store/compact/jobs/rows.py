@@ -1,0 +1,62 @@
+"""The rows of a claimed job, and the check that a worker still holds them."""
+
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from turnfold.errors import LostLease
+from turnfold.ports.compact import Job
+from turnfold.store.database.predicates import is_running
+from turnfold.store.database.schema import compactions
+from turnfold.store.database.statements import PreparedIn
+
+of_session = compactions.c.sid == bindparam("of_sid")
+is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
+_HELD = PreparedIn(
+    select(compactions.c.compaction_id, compactions.c.fence, compactions.c.messages_evicted)
+    .where(is_chosen, is_running)
+    .order_by(compactions.c.compaction_id)
+    .with_for_update(),
+    "chosen",
+)
+
+
+def compaction_ids(job: Job) -> list[int]:
+    """Return the ids of the rows of a job, oldest first."""
+    return [int(compaction_id) for compaction_id in job.compaction_ids]
+
+
+def is_held(job: Job) -> Any:
+    """Return the SQL condition for the rows of a job that its worker still holds."""
+    return (
+        compactions.c.compaction_id.in_(compaction_ids(job))
+        & (compactions.c.status == "running")
+        & (compactions.c.fence == job.fence)
+    )
+
+
+def lock_held(connection: Connection, job: Job) -> dict[int, int]:
+    """Lock the rows of a job, and return how many messages left with each.
+
+    Raises:
+        LostLease: another worker holds one of them.
+    """
+    held = {
+        compaction_id: evicted
+        for compaction_id, fence, evicted in _HELD.rows(connection, compaction_ids(job))
+        if fence == job.fence
+    }
+    if len(held) != len(job.compaction_ids):
+        raise LostLease(job.compaction_ids[-1])
+    return held
+
+
+def update_held(connection: Connection, job: Job, **values: Any) -> None:
+    """Change the rows of a job.
+
+    Raises:
+        LostLease: another worker holds one of them.
+    """
+    changed = connection.execute(update(compactions).where(is_held(job)).values(**values))
+    if changed.rowcount != len(job.compaction_ids):
+        raise LostLease(job.compaction_ids[-1])
