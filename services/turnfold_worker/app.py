@@ -55,23 +55,22 @@ from turnfold.store.ingest.search_index import SqlSearchIndex
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold_worker.actors import Actors, watched
-from turnfold_worker.background import (
-    CampaignRunner,
-    CatchUp,
-    ChildMonitor,
-    Compactor,
-    ErasureRunner,
-    GapFinder,
-    IdleEvictor,
-    Indexer,
-    PollingLoop,
-    Pruner,
-    Relay,
-    WriteProbe,
-)
 from turnfold_worker.dead_letters import make_letters_router
-from turnfold_worker.handlers import CommandServer, IngestLoop, make_request_router
+from turnfold_worker.handlers import CommandServer, make_request_router
 from turnfold_worker.health import HealthSources, WorkerHealth, make_http
+from turnfold_worker.loops.campaigns import CampaignRunner
+from turnfold_worker.loops.catch_up import CatchUp
+from turnfold_worker.loops.child_monitor import ChildMonitor
+from turnfold_worker.loops.compact import Compactor
+from turnfold_worker.loops.erase import ErasureRunner
+from turnfold_worker.loops.gaps import GapFinder
+from turnfold_worker.loops.idle import IdleEvictor
+from turnfold_worker.loops.ingest import IngestLoop
+from turnfold_worker.loops.polling import PollingLoop
+from turnfold_worker.loops.prune import Pruner
+from turnfold_worker.loops.relay import Relay
+from turnfold_worker.loops.search_index import Indexer
+from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
 from turnfold_worker.versions import make_versions_router

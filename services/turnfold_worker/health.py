@@ -17,7 +17,7 @@ from starlette.routing import Route
 from turnfold.bus.streams import Lag, lag
 from turnfold.errors import Unavailable
 from turnfold.store.database.statistics import QueueDepths, SqlStatistics
-from turnfold_worker.background import WriteProbe
+from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
 

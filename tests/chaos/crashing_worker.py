@@ -45,7 +45,7 @@ from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import SqlOutboxStore
 from turnfold.store.ingest.ingest import SqlIngestStore
-from turnfold_worker.background import Relay
+from turnfold_worker.loops.relay import Relay
 
 Found = TypeVar("Found")
 

@@ -17,7 +17,7 @@ from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold_query.app import WAKE_SECONDS, Bounded
-from turnfold_worker.background import PollingLoop
+from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.receiver.child import delivery_of
 
 NEXT = f"$JS.API.CONSUMER.MSG.NEXT.{EVENTS_STREAM}.{EVENTS_CONSUMER}"
@@ -125,7 +125,7 @@ async def test_a_loop_goes_on_after_any_error_and_counts_those_that_were_not_for
         waited.append(failures)
         return 0.0
 
-    monkeypatch.setattr("turnfold_worker.background.backoff_seconds", at_once)
+    monkeypatch.setattr("turnfold_worker.loops.polling.backoff_seconds", at_once)
     failed: list[str] = []
     loop = Stumbling(KeyError("seq"), ValueError("no JSON"), RuntimeError(), AssertionError())
     loop.on_failure = failed.append

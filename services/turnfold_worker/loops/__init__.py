@@ -1,0 +1,1 @@
+"""The loops of a worker, one module each. `polling` holds their base class."""
