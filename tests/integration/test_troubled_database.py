@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.chaos.crashing_worker import Life, living
-from turnfold.errors import Unavailable
+from turnfold.errors import StartError, Unavailable
 from turnfold.store.database.engine import Database, is_transient_error
 from turnfold.store.database.instance_lock import bind_to_stream, wait_until_adopted
 from turnfold_migrations import upgrade
@@ -84,5 +84,20 @@ async def test_a_worker_that_starts_while_its_database_recovers_waits_for_it(
         await wait_until_adopted(database, created="2026-11-20T10:00:00Z")
 
         assert database.times_away < 0
+    finally:
+        await database.close()
+
+
+async def test_a_worker_does_not_start_on_the_database_of_another_stream(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'turnfold.db'}"
+    await upgrade(url)
+    database = Database(url, writes=True)
+    theirs, ours = "2026-11-20T10:00:00Z", "2026-11-21T10:00:00Z"
+    try:
+        with pytest.raises(StartError, match="belongs to no stream yet"):
+            await wait_until_adopted(database, created=ours, seconds=0)
+        await bind_to_stream(database, created=theirs, first_seq=1)
+        with pytest.raises(StartError, match=f"made at {theirs}.*made at {ours}.*turnfold migrate"):
+            await wait_until_adopted(database, created=ours, patience_seconds=0)
     finally:
         await database.close()

@@ -203,6 +203,9 @@ async def test_answers_of_other_moments_and_shapes_have_etags_of_their_own(store
 
     assert len(set(tags)) == len(tags)
     assert not any(answer.is_modified for answer in again)
+    assert [json.loads(answer.body) for answer in again] == [
+        {"not_modified": True, "etag": tag} for tag in tags
+    ]
     assert all(answer.is_modified for answer in crossed)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.ledger import Origin, entry_values
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sentences import SentenceKind, sentence_kinds
 from turnfold.core.summary.sources import (
@@ -18,7 +19,13 @@ from turnfold.core.summary.sources import (
     head_and_tail,
     word_count,
 )
-from turnfold.core.summary.tool_actions import actions, argument_texts, file_changes
+from turnfold.core.summary.tool_actions import (
+    MAX_FILES,
+    actions,
+    argument_texts,
+    commands_of,
+    file_changes,
+)
 from turnfold.core.summary.values import Value, values_in
 
 UUID = "3f2a8c1e-9b7d-4e55-8a10-6c2f0d9e7b31"
@@ -789,3 +796,69 @@ def test_no_more_than_two_hundred_arguments_of_a_call_are_looked_at() -> None:
 
     # The arguments as a whole are the first of two hundred.
     assert len(list(argument_texts(many))) == 199
+
+
+def test_a_text_of_exactly_the_limit_is_not_clipped() -> None:
+    assert clip("abcd efgh", 9) == "abcd efgh"
+    assert len(clip("abcd efghi", 9)) <= 9
+
+
+def test_the_oldest_modified_files_go_first_when_there_are_too_many() -> None:
+    calls = [("edit", json.dumps({"path": f"/srv/{number}.py"})) for number in range(MAX_FILES + 2)]
+
+    changes = file_changes(None, [assistant("", 1, *calls)])
+
+    assert [change.path for change in changes] == [
+        f"/srv/{number}.py" for number in range(2, MAX_FILES + 2)
+    ]
+
+
+def test_what_the_last_answer_asks_or_leaves_open_is_an_open_question() -> None:
+    draft = drafted(
+        user("Please move the billing tables to the new cluster."),
+        assistant(
+            "I moved three of the five billing tables. Shall I drop the old copies afterwards? "
+            "I still need to move the two largest tables."
+        ),
+    )
+
+    open_lines = " ".join(draft.sections["open_questions"])
+    assert "drop the old copies" in open_lines
+    assert "two largest tables" in open_lines
+
+
+def test_the_last_answer_before_the_user_speaks_counts_more_than_those_between() -> None:
+    between = "The checkout service reads its configuration from the environment."
+    final = "The payment service writes its ledger to the second database."
+    draft = drafted(
+        user("Look at both services."),
+        assistant(between, 1),
+        assistant(final, 2),
+        user("Thanks, go on.", 3),
+    )
+
+    assert final in draft.text
+    assert between not in draft.text
+
+
+def test_a_long_command_that_is_cut_does_not_end_with_a_space() -> None:
+    command = "git commit -m " + "x" * 20 + " " + "y" * 40
+
+    (step,) = commands_of("bash", json.dumps({"command": command}), max_characters=35)
+
+    assert step == "git commit -m " + "x" * 20
+
+
+@pytest.mark.parametrize(
+    ("stored", "origin"),
+    [
+        ([["m#0"], 60], Origin(("m#0",), 60, 1)),
+        ([["m#0"], 60, 3], Origin(("m#0",), 60, 3)),
+        ([["m#0"], 60, "3"], Origin(("m#0",), 60, 1)),
+        (["m#0", 900], Origin(("m#0",), 200, 1)),
+    ],
+)
+def test_the_origin_of_a_value_is_read_as_any_version_stored_it(
+    stored: Any, origin: Origin
+) -> None:
+    assert entry_values("path /srv/a.py", stored) == [(Value("path", "/srv/a.py"), origin)]

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from turnfold.core.summary.chunks import chunks
+from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.prompt import (
     PROMPT_VERSION,
     build_prompt,
@@ -405,3 +406,16 @@ def test_secrets_of_an_older_record_do_not_reach_the_model() -> None:
     )
 
     assert "sk-abc" not in data
+
+
+@pytest.mark.proves("S2")
+@pytest.mark.parametrize("reason", [None, Reason.TRUNCATED, Reason.FACTS_MISSING])
+def test_missing_values_are_shown_only_after_an_answer_that_lacked_them(
+    reason: Reason | None,
+) -> None:
+    job = SummaryJob(sources=(message("Use /srv/a.py"),), model="openai/x", last_reason=reason)
+
+    _, data = build_prompt(job, boundary=BOUNDARY, values=("/srv/a.py",))
+
+    is_shown = f"<values-{BOUNDARY}>" in data["content"]
+    assert is_shown == (reason is Reason.FACTS_MISSING)

@@ -1,0 +1,18 @@
+"""Budgets in characters."""
+
+import json
+
+from turnfold.core.window.character_limit import characters_of
+from turnfold.core.window.render import Rendered
+
+
+def test_the_summary_counts_where_it_stands_beside_the_messages() -> None:
+    rendered = Rendered(
+        messages=(json.dumps({"role": "user", "content": "12345"}),),
+        message_ids=("e1#0",),
+        summary_text="1234567",
+        ledger=("123", "1234"),
+    )
+
+    assert characters_of(rendered, with_summary=False) == 5
+    assert characters_of(rendered, with_summary=True) == 5 + 7 + 7
