@@ -545,7 +545,8 @@ def _name_of(arguments: Sequence[bytes]) -> str | None:
     last = arguments[-1].decode(errors="replace") if arguments else ""
     return (
         last
-        if b"turnfold.cli" in arguments and last in ("worker", "receiver", "query", "migrate")
+        if b"turnfold.cli" in arguments
+        and last in ("worker", "receiver", "query", "lane", "migrate")
         else None
     )
 

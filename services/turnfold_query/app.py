@@ -23,10 +23,8 @@ from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
-from turnfold.model_info.context_windows import ModelWindows
 from turnfold.nats_client.connection import NatsClient
-from turnfold.operations.policy import explanation, policy_resolver
-from turnfold.operations.query.context import QueryEnvironment
+from turnfold.operations.policy import explanation
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.watchdog import Watchdog
@@ -36,11 +34,12 @@ from turnfold.store.database.instance_lock import next_seq, wait_for_schema
 from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
-from turnfold.store.query.search import SqlSearchStore
-from turnfold.store.query.window import SqlWindowStore
+from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.http import make_http
+from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
+from turnfold_query.windows import answering_of
 
 log = structlog.get_logger()
 
@@ -129,14 +128,14 @@ class NatsIngestSignal:
                 waiting.set_result(None)
 
 
-def main(settings: Settings, *, http_host: str, http_port: int) -> int:
-    """Run a query server until it is told to stop; the status to exit with."""
+def main(settings: Settings, lane: Lane, *, http_host: str, http_port: int) -> int:
+    """Run a query server with this lane until it is told to stop; the status to exit with."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, http_host, http_port))
+        runner.run(_run(settings, lane, http_host, http_port))
     return 0
 
 
-async def _run(settings: Settings, http_host: str, http_port: int) -> None:
+async def _run(settings: Settings, lane: Lane, http_host: str, http_port: int) -> None:
     check_bind_address(
         http_host,
         has_tokens=settings.http_tokens is not None,
@@ -160,11 +159,12 @@ async def _run(settings: Settings, http_host: str, http_port: int) -> None:
         client = await connect(settings, name="query", seconds=60.0)
         try:
             await wait_for_streams(client)
-            await _serve(settings, database, client, stop, http_host, http_port, bearers)
+            await _serve(settings, database, client, lane, stop, http_host, http_port, bearers)
         finally:
             with contextlib.suppress(Exception):
                 await client.close()
     finally:
+        await lane.close()
         await database.close()
         watchdog.stop()
 
@@ -173,22 +173,23 @@ async def _serve(
     settings: Settings,
     database: Database,
     client: NatsClient,
+    lane: Lane,
     stop: asyncio.Event,
     http_host: str,
     http_port: int,
     bearers: TokenRegistry | None,
 ) -> None:
-    windows = ModelWindows()
-    answering = QueryEnvironment(
-        policy=policy_resolver(settings.preset, settings.policy_of, settings.allowance),
-        model_window=lambda model, policy: windows(model, override=policy.context_window),
+    answering = answering_of(settings)
+    metrics, histories, stored = (
+        QueryMetrics(),
+        SqlHistoryStore(database),
+        SqlWindowStore(database, AT_ONCE),
     )
-    metrics, histories, stored = QueryMetrics(), SqlHistoryStore(database), SqlWindowStore(database)
     arrivals = NatsIngestSignal(stored.ingested_to)
     questions = QueryDispatcher(
         windows=stored,
         histories=histories,
-        searching=SqlSearchStore(database),
+        lane=lane,
         answering=answering,
         arrivals=arrivals,
         metrics=metrics,
@@ -227,6 +228,7 @@ async def _serve(
     def forget() -> None:
         stored.forget()
         answering.clear_caches()
+        lane.forget()
 
     forgetting = Bounded(forget, every_seconds=FORGET_SECONDS)
 
@@ -259,7 +261,9 @@ async def _serve(
         certificate=settings.http_certificate,
         certificate_key=settings.http_certificate_key,
     )
+    lane.on_death = metrics.lane_died
     try:
+        await lane.start()
         await client.subscribe(INGESTED, cb=on_word)
         await desk.listen(client, CONTEXT)
         await broker.start()
@@ -268,12 +272,9 @@ async def _serve(
             await connection.flush()
             await connection.flush()
         await listener.opened()
-        # What is made by now stays: no collection needs to look at it, and there are few cycles to find afterwards.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
-        sys.setswitchinterval(SWITCH_SECONDS)
-        announce({"query": os.getpid()})
+        _settle()
+        lane.on_change = partial(_tell_processes, lane)
+        lane.on_change()
         log.info("query.started", pid=os.getpid(), port=http_port)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, listener.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -284,6 +285,18 @@ async def _serve(
         await desk.close()
         await listener.close()
         log.info("query.stopped")
+
+
+def _settle() -> None:
+    """What is made by now stays: no collection needs to look at it, and there are few cycles to find afterwards."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    sys.setswitchinterval(SWITCH_SECONDS)
+
+
+def _tell_processes(lane: Lane) -> None:
+    announce({"query": os.getpid()} | ({} if lane.pid is None else {"lane": lane.pid}))
 
 
 def asyncapi_of(broker: NatsBroker) -> str:

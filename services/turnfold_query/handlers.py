@@ -38,9 +38,9 @@ from turnfold.messages import AgentId, SessionKey
 from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
 from turnfold.operations.query import context as query
-from turnfold.operations.query import expand, history, search
-from turnfold.ports.query import HistoryStore, SearchStore, WindowStore
-from turnfold.process.turns import Turns
+from turnfold.operations.query import history
+from turnfold.ports.query import HistoryStore, TooLargeHere, WindowStore
+from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
 
 log = structlog.get_logger()
@@ -52,8 +52,6 @@ ANSWER_ROOM_BYTES = 64 * 1024
 """What an answer leaves of the bus's limit, for headers and the protocol."""
 REQUEST_BYTES = 1024 * 1024
 DRAIN_SECONDS = 5.0
-SCANS, SCANS_EACH = 2, 1
-"""The most searches that run at once, of all agents and of one; the others wait for their turn."""
 
 
 class QueryDispatcher:
@@ -64,7 +62,7 @@ class QueryDispatcher:
         *,
         windows: WindowStore,
         histories: HistoryStore,
-        searching: SearchStore,
+        lane: Lane,
         answering: query.QueryEnvironment,
         arrivals: query.IngestSignal,
         metrics: QueryMetrics,
@@ -73,13 +71,12 @@ class QueryDispatcher:
     ) -> None:
         self._windows = windows
         self._histories = histories
-        self._searching = searching
+        self._lane = lane
         self._answering = answering
         self._arrivals = arrivals
         self._metrics = metrics
         self._seconds = request_seconds
         self._explain = explain
-        self._scans = Turns(SCANS, SCANS_EACH)
         self.shapes: Mapping[str, type[Request]] = {
             CONTEXT: ContextRequest,
             "history.get": HistoryRequest,
@@ -113,24 +110,13 @@ class QueryDispatcher:
             async with asyncio.timeout(self._seconds):
                 if isinstance(request, SearchRequest | ExpandRequest):
                     place.search()
-                    return (await self._scanned(key, request)).encode()
+                    found: bytes = await self._lane.ask(key, request)
+                    return found
                 return (await self._told(name, key, request)).encode()
         except TimeoutError:
             raise self._too_long() from None
         finally:
             self._metrics.answered(name, time.perf_counter() - began)
-
-    async def _scanned(self, key: SessionKey, request: SearchRequest | ExpandRequest) -> str:
-        """The answer to what may read very much: few of these run at once, and one of an agent."""
-        asker = await self._scans.take()
-        try:
-            if isinstance(request, SearchRequest):
-                return await search.search(key, request, store=self._searching)
-            return await expand.expand(
-                key, request, histories=self._histories, searching=self._searching
-            )
-        finally:
-            self._scans.give_back(asker)
 
     def _too_long(self) -> Unavailable:
         told = f"the request took longer than {self._seconds:g} s and was ended; ask for less"
@@ -161,9 +147,18 @@ class QueryDispatcher:
         arrivals = Waiting(self._arrivals, place)
         try:
             async with asyncio.timeout(self._seconds + min(request.wait_ms, MAX_WAIT_MS) / 1000):
-                answer = await query.context(
-                    key, request, store=self._windows, answering=self._answering, arrivals=arrivals
-                )
+                try:
+                    answer = await query.context(
+                        key,
+                        request,
+                        store=self._windows,
+                        answering=self._answering,
+                        arrivals=arrivals,
+                    )
+                except TooLargeHere:
+                    if request.as_of is None:
+                        place.search()
+                    answer = await self._lane.ask(key, request.model_copy(update={"wait_ms": 0}))
         except TimeoutError:
             raise self._too_long() from None
         finally:

@@ -44,6 +44,11 @@ class QueryMetrics(Collector):
             "Replies to what was published that were not the stream's.",
             registry=self.registry,
         )
+        self._lane_deaths = Counter(
+            "turnfold_lane_deaths",
+            "Times that the process for searches and large windows died, or was ended.",
+            registry=self.registry,
+        )
         self._requests: dict[str, _Times] = {}
         self._built = _Times()
         self._answers = {"fresh": 0, "stale": 0, "not_modified": 0}
@@ -76,6 +81,10 @@ class QueryMetrics(Collector):
     def disturbed(self) -> None:
         """Count a reply of somebody else where the stream was to acknowledge."""
         self._foreign.inc()
+
+    def lane_died(self) -> None:
+        """Count an end of the process for searches and large windows."""
+        self._lane_deaths.inc()
 
     def buried(self, counts: Mapping[str, int]) -> None:
         """Tell how many dead letters there are, by reason."""

@@ -81,10 +81,12 @@ class Attacked:
     tokens: dict[str, str]
 
     def memory(self) -> tuple[float, float]:
-        """The resident memory of the query service, and of the worker with the processes it started."""
-        return resident_mb(self.query.pid), sum(
-            map(resident_mb, [self.worker.pid, *children(self.worker.pid)])
+        """The resident memory of the query service and of the worker, each with the processes it started."""
+        query_mb, worker_mb = (
+            sum(map(resident_mb, [one.pid, *children(one.pid)]))
+            for one in (self.query, self.worker)
         )
+        return query_mb, worker_mb
 
     def cpu_seconds(self) -> float:
         """The processor time of the services."""

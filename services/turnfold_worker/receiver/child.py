@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import gc
-import os
 import signal
-import socket
-import stat
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -23,6 +20,7 @@ from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.observability.tracing import extract_traceparent
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
+from turnfold.process.child_process import check_started, service_of
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings
 from turnfold_worker.receiver import wire
@@ -47,8 +45,7 @@ def main(settings: Settings) -> int:
     Raises:
         StartError: no worker started this.
     """
-    if not stat.S_ISSOCK(os.fstat(0).st_mode):
-        raise StartError("a receiver is started by its worker; run `turnfold worker`")
+    check_started("receiver")
     for number in (signal.SIGINT, signal.SIGTERM):
         # Who is told to stop is the worker; it lets its receiver finish what is in hand.
         signal.signal(number, signal.SIG_IGN)
@@ -58,9 +55,7 @@ def main(settings: Settings) -> int:
 
 
 async def _run(settings: Settings) -> None:
-    reader, writer = await asyncio.open_connection(
-        sock=socket.socket(fileno=os.dup(0)), limit=wire.READ_BYTES
-    )
+    reader, writer = await service_of("receiver")
     count = load_counter()
 
     def weigh(deliveries: Sequence[Delivery]) -> DecodedBatch:

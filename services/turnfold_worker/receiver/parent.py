@@ -2,10 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +9,7 @@ from typing import Final
 import structlog
 
 from turnfold.errors import StartError
-from turnfold.process.ready import ANNOUNCE, die_with_parent
+from turnfold.process.child_process import Beside
 from turnfold.process.scheduling import backoff_seconds
 from turnfold.process.tasks import cancel_and_wait
 from turnfold_worker.receiver import wire
@@ -25,53 +21,15 @@ START_BEATS: Final = 120
 RETRY_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 2.0
-COMMAND: Final = (sys.executable, "-m", "turnfold.cli", "receiver")
 
 
-class _Process:
+class _Process(Beside):
     """One receiver while it lives."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - this very program
-                list(COMMAND),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name != ANNOUNCE},
-                preexec_fn=die_with_parent(),  # noqa: PLW1509 - it only asks the kernel for a signal
-            )
-        self.pid = self._process.pid
+        super().__init__("receiver")
         self.is_heard = False
         self.stopped = asyncio.Event()
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def open(self) -> asyncio.StreamReader:
-        """Begin to listen to it."""
-        self._reader, self._writer = await asyncio.open_connection(
-            sock=self._socket, limit=wire.READ_BYTES
-        )
-        return self._reader
-
-    def say(self, word: wire.ReceiverMessage) -> None:
-        """Tell it, if it is still there."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(wire.framed(word))
-
-    async def close(self, *, seconds: float) -> None:
-        """Tell it that this is all, and end it when it has not ended by itself after so long."""
-        if self._writer is None:
-            self._socket.close()
-        elif not self._writer.is_closing():
-            with contextlib.suppress(OSError, RuntimeError):
-                self._writer.write_eof()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, seconds)
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
-        if self._writer is not None:
-            self._writer.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,12 @@
-"""What a worker and its receiver say to each other, and how that goes through the socket between them.
-
-The two are one program started twice by the same user, so words travel pickled.
-"""
+"""What a worker and its receiver say to each other."""
 
 import asyncio
-import pickle
 from typing import Any, Final, NamedTuple
 
 from turnfold.messages import SessionKey
 from turnfold.operations.ingest.decode import DecodedBatch
 from turnfold.ports.ingest import DeadLetter, DecodedEvent, DecodedMessage
+from turnfold.process import child_process as beside
 
 BATCH: Final = 2_000
 """Events of a batch at most: what a transaction costs for each session and statement is shared by more of them."""
@@ -18,8 +15,6 @@ BEAT_SECONDS: Final = 0.5
 SILENT_BEATS: Final = 10
 """So many beats in a row without a word, and the other one is given up. Beats are counted and no clock is read: nobody
 is given up because the machine slept."""
-READ_BYTES: Final = 4 * 1024 * 1024
-_LENGTH_BYTES: Final = 4
 
 
 class StartReceiving(NamedTuple):
@@ -121,18 +116,11 @@ def _unpacked(packed: _Packed) -> BatchReady:
 
 
 def framed(word: ReceiverMessage) -> bytes:
-    """A word as it travels: its length, and the word."""
-    pickled = pickle.dumps(
-        _packed(word) if isinstance(word, BatchReady) else word, pickle.HIGHEST_PROTOCOL
-    )
-    return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
+    """A word as it travels."""
+    return beside.framed(_packed(word) if isinstance(word, BatchReady) else word)
 
 
 async def read_word(reader: asyncio.StreamReader) -> ReceiverMessage | None:
     """The next word; None when the other one is gone."""
-    try:
-        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
-        word: ReceiverMessage | _Packed = pickle.loads(await reader.readexactly(length))  # noqa: S301 - from our own process
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+    word: ReceiverMessage | _Packed | None = await beside.read_word(reader)
     return _unpacked(word) if isinstance(word, _Packed) else word

@@ -33,9 +33,25 @@ def receiver() -> int:
 def query() -> int:
     """Answer requests on the bus and over HTTP until told to stop; the exit status."""
     settings = _settings("query")
+    from turnfold_query.lane import Lane
+
+    # Its process loads while we load.
+    lane = Lane()
+    lane.begin()
     from turnfold_query.app import main
 
-    return main(settings, http_host=settings.http_host, http_port=settings.http_port)
+    return main(settings, lane, http_host=settings.http_host, http_port=settings.http_port)
+
+
+def lane() -> int:
+    """Do what computes for long for the query server at the other end of standard input, which starts this by itself; the exit status."""
+    from turnfold.process.scheduling import step_aside
+
+    step_aside()
+    settings = _settings("lane")
+    from turnfold_query.lane.child import main
+
+    return main(settings)
 
 
 def migrate() -> int:
@@ -60,6 +76,7 @@ SERVICES: Mapping[str, Callable[[], int]] = {
     "worker": worker,
     "receiver": receiver,
     "query": query,
+    "lane": lane,
     "migrate": migrate,
 }
 

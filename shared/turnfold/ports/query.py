@@ -79,6 +79,10 @@ class WindowSnapshot:
 Chosen = TypeVar("Chosen")
 
 
+class TooLargeHere(Exception):
+    """The session is larger than windows are made of in this process; another one does it."""
+
+
 class WindowStore(Protocol):
     """Where windows are read."""
 
@@ -92,6 +96,9 @@ class WindowStore(Protocol):
         """Read a session in one snapshot: what was chosen from its facts, and the JSON texts of the positions chosen.
 
         `glance` sees the session alone, before its messages are read; what it returns, unless None, is the answer.
+
+        Raises:
+            TooLargeHere: `glance` had no answer, and nothing more was read.
         """
         ...
 
@@ -107,6 +114,7 @@ class WindowStore(Protocol):
 
         Raises:
             BadRequest: there was no such moment in it.
+            TooLargeHere: as `window`.
         """
         ...
 

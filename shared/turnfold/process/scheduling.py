@@ -30,6 +30,12 @@ def lower_priority() -> None:
         os.nice(NICENESS)
 
 
+def step_aside() -> None:
+    """Let this process come after all others: a tenth of a core, where others want the whole."""
+    with suppress(OSError):
+        os.nice(2 * NICENESS)
+
+
 def use_idle_priority() -> None:
     """Let this thread compute when nobody else wants the core, where the system knows of such a thing. There is no way back.
 

@@ -245,9 +245,10 @@ async def test_heavy_searches_of_one_agent_hold_up_nobody_and_are_ended(tmp_path
     long = text * (200_000 // len(text))
     async with installation(tmp_path, {"TURNFOLD_REQUEST_SECONDS": "3"}) as (parts, _, client):
         for number in range(20):
-            await client.session("greedy", "s").turn_completed(
+            receipt = await client.session("greedy", "s").turn_completed(
                 [{"role": "user", "content": f"{number} {long}"}]
             )
+            await client.session("greedy", "s").context(after=receipt.seq, wait_ms=5_000)
         bus = await nats.connect(parts.server.url)
         searching = [
             asyncio.create_task(

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
@@ -30,7 +31,6 @@ from turnfold.client import connect, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold_worker.receiver import wire
-from turnfold_worker.receiver.parent import COMMAND
 
 MANY = 6_000
 
@@ -119,7 +119,12 @@ async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, stdin=theirs.fileno(), stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "turnfold.cli",
+            "receiver",
+            stdin=theirs.fileno(),
+            stderr=asyncio.subprocess.PIPE,
         )
         reader, writer = await asyncio.open_connection(sock=ours)
         with pytest.raises(TimeoutError):

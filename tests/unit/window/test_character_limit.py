@@ -4,12 +4,13 @@ import json
 
 from turnfold.core.window.character_limit import characters_of
 from turnfold.core.window.render import Rendered
+from turnfold.messages import MessageId
 
 
 def test_the_summary_counts_where_it_stands_beside_the_messages() -> None:
     rendered = Rendered(
         messages=(json.dumps({"role": "user", "content": "12345"}),),
-        message_ids=("e1#0",),
+        message_ids=(MessageId("e1#0"),),
         summary_text="1234567",
         ledger=("123", "1234"),
     )

@@ -118,6 +118,7 @@ async def context(
         BadRequest: the session has no such version or message, or `as_of` is no time either.
         CannotFit: no window of this session is that small; it says which would be.
         Unavailable: the database cannot be read now.
+        TooLargeHere: ask where windows of large sessions are made; what the request waits for is there by now, or its time is over.
     """
     deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
     moment = None if request.as_of is None else parse_as_of(request.as_of)

@@ -41,7 +41,7 @@ class Database:
     checkpoint at once can corrupt the file before 3.51.3; readers open it read-only and see one snapshot each.
     """
 
-    def __init__(self, url: str, *, writes: bool) -> None:
+    def __init__(self, url: str, *, writes: bool, readers_each: int = READERS_EACH) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
@@ -51,13 +51,13 @@ class Database:
         if writes:
             make_private(self.url)
         self._steps = self._engine(writes=False)
-        self._step_turns = Turns(READERS, READERS_EACH)
+        self._step_turns = Turns(READERS, readers_each)
         self._reader = (
             _InThreads(self._thread_engine(writes=False), READERS)
             if self.is_sqlite
             else _Awaited(self._steps)
         )
-        self._reader_turns = Turns(READERS, READERS_EACH) if self.is_sqlite else self._step_turns
+        self._reader_turns = Turns(READERS, readers_each) if self.is_sqlite else self._step_turns
         self._writer: _InThreads | _Awaited | None = None
         if writes:
             self._writer = (
@@ -95,6 +95,10 @@ class Database:
         """
         asker = await self._reader_turns.take()
         return await self._reader.run(work, on_end=partial(self._reader_turns.give_back, asker))
+
+    async def settled(self) -> None:
+        """Return when no snapshot is read for this asker any more; for databases that read one at a time for each asker."""
+        self._reader_turns.give_back(await self._reader_turns.take())
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:

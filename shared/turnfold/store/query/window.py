@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Text, bindparam, cast, func, literal_column, select
 
@@ -17,6 +17,7 @@ from turnfold.ports.query import (
     PendingEviction,
     SessionSnapshot,
     StoredSummary,
+    TooLargeHere,
     WindowSnapshot,
 )
 from turnfold.store.database.engine import Database
@@ -192,11 +193,27 @@ class CachedSession:
         return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
 
 
-class SqlWindowStore:
-    """Windows in a database; see `turnfold.ports.query.WindowStore`."""
+class Size(NamedTuple):
+    """How large a session is for who makes a window of it."""
 
-    def __init__(self, database: Database) -> None:
+    messages: int
+    tokens: int
+
+    def exceeds(self, most: "Size | None") -> bool:
+        """Whether it is larger in either way."""
+        return most is not None and (self.messages > most.messages or self.tokens > most.tokens)
+
+
+AT_ONCE = Size(messages=1_024, tokens=500_000)
+"""Of a session that is no larger a window takes some milliseconds: 4 ms for so many messages, 12 for twice as many."""
+
+
+class SqlWindowStore:
+    """Windows in a database; see `turnfold.ports.WindowStore`. With `most`, only those of sessions that are no larger."""
+
+    def __init__(self, database: Database, most: Size | None = None) -> None:
         self._database = database
+        self._most = most
         self._known: LRUCache[SessionKey, CachedSession] = LRUCache(KNOWN)
 
     def forget(self) -> None:
@@ -233,6 +250,12 @@ class SqlWindowStore:
                 return choose(facts)[0], {}
             sid = facts.session.sid
             pending = _PENDING.rows(connection, sid)
+            size = Size(
+                facts.session.live_messages + sum([row[1] for row in pending]),
+                facts.session.live_tokens,
+            )
+            if size.exceeds(self._most):
+                raise TooLargeHere
             known = self._known.pop(key) or CachedSession()
             if is_near and not known.is_at_hand(facts.session.live_messages, changes, pending):
                 self._known.put(key, known, known.size)
@@ -274,6 +297,8 @@ class SqlWindowStore:
                 if not isinstance(moment, AtTime):
                     raise BadRequest("as_of: nothing was published in this session yet")
                 return choose(facts)[0], {}
+            if Size(facts.session.messages_total, facts.session.tokens_total).exceeds(self._most):
+                raise TooLargeHere
             sid = facts.session.sid
             state = timeline_state(connection, key, sid, moment)
             found = messages_as_of(connection, sid, state)

@@ -1,0 +1,15 @@
+"""What windows depend on besides what is stored."""
+
+from turnfold.model_info.context_windows import ModelWindows
+from turnfold.operations.policy import policy_resolver
+from turnfold.operations.query.context import QueryEnvironment
+from turnfold.settings import Settings
+
+
+def answering_of(settings: Settings) -> QueryEnvironment:
+    """How this installation makes windows."""
+    windows = ModelWindows()
+    return QueryEnvironment(
+        policy=policy_resolver(settings.preset, settings.policy_of, settings.allowance),
+        model_window=lambda model, policy: windows(model, override=policy.context_window),
+    )

@@ -1,0 +1,211 @@
+"""The process that does what computes for long beside a query server: it answers the same, and may die or hang at any time."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.postgres import Postgres
+from tests.running_system import Parts, Service, parts_of, running_parts, state_of, wait_until
+from turnfold.client import connect
+from turnfold.contracts.requests import ContextRequest, SearchRequest
+from turnfold.errors import CannotFit
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.query import context as query
+from turnfold.operations.query import search
+from turnfold.settings import read_settings
+from turnfold.store.database.engine import Database
+from turnfold.store.query.search import SqlSearchStore
+from turnfold.store.query.window import AT_ONCE, SqlWindowStore
+from turnfold_query.windows import answering_of
+
+KEY = SessionKey(AgentId("a"), SessionId("large"))
+SESSION = "/v1/agents/a/sessions/large"
+MANY = AT_ONCE.messages + 100
+
+
+class Nobody:
+    """Nothing is waited for."""
+
+    async def reached(self, seq: int, seconds: float) -> None:
+        """Go on at once."""
+
+
+@asynccontextmanager
+async def installation(
+    directory: Path, postgres: Postgres | None = None
+) -> AsyncGenerator[tuple[Parts, Service, httpx.AsyncClient]]:
+    """A worker and a query server with one large session."""
+    async with (
+        running_parts(directory, postgres=postgres) as parts,
+        parts.running("worker"),
+        parts.running("query") as server,
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=60) as browser,
+    ):
+        session = client.session(KEY.agent_id, KEY.session_id)
+        await session.policy(mode="off")
+        seq = 0
+        for start in range(0, MANY, 500):
+            numbers = range(start, min(start + 500, MANY))
+            seq = (
+                await session.turn_completed(
+                    [{"role": "user", "content": f"Where is order {number}?"} for number in numbers]
+                )
+            ).seq
+        async with asyncio.timeout(60):
+            while (
+                not (
+                    await browser.get(f"{SESSION}/context", params={"after": seq, "wait_ms": 5_000})
+                )
+                .json()
+                .get("fresh")
+            ):
+                pass
+        yield parts, server, browser
+
+
+def lane_of(server: Service) -> int | None:
+    """The lane of a query server, while it has one."""
+    return parts_of(server.process.pid).get("lane")
+
+
+async def another(server: Service, than: int | None, parts: Parts) -> int:
+    """The next lane of a query server."""
+    await wait_until(lambda: lane_of(server) not in (None, than), told=parts.words)
+    pid = lane_of(server)
+    assert pid is not None
+    return pid
+
+
+async def searched(browser: httpx.AsyncClient) -> dict[str, Any]:
+    """What a search is answered."""
+    return dict((await browser.get(f"{SESSION}/search", params={"q": "order 77"})).json())
+
+
+async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
+    """Compare what the lane answers with what the same code answers in this process."""
+    database = Database(url, writes=False)
+    try:
+        windows, answering = SqlWindowStore(database), answering_of(read_settings({}))
+        asked_for: tuple[dict[str, int | str], ...] = (
+            {"max_tokens": 90_000},
+            {"max_tokens": 90_000, "format": "anthropic"},
+            {"as_of": "2100-01-01T00:00:00Z"},
+        )
+        for given in asked_for:
+            asked = await browser.get(f"{SESSION}/context", params=given)
+            request = ContextRequest.model_validate(given)
+            here = await query.context(
+                KEY, request, store=windows, answering=answering, arrivals=Nobody()
+            )
+            assert (asked.status_code, asked.headers["etag"]) == (200, f'"{here.etag}"')
+            assert asked.content == here.body
+            again = await browser.get(
+                f"{SESSION}/context", params=given, headers={"If-None-Match": asked.headers["etag"]}
+            )
+            assert (again.status_code, again.headers["etag"], again.content) == (
+                304,
+                asked.headers["etag"],
+                b"",
+            )
+        refused = await browser.get(f"{SESSION}/context", params={"max_tokens": 10})
+        with pytest.raises(CannotFit) as told:
+            await query.context(
+                KEY,
+                ContextRequest(max_tokens=10),
+                store=windows,
+                answering=answering,
+                arrivals=Nobody(),
+            )
+        assert (refused.status_code, refused.json()) == (CannotFit.status, told.value.as_json())
+        found = await browser.get(f"{SESSION}/search", params={"q": "order 77"})
+        assert found.text == await search.search(
+            KEY, SearchRequest(q="order 77"), store=SqlSearchStore(database)
+        )
+        assert found.json()["hits"]
+    finally:
+        await database.close()
+
+
+@pytest.mark.proves("X6")
+async def test_the_lane_answers_what_the_same_code_answers_here(tmp_path: Path) -> None:
+    async with installation(tmp_path) as (parts, _, browser):
+        await same_as_here(parts.database_url, browser)
+
+
+@pytest.mark.proves("X6")
+async def test_the_lane_answers_what_the_same_code_answers_here_from_postgresql(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    async with installation(tmp_path, postgres) as (parts, _, browser):
+        await same_as_here(parts.database_url, browser)
+
+
+@pytest.mark.proves("X6", "O2")
+async def test_a_lane_that_is_killed_costs_a_request_and_is_followed_by_another(
+    tmp_path: Path,
+) -> None:
+    async with installation(tmp_path) as (parts, server, browser):
+        pid = await another(server, None, parts)
+        os.kill(pid, SIGSTOP)
+        waiting = asyncio.create_task(browser.get(f"{SESSION}/search", params={"q": "order 77"}))
+        small = await browser.get("/v1/agents/b/sessions/s/context")
+        os.kill(pid, SIGKILL)
+        refused = await waiting
+        await another(server, pid, parts)
+        found = await searched(browser)
+        figures = (await browser.get("/metrics")).text
+    assert small.status_code == 200
+    assert (
+        refused.status_code,
+        refused.json()["error"]["code"],
+        refused.json()["error"]["retry_after_ms"],
+    ) == (503, "unavailable", 1_000)
+    assert found["hits"]
+    assert "turnfold_lane_deaths_total 1.0" in figures
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.proves("X6", "O2")
+async def test_a_lane_that_hangs_after_its_asker_hung_up_is_followed_by_another(
+    tmp_path: Path,
+) -> None:
+    async with installation(tmp_path) as (parts, server, browser):
+        pid = await another(server, None, parts)
+        os.kill(pid, SIGSTOP)
+        with pytest.raises(httpx.ReadTimeout):
+            await browser.get(f"{SESSION}/context", params={"max_tokens": 90_001}, timeout=0.5)
+        await another(server, pid, parts)
+        window = await browser.get(f"{SESSION}/context", params={"max_tokens": 90_002})
+    assert not state_of(pid)
+    assert (window.status_code, json.loads(window.content)["window"]["messages"]) == (200, MANY)
+
+
+@pytest.mark.proves("X6")
+async def test_an_asker_that_hangs_up_leaves_its_turn_to_its_next_request(tmp_path: Path) -> None:
+    async with installation(tmp_path) as (parts, server, browser):
+        pid = await another(server, None, parts)
+        for number in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                await browser.get(
+                    f"{SESSION}/context", params={"max_tokens": 91_000 + number}, timeout=0.001
+                )
+        found = await searched(browser)
+        assert lane_of(server) == pid
+    assert found["hits"]
+
+
+@pytest.mark.proves("O2")
+async def test_a_lane_ends_with_a_query_server_that_is_killed(tmp_path: Path) -> None:
+    async with installation(tmp_path) as (parts, server, _):
+        pid = await another(server, None, parts)
+        server.signal(SIGKILL)
+        await wait_until(lambda: not state_of(pid), told=parts.words)
