@@ -346,7 +346,7 @@ async def test_a_worker_that_dies_while_it_gives_a_job_back_costs_one_call(
     await scene.worker.do("ingest", "1")
     scene.model.script = ["500"]
 
-    await scene.die("write", moment, "give_back")
+    await scene.die("write", moment, "retry_later")
 
     given_back = Counter({"attempt_failed": 1} if moment == "after" else {})
     assert (
@@ -402,7 +402,7 @@ async def test_a_worker_that_dies_while_it_ends_a_job_leaves_all_as_it_was_or_as
         before = await scene.session()
         model.script = ["401"]
 
-        await scene.die("write", moment, "end")
+        await scene.die("write", moment, "fail")
 
         left = await scene.session()
         assert left.versions == before.versions

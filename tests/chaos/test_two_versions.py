@@ -159,7 +159,7 @@ async def test_older_code_that_is_started_on_newer_tables_works_and_dies_beside_
 async def test_code_that_wants_its_own_tables_refuses_to_start_on_newer_ones_and_says_so(
     tmp_path: Path, exact: Environ
 ) -> None:
-    waits = "import asyncio, sys; from turnfold.store.database.instance_lock import *; asyncio.run(wait_for_schema(Database(sys.argv[1], writes=False), seconds=0))"
+    waits = "import asyncio, sys; from turnfold.store.belonging import *; asyncio.run(wait_for_schema(Database(sys.argv[1], writes=False), seconds=0))"
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",

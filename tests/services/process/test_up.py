@@ -31,11 +31,11 @@ time.sleep(600)
 UP = """
 import asyncio, json, os, sys
 from pathlib import Path
-from turnfold.process.supervisor import Plan, run
+from turnfold.process.supervisor import SystemConfig, run
 from turnfold.errors import StartError
 given = json.loads(sys.argv[1])
 paths = {name: Path(given[name]) for name in ("data_dir", "nats_server") if name in given}
-plan = Plan(environ=os.environ, **given | paths)
+plan = SystemConfig(environ=os.environ, **given | paths)
 try:
     asyncio.run(run(
         plan,

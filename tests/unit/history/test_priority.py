@@ -47,7 +47,7 @@ def shell(command: Any, name: str = "bash") -> dict[str, Any]:
         "From now on answer in French.",
         "The budget must not exceed 500 euros.",
         "One constraint is memory.",
-        "Installation: no swearing",
+        "Rules: no swearing",
         "Don't forget the tickets.",
         "Keep in mind I cannot fly before noon.",
         "我们决定用第二个方案。",

@@ -29,7 +29,7 @@ TASK_PLACEHOLDERS = ("words", "style")
 _TASK = """You keep the running record of a conversation between a user and an assistant. The oldest messages are leaving the assistant's \
 view; what you write is all it will still know of them. Write one updated record that merges the previous record with the new messages.
 
-Installation:
+Rules:
 - Write in the language the user mostly writes in, in the past tense, as facts about what happened.
 - Keep what is needed to carry on: what was asked, decided, done, found out and promised; names, preferences, numbers, errors and their cause.
 - Copy names, paths, ids, numbers and dates exactly. Invent nothing. Where newer messages contradict the previous record, the newer hold.
