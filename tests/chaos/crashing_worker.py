@@ -102,8 +102,8 @@ class MortalDatabase(Database):
         """Do some reading, and perhaps die of it."""
         return await self._lived(super().snapshot, work, f"read {_step(work)}")
 
-    async def glance(self, work: Callable[[Any], Found]) -> Found:
-        """A glance is a reading like any other."""
+    async def read_small(self, work: Callable[[Any], Found]) -> Found:
+        """Read like `snapshot`."""
         return await self.snapshot(work)
 
     async def _lived(
