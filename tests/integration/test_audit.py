@@ -112,7 +112,7 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
     try:
         async with sql_stores(database_url) as stores:
             moments = await lived(stores)
-            evictions = await rows("What was evicted, when and why")
+            evictions = await rows("Evictions")
             page = await stores.history.page(KEY, after_position=0, limit=1_000)
             assert {one["status"] for one in evictions} == {"committed", "restored", "pending"}
             assert {one["trigger"] for one in evictions} == {"messages", "request"}
@@ -120,7 +120,7 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
                 then, _ = await stores.windows.window_as_of(
                     KEY, AtTime(at), glance=lambda _: None, choose=lambda facts: (facts, ())
                 )
-                reigning = await rows("Which version was in force at a time", at=at)
+                reigning = await rows("Version in force at a time", at=at)
                 assert then.session is not None
                 assert [one["version"] for one in reigning] in (
                     [then.session.version],
@@ -128,7 +128,7 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
                 )
                 states = {
                     one["message_id"]: one["state"]
-                    for one in await rows("What was live, pending and covered at a time", at=at)
+                    for one in await rows("Message states at a time", at=at)
                 }
                 told = {
                     str(one.message_id): "pending" if one.compaction_id else "live"
@@ -138,7 +138,7 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
                 assert len(states) == then.session.messages_total
             newest = {
                 one["message_id"]: one["state"]
-                for one in await rows("What was live, pending and covered at a time", at=NOON * 2)
+                for one in await rows("Message states at a time", at=NOON * 2)
             }
             assert newest == {one.message_id: str(one.state) for one in page}
     finally:
@@ -160,14 +160,14 @@ async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str)
     try:
         async with sql_stores(database_url) as stores:
             await lived(stores)
-            failed = [(one["phase"], one["reason"]) for one in await rows("Which summaries failed")]
+            failed = [(one["phase"], one["reason"]) for one in await rows("Failed summaries")]
             assert failed[:2] == [("attempt_failed", "timeout"), ("rollback", "provider_error")]
-            assert {one["reason"] for one in await rows("Which summaries failed", 1)} == {"timeout"}
+            assert {one["reason"] for one in await rows("Failed summaries", 1)} == {"timeout"}
             assert [(one["phase"], one["actor"]) for one in await rows("Who asked")][:2] == [
                 ("promoted", "local"),
                 ("opened", "local"),
             ]
-            said = {one["message_id"]: one["text"] for one in await rows("What a message said")}
+            said = {one["message_id"]: one["text"] for one in await rows("Original messages")}
             assert (said["e10#0"], said["e10#1"]) == ("question 10", "answer 10")
             (saved,) = await rows("Tokens saved")
             facts = await stores.facts()
