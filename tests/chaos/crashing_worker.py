@@ -124,7 +124,7 @@ class MortalDatabase(Database):
 
 
 def _step(work: Callable[[Connection], Any]) -> str:
-    """The method that a transaction is made in: the work of `SqlJobs.commit` is called `SqlJobs.commit.<locals>.<lambda>`."""
+    """The method that a transaction is made in: the work of `SqlJobStore.commit` is called `SqlJobStore.commit.<locals>.<lambda>`."""
     _, _, method = str(getattr(work, "__qualname__", "")).partition(".")
     return method.partition(".")[0]
 
