@@ -21,7 +21,7 @@ MUTANTS ?= 300
 MUTANTS_ENV := build/mutants/env
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos fuzz costs mutants up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos fuzz house costs mutants up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ mutants: setup ## change committed code in random places and count what no test 
 	@$(BIN)/uv pip sync --quiet --python $(MUTANTS_ENV)/bin/python --require-hashes requirements/dev.lock requirements/mutants.lock
 	@$(BIN)/uv pip install --quiet --python $(MUTANTS_ENV)/bin/python --no-deps --no-build-isolation --editable .
 	@$(MUTANTS_ENV)/bin/python -m tests.mutants --mutants $(MUTANTS) --seed $(or $(SEED),1) --processes $(PROCESSES)
+
+house: setup ## print the size and shape of the source beside their targets
+	@$(BIN)/python -m tests.house
 
 costs: setup ## measure processor time over doubled sizes of generated texts, queries, events and sessions (CASES=1000 SEED=1)
 	@$(BIN)/python -m tests.costs --cases $(CASES) --seed $(or $(SEED),1)
