@@ -19,16 +19,16 @@ from turnfold.nats_client.connection import REQUEST_INFO
 log = structlog.get_logger()
 
 LEARN_SECONDS = 3.0
-"""How long a request waits until the worker has learned whether roles are in force."""
+"""Time limit for a request to wait until the probe has settled."""
 SETTLE_SECONDS = 0.25
-"""How long the worker collects answers: where no roles are in force, anybody may answer besides the server."""
+"""Time for which replies are collected. Without roles, any client may reply as well."""
 
 
 class RoleProbe:
-    """Learns from the server whether roles are in force on a connection: its account is then the services' account.
+    """Detect whether the server enforces roles: the connection then uses the services' account.
 
-    Where they are not, every client is in the same account and may answer in the server's place. The server answers too,
-    so roles count as in force only while all answers name the services' account.
+    Without roles, all clients share one account, and each may reply in place of the server. The
+    server replies too, so roles are in force only if all replies name the services' account.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class RoleProbe:
         self._has_settled = asyncio.Event()
 
     async def attach(self, client: Client) -> None:
-        """Learn it for this connection, and wait for that; before requests are taken."""
+        """Probe a new connection and wait for the result. Call this before requests arrive."""
         inbox = client.new_inbox()
         await client.subscribe(inbox, cb=self._on_answer)
         self._client, self._inbox = client, inbox
@@ -45,18 +45,18 @@ class RoleProbe:
         await self.are_in_force()
 
     async def ask(self) -> None:
-        """Ask, after a connection was made; answers come as they come."""
+        """Send the probe after a connection was made. Replies arrive later."""
         if self._client is not None:
             with contextlib.suppress(BusError, TimeoutError):
                 await self._client.publish(USER_INFO, b"", reply=self._inbox)
 
     def forget(self) -> None:
-        """Forget it when the connection is lost: the next one may be to a server with another configuration."""
+        """Discard the result of a lost connection; the next server may be configured otherwise."""
         self._accounts.clear()
         self._has_settled.clear()
 
     async def are_in_force(self) -> bool:
-        """Whether the server vouches for who asks; what is not known within a few seconds is not so."""
+        """Return whether the server authenticates clients; false if unknown after some seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEARN_SECONDS):
                 await self._has_settled.wait()
@@ -72,7 +72,7 @@ class RoleProbe:
 
 
 class Actors:
-    """Names the actor of each request; never from a field of it, and from no header that a client can write."""
+    """Determine the actor of a request, never from fields or headers that a client can write."""
 
     def __init__(
         self, *, read_secret: Callable[[], Awaitable[str]], now_ms: Callable[[], int]
@@ -82,7 +82,7 @@ class Actors:
         self._now_ms = now_ms
 
     async def actor_of(self, message: Msg) -> str:
-        """`key:…` as the server vouches, `token:…` as a query server signed, else `local`."""
+        """Return `key:…` as the server states, `token:…` as a query server signed, else `local`."""
         headers = message.headers or {}
         if (
             request_info := headers.get(REQUEST_INFO)
@@ -96,14 +96,14 @@ class Actors:
             if actor is None:
                 log.warning(
                     "actor.refused",
-                    advice="a signature is not ours or is old: compare the clocks of the query servers",
+                    advice="a signature is foreign or old: compare the clocks of the query servers",
                 )
             return actor or LOCAL
         return LOCAL
 
 
 def watched(options: dict[str, Any], probe: RoleProbe) -> dict[str, Any]:
-    """The options of a connection with the probe told of its losses and reconnections."""
+    """Return the connection options, with callbacks that also reset and repeat the probe."""
     on_disconnected, on_reconnected = options["disconnected_cb"], options["reconnected_cb"]
 
     async def disconnected() -> None:

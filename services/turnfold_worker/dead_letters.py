@@ -14,9 +14,9 @@ REPLAY = "deadletters.replay"
 
 
 def make_letters_router(
-    *, store: DeadLetterStore, stream: EventStream, now_ms: Callable[[], int], desk: CommandServer
+    *, store: DeadLetterStore, stream: EventStream, now_ms: Callable[[], int], server: CommandServer
 ) -> NatsRouter:
-    """Who writes answers it: the compaction worker."""
+    """Route the request that publishes dead letters again."""
     router = NatsRouter()
 
     async def on_replay(_: str, body: bytes, __: str) -> Mapping[str, Any]:
@@ -24,5 +24,5 @@ def make_letters_router(
             read_command(ReplayRequest, None, body), store=store, stream=stream, now_ms=now_ms
         )
 
-    desk.listen(router, REPLAY, 0, on_replay)
+    server.listen(router, REPLAY, 0, on_replay)
     return router

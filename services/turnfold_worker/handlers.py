@@ -1,4 +1,4 @@
-"""What arrives on the bus becomes an operation, and its outcome an acknowledgement or an answer."""
+"""Requests that write: translate each message to an operation, and its outcome to a reply."""
 
 import asyncio
 import json
@@ -29,24 +29,27 @@ log = structlog.get_logger()
 
 
 async def passthrough_decoder(message: NatsMessage) -> NatsMessage:
-    """Leave a request to its own model, and hand the handler the message itself."""
+    """Pass the raw message to the handler, which parses it with the model of its request."""
     return message
 
 
 Handle = Callable[[str, bytes, str], Awaitable[Mapping[str, Any]]]
-"""Does what a request asks for, by its subject, its body and who asked."""
+"""Execute a request, given its subject, its body and its actor; return the reply."""
 
 
 class CommandServer:
-    """Where requests that write are taken: some are worked on side by side, and beyond them the rest are told to come back."""
+    """Run requests that write, a limited number at once. Reject the others with `unavailable`."""
 
-    def __init__(self, admission: ConcurrencyLimiter, actors: Actors) -> None:
-        self._admission = admission
-        self.actors = actors
+    def __init__(self, limiter: ConcurrencyLimiter, actors: Actors) -> None:
+        self._limiter = limiter
+        self._actors = actors
         self._open: set[asyncio.Task[None]] = set()
 
     def listen(self, router: NatsRouter, name: str, levels: int, handle: Handle) -> None:
-        """Answer a request whose subject names so many ids, in one queue group with every other worker."""
+        """Answer requests with this name, whose subject ends in `levels` ids.
+
+        All workers share one queue group, so that one of them answers.
+        """
 
         @router.subscriber(
             f"{name}{'.*' * levels}",
@@ -63,107 +66,95 @@ class CommandServer:
             task.add_done_callback(self._open.discard)
 
     async def close(self) -> None:
-        """Finish what is in hand."""
+        """Finish the running requests."""
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _answer(self, name: str, handle: Handle, message: Msg) -> None:
         if name in POLICY_READS and is_policy_read(message.data):
-            # A query server answers.
+            # A query server answers these.
             return
-        told = await answered(name, self._admitted(name, handle, message))
+        reply = await answered(name, self._admitted(name, handle, message))
         if message.reply:
-            await answer(message, json.dumps(told).encode())
+            await answer(message, json.dumps(reply).encode())
 
     async def _admitted(self, name: str, handle: Handle, message: Msg) -> Mapping[str, Any]:
         if is_led(message.headers):
             raise NotAllowed(
                 "a request has to come straight from the account of the client that asks"
             )
-        asker = _asker_of(name, message.subject)
-        await self._admission.turn(asker)
-        with self._admission.admitted(asker):
-            return await handle(message.subject, message.data, await self.actors.actor_of(message))
+        agent_id = _agent_of(name, message.subject)
+        await self._limiter.turn(agent_id)
+        with self._limiter.admitted(agent_id):
+            return await handle(message.subject, message.data, await self._actors.actor_of(message))
 
 
-def _asker_of(name: str, subject: str) -> str:
-    """Whose share a request counts for: the agent's that its subject names."""
+def _agent_of(name: str, subject: str) -> str:
+    """Return the agent whose share of the concurrent requests a request uses."""
     return subject.removeprefix(name).removeprefix(".").partition(".")[0] or INSTALLATION
 
 
 def make_request_router(
     *,
-    changes: SessionCommands,
+    commands: SessionCommands,
     installation: Installation,
     now_ms: Callable[[], int],
     on_change: Callable[[], object],
     last_seq: Callable[[], Awaitable[int]],
     on_erased: Callable[[], object],
-    desk: CommandServer,
+    server: CommandServer,
 ) -> NatsRouter:
-    """Requests that write: answered here, where the writing is done."""
+    """Route the requests that change policies, open compactions and erase."""
     router = NatsRouter()
 
-    async def on_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
-        key = key_of_subject("session.policy", subject)
-        policy = await changes.set_policy(
-            key,
-            read_command(PolicyRequest, key, body),
-            installation=installation,
-            now_ms=now_ms(),
-            actor=actor,
-        )
-        on_change()
-        return policy
+    def policy_handler(name: str) -> Handle:
+        async def on_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
+            key = key_of_subject(name, subject)
+            policy = await commands.set_policy(
+                key,
+                read_command(PolicyRequest, key, body),
+                installation=installation,
+                now_ms=now_ms(),
+                actor=actor,
+            )
+            on_change()
+            return policy
 
-    async def on_agent_policy(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
-        key = key_of_subject("agent.policy", subject)
-        policy = await changes.set_policy(
-            key,
-            read_command(PolicyRequest, key, body),
-            installation=installation,
-            now_ms=now_ms(),
-            actor=actor,
-        )
-        on_change()
-        return policy
+        return on_policy
 
     async def on_compaction(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("compaction.request", subject)
         read_command(CompactionRequest, key, body)
         assert isinstance(key, SessionKey)
-        opened = await changes.compact_now(
+        opened = await commands.compact_now(
             key, installation=installation, now_ms=now_ms(), actor=actor
         )
         on_change()
         return {"compaction_id": opened}
 
-    async def on_erase(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
-        key = key_of_subject("session.erase", subject)
-        read_command(EraseRequest, key, body)
-        assert isinstance(key, SessionKey)
-        # What is in the stream by now is erased, also where no worker has seen it yet.
-        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms(), actor=actor)
-        on_erased()
-        return {**key._asdict(), **done._asdict()}
+    def erase_handler(name: str) -> Handle:
+        async def on_erase(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
+            key = key_of_subject(name, subject)
+            read_command(EraseRequest, key, body)
+            # Events up to last_seq are erased even if no worker has stored them yet.
+            erased = await commands.erase(
+                key, last_seq=await last_seq(), now_ms=now_ms(), actor=actor
+            )
+            on_erased()
+            ids = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
+            return {**ids, **erased._asdict()}
 
-    async def on_agent_erase(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
-        key = key_of_subject("agent.erase", subject)
-        read_command(EraseRequest, key, body)
-        assert not isinstance(key, SessionKey)
-        done = await changes.erase(key, last_seq=await last_seq(), now_ms=now_ms(), actor=actor)
-        on_erased()
-        return {"agent_id": key, **done._asdict()}
+        return on_erase
 
-    desk.listen(router, "session.erase", 2, on_erase)
-    desk.listen(router, "agent.erase", 1, on_agent_erase)
-    desk.listen(router, "session.policy", 2, on_policy)
-    desk.listen(router, "agent.policy", 1, on_agent_policy)
-    desk.listen(router, "compaction.request", 2, on_compaction)
+    for name, levels in (("session.erase", 2), ("agent.erase", 1)):
+        server.listen(router, name, levels, erase_handler(name))
+    for name, levels in (("session.policy", 2), ("agent.policy", 1)):
+        server.listen(router, name, levels, policy_handler(name))
+    server.listen(router, "compaction.request", 2, on_compaction)
     return router
 
 
 async def answered(name: str, answering: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """An answer, or the error in the words of the contract."""
+    """Return the reply, or the error as the contract defines it."""
     try:
         return await answering
     except RequestError as error:

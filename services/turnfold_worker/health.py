@@ -1,4 +1,4 @@
-"""How a worker is, told over HTTP: whether it lives, whether it can work, and its figures."""
+"""The HTTP endpoints of a worker: liveness, readiness and metrics."""
 
 import asyncio
 import contextlib
@@ -21,88 +21,91 @@ from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
 
-ASK_SECONDS = 3.0
+REQUEST_SECONDS = 3.0
 SILENT_SECONDS = 15.0
-"""So long without a word from the consumer, or without a write, is too long."""
+"""The worker is not ready if the consumer or the database was idle for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSources:
-    """The parts of a worker that is at work."""
+    """The parts of a running worker that report its health."""
 
     client: Client
     receiver: Receiver
-    prober: WriteProbe
-    figures: SqlStatistics
+    probe: WriteProbe
+    statistics: SqlStatistics
 
 
 class WorkerHealth:
-    """How a worker is; `waits_for` says what it waits for until its parts are at work."""
+    """The health of a worker. Until `parts` is set, `waits_for` states what the start waits for."""
 
     def __init__(self) -> None:
         self.waits_for = "it is starting"
         self.parts: HealthSources | None = None
 
     async def readiness(self) -> tuple[list[str], Mapping[str, Any]]:
-        """What is missing for it to work, and the figures from which that is told."""
+        """Return the reasons why the worker is not ready, and the measured values."""
         if self.parts is None:
             return [self.waits_for], {}
-        client, receiver, prober = self.parts.client, self.parts.receiver, self.parts.prober
+        client, receiver, probe = self.parts.client, self.parts.receiver, self.parts.probe
         missing = [] if client.is_connected else ["the bus is not connected"]
         behind = await lag_of(client)
         if client.is_connected and behind is None:
             missing.append("the stream does not answer, or its consumer is gone")
         if receiver.idle_seconds > SILENT_SECONDS:
             missing.append("the consumer is silent")
-        if prober.age_seconds > SILENT_SECONDS:
+        if probe.age_seconds > SILENT_SECONDS:
             missing.append("the database cannot be written")
-        seen = (
+        values = (
             {"lag_events": behind.events, "lag_seconds": round(behind.seconds, 3)} if behind else {}
         )
         ages = {
             "fetch_age_seconds": receiver.idle_seconds,
-            "write_age_seconds": prober.age_seconds,
+            "write_age_seconds": probe.age_seconds,
         }
-        return missing, seen | {name: round(seconds, 3) for name, seconds in ages.items()}
+        return missing, values | {name: round(seconds, 3) for name, seconds in ages.items()}
 
     async def refresh_metrics(self, metrics: WorkerMetrics) -> None:
-        """Bring the figures up to date that are asked of others; what cannot be asked now stays as it was."""
+        """Update the gauges from the bus and the database; one without a reply keeps its value."""
         if self.parts is None:
             return
-        behind, waiting = await asyncio.gather(
-            lag_of(self.parts.client), _waiting(self.parts.figures)
+        behind, depths = await asyncio.gather(
+            lag_of(self.parts.client), _queue_depths(self.parts.statistics)
         )
         if behind is not None:
             metrics.lags(behind)
-        if waiting is not None:
-            metrics.waits(waiting)
+        if depths is not None:
+            metrics.waits(depths)
 
 
 async def lag_of(client: Client) -> Lag | None:
-    """How far the workers are behind; None where the bus does not say so in time."""
+    """Return the lag of all workers, or None if the bus does not reply in time."""
     with contextlib.suppress(Unavailable, TimeoutError):
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(REQUEST_SECONDS):
             return await lag(client, now_ms=_now_ms())
     return None
 
 
-async def _waiting(figures: SqlStatistics) -> QueueDepths | None:
+async def _queue_depths(statistics: SqlStatistics) -> QueueDepths | None:
     with contextlib.suppress(Unavailable, TimeoutError):
-        async with asyncio.timeout(ASK_SECONDS):
-            return await figures.waiting(now_ms=_now_ms())
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return await statistics.waiting(now_ms=_now_ms())
     return None
 
 
 def make_http(health: WorkerHealth, metrics: WorkerMetrics) -> Starlette:
-    """The HTTP application; it runs in the loop that does the work, so that who gets an answer knows that this one moves."""
+    """Make the HTTP application.
+
+    It runs in the event loop of the worker, so a reply proves that the loop is not blocked.
+    """
 
     async def get_health(_: Request) -> Response:
         return _json({"status": "ok"})
 
     async def get_readiness(_: Request) -> Response:
-        missing, figures = await health.readiness()
+        missing, values = await health.readiness()
         return _json(
-            {"status": "not ready" if missing else "ready", "missing": missing, **figures},
+            {"status": "not ready" if missing else "ready", "missing": missing, **values},
             503 if missing else 200,
         )
 

@@ -1,4 +1,4 @@
-"""What the worker counts."""
+"""The Prometheus metrics of a worker."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
@@ -15,7 +15,10 @@ SUMMARY_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 
 
 class WorkerMetrics:
-    """The figures of one process, in a registry of its own. Nothing is counted for each event, only for each batch and job."""
+    """The metrics of one process, in their own registry.
+
+    They are updated per batch and per job, not per event.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -23,7 +26,7 @@ class WorkerMetrics:
         PlatformCollector(registry=self.registry)
         self._count_intake()
         self._count_summaries()
-        self._tell_what_waits()
+        self._measure_queues()
 
     def _count_intake(self) -> None:
         registry = self.registry
@@ -103,7 +106,7 @@ class WorkerMetrics:
             registry=registry,
         )
 
-    def _tell_what_waits(self) -> None:
+    def _measure_queues(self) -> None:
         registry = self.registry
         self._lag_events = Gauge(
             "turnfold_lag_events",
@@ -135,30 +138,30 @@ class WorkerMetrics:
             registry=registry,
         )
 
-    def stored(self, done: IngestResult, *, events: int, seconds: float) -> None:
-        """Count a batch of so many events, from when it was taken to when it was acknowledged."""
+    def stored(self, result: IngestResult, *, events: int, seconds: float) -> None:
+        """Count a stored batch of `events` events, which took `seconds`."""
         self._batch_events.observe(events)
         self._batch_seconds.observe(seconds)
-        self._events.inc(done.events)
-        self._messages.inc(done.messages)
-        self._duplicates.inc(done.duplicates)
-        self._buried.inc(done.dead_letters)
-        self._evictions.inc(done.evictions)
+        self._events.inc(result.events)
+        self._messages.inc(result.messages)
+        self._duplicates.inc(result.duplicates)
+        self._buried.inc(result.dead_letters)
+        self._evictions.inc(result.evictions)
 
     def returned(self) -> None:
-        """Count a batch that was given back."""
+        """Count a batch that will be redelivered."""
         self._returned.inc()
 
     def failed(self, part: str) -> None:
-        """Count an error that a part goes on after."""
+        """Count an error after which a part of the worker has continued."""
         self._failures.labels(part).inc()
 
     def disturbed(self) -> None:
-        """Count a reply of somebody else where the stream was to acknowledge."""
+        """Count a reply to a publication that did not come from the stream."""
         self._foreign.inc()
 
     def attempted(self, outcome: Outcome | str) -> None:
-        """Count an attempt at a summary: how it ended, or in a word what kept it from any end of its own."""
+        """Count an attempt at a summary, by its outcome or by a word if there is none."""
         match outcome:
             case str():
                 self._attempts.labels(outcome, "").inc()
@@ -172,12 +175,12 @@ class WorkerMetrics:
             case _:
                 self._attempts.labels("discarded", "").inc()
 
-    def _committed(self, done: Committed) -> None:
-        self._saved.inc(done.tokens_saved)
-        if done.made is None:
+    def _committed(self, outcome: Committed) -> None:
+        self._saved.inc(outcome.tokens_saved)
+        if outcome.made is None:
             return
-        draft = done.made.draft
-        self._summary_seconds.labels(draft.kind).observe(done.made.seconds or 0.0)
+        draft = outcome.made.draft
+        self._summary_seconds.labels(draft.kind).observe(outcome.made.seconds or 0.0)
         if draft.model is None:
             return
         self._model_tokens.labels(draft.model, "prompt").inc(draft.prompt_tokens or 0)
@@ -185,19 +188,19 @@ class WorkerMetrics:
         self._cost.labels(draft.model).inc(draft.cost or 0.0)
 
     def lags(self, lag: Lag) -> None:
-        """Tell how far the stream is ahead."""
+        """Set the lag of the workers."""
         self._lag_events.set(lag.events)
         self._lag_seconds.set(lag.seconds)
 
-    def waits(self, waiting: QueueDepths) -> None:
-        """Tell what waits in the database."""
-        self._jobs.labels("pending").set(waiting.pending)
-        self._jobs.labels("running").set(waiting.running)
-        self._late.set(waiting.late_seconds)
-        self._pending.set(waiting.messages)
-        self._notices.set(waiting.notices)
-        self._unindexed.set(waiting.unindexed_sessions)
+    def waits(self, depths: QueueDepths) -> None:
+        """Set the lengths of the queues in the database."""
+        self._jobs.labels("pending").set(depths.pending)
+        self._jobs.labels("running").set(depths.running)
+        self._late.set(depths.late_seconds)
+        self._pending.set(depths.messages)
+        self._notices.set(depths.notices)
+        self._unindexed.set(depths.unindexed_sessions)
 
     def text(self) -> bytes:
-        """Everything in the Prometheus format."""
+        """Return all metrics in the Prometheus format."""
         return generate_latest(self.registry)

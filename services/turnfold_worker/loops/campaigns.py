@@ -1,35 +1,22 @@
 """Campaigns: regenerate the summaries of many sessions, a few at a time."""
 
-from collections.abc import Callable
-
-import structlog
-
 from turnfold.ports.admin import CampaignStore
-from turnfold.ports.ingest import Installation
+from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.polling import PollingLoop
-
-log = structlog.get_logger()
+from turnfold_worker.loops.wakeups import Wakeups
 
 
 class CampaignRunner(PollingLoop):
-    """Opens the next sessions of regenerations that go through many."""
+    """Open jobs for the next sessions of running campaigns."""
 
-    def __init__(
-        self,
-        *,
-        store: CampaignStore,
-        installation: Installation,
-        now_ms: Callable[[], int],
-        on_opened: Callable[[], object],
-    ) -> None:
-        super().__init__()
+    def __init__(self, context: WorkerContext, *, store: CampaignStore, wakeups: Wakeups) -> None:
+        super().__init__(woken=wakeups.campaigns)
         self._store = store
-        self._installation = installation
-        self._now_ms = now_ms
-        self._on_opened = on_opened
+        self._installation = context.installation
+        self._wakeups = wakeups
 
     async def work(self) -> float:
-        """Open as many as there is room for."""
-        if await self._store.advance(installation=self._installation, now_ms=self._now_ms()):
-            self._on_opened()
+        """Open as many jobs as the campaigns may have at once."""
+        if await self._store.advance(installation=self._installation, now_ms=now_ms()):
+            self._wakeups.after_eviction()
         return self.poll_seconds

@@ -1,15 +1,14 @@
 """Catch-up: store acknowledged events that the database lacks."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 import structlog
-from nats.aio.client import Client
 
 from turnfold.bus.streams import ack_floor, read_events
 from turnfold.errors import Unavailable
-from turnfold.operations.ingest.decode import DecodedBatch, Delivery
+from turnfold.operations.ingest.decode import Delivery
 from turnfold.ports.ingest import IngestStore
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.ingest import IngestLoop
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.receiver.wire import BATCH
@@ -17,59 +16,59 @@ from turnfold_worker.receiver.wire import BATCH
 log = structlog.get_logger()
 
 
-Weigh = Callable[[Sequence[Delivery]], DecodedBatch]
-
-
 class CatchUp(PollingLoop):
-    """Stores again what the consumer counts as acknowledged and the database lacks: it was restored from a backup, or is a new one.
+    """Store events again that the consumer has acknowledged and the database lacks.
 
-    It is read from the stream in order, and one worker after the other takes a batch of it: a history is rebuilt as it came.
+    That happens after the database was restored from a backup or replaced by an empty one. The
+    events are read from the stream in order. One worker at a time stores a batch of them, so
+    that a history is rebuilt in its original order.
     """
 
     poll_seconds = 2.0
 
-    def __init__(
-        self, *, store: IngestStore, client: Client, intake: IngestLoop, weigh: Weigh
-    ) -> None:
+    def __init__(self, context: WorkerContext, *, store: IngestStore, ingest: IngestLoop) -> None:
         super().__init__()
         self._store = store
-        self._client = client
-        self._intake = intake
-        self._weigh = weigh
+        self._ingest = ingest
+        self._client = context.client
+        self._decode = context.decode
 
     async def work(self) -> float:
-        """Go through what is missing, once."""
-        at, events = 1, 0
-        while (batch := await self._batch(at)) is not None:
-            at, stored = batch
+        """Store all missing events, then let the ingest loop begin."""
+        next_seq, events = 1, 0
+        while (batch := await self._store_batch(next_seq)) is not None:
+            next_seq, stored = batch
             events += stored
         if events:
-            log.warning("events.caught_up", events=events, up_to_seq=at - 1)
-        self._intake.may_begin.set()
+            log.warning("events.caught_up", events=events, up_to_seq=next_seq - 1)
+        self._ingest.may_begin.set()
         return self.poll_seconds
 
-    async def _batch(self, at: int) -> tuple[int, int] | None:
-        """Store the next events that are missing from here on: where to go on, and how many they were; None at the end."""
+    async def _store_batch(self, start_seq: int) -> tuple[int, int] | None:
+        """Store the next missing events from `start_seq` on.
+
+        Return the sequence to continue from and the number of events, or None at the end.
+        """
         async with self._store.backfill_lock():
-            # In this order: what was acknowledged when we asked was committed before we look.
+            # The order matters: events below the floor were committed before it was read.
             acknowledged = await ack_floor(self._client)
             gaps = await self._store.gaps(up_to=acknowledged)
-            missing = ((max(first, at), min(last, acknowledged)) for first, last in gaps)
-            span = next(((first, last) for first, last in missing if first <= last), None)
-            if span is None:
+            missing = ((max(first, start_seq), min(last, acknowledged)) for first, last in gaps)
+            gap = next(((first, last) for first, last in missing if first <= last), None)
+            if gap is None:
                 return None
-            found = await read_events(self._client, first_seq=span[0], last_seq=span[1], most=BATCH)
-            if not found:
-                # The Sweeper asks whether the stream holds them no more.
-                return span[1] + 1, 0
+            events = await read_events(self._client, first_seq=gap[0], last_seq=gap[1], most=BATCH)
+            if not events:
+                # GapFinder checks whether the stream still holds these events.
+                return gap[1] + 1, 0
             try:
-                weighed = await asyncio.to_thread(
-                    self._weigh, [Delivery(*event) for event in found]
+                batch = await asyncio.to_thread(
+                    self._decode, [Delivery(*event) for event in events]
                 )
-                await self._intake.tell(await self._intake.store(weighed))
+                await self._ingest.report(await self._ingest.store(batch))
             except Unavailable:
                 raise
             except Exception:
-                # As with any batch: the others go on, and this one is tried again.
+                # As with any batch, later events are stored, and this batch is retried.
                 log.exception("batch.crashed")
-            return found[-1].stream_seq + 1, len(found)
+            return events[-1].stream_seq + 1, len(events)

@@ -3,12 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-import structlog
-
 from turnfold.errors import SummarizerError, Unavailable
 from turnfold_worker.loops.polling import PollingLoop
-
-log = structlog.get_logger()
 
 
 class RestartableChild(Protocol):
@@ -16,31 +12,34 @@ class RestartableChild(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process, while it lives."""
+        """The id of the process while it runs."""
         ...
 
     async def start(self) -> None:
-        """Start the process unless it lives."""
+        """Start the process unless it runs."""
         ...
 
 
 class ChildMonitor(PollingLoop):
-    """Starts the summariser's process again when it died, and tells which one it is now; its first start is others' work."""
+    """Restart the summarizer process after it has exited, and report its new id.
 
-    def __init__(self, *, summarizer: RestartableChild, on_change: Callable[[], object]) -> None:
+    The monitor does not start the process for the first time; `start` or the first job does.
+    """
+
+    def __init__(self, *, summarizer: RestartableChild, on_start: Callable[[int], object]) -> None:
         super().__init__()
         self._summarizer = summarizer
-        self._on_change = on_change
-        self._told = summarizer.pid
+        self._on_start = on_start
+        self._reported_pid = summarizer.pid
 
     async def work(self) -> float:
-        """See that it lives."""
-        if self._told is not None:
+        """Restart the process if it has exited."""
+        if self._reported_pid is not None:
             try:
                 await self._summarizer.start()
             except SummarizerError as error:
                 raise Unavailable(str(error)) from error
-        if (pid := self._summarizer.pid) is not None and pid != self._told:
-            self._told = pid
-            self._on_change()
+        if (pid := self._summarizer.pid) is not None and pid != self._reported_pid:
+            self._reported_pid = pid
+            self._on_start(pid)
         return self.poll_seconds

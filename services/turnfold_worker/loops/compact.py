@@ -8,126 +8,95 @@ from collections.abc import Callable
 import structlog
 
 from turnfold.core.summary.fair_share import JobSlots
-from turnfold.core.text.tokens import Count
 from turnfold.errors import Unavailable
 from turnfold.observability.tracing import span
-from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack, compact
-from turnfold.ports.compact import Job, JobStore, Summarizer
-from turnfold.ports.ingest import PolicyResolver
+from turnfold.ports.compact import Job, JobStore
 from turnfold.process.tasks import cancel_and_wait
-from turnfold_worker.loops.polling import YIELDS_AGAIN_SECONDS, BusyDeferral, PollingLoop
+from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
+from turnfold_worker.loops.wakeups import Wakeups
 
 log = structlog.get_logger()
 
 
 class Compactor(PollingLoop):
-    """Claims due jobs, a few at once and no agent's alone, and has them written."""
+    """Run due jobs, some at once and shared fairly between agents."""
 
     def __init__(
         self,
+        context: WorkerContext,
         *,
         store: JobStore,
-        summarizer: Summarizer,
-        writing: SummaryConfig,
-        count: Count,
-        policy: PolicyResolver,
-        now_ms: Callable[[], int],
-        concurrency: int,
+        wakeups: Wakeups,
         is_busy: Callable[[], bool],
     ) -> None:
-        super().__init__()
+        super().__init__(woken=wakeups.compactor)
         self._store = store
-        self._summarizer = summarizer
-        self._writing = writing
-        self._count = count
-        self._policy = policy
-        self._now_ms = now_ms
-        self._concurrency = concurrency
-        self._events = BusyDeferral(is_busy)
+        self._wakeups = wakeups
+        self._deferral = BusyDeferral(is_busy)
+        self._summarizer = context.summarizer
+        self._config = context.summary_config
+        self._installation = context.installation
+        self._concurrency = context.settings.summary_concurrency
+        self._metrics = context.telemetry.metrics
         self._running: dict[asyncio.Task[None], Job] = {}
-        self.on_done: Callable[[Job], object] = lambda _: None
-        self.on_attempt: Callable[[Outcome | str], object] = lambda _: None
 
-    async def run(self) -> None:
-        """Work until cancelled; running jobs are left to whoever comes next."""
+    async def run(self, *, on_failure: Callable[[str], object]) -> None:
+        """Work until cancelled. Other workers take over the running jobs."""
         try:
-            await super().run()
+            await super().run(on_failure=on_failure)
         finally:
             await cancel_and_wait(*self._running)
 
     async def work(self) -> float:
-        """Claim as many jobs as there are free places."""
-        places = JobSlots.of(
+        """Claim a job for each free slot."""
+        slots = JobSlots.of(
             self._concurrency, Counter(job.key.agent_id for job in self._running.values())
         )
-        if places.free <= 0:
+        if slots.free <= 0:
             return self.poll_seconds
-        if self._events.go_first:
-            return YIELDS_AGAIN_SECONDS
-        lease_ms = int(1000 * self._writing.lease_seconds)
-        for job in await self._store.claim(
-            places, lease_ms=lease_ms, now_ms=self._now_ms(), policy=self._policy
-        ):
-            task = asyncio.create_task(self._compact(job), name=f"compact-{job.compaction_ids[-1]}")
+        if self._deferral.should_wait:
+            return YIELD_POLL_SECONDS
+        jobs = await self._store.claim(
+            slots,
+            lease_ms=int(1000 * self._config.lease_seconds),
+            now_ms=now_ms(),
+            policy=self._installation.policy,
+        )
+        for job in jobs:
+            task = asyncio.create_task(self._run_job(job), name=f"compact-{job.compaction_ids[-1]}")
             self._running[task] = job
-            task.add_done_callback(self._finished)
-        # Whoever finishes looks again.
+            task.add_done_callback(self._end_job)
+        # A job that ends wakes this loop.
         if self._running or (due_ms := await self._store.next_due_ms()) is None:
             return self.poll_seconds
-        return min(self.poll_seconds, max(0.01, (due_ms - self._now_ms()) / 1000))
+        return min(self.poll_seconds, max(0.01, (due_ms - now_ms()) / 1000))
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _end_job(self, task: asyncio.Task[None]) -> None:
         job = self._running.pop(task)
         self.wake()
-        self.on_done(job)
+        self._wakeups.after_job(job)
 
-    async def _compact(self, job: Job) -> None:
+    async def _run_job(self, job: Job) -> None:
         began = time.monotonic()
+        compaction_id = job.compaction_ids[-1]
         try:
-            outcome = await self._traced(job)
+            outcome = await self._attempt(job)
         except Unavailable as error:
-            self.on_attempt("delayed")
-            log.warning(
-                "compaction.delayed", compaction_id=job.compaction_ids[-1], error=str(error)
-            )
+            self._metrics.attempted("delayed")
+            log.warning("compaction.delayed", compaction_id=compaction_id, error=str(error))
             return
         except Exception:
-            # The lease runs out and the job is tried again, by whoever comes first.
-            self.on_attempt("crashed")
-            log.exception("compaction.crashed", compaction_id=job.compaction_ids[-1])
+            # The lease expires, and then any worker may claim the job again.
+            self._metrics.attempted("crashed")
+            log.exception("compaction.crashed", compaction_id=compaction_id)
             return
-        self.on_attempt(outcome)
-        seconds = round(time.monotonic() - began, 3)
-        match outcome:
-            case Committed(version=version, reason=reason):
-                log.info(
-                    "summary.committed",
-                    compaction_id=job.compaction_ids[-1],
-                    version=version,
-                    reason=reason,
-                    seconds=seconds,
-                )
-            case RolledBack(reason=reason):
-                log.warning(
-                    "compaction.rolled_back",
-                    compaction_id=job.compaction_ids[-1],
-                    reason=reason,
-                    seconds=seconds,
-                )
-            case Retry(reason=reason):
-                log.warning(
-                    "attempt.failed",
-                    compaction_id=job.compaction_ids[-1],
-                    reason=reason,
-                    attempt=job.attempt,
-                    seconds=seconds,
-                )
-            case _:
-                log.info("summary.discarded", compaction_id=job.compaction_ids[-1], seconds=seconds)
+        self._metrics.attempted(outcome)
+        _log_outcome(job, outcome, seconds=round(time.monotonic() - began, 3))
 
-    async def _traced(self, job: Job) -> Outcome:
-        """One attempt, in the trace of the event that set it off."""
+    async def _attempt(self, job: Job) -> Outcome:
+        """Make one attempt, in the trace of the event that opened the job."""
         *others, parent = job.traces or (None,)
         compaction_id = str(job.compaction_ids[-1])
         with span(
@@ -142,11 +111,24 @@ class Compactor(PollingLoop):
                 job,
                 store=self._store,
                 summarizer=self._summarizer,
-                writing=self._writing,
-                count=self._count,
-                now_ms=self._now_ms,
+                writing=self._config,
+                count=self._installation.count,
+                now_ms=now_ms,
             )
             compacting.set_attributes(
                 outcome=type(outcome).__name__, reason=getattr(outcome, "reason", None)
             )
             return outcome
+
+
+def _log_outcome(job: Job, outcome: Outcome, *, seconds: float) -> None:
+    bound = log.bind(compaction_id=job.compaction_ids[-1], seconds=seconds)
+    match outcome:
+        case Committed(version=version, reason=reason):
+            bound.info("summary.committed", version=version, reason=reason)
+        case RolledBack(reason=reason):
+            bound.warning("compaction.rolled_back", reason=reason)
+        case Retry(reason=reason):
+            bound.warning("attempt.failed", reason=reason, attempt=job.attempt)
+        case _:
+            bound.info("summary.discarded")

@@ -3,86 +3,82 @@
 import json
 from collections.abc import Sequence
 
-import structlog
-from nats.aio.client import Client
-
 from turnfold.bus.asking import asking
 from turnfold.bus.streams import ack_floor
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import Unavailable
 from turnfold.ports.ingest import IngestStore
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
 
-log = structlog.get_logger()
-
-GONE_ALREADY = (10_037, 10_043)
-"""Error codes of JetStream: no such message (to read), no such message (to delete)."""
+NO_MESSAGE_CODES = (10_037, 10_043)
+"""JetStream's error codes for a missing message: on reading it, and on deleting it."""
+REQUEST_SECONDS = 10.0
 
 
 class GapFinder(PollingLoop):
-    """Finds sequences that the stream does not hold any more, so that nobody waits for them."""
+    """Mark sequences that the stream no longer holds as ingested, so that nothing waits for them."""
 
     poll_seconds = 2.0
-    ask_at_most = 200
+    max_requests = 200
 
-    def __init__(self, *, store: IngestStore, client: Client) -> None:
+    def __init__(self, context: WorkerContext, *, store: IngestStore) -> None:
         super().__init__()
         self._store = store
-        self._client = client
+        self._client = context.client
 
     async def work(self) -> float:
-        """Ask the stream about the sequences that are missing."""
+        """Look up the missing sequences in the stream."""
         gaps = await self._store.gaps(up_to=await ack_floor(self._client))
         if not gaps:
             return self.poll_seconds
         jetstream = self._client.jetstream()
         with asking():
             state = (await jetstream.stream_info(EVENTS_STREAM)).state
-            gone = [
+            absent = [
                 (first, min(last, state.first_seq - 1))
                 for first, last in gaps
                 if first < state.first_seq
             ]
             if state.num_deleted:
-                gone += await self._deleted(
+                absent += await self._deleted(
                     [
                         (max(first, state.first_seq), last)
                         for first, last in gaps
                         if last >= state.first_seq
                     ]
                 )
-        if gone:
-            await self._store.mark_ingested(gone)
+        if absent:
+            await self._store.mark_ingested(absent)
         return self.poll_seconds
 
     async def _deleted(self, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """What of these was taken out of the middle of the stream; a list of all that ever was would grow with every erasure."""
-        found: list[tuple[int, int]] = []
-        asked = 0
-        for first, last in gaps:
-            at = first
-            while at <= last and asked < self.ask_at_most:
-                asked += 1
-                held = await self._held_from(at)
-                if held is None or held > at:
-                    found.append((at, last if held is None else min(last, held - 1)))
-                at = last + 1 if held is None else held + 1
-        return found
+        """Return the ranges within `gaps` that were deleted from the middle of the stream.
 
-    async def _held_from(self, seq: int) -> int | None:
-        """The first sequence from here on that the stream holds; None when there is none."""
-        asked = json.dumps({"seq": seq, "next_by_subj": ">"}).encode()
-        told = json.loads(
-            (
-                await self._client.request(
-                    f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", asked, timeout=10
-                )
-            ).data
-        )
-        if failure := told.get("error"):
-            if failure.get("err_code") in GONE_ALREADY:
+        The stream can also list all its deleted sequences, but every erasure lengthens that list.
+        """
+        deleted: list[tuple[int, int]] = []
+        requests = 0
+        for first, last in gaps:
+            seq = first
+            while seq <= last and requests < self.max_requests:
+                requests += 1
+                held = await self._first_held(seq)
+                if held is None or held > seq:
+                    deleted.append((seq, last if held is None else min(last, held - 1)))
+                seq = last + 1 if held is None else held + 1
+        return deleted
+
+    async def _first_held(self, seq: int) -> int | None:
+        """Return the first sequence from `seq` on that the stream holds."""
+        request = json.dumps({"seq": seq, "next_by_subj": ">"}).encode()
+        subject = f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}"
+        message = await self._client.request(subject, request, timeout=REQUEST_SECONDS)
+        reply = json.loads(message.data)
+        if failure := reply.get("error"):
+            if failure.get("err_code") in NO_MESSAGE_CODES:
                 return None
             raise Unavailable(
-                f"the stream does not say what it holds: {failure.get('description')}"
+                f"cannot read the event stream ({failure.get('description')}); retrying in 1 s"
             )
-        return int(told["message"]["seq"])
+        return int(reply["message"]["seq"])

@@ -14,19 +14,19 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 1.0
 YIELD_SECONDS = 5.0
-YIELDS_AGAIN_SECONDS = 0.25
+YIELD_POLL_SECONDS = 0.25
 
 
 class BusyDeferral:
-    """Events go first: a summary or a notice may wait a little, an agent's next window should not. But no backlog stops them for good."""
+    """Defer background work while ingest is busy, for at most `YIELD_SECONDS` in a row."""
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
         self._since: float | None = None
 
     @property
-    def go_first(self) -> bool:
-        """Whether to wait; not for longer than `YIELD_SECONDS` in a row."""
+    def should_wait(self) -> bool:
+        """Whether the caller should wait now; reading it starts or restarts the period."""
         now = time.monotonic()
         if not self._is_busy():
             self._since = None
@@ -39,48 +39,52 @@ class BusyDeferral:
 
 
 class PollingLoop(ABC):
-    """A loop that works when woken, and looks by itself now and then: a lost wake-up costs time, never work."""
+    """Run `work()` when woken and at least every `poll_seconds`.
+
+    A lost wake-up therefore only delays work. `woken` wakes the loop; without it, only `wake`
+    does.
+    """
 
     poll_seconds = 1.0
 
-    def __init__(self) -> None:
-        self._woken = asyncio.Event()
-        self.on_failure: Callable[[str], object] = lambda _: None
-        """Called with the name of a part that goes on after an error."""
+    def __init__(self, *, woken: asyncio.Event | None = None) -> None:
+        self._woken = asyncio.Event() if woken is None else woken
 
     def wake(self) -> None:
-        """There is work."""
+        """Run `work()` as soon as possible."""
         self._woken.set()
 
-    async def run(self) -> None:
-        """Work until cancelled, whatever goes wrong: the next look comes later and later, until one goes well.
+    async def run(self, *, on_failure: Callable[[str], object]) -> None:
+        """Work until cancelled. After an unexpected error, retry with growing delays.
+
+        `on_failure` receives the name of the class after each unexpected error.
 
         Raises:
-            StartError: only a new process would do better.
+            StartError: only a new process can continue.
         """
         failures = 0
         while True:
             self._woken.clear()
             try:
-                wait = await self.work()
+                wait_seconds = await self.work()
             except Unavailable as error:
                 log.warning("loop.delayed", part=type(self).__name__, error=str(error))
-                wait = RETRY_SECONDS
+                wait_seconds = RETRY_SECONDS
             except StartError:
                 raise
             except Exception:
-                self.on_failure(type(self).__name__)
+                on_failure(type(self).__name__)
                 log.exception("work.failed", part=type(self).__name__, failures=failures + 1)
                 await asyncio.sleep(backoff_seconds(failures))
                 failures += 1
                 continue
             failures = 0
             try:
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(wait_seconds):
                     await self._woken.wait()
             except TimeoutError:
                 continue
 
     @abstractmethod
     async def work(self) -> float:
-        """Do what is there to do; seconds until the next look."""
+        """Do the work that is due, and return the seconds until the next call."""

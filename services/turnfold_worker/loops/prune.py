@@ -1,28 +1,24 @@
 """Retention: remove old stored events from the event stream."""
 
-import structlog
-from nats.aio.client import Client
-
 from turnfold.bus.retention import prune_stream
 from turnfold.ports.ingest import IngestStore
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
-
-log = structlog.get_logger()
 
 
 class Pruner(PollingLoop):
-    """Has the stream forget events that have long been stored."""
+    """Purge stored events from the stream after its retention period; 0 hours keep all."""
 
     poll_seconds = 600.0
 
-    def __init__(self, *, store: IngestStore, client: Client, hours: int) -> None:
+    def __init__(self, context: WorkerContext, *, store: IngestStore) -> None:
         super().__init__()
         self._store = store
-        self._client = client
-        self._hours = hours
+        self._client = context.client
+        self._hours = context.settings.stream_retention_hours
 
     async def work(self) -> float:
-        """Purge what is old and stored."""
+        """Purge the events that are stored and old enough."""
         if self._hours:
             await prune_stream(
                 self._client, ingested_to=await self._store.ingested_to(), hours=self._hours

@@ -5,56 +5,66 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 import nats.errors
-import structlog
 
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.errors import Unavailable
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.ports.admin import Notice, OutboxStore
-from turnfold_worker.loops.polling import YIELDS_AGAIN_SECONDS, BusyDeferral, PollingLoop
+from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
 
-log = structlog.get_logger()
-
-NOTICE_SECONDS = 10.0
+PUBLISH_SECONDS = 10.0
 
 
 class Relay(PollingLoop):
-    """Sends the outbox to the stream of notices, at least once and in order."""
+    """Publish the notices of the outbox, in order and at least once."""
 
-    at_once = 100
+    batch_notices = 100
 
     def __init__(
-        self, *, store: OutboxStore, publisher: Publisher, is_busy: Callable[[], bool]
+        self,
+        *,
+        store: OutboxStore,
+        publisher: Publisher,
+        is_busy: Callable[[], bool],
+        woken: asyncio.Event | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(woken=woken)
         self._store = store
         self._publisher = publisher
-        self._events = BusyDeferral(is_busy)
+        self._deferral = BusyDeferral(is_busy)
 
     async def work(self) -> float:
-        """Send what waits; a notice is forgotten when the stream has it."""
-        if self._events.go_first:
-            return YIELDS_AGAIN_SECONDS
+        """Publish all notices that wait. Delete each once the stream has acknowledged it."""
+        if self._deferral.should_wait:
+            return YIELD_POLL_SECONDS
         is_full = True
-        while is_full and (notices := await self._store.unsent(self.at_once)):
-            is_full = len(notices) == self.at_once
+        while is_full and (notices := await self._store.unsent(self.batch_notices)):
+            is_full = len(notices) == self.batch_notices
             try:
-                told = await asyncio.gather(*(self._publish(notice) for notice in notices))
+                replies = await asyncio.gather(*(self._publish(notice) for notice in notices))
             except (nats.errors.Error, TimeoutError) as error:
-                raise Unavailable(f"notices wait: {type(error).__name__}") from error
-            if rejection := next((one for one in told if isinstance(one, Rejection)), None):
-                raise Unavailable(f"notices wait: {rejection.description or rejection.code}")
+                raise _cannot_publish(type(error).__name__) from error
+            rejections = (reply for reply in replies if isinstance(reply, Rejection))
+            if rejection := next(rejections, None):
+                raise _cannot_publish(str(rejection.description or rejection.code))
             await self._store.sent(notices)
         return self.poll_seconds
 
     async def _publish(self, notice: Notice) -> Acknowledgement | Rejection:
-        headers = {"Nats-Expected-Stream": NOTICES_STREAM, "Nats-Msg-Id": _name_of(notice)}
+        headers = {"Nats-Expected-Stream": NOTICES_STREAM, "Nats-Msg-Id": _message_id(notice)}
         return await self._publisher.publish(
-            notice.subject, notice.payload.encode(), headers=headers, seconds=NOTICE_SECONDS
+            notice.subject, notice.payload.encode(), headers=headers, seconds=PUBLISH_SECONDS
         )
 
 
-def _name_of(notice: Notice) -> str:
-    """What the broker knows a notice by when it comes again; by its number alone, those of a restored database would be taken for old ones."""
-    told = blake2b(notice.payload.encode(), digest_size=8).hexdigest()
-    return f"n{notice.outbox_id}.{told}"
+def _cannot_publish(cause: str) -> Unavailable:
+    return Unavailable(f"cannot publish notices ({cause}); retrying in 1 s")
+
+
+def _message_id(notice: Notice) -> str:
+    """Return the id by which the stream recognizes a notice that is published again.
+
+    It includes a hash of the payload: a restored database reuses the numbers of the outbox.
+    """
+    digest = blake2b(notice.payload.encode(), digest_size=8).hexdigest()
+    return f"n{notice.outbox_id}.{digest}"

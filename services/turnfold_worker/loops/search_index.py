@@ -3,18 +3,14 @@
 import time
 from collections.abc import Callable
 
-import structlog
-
 from turnfold.ports.ingest import SearchIndex
 from turnfold_worker.loops.polling import PollingLoop
 
-log = structlog.get_logger()
-
 
 class Indexer(PollingLoop):
-    """Has messages indexed for search, a few at a time, while no full batch of events is in hand."""
+    """Index messages for search in small transactions, while ingest is not busy."""
 
-    longest_pause_seconds = 10.0
+    max_pause_seconds = 10.0
 
     def __init__(self, *, store: SearchIndex, is_busy: Callable[[], bool]) -> None:
         super().__init__()
@@ -23,11 +19,13 @@ class Indexer(PollingLoop):
         self._since = time.monotonic()
 
     async def work(self) -> float:
-        """Index what waits. What is not indexed yet is found all the same, so events go first; but no backlog stops it for good.
+        """Index the messages that wait.
 
-        What comes meanwhile is left for the next look: a transaction for each turn would cost more than what is in it.
+        Search also finds messages that are not indexed, so ingest goes first, but a backlog
+        delays indexing for at most `max_pause_seconds`. Messages that arrive during the call
+        are left for the next one: one transaction per turn costs more than the indexing.
         """
-        while not self._is_busy() or time.monotonic() - self._since > self.longest_pause_seconds:
+        while not self._is_busy() or time.monotonic() - self._since > self.max_pause_seconds:
             self._since = time.monotonic()
             if not await self._store.index_some():
                 break

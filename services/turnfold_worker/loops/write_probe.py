@@ -3,15 +3,11 @@
 import time
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from turnfold_worker.loops.polling import PollingLoop
-
-log = structlog.get_logger()
 
 
 class WriteProbe(PollingLoop):
-    """Sees that the database can be written, and remembers when it could."""
+    """Write to the database periodically, and record when that last succeeded."""
 
     poll_seconds = 5.0
 
@@ -22,11 +18,11 @@ class WriteProbe(PollingLoop):
 
     @property
     def age_seconds(self) -> float:
-        """How long ago it could be written."""
+        """The time since the last successful write."""
         return time.monotonic() - self._written_at
 
     async def work(self) -> float:
-        """Look."""
+        """Write once."""
         await self._probe()
         self._written_at = time.monotonic()
         return self.poll_seconds

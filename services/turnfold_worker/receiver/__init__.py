@@ -1,5 +1,5 @@
-"""The process beside a worker that receives its events, weighs them, and acknowledges what the worker has stored."""
+"""The process beside a worker that pulls, decodes and acknowledges its events."""
 
-from turnfold_worker.receiver.parent import Receiver
+from turnfold_worker.receiver.parent import Receiver, ReceiverProcess
 
-__all__ = ["Receiver"]
+__all__ = ["Receiver", "ReceiverProcess"]

@@ -23,8 +23,8 @@ STOP_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 2.0
 
 
-class _Process(Beside):
-    """One receiver while it lives."""
+class ReceiverProcess(Beside):
+    """A running receiver process."""
 
     def __init__(self) -> None:
         super().__init__("receiver")
@@ -36,16 +36,16 @@ class _Process(Beside):
 class ReceivedBatch:
     """A parcel, and whom to tell what became of it."""
 
-    parcel: wire.BatchReady
-    _process: _Process
+    message: wire.BatchReady
+    _process: ReceiverProcess
 
     def acknowledge(self) -> None:
         """All of it is committed."""
-        self._process.say(wire.Ack(self.parcel.number))
+        self._process.say(wire.Ack(self.message.number))
 
-    def give_back(self, *, delay_seconds: float = 0.0) -> None:
+    def nack(self, *, delay_seconds: float = 0.0) -> None:
         """Nothing of it was stored; it is to come again, here or elsewhere."""
-        self._process.say(wire.Nack(self.parcel.number, delay_seconds))
+        self._process.say(wire.Nack(self.message.number, delay_seconds))
 
 
 class Receiver:
@@ -54,21 +54,25 @@ class Receiver:
     What a receiver held when it died is delivered again by the bus, to the next one or to another worker.
     """
 
-    def __init__(self) -> None:
-        self._process: _Process | None = None
+    def __init__(
+        self,
+        process: ReceiverProcess,
+        *,
+        on_start: Callable[[int], object],
+        on_failure: Callable[[str], object],
+    ) -> None:
+        self._process: ReceiverProcess | None = process
+        self._on_start = on_start
+        self._on_failure = on_failure
         self._received: asyncio.Queue[ReceivedBatch | BaseException] = asyncio.Queue()
         self._keeping: asyncio.Task[None] | None = None
         self._served_at = 0.0
         self._may_receive = False
         self._is_stopping = False
         self._loaded = asyncio.Event()
-        self.on_change: Callable[[], object] = lambda: None
-        """Called when there is another process."""
-        self.on_failure: Callable[[str], object] = lambda _: None
-        """Called with the name of this part when it goes on after an error."""
         self.held = 0
         """How many events are received and not stored yet; more may wait in the stream."""
-        self.words: tuple[int, int] | None = None
+        self.activity: tuple[int, int] | None = None
         """Changes whenever the consumer is heard; None while there is nothing to hear."""
 
     @property
@@ -80,10 +84,6 @@ class Receiver:
     def idle_seconds(self) -> float:
         """How long ago the consumer was heard last, though there was room for more."""
         return asyncio.get_running_loop().time() - self._served_at
-
-    def begin(self) -> None:
-        """Start the process: it loads while its worker does."""
-        self._process = _Process()
 
     async def start(self) -> None:
         """Begin to listen to it."""
@@ -125,7 +125,7 @@ class Receiver:
         while not self._received.empty():
             received = self._received.get_nowait()
             if isinstance(received, ReceivedBatch):
-                received.give_back()
+                received.nack()
 
     async def close(self) -> None:
         """End the process, once it has passed on all that it was told."""
@@ -154,7 +154,7 @@ class Receiver:
                     "receiver.start_failed", error=type(error).__name__, retry_seconds=RETRY_SECONDS
                 )
             except Exception:
-                self.on_failure("Receiver")
+                self._on_failure("Receiver")
                 log.exception("receiver.failed", failures=failures + 1)
                 await asyncio.sleep(backoff_seconds(failures))
                 failures += 1
@@ -164,8 +164,8 @@ class Receiver:
     async def _kept_one(self) -> bool:
         """Listen to one process, as long as it lives; whether it was the last."""
         if (process := self._process) is None:
-            process = self._process = _Process()
-            self.on_change()
+            process = self._process = ReceiverProcess()
+            self._on_start(process.pid)
         return await self._listen(process) or self._is_stopping
 
     async def _given_up(self) -> None:
@@ -173,7 +173,7 @@ class Receiver:
         if process is not None:
             await process.close(seconds=0.0)
 
-    async def _listen(self, process: _Process) -> bool:
+    async def _listen(self, process: ReceiverProcess) -> bool:
         """Hear it out, until it is gone or silent for too long; whether it says that another would do no better."""
         reader = await process.open()
         if self._may_receive:
@@ -188,7 +188,7 @@ class Receiver:
             reading.cancel()
             process.stopped.set()
 
-    async def _hear(self, process: _Process, reader: asyncio.StreamReader) -> bool:
+    async def _hear(self, process: ReceiverProcess, reader: asyncio.StreamReader) -> bool:
         while (word := await wire.read_word(reader)) is not None:
             process.is_heard = True
             self._loaded.set()
@@ -196,10 +196,10 @@ class Receiver:
                 case wire.BatchReady():
                     self.held = word.held
                     self._received.put_nowait(ReceivedBatch(word, process))
-                case wire.Heartbeat(held, words, silent_seconds):
+                case wire.Heartbeat(held, activity, idle_seconds):
                     self.held = held
-                    self.words = None if words is None else (process.pid, words)
-                    self._served_at = asyncio.get_running_loop().time() - silent_seconds
+                    self.activity = None if activity is None else (process.pid, activity)
+                    self._served_at = asyncio.get_running_loop().time() - idle_seconds
                 case wire.Stopped():
                     process.stopped.set()
                 case wire.Failed(told):
@@ -209,7 +209,7 @@ class Receiver:
                     pass
         return False
 
-    async def _beat(self, process: _Process) -> None:
+    async def _beat(self, process: ReceiverProcess) -> None:
         """Say that we are here, until it is not."""
         missed, most = 0, START_BEATS
         while missed < most:

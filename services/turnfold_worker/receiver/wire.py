@@ -46,7 +46,7 @@ class Heartbeat(NamedTuple):
     """Each to the other: it is there. The receiver tells what it holds, and how its consumer is (see `turnfold.bus.pull.Pull`)."""
 
     held: int = 0
-    words: int | None = None
+    activity: int | None = None
     idle_seconds: float = 0.0
 
 

@@ -12,14 +12,13 @@ from turnfold.settings import Settings, read_settings
 def worker() -> int:
     """Ingest events and compact sessions until told to stop; the exit status."""
     settings = _settings("worker")
-    from turnfold_worker.receiver import Receiver
+    from turnfold_worker.receiver import ReceiverProcess
 
-    # Its process loads while we load.
-    receiver = Receiver()
-    receiver.begin()
+    # The process loads while this one imports the worker.
+    process = ReceiverProcess()
     from turnfold_worker.app import main
 
-    return main(settings, receiver)
+    return main(settings, process)
 
 
 def receiver() -> int:

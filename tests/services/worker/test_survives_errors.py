@@ -128,9 +128,8 @@ async def test_a_loop_goes_on_after_any_error_and_counts_those_that_were_not_for
     monkeypatch.setattr("turnfold_worker.loops.polling.backoff_seconds", at_once)
     failed: list[str] = []
     loop = Stumbling(KeyError("seq"), ValueError("no JSON"), RuntimeError(), AssertionError())
-    loop.on_failure = failed.append
 
-    running = asyncio.create_task(loop.run())
+    running = asyncio.create_task(loop.run(on_failure=failed.append))
     async with asyncio.timeout(5):
         await loop.has_worked.wait()
     running.cancel()
@@ -142,9 +141,9 @@ async def test_a_loop_goes_on_after_any_error_and_counts_those_that_were_not_for
 @pytest.mark.proves("O7")
 async def test_only_what_a_new_process_would_mend_ends_a_loop() -> None:
     with pytest.raises(StartError):
-        await Stumbling(StartError("the consumer is gone")).run()
+        await Stumbling(StartError("the consumer is gone")).run(on_failure=print)
     patient = Stumbling(Unavailable("later"))
-    running = asyncio.create_task(patient.run())
+    running = asyncio.create_task(patient.run(on_failure=print))
     async with asyncio.timeout(10):
         await patient.has_worked.wait()
     running.cancel()

@@ -1,0 +1,129 @@
+"""The parts that the loops and the request handlers of a worker share."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from turnfold.core.text.tokens import Count
+from turnfold.model_info.context_windows import ModelWindows
+from turnfold.models import ChildSummarizer
+from turnfold.nats_client.connection import NatsClient
+from turnfold.operations.compact.attempt import SummaryConfig
+from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
+from turnfold.operations.policy import policy_resolver
+from turnfold.ports.ingest import Installation
+from turnfold.process.ready import announce
+from turnfold.process.watchdog import Watchdog
+from turnfold.settings import Settings
+from turnfold.store.database.engine import Database
+from turnfold_worker.health import WorkerHealth
+from turnfold_worker.metrics import WorkerMetrics
+from turnfold_worker.receiver import Receiver
+
+Decode = Callable[[Sequence[Delivery]], DecodedBatch]
+
+
+def now_ms() -> int:
+    """Return the time (ms since 1970) for leases, attempts and audit rows."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The watchdog, the metrics and the health of a worker."""
+
+    watchdog: Watchdog
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
+    health: WorkerHealth = field(default_factory=WorkerHealth)
+
+
+class ProcessAnnouncer:
+    """The ids of the worker's processes, announced to the supervisor from `begin` on."""
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {"worker": os.getpid()}
+        self._has_begun = False
+
+    def begin(self, pids: Mapping[str, int | None]) -> None:
+        """Announce the worker with the ids of its child processes; None stands for no process."""
+        self._has_begun = True
+        self._pids |= {name: pid for name, pid in pids.items() if pid is not None}
+        announce(self._pids)
+
+    def update(self, name: str, pid: int) -> None:
+        """Announce the new process of this name."""
+        self._pids[name] = pid
+        if self._has_begun:
+            announce(self._pids)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a running worker is made of, besides its loops. The creator closes the parts."""
+
+    settings: Settings
+    database: Database
+    client: NatsClient
+    receiver: Receiver
+    summarizer: ChildSummarizer
+    announcer: ProcessAnnouncer
+    telemetry: Telemetry
+    installation: Installation
+    summary_config: SummaryConfig
+    decode: Decode
+
+
+def make_context(
+    settings: Settings,
+    *,
+    database: Database,
+    client: NatsClient,
+    receiver: Receiver,
+    summarizer: ChildSummarizer,
+    announcer: ProcessAnnouncer,
+    telemetry: Telemetry,
+    count: Count,
+) -> WorkerContext:
+    """Derive the installation and the functions of a worker from its settings."""
+    windows = ModelWindows()
+    return WorkerContext(
+        settings=settings,
+        database=database,
+        client=client,
+        receiver=receiver,
+        summarizer=summarizer,
+        announcer=announcer,
+        telemetry=telemetry,
+        installation=Installation(
+            policy_resolver(settings.preset, settings.policy_of, settings.allowance),
+            model_window=lambda model, policy: windows(model, override=policy.context_window),
+            count=count,
+            max_sessions=settings.max_sessions_per_agent,
+            allowance=settings.allowance,
+        ),
+        summary_config=_summary_config(settings, windows),
+        decode=partial(
+            decode_batch,
+            count=count,
+            limits=settings.event_limits,
+            image_tokens=settings.policy.image_tokens,
+        ),
+    )
+
+
+def _summary_config(settings: Settings, windows: ModelWindows) -> SummaryConfig:
+    return SummaryConfig(
+        model=settings.summary_model,
+        api_base=settings.summary_api_base,
+        api_key=settings.summary_api_key,
+        key_models=settings.key_models,
+        allowance=settings.allowance,
+        call_timeout_seconds=settings.summary_timeout_seconds,
+        job_timeout_seconds=settings.summary_job_timeout_seconds,
+        lease_seconds=settings.summary_lease_seconds,
+        window=lambda model: windows(model, override=settings.summary_window),
+        task=settings.summary_prompt,
+        redactions=settings.redact_patterns,
+    )

@@ -1,0 +1,45 @@
+"""Events between the loops of a worker."""
+
+import asyncio
+
+from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS
+from turnfold.ports.compact import Job, JobKind
+from turnfold.ports.ingest import IngestResult
+
+
+class Wakeups:
+    """One event per loop that others wake. No loop holds a reference to the loops it wakes.
+
+    Each method states what happened, and wakes the loops that may have work now.
+    """
+
+    def __init__(self) -> None:
+        self.compactor = asyncio.Event()
+        self.relay = asyncio.Event()
+        self.campaigns = asyncio.Event()
+        self.idle = asyncio.Event()
+
+    def after_batch(self, result: IngestResult) -> None:
+        """Wake for the jobs and notices of a stored batch, after the delay of new jobs.
+
+        The window request that follows a turn is served before its summary is written.
+        """
+        if result.evictions:
+            loop = asyncio.get_running_loop()
+            loop.call_later(SUMMARY_DELAY_MS / 1000, self.relay.set)
+            loop.call_later(SUMMARY_DELAY_MS / 1000, self.compactor.set)
+
+    def after_eviction(self) -> None:
+        """Wake for jobs that an idle session or a campaign has opened."""
+        self.compactor.set()
+
+    def after_job(self, job: Job) -> None:
+        """Wake for the notices of an ended job, and for the next job of its campaign."""
+        self.relay.set()
+        if job.writes is JobKind.REGENERATED:
+            self.campaigns.set()
+
+    def after_command(self) -> None:
+        """Wake for whatever a request has changed."""
+        for event in (self.relay, self.campaigns, self.idle, self.compactor):
+            event.set()
