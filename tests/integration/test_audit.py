@@ -163,7 +163,7 @@ async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str)
             failed = [(one["phase"], one["reason"]) for one in await rows("Failed summaries")]
             assert failed[:2] == [("attempt_failed", "timeout"), ("rollback", "provider_error")]
             assert {one["reason"] for one in await rows("Failed summaries", 1)} == {"timeout"}
-            assert [(one["phase"], one["actor"]) for one in await rows("Who asked")][:2] == [
+            assert [(one["phase"], one["actor"]) for one in await rows("Actors")][:2] == [
                 ("promoted", "local"),
                 ("opened", "local"),
             ]
