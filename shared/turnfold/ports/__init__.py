@@ -1,1 +1,4 @@
-"""What the operations need from outside, as Protocols, and the values that cross. Start with `ingest`."""
+"""Protocols for what the operations need from outside, and the values that cross them.
+
+Each module serves one journey; start with `ingest`.
+"""

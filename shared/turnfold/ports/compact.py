@@ -1,4 +1,4 @@
-"""Writing summaries: jobs, their input and their results, and who writes them."""
+"""Ports for writing summaries: jobs, their input and results, and the summarizer."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,11 @@ from turnfold.messages import AgentId, CompactionId, Message, SessionKey
 
 
 class JobKind(StrEnum):
-    """What a job comes to."""
+    """The version that a job writes.
+
+    `NEXT` follows the version in force. `STAND_IN` replaces extractive versions in force by one
+    that a model writes. `REGENERATED` is stored beside the version in force.
+    """
 
     NEXT = "next"
     STAND_IN = "stand_in"
@@ -26,7 +30,10 @@ class JobKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RegenerateOptions:
-    """What a regeneration asks for besides what the policy says; from the originals on unless a version is named."""
+    """Options of a regeneration that differ from the policy.
+
+    It starts from the original messages unless `from_version` names a version to build on.
+    """
 
     model: str | None = None
     style: str | None = None
@@ -36,13 +43,12 @@ class RegenerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A claimed compaction: every pending row of one session, under a lease.
+    """The claimed compactions of one session, under one lease.
 
-    With `planned`, what made it due, nothing has left yet: what the policy would let go leaves when the version is committed.
-    `NEXT` writes on the version in force, `STAND_IN` what an extractive version in force says, by a model; `REGENERATED`
-    what the version speaks for that was in force at the claim. While a session's model rests, `cooling` says why.
-    `tokens_evicted` is what the messages count that left for it, `summary_tokens` the version in force. `traces` are those of
-    the events that set it off, the newest last.
+    `planned` is the trigger of an eviction that takes place when the version is committed; until
+    then no message has left. `cooling` is the reason why the session's model is not asked now.
+    `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force. `traces`
+    are the traceparents of the events that caused the evictions, newest last.
     """
 
     key: SessionKey
@@ -63,7 +69,7 @@ class Job:
 
 
 class EvictedMessage(NamedTuple):
-    """A message that a job summarises: what it is, whether it tells of an error, and its JSON text."""
+    """A message to summarize: its numbers, whether it reports an error, and its JSON text."""
 
     message: Message
     is_error: bool
@@ -72,10 +78,11 @@ class EvictedMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """What a job summarises; `newest_request` is the JSON text of the newest live user message.
+    """The input of a job; `newest_request` is the JSON text of the newest live user message.
 
-    `leaving` is the eviction that a planned compaction comes to, if it comes to any; its messages are still live. `depth`
-    is how many versions the new one will be away from the originals: 1 when all it speaks for is among `evicted`.
+    `leaving` is the eviction of a planned compaction, whose messages are still live. `depth` is the
+    number of versions between the new one and the original messages: 1 if all of them are in
+    `evicted`.
     """
 
     evicted: tuple[EvictedMessage, ...]
@@ -87,9 +94,10 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A summary ready to be committed, counted.
+    """A summary ready to be committed, with its token counts.
 
-    Of the messages it was written from, so many calls and results were shown cut to a model; writing took so many seconds.
+    `calls_truncated` and `results_truncated` count those that were shortened for the model.
+    `seconds` is the time that writing took.
     """
 
     draft: Draft
@@ -105,7 +113,7 @@ class Version:
 
 
 class FailureStatus(StrEnum):
-    """How a compaction ends that evicted nothing and comes to nothing."""
+    """How a compaction ends without a version."""
 
     REJECTED = "rejected"
     FAILED = "failed"
@@ -113,14 +121,21 @@ class FailureStatus(StrEnum):
 
 
 class JobProgress(NamedTuple):
-    """What came of a job before: answers by a digest of what was asked, and why the last attempt gave no version."""
+    """Results of earlier attempts at a job.
+
+    `parts` maps the digest of a prompt to its answer. `last_reason` says why the last attempt gave
+    no version.
+    """
 
     parts: Mapping[str, str]
     last_reason: str | None
 
 
 class ModelCallStore(Protocol):
-    """What calls of models left behind: answers on the way to a version, and tokens by agent and UTC day (since 1970)."""
+    """Store the answers of model calls on the way to a version, and tokens per agent and UTC day.
+
+    A day is counted in days since 1970.
+    """
 
     async def begun(self, job: Job) -> JobProgress: ...
 
@@ -132,7 +147,7 @@ class ModelCallStore(Protocol):
 
 
 class JobStore(ModelCallStore, Protocol):
-    """The compaction rows as durable jobs."""
+    """Store compactions as durable jobs. Each method is one transaction."""
 
     async def claim(
         self,
@@ -142,7 +157,10 @@ class JobStore(ModelCallStore, Protocol):
         now_ms: int,
         policy: Callable[[PolicyOverrides, PolicyOverrides], Policy],
     ) -> Sequence[Job]:
-        """Take due jobs under a lease, as many as there are places for."""
+        """Claim due jobs, as many as `places` has free, each under a lease of `lease_ms`.
+
+        The caller must renew the lease before it expires, and must end each job.
+        """
         ...
 
     async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput: ...
@@ -187,14 +205,14 @@ class JobStore(ModelCallStore, Protocol):
 
 
 class Summarizer(Protocol):
-    """Who writes summaries."""
+    """Write summaries."""
 
     async def summarize(
         self, job: SummaryJob, *, keep: Callable[[ChunkSummary], Awaitable[None]] = ...
     ) -> Draft:
-        """Write one version; `keep` is told of each part of it.
+        """Write one version; `keep` receives the answer of each part of a long input.
 
         Raises:
-            SummarizerError: none that may be used; the error says why.
+            SummarizerError: there is no usable answer; the error carries the reason.
         """
         ...

@@ -1,4 +1,4 @@
-"""Storing events: decoded events, the settings that evictions need, and the stores that ingest uses."""
+"""Ports for storing events: decoded events, the settings that evictions need, and the stores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,10 +20,11 @@ def _random_id() -> int:
 
 
 class DecodedMessage(NamedTuple):
-    """One message of an event, ready to be stored: what it is, what it costs (see `turnfold.core.text.tokens.Measured`), and its texts.
+    """One message of an event, with its token counts, ready to be stored.
 
-    `tool_call_id` and `content_digest` are those of a result. `body` is the JSON text as windows show it, `original` the
-    content as published where that is another JSON.
+    `tool_call_id` and `content_digest` belong to tool results. `body` is the JSON text that windows
+    show. `original` is the content as published, if it was other JSON. See
+    `turnfold.core.text.tokens.MessageTokens` for the counts.
     """
 
     role: str
@@ -43,9 +44,10 @@ class DecodedMessage(NamedTuple):
 
 
 class DecodedEvent(NamedTuple):
-    """An event that may be stored: where and when (ms since 1970) the stream took it, what it says, and its messages weighed.
+    """A valid event: its stream position, its time, and its messages with token counts.
 
-    `trace` is to be gone on with by who works on what it sets off.
+    `at_ms` is the time of the stream, in milliseconds since 1970. `trace` is the traceparent of the
+    publisher; spans of later work continue it.
     """
 
     stream_seq: int
@@ -65,7 +67,7 @@ class DecodedEvent(NamedTuple):
 
     @property
     def answer(self) -> int | None:
-        """The index of the answer that the report speaks of: the last message of an assistant."""
+        """The index of the last assistant message, to which `report` belongs; None without one."""
         return max(
             (index for index, message in enumerate(self.messages) if message.role == "assistant"),
             default=None,
@@ -73,14 +75,18 @@ class DecodedEvent(NamedTuple):
 
 
 PAYLOAD_KEPT_BYTES = 64 * 1024
-"""How much of a bad event its dead letter keeps."""
+"""The most bytes of a bad event that its dead letter keeps."""
 
 
 NO_PAYLOADS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class DeadLetter(NamedTuple):
-    """An event that never can be; `payload` is what of it is kept, `key` the session it speaks of, where that can be told."""
+    """An event that can never be stored.
+
+    `payload` is the part of its bytes that is kept. `key` is the session that it names, if that can
+    be read.
+    """
 
     stream_seq: int
     at_ms: int
@@ -114,7 +120,7 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What one batch came to."""
+    """Counts of one stored batch."""
 
     events: int = 0
     messages: int = 0
@@ -124,7 +130,7 @@ class IngestResult:
 
 
 class IngestStore(Protocol):
-    """Where events are stored."""
+    """Store events. Each method is one transaction."""
 
     async def ingest(
         self,
@@ -134,9 +140,10 @@ class IngestStore(Protocol):
         installation: Installation,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
     ) -> IngestResult:
-        """Store a batch in one transaction: events, pairing, evictions, dead letters, and that these sequences came.
+        """Store a batch: events, pairs of calls and results, evictions, dead letters and ranges.
 
-        `payloads` are the bytes that were published, by sequence: what of an arrival is kept that has to be refused.
+        `payloads` maps sequences to the published bytes. An event that must be refused keeps a part
+        of them in its dead letter.
 
         Raises:
             Unavailable: nothing was stored; the same batch may be tried again.
@@ -145,37 +152,43 @@ class IngestStore(Protocol):
         ...
 
     async def mark_ingested(self, ranges_: Sequence[tuple[int, int]]) -> None:
-        """Count sequences that the stream no longer holds as ingested."""
+        """Record sequences that the stream no longer holds as ingested."""
         ...
 
     async def gaps(self, *, up_to: int = 0) -> Sequence[tuple[int, int]]:
-        """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
+        """Return the ranges of sequences that are not ingested.
+
+        The search ends at `up_to` or at the highest ingested sequence, whichever is higher.
+        """
         ...
 
     def backfill_lock(self) -> AbstractAsyncContextManager[None]:
-        """Take turns with other workers that store what is missing; one that holds the turn for very long is not waited for."""
+        """Hold a lock against other workers that store missing events.
+
+        Continue without it after a timeout, so that a worker that hangs blocks nobody.
+        """
         ...
 
     async def ingested_to(self) -> int:
-        """The sequence up to which none is missing; 0 where the first one is."""
+        """Return the sequence up to which every event is ingested; 0 if the first is missing."""
         ...
 
 
 class IdleStore(Protocol):
-    """Where sessions are found that nobody speaks in."""
+    """Find idle sessions."""
 
     async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
-        """Look at sessions that have fallen idle, and evict from those that are worth it; how many were looked at."""
+        """Evict from sessions that became idle; return how many were examined, at most `limit`."""
         ...
 
     async def next_idle_ms(self) -> int | None:
-        """When the next session falls idle; None when none will."""
+        """Return when the next session becomes idle (ms since 1970); None if none will."""
         ...
 
 
 class SearchIndex(Protocol):
-    """What has to be done so that messages are found fast."""
+    """Add stored messages to the search index."""
 
     async def index_some(self) -> bool:
-        """Index some of the messages that wait for it, in one short transaction; whether more waited when it began."""
+        """Index some messages in one short transaction; return whether more are waiting."""
         ...

@@ -1,4 +1,4 @@
-"""Reading: snapshots of a session for its window, its history, and search."""
+"""Ports for reading: snapshots of a session for its window, its history, and search."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from turnfold.messages import AgentId, CompactionId, Message, SessionKey, State
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
-    """A session as its row has it. Times are milliseconds since 1970."""
+    """The row of a session. Times are milliseconds since 1970."""
 
     sid: int
     wishes: PolicyOverrides
@@ -34,7 +34,7 @@ class SessionSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoredSummary:
-    """A version as it is stored; `sections` and `ledger` are JSON texts."""
+    """A stored version; `sections` and `ledger` are JSON texts."""
 
     version: int
     base_version: int | None
@@ -55,7 +55,7 @@ class StoredSummary:
 
 
 class PendingEviction(NamedTuple):
-    """A compaction that no summary speaks for yet."""
+    """An eviction that no summary covers yet."""
 
     compaction_id: CompactionId
     messages: int
@@ -67,7 +67,10 @@ class PendingEviction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WindowSnapshot:
-    """Everything a window is decided from, out of one snapshot. `ingested_to` is the sequence up to which nothing is missing."""
+    """The data that a window is decided from, read in one snapshot.
+
+    `ingested_to` is the sequence up to which every event is ingested.
+    """
 
     ingested_to: int
     session: SessionSnapshot | None
@@ -80,11 +83,11 @@ Chosen = TypeVar("Chosen")
 
 
 class TooLargeHere(Exception):
-    """The session is larger than windows are made of in this process; another one does it."""
+    """This process does not build windows of sessions this large; the heavy lane does."""
 
 
 class WindowStore(Protocol):
-    """Where windows are read."""
+    """Read sessions for windows. Each method reads one snapshot."""
 
     async def window(
         self,
@@ -93,12 +96,13 @@ class WindowStore(Protocol):
         glance: Callable[[WindowSnapshot], Chosen | None],
         choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
-        """Read a session in one snapshot: what was chosen from its facts, and the JSON texts of the positions chosen.
+        """Read a session; return the result of `choose`, and the JSON texts of its positions.
 
-        `glance` sees the session alone, before its messages are read; what it returns, unless None, is the answer.
+        `glance` receives the session before its messages are read. A result other than None ends
+        the call.
 
         Raises:
-            TooLargeHere: `glance` had no answer, and nothing more was read.
+            TooLargeHere: `glance` returned None, and the session is too large for this process.
         """
         ...
 
@@ -110,17 +114,20 @@ class WindowStore(Protocol):
         glance: Callable[[WindowSnapshot], Chosen | None],
         choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
-        """Read a session as it was; `glance` sees it as it is, `choose` as it was, with the counts of then.
+        """Read a session as it was; `glance` receives it as it is, `choose` as it was.
 
         Raises:
-            BadRequest: there was no such moment in it.
-            TooLargeHere: as `window`.
+            BadRequest: the session has no such moment.
+            TooLargeHere: as in `window`.
         """
         ...
 
 
 class OriginalMessage(NamedTuple):
-    """A stored message: its JSON text as windows show it, and the content as published where that was another JSON."""
+    """A stored message: the JSON text that windows show, and the content as published.
+
+    `original_content` is None if both are the same.
+    """
 
     message_id: str
     position: int
@@ -130,7 +137,7 @@ class OriginalMessage(NamedTuple):
 
 
 class SessionCounts(NamedTuple):
-    """What a session holds; `messages_covered` is the rest of the total."""
+    """Counts of a session; `messages_covered` is what is neither live nor pending."""
 
     agent_id: str
     session_id: str
@@ -158,17 +165,17 @@ class SessionCounts(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """Where it stands among all sessions, the one with the newest event first: when that came, and its number."""
+        """The key that orders sessions by their newest event, then by number."""
         return (-1 if self.last_event_at_ms is None else self.last_event_at_ms, self.sid)
 
     @property
     def messages_covered(self) -> int:
-        """Messages that the summary in force speaks for."""
+        """The number of messages that the summary in force covers."""
         return self.messages_total - self.messages_live - self.messages_pending
 
 
 class AuditRow(NamedTuple):
-    """One sealed row; `ordinal` counts the rows of its session from 1."""
+    """One row of the audit chain; `ordinal` counts the rows of a session from 1."""
 
     ordinal: int
     at_ms: int
@@ -199,7 +206,12 @@ class DeadLetterRow(NamedTuple):
 
 
 class HistoryStore(Protocol):
-    """Where everything a session was is read. Each method may raise UnknownSession or Unavailable."""
+    """Read everything that is stored of sessions.
+
+    Raises:
+        UnknownSession: there is no such session.
+        Unavailable: the database cannot be read now.
+    """
 
     async def page(
         self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
@@ -232,7 +244,10 @@ class HistoryStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which messages of a session are searched; None is no condition. `version`: those that this version speaks for."""
+    """The messages of a session that are searched; None is no condition.
+
+    `version` limits the search to the messages that this version covers.
+    """
 
     state: State | None = None
     role: str | None = None
@@ -242,26 +257,34 @@ class Scope:
 
 
 class Candidates(NamedTuple):
-    """Messages worth reading; with `is_partial` there were so many under the terms that not all of them were looked at."""
+    """Messages to grade; `is_partial` if there were too many to read all of them."""
 
     originals: Sequence[OriginalMessage]
     is_partial: bool = False
 
 
 class SearchStore(Protocol):
-    """Where messages are found by what they say. Each method may raise UnknownSession or Unavailable."""
+    """Find messages by their words.
+
+    Raises:
+        UnknownSession: there is no such session.
+        Unavailable: the database cannot be read now.
+    """
 
     async def unindexed(
         self, key: SessionKey, *, scope: Scope, after_position: int
     ) -> Sequence[OriginalMessage]:
-        """A page of the messages that the index may not have yet, in order; at the end none.
+        """Return a page of messages that the index may not have yet, in order; empty at the end.
 
-        Who reads these first and the index afterwards misses nothing, whatever is indexed meanwhile.
+        A search that reads these first and the index afterwards misses no message.
         """
         ...
 
     async def candidates(
         self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope
     ) -> Candidates:
-        """Messages that the index has under all terms of a lookup, bounded: of very many the newest and the oldest."""
+        """Return messages that the index has under all terms of a lookup.
+
+        The number is bounded: if there are too many, the newest and the oldest are returned.
+        """
         ...
