@@ -1,1 +1,1 @@
-"""The journeys: ingest, compact, query, and the questions about the past."""
+"""What the services do, as functions over ports: `ingest`, `compact` and `query`."""

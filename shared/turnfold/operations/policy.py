@@ -1,4 +1,4 @@
-"""The policy in force for a session or an agent, and where each of its numbers comes from."""
+"""Resolve and explain the policy of a session or an agent."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -20,9 +20,9 @@ def policy_resolver(
     policy_of: Callable[[str], Policy],
     allowance: Allowance = DEFAULT_ALLOWANCE,
 ) -> PolicyResolver:
-    """Return the function that resolves the policy of a session under an installation's settings.
+    """Return the function that resolves the policy of a session in this installation.
 
-    A session's overrides go before its agent's. The ceilings of `allowance` limit both.
+    A session's overrides precede its agent's. The ceilings of `allowance` limit both.
     """
 
     @lru_cache(maxsize=4_096)
@@ -42,10 +42,10 @@ def explanation(
     origins: Mapping[str, str],
     short_names: frozenset[str],
 ) -> Explain:
-    """How this installation explains a policy.
+    """Return the function that explains a policy: the value and the origin of each number.
 
-    `origins` says whether the environment or the file sets a number, `preset` or a limit (`limit.<number>`); `short_names` are
-    the numbers that the environment sets for the preset token-budget alone.
+    `origins` names the source of each configured number, preset and limit (`limit.<number>`).
+    `short_names` are numbers that the environment sets only for the preset token-budget.
     """
 
     def explain(agent: PolicyOverrides, session: PolicyOverrides) -> Mapping[str, Any]:
@@ -83,6 +83,6 @@ def explanation(
 async def policy_in_force(
     key: SessionKey | AgentId, *, store: HistoryStore, explain: Explain
 ) -> dict[str, Any]:
-    """The policy of a session, or of an agent's new sessions; neither has to exist."""
+    """Return the policy of a session, or of new sessions of an agent; neither has to exist."""
     named = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
     return {**named, **explain(*await store.wishes(key))}

@@ -1,4 +1,4 @@
-"""Requests that change a session or many: policies, versions, campaigns, erasure, dead letters and notices."""
+"""Ports for requests that change sessions: policies, versions, campaigns, erasure, dead letters."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,64 +14,71 @@ from turnfold.ports.query import DeadLetterRow
 
 
 class StoredDeadLetter(NamedTuple):
-    """A dead letter with what is kept of its bytes."""
+    """A dead letter with the bytes that are kept."""
 
     row: DeadLetterRow
     payload: bytes
 
     @property
     def is_whole(self) -> bool:
-        """Whether that is all that was published."""
+        """Whether all published bytes are kept."""
         return len(self.payload) == self.row.size_bytes
 
 
 class DeadLetterStore(Protocol):
-    """Where dead letters are read in full, and replays are noted."""
+    """Read dead letters, and record their replay."""
 
     async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]:
-        """The letters of these ids, oldest first; ids that name none are left out."""
+        """Return the letters with these ids, oldest first; unknown ids are left out."""
         ...
 
     async def unreplayed(
         self, *, reason: str | None, after: int, until: int, limit: int
     ) -> Sequence[StoredDeadLetter]:
-        """Letters behind an id and up to another one that were not replayed yet, oldest first."""
+        """Return letters with ids in (after, until] that were not replayed, oldest first."""
         ...
 
     async def newest_id(self) -> int:
-        """The greatest id so far; 0 where there is no letter."""
+        """Return the greatest id; 0 if there is no letter."""
         ...
 
     async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None:
-        """Note that a letter was published again."""
+        """Record that a letter was published again."""
         ...
 
     async def replay_outcomes(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
-        """Of these sequences those that are ingested, each with the dead letter that it became; None where it was stored."""
+        """Return the ingested sequences, each with its new dead letter (None if it was stored)."""
         ...
 
 
 class EventStream(Protocol):
-    """The stream of events, as far as a replay needs it. Each method may raise Unavailable."""
+    """The part of the event stream that a replay needs.
+
+    Raises:
+        Unavailable: the stream does not answer.
+    """
 
     async def publish(self, subject: str, payload: bytes, *, message_id: str) -> int:
-        """Publish an event; its sequence. The same `message_id` again within minutes is the same publication."""
+        """Publish an event and return its sequence.
+
+        The stream ignores a second publication with the same `message_id` within minutes.
+        """
         ...
 
     async def payload_of(self, seq: int) -> bytes | None:
-        """What was published at a sequence; None where the stream holds it no more."""
+        """Return the bytes published at a sequence; None if the stream no longer holds them."""
         ...
 
 
 class EraseResult(NamedTuple):
-    """What an erasure took away."""
+    """Counts of one erasure."""
 
     sessions: int = 0
     messages: int = 0
 
 
 class SessionCommands(Protocol):
-    """Where requests that write are done."""
+    """Carry out requests that write. `actor` is recorded in the audit."""
 
     async def set_policy(
         self,
@@ -82,56 +89,64 @@ class SessionCommands(Protocol):
         now_ms: int,
         actor: str = LOCAL,
     ) -> Mapping[str, Any]:
-        """Set what a session or an agent wants; the wishes as they stand now."""
+        """Set the policy overrides of a session or an agent; return them as they are now."""
         ...
 
     async def compact_now(
         self, key: SessionKey, *, installation: Installation, now_ms: int, actor: str = LOCAL
     ) -> CompactionId | None:
-        """Evict what the policy would let go; None when there is nothing."""
+        """Evict what the policy allows; return the compaction, or None if nothing would leave."""
         ...
 
     async def erase(
         self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
     ) -> EraseResult:
-        """Erase a session or all of an agent: nothing at or below this sequence, and no event that was stored, comes back."""
+        """Erase a session, or all sessions of an agent.
+
+        Events at or below `last_seq`, and events that were stored before, are not stored again.
+        """
         ...
 
 
 class ErasureStore(Protocol):
-    """What is left to do after an erasure, and whose time is over."""
+    """Complete erasures, and erase sessions whose retention time is over."""
 
     async def erase_expired(
         self, *, after: int, limit: int, installation: Installation, now_ms: int
     ) -> int | None:
-        """Look at some sessions behind this one by number, and erase those that their policy retains no longer.
+        """Examine sessions with numbers above `after`, and erase those with expired retention.
 
-        The last one looked at; None when there was none.
+        Returns the number of the last examined session; None if there was none.
         """
         ...
 
     async def to_purge(self, limit: int) -> Sequence[int]:
-        """The lowest sequences that the stream has still to forget."""
+        """Return the lowest sequences that must still be deleted from the stream."""
         ...
 
     async def purged(self, sequences: Sequence[int]) -> None:
-        """The stream holds these no more."""
+        """Record that the stream no longer holds these sequences."""
         ...
 
     async def tidy(self) -> bool:
-        """Leave nothing of what was erased in files beside the database; False when somebody who reads keeps it from that now."""
+        """Remove erased text from files beside the database; False if a reader prevents it now."""
         ...
 
 
 class ActiveVersion(NamedTuple):
-    """Which version speaks for a session after a change, and how many of its messages wait for one that speaks for them."""
+    """The version in force after a change, and the number of messages that it does not cover."""
 
     version: int | None
     messages_pending: int
 
 
 class VersionStore(Protocol):
-    """Where versions change places. Each method may raise UnknownSession, or BadRequest for what the session never had."""
+    """Change which version is in force.
+
+    Raises:
+        UnknownSession: there is no such session.
+        BadRequest: the session never had such a version or compaction.
+    """
 
     async def promote(
         self,
@@ -143,10 +158,11 @@ class VersionStore(Protocol):
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
-        """Put a version in force; with `over`, only in the place of that one.
+        """Put a version in force; with `over`, only if that version is in force now.
 
         Raises:
-            Conflict: another version is in force than `over`, or what it speaks for was restored since.
+            Conflict: another version than `over` is in force, or messages that it covers were
+                restored.
         """
         ...
 
@@ -159,7 +175,7 @@ class VersionStore(Protocol):
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
-        """Undo an eviction: its messages are live again.
+        """Undo an eviction: its messages become live again.
 
         Raises:
             Conflict: it evicted nothing, or a later one was committed.
@@ -175,7 +191,7 @@ class VersionStore(Protocol):
         now_ms: int,
         actor: str = LOCAL,
     ) -> CompactionId:
-        """Have a version written anew beside the one in force; the compaction that stands for the work.
+        """Open a compaction that writes a new version beside the one in force; return its id.
 
         Raises:
             Conflict: there is no version yet.
@@ -184,7 +200,10 @@ class VersionStore(Protocol):
 
 
 class CampaignProgress(NamedTuple):
-    """How far a campaign is: sessions it began with, opened so far, and of those written, failed and open. Times are ms since 1970."""
+    """Progress of a campaign, in sessions: total, opened, and of those written, failed and open.
+
+    Times are milliseconds since 1970.
+    """
 
     campaign_id: str
     agent_id: str | None
@@ -198,7 +217,7 @@ class CampaignProgress(NamedTuple):
 
 
 class CampaignStore(Protocol):
-    """Regenerations of many sessions."""
+    """Regenerate the summaries of many sessions."""
 
     async def begin(
         self,
@@ -210,20 +229,23 @@ class CampaignStore(Protocol):
         now_ms: int,
         actor: str = LOCAL,
     ) -> CampaignProgress:
-        """Begin one for an agent or for all; the one that is under way where the same was asked before."""
+        """Begin a campaign for an agent or for all.
+
+        If a campaign with the same options is running, return that one.
+        """
         ...
 
     async def advance(self, *, installation: Installation, now_ms: int) -> int:
-        """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
+        """Open the next sessions of each campaign, within its limit; return how many."""
         ...
 
     async def progress(self, campaign_id: str) -> CampaignProgress | None:
-        """How far one is; None where there is none of that id."""
+        """Return the progress of a campaign; None if there is no such campaign."""
         ...
 
 
 class Notice(NamedTuple):
-    """Something that happened and has to be told."""
+    """An outgoing event, stored until the stream has it."""
 
     outbox_id: int
     subject: str
@@ -231,7 +253,7 @@ class Notice(NamedTuple):
 
 
 class OutboxStore(Protocol):
-    """Notices that wait to be sent."""
+    """Notices that are not published yet, oldest first."""
 
     async def unsent(self, limit: int) -> Sequence[Notice]: ...
 

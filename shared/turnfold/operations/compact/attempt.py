@@ -1,4 +1,4 @@
-"""One attempt at a version: what a summariser is given, and the tokens of the day within which a model may be asked."""
+"""One attempt at a version: choose the model, prepare its input, and count its tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,11 +19,12 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class SummaryConfig:
-    """How summaries are written here. Times are seconds; without a model the extractive summariser writes.
+    """How this installation writes summaries. Times are seconds.
 
-    `window` tells how many tokens a model reads, `task` stands in place of our own text of what to do, and `redactions` are
-    the operator's own patterns. Only models that `allowance` allows are called besides the installation's own. `api_base` and
-    `api_key` are used for the models that `key_models` names, and for no other.
+    Without a model, summaries are extractive. `window` returns the context window of a model in
+    tokens. `task` replaces the built-in instructions. `redactions` are the operator's patterns.
+    `allowance` limits the models that agents and sessions may name. `api_base` and `api_key` are
+    used only for the models that match `key_models`.
     """
 
     model: str | None = None
@@ -44,10 +45,11 @@ class SummaryConfig:
 
 
 def model_of(job: Job, writing: SummaryConfig) -> str | None:
-    """Choose the model of this version: the requested one, else the policy's, else the installation's; None: extractive.
+    """Choose the model: the requested one, else the policy's, else the installation's.
 
-    This is the last check before a call. A name that is not allowed is passed over, because it may have been stored before it was
-    forbidden, or it comes from an event.
+    None means that the summary is extractive. This is the last check before a call. A model that is
+    not allowed is skipped, because its name may come from an event, or may have been stored before
+    it was forbidden.
     """
     if not job.policy.uses_model:
         return None
@@ -66,7 +68,7 @@ def model_of(job: Job, writing: SummaryConfig) -> str | None:
 
 
 def summary_job(job: Job, given: JobInput, model: str | None, writing: SummaryConfig) -> SummaryJob:
-    """What a summariser is given."""
+    """Build the input of the summarizer."""
     policy, wanted = job.policy, job.wanted
     has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
     return SummaryJob(
@@ -90,7 +92,7 @@ def summary_job(job: Job, given: JobInput, model: str | None, writing: SummaryCo
 
 
 def without_model(asked: SummaryJob) -> SummaryJob:
-    """The same job for the extractive summariser, which cannot fail for want of a model."""
+    """Return the same job for the extractive summarizer, which needs no model."""
     return replace(asked, model=None, api_base=None, api_key=None, parts={})
 
 
@@ -102,12 +104,12 @@ async def write_version(
     summarizer: Summarizer,
     now_ms: Callable[[], int],
 ) -> Draft:
-    """Have a version written, and count what that took; answers on the way are kept, so that another attempt continues.
+    """Write a version and record its tokens; partial answers are stored for the next attempt.
 
     Raises:
-        SummarizerError: there is none.
-        BudgetSpent: the agent's tokens of the day are spent, and nobody was asked.
-        LostLease: the job is somebody else's by now.
+        SummarizerError: there is no usable answer.
+        BudgetSpent: the agent has used its tokens of the day; no model was called.
+        LostLease: another worker holds the job.
     """
     if asked.model is None:
         return await summarizer.summarize(asked)

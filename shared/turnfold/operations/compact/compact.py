@@ -1,4 +1,4 @@
-"""The second journey: what was evicted lives on in a summary, written while nobody waits."""
+"""Compact a session: write a summary of evicted messages and commit it."""
 
 import asyncio
 import contextlib
@@ -29,16 +29,16 @@ from turnfold.ports.compact import (
 )
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
-"""Reasons that speak of the provider; the others speak of what the model wrote."""
+"""Reasons that concern the provider. All others concern the answer of the model."""
 RENEWALS = 3
-"""How often a lease is renewed in the time that it holds: one that fails, or is late, does not lose it."""
+"""How often a lease is renewed before it would expire: one late renewal must not lose it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A new version stands; `reason` says why it is a stand-in, where it is one.
+    """A new version is in force. `reason` is set if it is a stand-in.
 
-    `tokens_saved` is what the messages counted that left for it, less what it counts more than the version before.
+    `tokens_saved` is the tokens of the evicted messages, minus the growth of the summary.
     """
 
     version: int
@@ -49,21 +49,21 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The attempt failed; the job is tried again."""
+    """The attempt failed; another one follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A compaction that evicted nothing came to nothing, and everything is as before; without `reason` there was nothing to do."""
+    """The compaction ended and changed nothing. Without `reason` there was nothing to do."""
 
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Another worker has the job, or another version stands: what was written is thrown away."""
+    """Another worker holds the job, or another version is in force; the result was discarded."""
 
 
 Outcome = Committed | Retry | RolledBack | Discarded
@@ -78,7 +78,11 @@ async def compact(
     count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:
-    """Write and commit the summary of a claimed job. No transaction is open while the model writes; one that is cancelled is due at once."""
+    """Write and commit the summary of a claimed job.
+
+    No transaction is open while the model writes. If the task is cancelled, the job becomes due at
+    once.
+    """
     model = model_of(job, writing)
     try:
         given = await store.load(
@@ -102,7 +106,7 @@ async def compact(
 
 
 def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
-    """Why a job that evicted nothing is not worth anybody's while; None when it is."""
+    """Return why a job that evicts nothing should end without a version; None if it should not."""
     if job.writes is JobKind.STAND_IN and model is None:
         return "no model writes here any more"
     if not given.evicted:
@@ -183,7 +187,7 @@ async def _write(
 
 
 def _saved(job: Job, given: JobInput, made: Version) -> int:
-    """By how many tokens windows are smaller for this version; what is only said again saves nothing."""
+    """Return how many tokens windows lose with this version. A rewritten version saves nothing."""
     if job.writes is not JobKind.NEXT:
         return 0
     leaving = sum(one.tokens for one in given.leaving.evicted) if given.leaving else 0
@@ -205,7 +209,10 @@ def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
 
 
 def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> float:
-    """Seconds to wait: doubling, with jitter so that many workers do not come back at once; longer where a provider asks for it."""
+    """Return the seconds before the next attempt: doubling, with jitter.
+
+    A provider may ask for a longer pause.
+    """
     longest = min(writing.backoff_seconds * 2 ** (attempt - 1), writing.backoff_max_seconds)
     asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
     return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
@@ -215,7 +222,7 @@ def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> floa
 async def _renewed(
     job: Job, store: JobStore, writing: SummaryConfig, now_ms: Callable[[], int]
 ) -> AsyncGenerator[None]:
-    """Keep the lease while the body runs."""
+    """Renew the lease while the body runs."""
     lease_ms = int(1000 * writing.lease_seconds)
 
     async def keep() -> None:

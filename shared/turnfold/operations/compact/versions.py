@@ -1,4 +1,4 @@
-"""What people do with versions: put one in force, undo a compaction, have a summary written again."""
+"""Promote a version, restore evicted messages, and regenerate summaries."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ async def promote(
     now_ms: int,
     actor: str = LOCAL,
 ) -> None:
-    """Put a version in force; what it does not speak for is pending until the next one does."""
+    """Put a version in force. Messages that it does not cover become pending."""
     await store.promote(
         key,
         request.version,
@@ -71,10 +71,11 @@ async def regenerate(
     now_ms: int,
     actor: str = LOCAL,
 ) -> dict[str, Any]:
-    """Have a version written beside the one in force; `compaction_id` is the work, whose row tells how it goes.
+    """Write a version beside the one in force; `compaction_id` identifies the job in `session.get`.
 
     Raises:
-        BadRequest: its prompt cannot be filled in, or its model has no name that could be one or is not allowed here.
+        BadRequest: the prompt has unknown fields, or the model's name is invalid or not
+            allowed.
     """
     _check(request.model, request.prompt, installation)
     wanted = RegenerateOptions(
@@ -99,10 +100,10 @@ async def begin_campaign(
     now_ms: int,
     actor: str = LOCAL,
 ) -> dict[str, Any]:
-    """Have the summaries of an agent, or of all, written anew; asked again while it is under way, it tells how far that is.
+    """Regenerate the summaries of an agent or of all agents; return the progress.
 
     Raises:
-        BadRequest: see `regenerate`.
+        BadRequest: as in `regenerate`.
     """
     _check(request.model, request.prompt, installation)
     wanted = RegenerateOptions(model=request.model, style=request.style, prompt=request.prompt)
@@ -119,7 +120,7 @@ async def begin_campaign(
 
 
 async def progress(request: ProgressRequest, *, store: CampaignStore) -> dict[str, Any]:
-    """How far a campaign is."""
+    """Return the progress of a campaign."""
     found = await store.progress(request.campaign_id)
     if found is None:
         raise BadRequest("campaign_id: there is no campaign of that id")

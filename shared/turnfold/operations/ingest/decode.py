@@ -1,6 +1,6 @@
-"""Events read, counted and classified: everything about them that needs no database.
+"""Read, count and classify events: everything that needs no database.
 
-This is nearly all that a receiver loads besides the bus, and loads little.
+The receiver loads this module and the bus, and little else.
 """
 
 import json
@@ -18,7 +18,7 @@ from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent, 
 
 
 class Delivery(NamedTuple):
-    """One message as the stream delivered it; times are the stream's, in milliseconds since 1970. `trace` is that of its event."""
+    """One message of the stream. `at_ms` is the stream's time in milliseconds since 1970."""
 
     subject: str
     payload: bytes
@@ -28,7 +28,7 @@ class Delivery(NamedTuple):
 
 
 class DecodedBatch(NamedTuple):
-    """Deliveries that were read: what may be stored, what never can be, and what was published, by the sequences of the stream."""
+    """Decoded deliveries: valid events, dead letters, and the published bytes by sequence."""
 
     arrivals: list[DecodedEvent]
     dead: list[DeadLetter]
@@ -42,7 +42,7 @@ def decode_batch(
     limits: EventLimits = LIMITS,
     image_tokens: int = IMAGE_TOKENS,
 ) -> DecodedBatch:
-    """Read and weigh each; a bad one becomes a dead letter."""
+    """Decode deliveries; a bad one becomes a dead letter."""
     batch = DecodedBatch([], [], {})
     for delivery in deliveries:
         batch.payloads[delivery.stream_seq] = delivery.payload
@@ -62,10 +62,10 @@ def decode_event(
     limits: EventLimits = LIMITS,
     image_tokens: int = IMAGE_TOKENS,
 ) -> DecodedEvent:
-    """Read an event, and count and classify its messages: the only place where anything is tokenised.
+    """Read an event, count its tokens and classify its messages. Nothing else tokenizes.
 
     Raises:
-        BadEvent: it can never be stored.
+        BadEvent: the event can never be stored.
     """
     event = read_event(delivery.subject, delivery.payload, limits)
     calls = _calls(event) if len(event.parsed) > 1 else {}
@@ -121,14 +121,14 @@ def _weighed(
 
 
 def _digest_of_content(result: dict[str, Any]) -> bytes:
-    """Equal for results that say the same."""
+    """Return a digest that is equal for results with the same content."""
     content = result.get("content")
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _calls(event: Event) -> dict[str, dict[str, Any]]:
-    """The calls of this very event by id: enough to tell, in a whole turn, a result that was read from one that was written."""
+    """Return the calls of this event by id, to classify results that follow in the same turn."""
     found: dict[str, dict[str, Any]] = {}
     for body in event.parsed:
         calls = body.get("tool_calls")
@@ -138,7 +138,7 @@ def _calls(event: Event) -> dict[str, dict[str, Any]]:
 
 
 def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
-    """The dead letter of an event that can never be stored."""
+    """Return the dead letter of an event that can never be stored."""
     payload = delivery.payload
     detail = str(error).partition(": ")[2]
     return DeadLetter(

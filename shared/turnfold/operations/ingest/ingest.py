@@ -1,4 +1,4 @@
-"""The first journey: what was published becomes rows, and old rows leave the window."""
+"""Store batches of events."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ Store = Callable[[Sequence[DecodedEvent], Sequence[DeadLetter]], Awaitable[Inges
 async def ingest(
     batch: DecodedBatch, *, store: IngestStore, installation: Installation
 ) -> IngestResult:
-    """Store a batch; whatever cannot be stored becomes a dead letter without taking its neighbours along.
+    """Store a batch. An event that cannot be stored becomes a dead letter; the others are stored.
 
     Raises:
         Unavailable: nothing was stored; the same batch may be tried again.

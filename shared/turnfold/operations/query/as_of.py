@@ -1,4 +1,4 @@
-"""What a caller calls a moment, read."""
+"""Read the `as_of` of a request."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_as_of(text: str | int) -> AsOf:
-    """The moment that `as_of` names: digits a version, what ends in `#` and digits a message, anything else a time of RFC 3339.
+    """Read a moment: digits are a version, `…#` and digits a message, the rest RFC 3339 times.
 
     Raises:
         BadRequest: it is none of these.
@@ -38,7 +38,10 @@ def parse_as_of(text: str | int) -> AsOf:
 
 
 def _milliseconds(text: str) -> int | None:
-    """A time of RFC 3339, rounded down. A URL turns the `+` of an offset into a space; a leap second is the one after it."""
+    """Read an RFC 3339 time, rounded down to milliseconds.
+
+    In a URL the `+` of an offset arrives as a space. A leap second counts as the next second.
+    """
     found = _RFC3339.fullmatch(text)
     if found is None:
         return None

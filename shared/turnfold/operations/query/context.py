@@ -1,4 +1,4 @@
-"""The third journey: what should the model see next? Answered from one snapshot, without a model or a tokenizer."""
+"""Answer `context.get`: the window, from one snapshot, without a model or a tokenizer."""
 
 import asyncio
 import json
@@ -45,10 +45,10 @@ from turnfold.ports.query import SessionSnapshot, StoredSummary, WindowSnapshot,
 
 
 class IngestSignal(Protocol):
-    """Tells when an event is ingested."""
+    """Signal that events are ingested."""
 
     async def reached(self, seq: int, seconds: float) -> None:
-        """Return when everything up to this sequence is ingested, or after so many seconds.
+        """Return when every event up to `seq` is ingested, or after `seconds`.
 
         Raises:
             Unavailable: too many requests wait.
@@ -58,18 +58,18 @@ class IngestSignal(Protocol):
 
 BUILDERS_BYTES = 16_000_000
 MESSAGE_BYTES = 400
-"""Windows are remembered as they have grown, to be continued when their session is asked for again: about so many bytes of them."""
+"""About how many bytes of a cached builder one message takes."""
 
 REPLIES_BYTES = 8_000_000
-"""So many bytes of answers are remembered, to be given again while their session is as it was."""
+"""The most bytes of cached replies."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryEnvironment:
-    """What answers depend on besides the store.
+    """What answers depend on besides the store, and two caches.
 
-    The rest only saves work: `grown` that of growing a window from the start, `given`, by etag and freshness, that of
-    answering the same question about the same session again.
+    `builders` continues a window instead of building it from the first message. `replies` holds
+    finished replies by etag and freshness.
     """
 
     policy: PolicyResolver
@@ -82,7 +82,7 @@ class QueryEnvironment:
     )
 
     def clear_caches(self) -> None:
-        """Keep no text in memory: something was erased."""
+        """Remove all text from memory, because something was erased."""
         self.builders.clear()
         self.replies.clear()
         _prepared_summary.cache_clear()
@@ -90,10 +90,10 @@ class QueryEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class ContextReply:
-    """A window as the JSON that travels.
+    """A window as JSON.
 
-    `is_fresh` says whether it shows what was asked for, `account` what became of the messages, and `seconds` how long it took
-    to build, without the waiting; None where nothing had to be built.
+    `is_fresh` is false if the requested sequence is not ingested yet. `seconds` is the time that
+    the window took to build, without waiting; None if it was cached.
     """
 
     body: bytes
@@ -112,13 +112,13 @@ async def context(
     answering: QueryEnvironment,
     arrivals: IngestSignal,
 ) -> ContextReply:
-    """Answer `context.get`; waits, bounded, for the sequence that the request wants to see.
+    """Answer `context.get`; wait for the sequence that the request names, within a limit.
 
     Raises:
-        BadRequest: the session has no such version or message, or `as_of` is no time either.
-        CannotFit: no window of this session is that small; it says which would be.
+        BadRequest: the session has no such version or message, or `as_of` is no time.
+        CannotFit: no window is that small; the error names the smallest budget that works.
         Unavailable: the database cannot be read now.
-        TooLargeHere: ask where windows of large sessions are made; what the request waits for is there by now, or its time is over.
+        TooLargeHere: the heavy lane builds windows of this session; the wait is over.
     """
     deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
     moment = None if request.as_of is None else parse_as_of(request.as_of)
@@ -153,7 +153,7 @@ async def context(
 def _remember(
     answering: QueryEnvironment, seen: "_Planned", answer: ContextReply, sid: int
 ) -> None:
-    """Keep what the next request about this session may use."""
+    """Cache a builder and a reply for the next request."""
     answering.replies.put(
         (answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body)
     )
@@ -167,12 +167,12 @@ def _remember(
 
 @dataclass(frozen=True, slots=True)
 class _Stale:
-    """The sequence asked for is not ingested yet, and there is time left."""
+    """The requested sequence is not ingested yet, and there is time left to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A window that only lacks its texts."""
+    """A window without its texts."""
 
     key: SessionKey
     facts: WindowSnapshot
@@ -186,7 +186,7 @@ class _Planned:
     is_anthropic: bool
 
     def rendered(self, bodies: Mapping[int, str]) -> Rendered:
-        """Put the texts to it."""
+        """Add the texts."""
         summary = self.facts.summary
         return render(
             self.plan,
@@ -197,14 +197,14 @@ class _Planned:
         )
 
     def characters(self, rendered: Rendered) -> int:
-        """How many characters it has, at most."""
+        """The number of characters of the window, at most."""
         beside = len(OPENING) + len(SILENT) if self.is_anthropic else 0
         return beside + characters_of(
             rendered, with_summary=self.plan.placement is Placement.SEPARATE
         )
 
     def answer(self, rendered: Rendered, began: float) -> ContextReply:
-        """Write it in the shape that was asked for; work on it `began` then."""
+        """Write the reply in the requested shape."""
         body = _as_json(
             self, to_anthropic(self.plan, rendered) if self.is_anthropic else None, rendered
         )
@@ -218,7 +218,7 @@ class _Planned:
 
 
 class _Reading:
-    """One look at a session for one request."""
+    """The two steps of reading one session for one request."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Reading:
         self._spread = spread
 
     def on_session(self, facts: WindowSnapshot) -> "ContextReply | _Stale | _Planned | None":
-        """What can be said before any message is read."""
+        """Answer without reading messages, if possible: a known etag, a cached reply, or a wait."""
         request = self._request
         is_fresh = request.after is None or request.after <= facts.ingested_to
         if not is_fresh and self._may_wait:
@@ -341,7 +341,7 @@ def _stored(facts: WindowSnapshot) -> WindowInput:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedSummary:
-    """A version as windows use it, which is immutable as the version is: its measures, its entries, and the whole as JSON text."""
+    """A version prepared for windows: its sizes, its ledger, and its JSON text. Immutable."""
 
     facts: SummarySize
     ledger: tuple[str, ...]
@@ -367,9 +367,9 @@ def _prepared_summary(summary: StoredSummary) -> _PreparedSummary:
 
 
 def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) -> bytes:
-    """The answer, its messages spliced in as they were stored, or in their other shape.
+    """Write the reply; messages are inserted as their stored JSON text.
 
-    Written out, field by field: an encoder that is asked once in a while is slow each time.
+    Written field by field, because a JSON encoder that runs once in a while is slow each time.
     """
     shown, pending, counts = done.plan, done.facts.pending, done.plan.account
     since = _quoted(rfc3339(min(row.requested_at_ms for row in pending))) if pending else "null"
@@ -404,7 +404,7 @@ def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) 
 
 
 def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
-    """The version as far as it is shown, as JSON text."""
+    """Return the shown part of the version as JSON text."""
     if summary is None:
         return "null"
     told = _prepared_summary(summary)
@@ -420,11 +420,11 @@ def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
 
 
 BOOKKEEPING = frozenset({"provenance", "left_out", "sources"})
-"""Parts of a version that say where it has what it says from: as long as the rest, and no use to a model. `summary.get` tells them."""
+"""Sections that record the origin of a version; `summary.get` shows them, windows do not."""
 
 
 def summary_json(summary: StoredSummary) -> dict[str, Any]:
-    """A version in the words of the contract, whole."""
+    """Return a whole version in the form of the contract."""
     return {
         "version": summary.version,
         "kind": summary.kind,
@@ -444,7 +444,7 @@ def summary_json(summary: StoredSummary) -> dict[str, Any]:
 
 
 def _defused(value: Any) -> Any:
-    """Return the content of a version with every text defused."""
+    """Return the content of a version with markup defused in every text."""
     match value:
         case str():
             return defused(value)
@@ -457,7 +457,7 @@ def _defused(value: Any) -> Any:
 
 
 def rfc3339(at_ms: int) -> str:
-    """A time as the contract writes it."""
+    """Format a time as the contract does."""
     return (
         datetime.fromtimestamp(at_ms / 1000, tz=UTC)
         .isoformat(timespec="milliseconds")
@@ -474,5 +474,5 @@ _NONE = PolicyOverrides()
 
 
 def as_error(error: RequestError) -> str:
-    """A refusal as the JSON text that travels."""
+    """Return the JSON text of an error reply."""
     return json.dumps(error.as_json())

@@ -1,4 +1,4 @@
-"""Dead letters, read in full and published again after a fix."""
+"""Show dead letters, and publish them again after a fix."""
 
 import asyncio
 import base64
@@ -13,12 +13,12 @@ from turnfold.ports.query import DeadLetterRow
 
 AT_ONCE = 50
 SETTLE_SECONDS = 3.0
-"""How long an answer waits to tell what came of a replay."""
+"""How long a reply waits for the outcome of a replay."""
 LOOK_SECONDS = 0.05
 
 
 class ReplayResult(NamedTuple):
-    """What was done with a letter: at which sequence it stands now, or why it does not."""
+    """The outcome for one letter: its new sequence, or why it was not published."""
 
     letter: StoredDeadLetter
     seq: int | None
@@ -26,10 +26,10 @@ class ReplayResult(NamedTuple):
 
 
 async def show(dead_letter_id: int, *, store: DeadLetterStore) -> dict[str, Any]:
-    """A dead letter with what is kept of its bytes: as text where they are UTF-8, else in base64.
+    """Return a dead letter with the bytes that are kept: as text if they are UTF-8, else in base64.
 
     Raises:
-        BadRequest: there is none of that id.
+        BadRequest: there is no letter with this id.
     """
     found = await store.letters([dead_letter_id])
     if not found:
@@ -49,13 +49,14 @@ async def replay(
     stream: EventStream,
     now_ms: Callable[[], int],
 ) -> dict[str, Any]:
-    """Publish dead letters again, a page at a time, and tell what came of each.
+    """Publish dead letters again, one page at a time, and return the outcome of each.
 
-    A letter is replayed once. What is bad as before becomes a new dead letter, which may be replayed in its turn; an
-    event that was stored meanwhile is a copy like any other.
+    A letter is replayed once. If the event is still bad, it becomes a new dead letter, which can be
+    replayed in turn. If the event was stored in the meantime, the replay is a duplicate.
 
     Raises:
-        Unavailable: the stream takes none, or is full; those published before are noted.
+        Unavailable: the stream is full or does not answer; letters published before are
+            recorded.
     """
     letters, until, is_done = await _chosen(request, store)
     done = [await _again(letter, store, stream, now_ms) for letter in letters]
@@ -77,7 +78,7 @@ async def replay(
 async def _chosen(
     request: ReplayRequest, store: DeadLetterStore
 ) -> tuple[Sequence[StoredDeadLetter], int, bool]:
-    """A page of the letters that are meant, up to which they go, and whether it is the last."""
+    """Return a page of the requested letters, its end, and whether it is the last."""
     if [request.dead_letter_ids is not None, request.reason is not None, request.all].count(
         True
     ) != 1:
@@ -94,7 +95,10 @@ async def _chosen(
 async def _again(
     letter: StoredDeadLetter, store: DeadLetterStore, stream: EventStream, now_ms: Callable[[], int]
 ) -> ReplayResult:
-    """Publish a letter. Only then it is noted: who dies between the two leaves one that is published again, as the same event."""
+    """Publish a letter, then record it.
+
+    After a crash between the two steps it is published once more, as the same event.
+    """
     if letter.row.replayed_at_ms is not None:
         return ReplayResult(letter, None, "replayed_before")
     payload = letter.payload if letter.is_whole else await stream.payload_of(letter.row.stream_seq)
@@ -110,7 +114,7 @@ async def _again(
 async def _came_to(
     sequences: Sequence[int], store: DeadLetterStore
 ) -> dict[int, DeadLetterRow | None]:
-    """What these sequences became, as far as they are ingested soon."""
+    """Return the outcome of these sequences, as far as they are ingested soon."""
     deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
     while True:
         found = await store.replay_outcomes(sequences)

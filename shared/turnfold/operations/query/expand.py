@@ -1,4 +1,4 @@
-"""From a summary back to the messages it was made of."""
+"""Find the messages behind an entry or a line of a summary."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,17 +14,17 @@ from turnfold.ports.query import HistoryStore, OriginalMessage, Scope, SearchSto
 
 MOST_MATCHED = 3
 NEAR_ENOUGH = 0.6
-"""Of matched messages those stay whose score is at least this share of the best one's."""
+"""The share of the best score that a matched message needs."""
 LEFT_OUT = "left_out"
 
 
 async def expand(
     key: SessionKey, request: ExpandRequest, *, histories: HistoryStore, searching: SearchStore
 ) -> str:
-    """The messages that an entry of the ledger or a line of the text came from, as the JSON text that travels.
+    """Return the messages behind a ledger entry or a line of the text, as JSON text.
 
-    `how` is `recorded` where the version says so itself, and `matched` where the messages it speaks for were searched:
-    for what a model wrote, and for what was carried from a version that did not say.
+    `how` is `recorded` if the version names the messages, and `matched` if they were found by a
+    search of what the version covers.
     """
     if (request.entry is None) == (request.line is None):
         raise BadRequest(
@@ -48,7 +48,7 @@ async def expand(
 
 
 def _recorded(version: StoredSummary, field: str, place: int) -> list[str]:
-    """The ids of the messages that the version itself names for an entry or a line."""
+    """Return the message ids that the version records for an entry or a line."""
     sections: dict[str, Any] = json.loads(version.sections)
     stored = sections.get("provenance" if field == "entry" else "sources")
     return (
@@ -59,7 +59,7 @@ def _recorded(version: StoredSummary, field: str, place: int) -> list[str]:
 
 
 def _texts_in(stored: Any) -> Iterator[str]:
-    """The ids in what is recorded of one entry or line, which holds figures besides, and a list for each value of several."""
+    """Return the ids in a provenance record, which also holds numbers and nested lists."""
     if isinstance(stored, str):
         if stored:
             yield stored
@@ -71,7 +71,7 @@ def _texts_in(stored: Any) -> Iterator[str]:
 async def _matched(
     key: SessionKey, version: StoredSummary, field: str, told: str, store: SearchStore
 ) -> Sequence[OriginalMessage]:
-    """The messages that speak most of this; an entry is sought in the whole session, for its message may be live."""
+    """Return the best matching messages; for an entry, live messages are searched as well."""
     kind, _, value = told.partition(" ")
     if field == "entry" and kind == LEFT_OUT:
         return []

@@ -1,4 +1,4 @@
-"""Questions about the past: originals, versions, the audit, and what an installation holds."""
+"""Answer requests about the past: messages, versions, the audit, and lists of sessions."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
 
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
-    """Originals, as the JSON text that travels; their messages are spliced in as they were stored."""
+    """Return original messages as JSON text; each is inserted as it was stored."""
     if request.message_ids is not None:
         return _page(await store.by_ids(key, request.message_ids), None)
     page = await store.page(key, after_position=request.after_position or 0, limit=request.limit)
@@ -30,7 +30,7 @@ def _page(originals: Sequence[OriginalMessage], next_position: int | None) -> st
 
 
 def original_json(original: OriginalMessage, score: float | None = None) -> str:
-    """A stored message as it travels, its text spliced in as it was stored."""
+    """Return a message as JSON text, with its body as it was stored."""
     fields: dict[str, Any] = {
         "message_id": original.message_id,
         "position": original.position,
@@ -47,12 +47,12 @@ def original_json(original: OriginalMessage, score: float | None = None) -> str:
 
 
 async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
-    """A session's counters."""
+    """Return the counts of a session."""
     return session_json(await store.counts(key))
 
 
 def session_json(counts: SessionCounts) -> dict[str, Any]:
-    """A session's counters in the words of the contract."""
+    """Return the counts of a session in the form of the contract."""
     told = counts._asdict()
     del told["sid"]
     told["messages_covered"] = counts.messages_covered
@@ -74,9 +74,10 @@ def session_json(counts: SessionCounts) -> dict[str, Any]:
 async def sessions(
     *, agent_ids: Collection[str] | None, after: str | None, limit: int, store: HistoryStore
 ) -> dict[str, Any]:
-    """The sessions of an installation or of these agents, a page of them; `next_after` asks for the next, and is null at the end.
+    """Return a page of sessions, newest event first; `next_after` is null on the last page.
 
-    A session whose newest event comes while somebody turns pages moves to the front: it may be missed behind, or be seen again.
+    A session that receives an event between two pages moves to the front, so it may be missed or
+    seen twice.
     """
     page = await store.sessions(
         agent_ids=agent_ids, after=None if after is None else _place(after), limit=limit
@@ -96,7 +97,7 @@ def _place(after: str) -> tuple[int, int]:
 
 
 async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
-    """All versions, without their texts."""
+    """Return all versions without their texts."""
     in_force, versions = await store.versions(key)
     told = []
     for one in versions:
@@ -117,7 +118,7 @@ async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) 
 async def summary(
     key: SessionKey, request: SummaryRequest, *, store: HistoryStore
 ) -> dict[str, Any]:
-    """One version."""
+    """Return one version."""
     in_force, versions = await store.versions(key, request.version)
     if not versions:
         raise BadRequest(f"version: there is no version {request.version} in this session")
@@ -130,7 +131,7 @@ async def summary(
 
 
 async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) -> dict[str, Any]:
-    """Audit rows; `audit_id` counts those of the session, and is what `after` takes."""
+    """Return audit rows; `audit_id` counts the rows of the session, and `after` takes it."""
     rows = await store.audit(key, after=request.after, limit=request.limit)
     if not rows and request.after == 0:
         await store.counts(key)
@@ -145,7 +146,7 @@ async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) 
 
 
 async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:
-    """Events that could not be stored."""
+    """Return events that could not be stored."""
     return {
         "dead_letters": [
             dead_letter_json(row) for row in await store.dead_letters(after=after, limit=limit)
@@ -154,7 +155,7 @@ async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[s
 
 
 def dead_letter_json(row: DeadLetterRow) -> dict[str, Any]:
-    """A dead letter without its bytes."""
+    """Return a dead letter without its bytes."""
     fields = row._asdict()
     at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
     return fields | {

@@ -1,4 +1,4 @@
-"""Words, characters and exact values, found in all messages of a session."""
+"""Search all messages of a session for words, characters and exact values."""
 
 import asyncio
 import json
@@ -21,11 +21,11 @@ from turnfold.operations.query.history import original_json
 from turnfold.ports.query import OriginalMessage, Scope, SearchStore
 
 PART_CHARACTERS = 200_000
-"""How much text is graded at a time."""
+"""The characters of text that are graded without a pause."""
 
 
 async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
-    """The hits of a query, as the JSON text that travels."""
+    """Return the hits of a query as JSON text."""
     search = _Search(key, question_of(request.q), scope_of(request), store)
     hits = ", ".join(
         original_json(original, score) for original, score in await search.best(request.limit)
@@ -36,16 +36,16 @@ async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore)
 async def found(
     key: SessionKey, question: SearchQuery, *, scope: Scope, limit: int, store: SearchStore
 ) -> list[tuple[OriginalMessage, float]]:
-    """The messages that answer a question, best first, with their scores.
+    """Return the messages that match a query, best first, with their scores.
 
-    Those that hold all its words, else those with words that begin so, else those that hold some. What is not indexed
-    yet is read whole, so that nothing is missed for being new.
+    Messages with all words come first, then those with words that begin so, then those with some of
+    them. Messages that are not indexed yet are read in full, so that none is missed.
     """
     return await _Search(key, question, scope, store).best(limit)
 
 
 def scope_of(request: SearchRequest) -> Scope:
-    """Which messages a request is about."""
+    """Return the messages that a request searches."""
     return Scope(
         state=None if request.state is None else State(request.state),
         role=request.role,
@@ -55,10 +55,10 @@ def scope_of(request: SearchRequest) -> Scope:
 
 
 def question_of(q: str) -> SearchQuery:
-    """The question of a query.
+    """Parse a query.
 
     Raises:
-        BadRequest: there is no word in it.
+        BadRequest: it contains no word.
     """
     question = SearchQuery.of(q)
     if not question.words:
@@ -69,7 +69,7 @@ def question_of(q: str) -> SearchQuery:
 
 
 class _Search:
-    """What one search has read so far."""
+    """The messages that one search has read and graded."""
 
     def __init__(
         self, key: SessionKey, question: SearchQuery, scope: Scope, store: SearchStore
@@ -84,7 +84,7 @@ class _Search:
         self.is_partial = False
 
     async def best(self, limit: int) -> list[tuple[OriginalMessage, float]]:
-        """The messages that answer, best first, with their scores."""
+        """Return the matching messages, best first, with their scores."""
         await self.read_unindexed()
         await self.look(self._question.lookups())
         if self.whole_words < limit:
@@ -97,11 +97,11 @@ class _Search:
 
     @property
     def whole_words(self) -> int:
-        """How many messages hold all words as they are."""
+        """The number of messages that contain all words of the query."""
         return sum(grade.tier > BEGINNINGS for grade in self.graded.values())
 
     async def read_unindexed(self) -> None:
-        """Read what the index may not have; of that only messages with a word of the question are kept."""
+        """Read messages that the index may lack; keep those with a word of the query."""
         after_position = -1
         while page := await self._store.unindexed(
             self._key, scope=self._scope, after_position=after_position
@@ -110,7 +110,7 @@ class _Search:
             after_position = page[-1].position
 
     async def look(self, lookups: Sequence[Lookup]) -> None:
-        """Read what the index has."""
+        """Read messages from the index."""
         if not lookups:
             return
         candidates = await self._store.candidates(self._key, lookups, scope=self._scope)
@@ -129,7 +129,7 @@ class _Search:
 
 
 def _parts(originals: Sequence[OriginalMessage]) -> Iterator[Sequence[OriginalMessage]]:
-    """The messages in parts of so many characters, or of one longer message."""
+    """Split messages into parts of about PART_CHARACTERS, or of one longer message."""
     start, characters = 0, 0
     for end, original in enumerate(originals, 1):
         characters += len(original.body)
