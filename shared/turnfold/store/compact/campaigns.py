@@ -1,4 +1,4 @@
-"""Regenerations of many sessions: where each campaign stands is stored, so that whoever comes next goes on."""
+"""Regenerate the summaries of many sessions. Progress is stored, so that any worker continues."""
 
 import json
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ FAILED = frozenset({"rejected", "failed", "stale"})
 
 
 class SqlCampaignStore:
-    """Campaigns in a database; see `turnfold.ports.admin.CampaignStore`."""
+    """Campaigns in SQL; see `turnfold.ports.admin.CampaignStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -80,7 +80,7 @@ class SqlCampaignStore:
         now_ms: int,
         actor: str = LOCAL,
     ) -> CampaignProgress:
-        """Begin one for an agent or for all; the one that is under way where the same was asked before."""
+        """Begin a campaign, or return the running one with the same options."""
         told = json.dumps(
             {name: value for name, value in asdict(wanted).items() if value is not None},
             sort_keys=True,
@@ -101,7 +101,7 @@ class SqlCampaignStore:
         return await self._database.write(begin)
 
     async def advance(self, *, installation: Installation, now_ms: int) -> int:
-        """Open the next sessions of each campaign as far as it may have open at once; how many that were."""
+        """Open the next sessions of each campaign, within its limit; return how many."""
         unfinished = await self._database.snapshot(
             lambda connection: [one for (one,) in _UNFINISHED.rows(connection)]
         )
@@ -113,7 +113,7 @@ class SqlCampaignStore:
         return opened
 
     async def progress(self, campaign_id: str) -> CampaignProgress | None:
-        """How far one is; None where there is none of that id."""
+        """Return the progress of a campaign; None if there is no such campaign."""
         by = int(campaign_id) if campaign_id.isdecimal() and len(campaign_id) < 20 else -1
         return await self._database.snapshot(
             lambda connection: _progress(connection, by) if _CAMPAIGN.rows(connection, by) else None

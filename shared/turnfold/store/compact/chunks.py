@@ -1,4 +1,4 @@
-"""What calls of models left behind: answers on the way to a version, and the tokens that they took."""
+"""Store the answers of model calls for parts of a long input, and tokens per agent and day."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -47,12 +47,12 @@ _FORGET = Bulk(
 
 
 class SqlModelCallStore:
-    """See `turnfold.ports.compact.ModelCallStore`."""
+    """Model calls in SQL; see `turnfold.ports.compact.ModelCallStore`."""
 
     _database: Database
 
     async def begun(self, job: Job) -> JobProgress:
-        """What came of a job before."""
+        """Return the results of earlier attempts at a job."""
 
         def begun(connection: Connection) -> JobProgress:
             ids = _ids(job.compaction_ids)
@@ -66,7 +66,11 @@ class SqlModelCallStore:
         return await self._database.snapshot(begun)
 
     async def keep(self, job: Job, part: ChunkSummary, *, now_ms: int) -> None:
-        """Keep an answer until the job ends; `LostLease` when the job is not ours any more."""
+        """Store an answer until the job ends.
+
+        Raises:
+            LostLease: another worker holds the job.
+        """
         ids = _ids(job.compaction_ids)
 
         def keep(connection: Connection) -> None:
@@ -92,14 +96,14 @@ class SqlModelCallStore:
         await self._database.write(keep)
 
     async def spent(self, agent_id: AgentId, day: int) -> int:
-        """The tokens that an agent's summaries took on a day."""
+        """Return the tokens that an agent's summaries took on a day."""
         found = await self._database.snapshot(
             lambda connection: _SPENT.rows(connection, agent_id, day)
         )
         return next((int(tokens) for (tokens,) in found), 0)
 
     async def spend(self, agent_id: AgentId, day: int, tokens: int) -> int:
-        """Add to the tokens of a day; their number now."""
+        """Add to the tokens of a day; return the sum."""
 
         def spend(connection: Connection) -> int:
             made = insert_for(connection)(spending).values(
@@ -115,7 +119,7 @@ class SqlModelCallStore:
 
 
 def delete_chunk_summaries(connection: Connection, sid: int) -> None:
-    """Let go of the answers of a session's jobs that have ended, however they did."""
+    """Delete the answers of a session's jobs that have ended."""
     _FORGET.run(connection, [(sid, sid)])
 
 

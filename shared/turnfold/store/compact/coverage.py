@@ -1,4 +1,4 @@
-"""Which version speaks for a session, and which evictions each version speaks for."""
+"""Which evictions each version covers, and which version is in force."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,14 +21,14 @@ from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
 from turnfold.store.ingest.usage import Calibrator
 
 ADD = BulkInsert(coverage, ("sid", "version", "compaction_id"))
-"""The evictions that a new version adds to those of its base."""
+"""Insert the evictions that a version covers in addition to those of its base."""
 
 _REIGN = BulkInsert(reigns, ("sid", "ordinal", "at_ms", "version"))
 _of_sid: ColumnElement[int] = bindparam("of_sid")
 
 
 def _chain(*, while_extractive: bool = False) -> CTE:
-    """A version and those it was written on, one below the other; if asked, only down to the first that a model wrote."""
+    """Select a version and its bases; optionally stop at the first that a model wrote."""
     columns = (summaries.c.version, summaries.c.base_version, summaries.c.kind)
     start = (
         select(*columns)
@@ -83,7 +83,7 @@ _SUMMARY_TOKENS = Prepared(
 
 
 def covered_by(connection: Connection, sid: int, version: int | None) -> frozenset[int]:
-    """The evictions that a version speaks for, those that were restored since included."""
+    """Return the evictions that a version covers, including those that were restored since."""
     return (
         frozenset()
         if version is None
@@ -97,17 +97,17 @@ def covered_compactions(sid: int, version: int) -> Select[tuple[int]]:
 
 
 def uncovered(connection: Connection, sid: int) -> list[int]:
-    """Evictions that a version was written for, and the version in force does not speak for; oldest first."""
+    """Return summarized evictions that the version in force does not cover, oldest first."""
     return [one for (one,) in _UNCOVERED.rows(connection, sid)]
 
 
 def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:
-    """Whether the messages of one of these evictions are live again."""
+    """Return whether the messages of one of these evictions are live again."""
     return bool(_RESTORED.rows(connection, compaction_ids))
 
 
 class RewriteScope(NamedTuple):
-    """The evictions that only extractive versions speak for, down from one of them, and the version that stands below."""
+    """Evictions that only extractive versions cover, and the version below those versions."""
 
     compaction_ids: tuple[int, ...]
     base_version: int | None
@@ -116,7 +116,7 @@ class RewriteScope(NamedTuple):
 def rewrite_scope(
     connection: Connection, sid: int, version: int, *, max_tokens: int
 ) -> RewriteScope:
-    """What a model has to read to write again what extractive versions say: the newest of them, and more while it is few tokens."""
+    """Choose the extractive versions to replace: the newest, and older ones up to `max_tokens`."""
     added: dict[int, list[int]] = {}
     tokens: dict[int, int] = {}
     kinds: dict[int, str] = {}
@@ -139,7 +139,7 @@ def rewrite_scope(
 def activate_version(
     connection: Connection, session: SessionRow, version: int | None, *, at_ms: int
 ) -> None:
-    """Put a version in force, or none: what it speaks for is covered, and nothing else."""
+    """Put a version in force, or none; exactly the evictions that it covers are covered."""
     speaks_for = (
         compactions.c.compaction_id.in_(_spoken_for)
         if version is not None
@@ -161,7 +161,7 @@ def record_activation(
     *,
     at_ms: int,
 ) -> None:
-    """Count a version as the one in force; the audit row that tells of it comes next."""
+    """Record the version now in force. The caller appends the audit row afterwards."""
     session.version, session.summary_tokens = version, summary_tokens
     session.factor = Calibrator(connection).factor(session.key.agent_id, session.model)
     session.revision += 1

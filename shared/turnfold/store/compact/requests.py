@@ -1,4 +1,4 @@
-"""Requests that change a session: its policy, and a compaction asked for."""
+"""Requests that change a session: policy overrides, compaction and erasure."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from turnfold.store.ingest.evict import REQUESTED, evict_now
 
 
 class SqlSessionCommands:
-    """Changes in a database; see `turnfold.ports.admin.SessionCommands`."""
+    """Commands in SQL; see `turnfold.ports.admin.SessionCommands`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class SqlSessionCommands:
         now_ms: int,
         actor: str = LOCAL,
     ) -> Mapping[str, Any]:
-        """Set what a session or an agent wants, and evict what that makes due; the wishes as they stand now."""
+        """Set overrides, and evict what becomes due; return the overrides as they are now."""
         if isinstance(key, SessionKey):
             return await self._database.write(
                 lambda connection: _set_for_session(
@@ -50,7 +50,7 @@ class SqlSessionCommands:
     async def compact_now(
         self, key: SessionKey, *, installation: Installation, now_ms: int, actor: str = LOCAL
     ) -> CompactionId | None:
-        """Evict what the policy would let go; None when there is nothing.
+        """Evict what the policy allows; return the compaction, or None if nothing would leave.
 
         Raises:
             Conflict: the session's mode is `off`.
@@ -62,7 +62,7 @@ class SqlSessionCommands:
     async def erase(
         self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
     ) -> EraseResult:
-        """Erase a session or all of an agent; nothing at or below this sequence comes back."""
+        """Erase a session or all sessions of an agent, up to a sequence."""
         return await self._database.write(
             lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms, actor=actor)
         )
@@ -131,7 +131,7 @@ def _set_for_agent(
 def _record_for_agent(
     connection: Connection, agent_id: AgentId, changes: Mapping[str, Any], now_ms: int, actor: str
 ) -> None:
-    """Add an audit row to the chain of the agent itself, whose session id is empty. The row of the agent is locked."""
+    """Append an audit row to the agent's own chain (empty session id); its row is locked."""
     mine = (audit.c.agent_id == agent_id) & (audit.c.session_id == ALL_SESSIONS)
     newest = (
         select(audit.c.ordinal, audit.c.hash).where(mine).order_by(audit.c.ordinal.desc()).limit(1)

@@ -1,4 +1,4 @@
-"""Compactions that evict nothing: they have a version written again, or what lost its version written for."""
+"""Compactions that evict nothing: they rewrite a version, or cover evictions that lost theirs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ _MESSAGES = Prepared(
 
 
 def wanted_of(stored: str | None) -> RegenerateOptions:
-    """What a regeneration asks for, from its JSON text."""
+    """Read the options of a regeneration from JSON text."""
     return RegenerateOptions(**json.loads(stored)) if stored else RegenerateOptions()
 
 
@@ -77,7 +77,7 @@ def open_stand_in(
     *,
     now_ms: int,
 ) -> None:
-    """Have the extractive version in force written by the model, when that may be asked again."""
+    """Plan to replace an extractive version by one of the model, after its cooldown."""
     begins_ms = max(session.cooldown_until_ms, now_ms)
     _open(
         connection,
@@ -98,7 +98,7 @@ def open_regeneration(
     now_ms: int,
     campaign_id: int | None = None,
 ) -> int:
-    """Have a version written beside the one in force; the same work that is open already is not opened twice."""
+    """Open a compaction that writes a version beside the one in force; reuse an open one."""
     for known, stored in _REGENERATIONS.rows(connection, session.sid):
         if wanted_of(stored) == wanted:
             return int(known)
@@ -121,7 +121,7 @@ def open_fold(
     *,
     now_ms: int,
 ) -> int | None:
-    """Have what lost its version written for again, where anything did."""
+    """Open a compaction for evictions that lost their version, if there are any."""
     lost = uncovered(connection, session.sid)
     if not lost:
         return None
@@ -137,7 +137,7 @@ def open_fold(
 def end_rewriting(
     connection: Connection, session: SessionRow, records: SessionJournal, *, now_ms: int
 ) -> None:
-    """Another version took force: what was to be written on the one before comes to nothing."""
+    """End the rewriting of a version that is no longer in force."""
     for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
         values = {"status": "stale", "lease_until_ms": None, "finished_at_ms": now_ms}
         connection.execute(
@@ -153,7 +153,7 @@ def end_rewriting(
 
 
 def fence_off(connection: Connection, session: SessionRow, *, now_ms: int) -> None:
-    """Whoever works on the session's evictions works on a version that is not in force any more: the work begins again."""
+    """Make running jobs of a session start again, because the version they build on is replaced."""
     mine = (
         (compactions.c.sid == session.sid)
         & (compactions.c.status == "running")
@@ -167,7 +167,7 @@ def fence_off(connection: Connection, session: SessionRow, *, now_ms: int) -> No
 
 
 class _Work(NamedTuple):
-    """A compaction to be opened that evicts nothing."""
+    """A compaction to open that evicts nothing."""
 
     compaction_id: int
     trigger: Trigger
@@ -208,7 +208,7 @@ def _open(
 def _give_digests(
     connection: Connection, sid: int, compaction_ids: Sequence[int], installation: Installation
 ) -> None:
-    """What left with its summary never had a digest, and is to be shown by one now."""
+    """Add digests to evictions that left together with their summary and never had one."""
     for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
         rows = _MESSAGES.rows(connection, sid, first, last, compaction_id)
         bodies = {row[1]: row[-1] for row in rows}

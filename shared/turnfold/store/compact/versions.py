@@ -1,4 +1,4 @@
-"""Requests that have versions change places: one is promoted, an eviction undone, a version written again."""
+"""Change which version is in force: promote, restore, regenerate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -101,7 +101,7 @@ _PENDING = Prepared(
 
 
 class SqlVersionStore:
-    """Changes of place in a database; see `turnfold.ports.admin.VersionStore`."""
+    """Versions in SQL; see `turnfold.ports.admin.VersionStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -116,7 +116,7 @@ class SqlVersionStore:
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
-        """Put a version in force; what it does not speak for is pending, and will be folded onto it."""
+        """Put a version in force; evictions that it does not cover become pending."""
 
         def promote(connection: Connection) -> ActiveVersion:
             session, records = _locked(connection, key), SessionJournal(actor)
@@ -140,7 +140,7 @@ class SqlVersionStore:
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
-        """Undo an eviction: its messages are live again, and what spoke for them is not in force."""
+        """Undo an eviction: its messages are live again, and no version covers them."""
 
         def restore(connection: Connection) -> ActiveVersion:
             session, records = _locked(connection, key), SessionJournal(actor)
@@ -158,7 +158,7 @@ class SqlVersionStore:
         now_ms: int,
         actor: str = LOCAL,
     ) -> CompactionId:
-        """Have a version written anew beside the one in force; the compaction that stands for the work."""
+        """Open a compaction that writes a new version beside the one in force."""
 
         def regenerate(connection: Connection) -> CompactionId:
             session, records = _locked(connection, key), SessionJournal(actor)
@@ -190,10 +190,10 @@ def _done(connection: Connection, session: SessionRow, records: SessionJournal) 
 
 
 def _version(connection: Connection, session: SessionRow, version: int) -> Sequence[Any]:
-    """The compaction and the base of a version.
+    """Return the compaction and the base of a version.
 
     Raises:
-        BadRequest: the session has none of that number.
+        BadRequest: the session has no such version.
     """
     for row in _VERSION.rows(connection, session.sid, version):
         return row
@@ -301,7 +301,7 @@ def _restore(
 def _runs(
     connection: Connection, sid: int, first: int, last: int, by: int
 ) -> list[tuple[int, int]]:
-    """What an eviction took, as ranges of positions that hold nothing else."""
+    """Return the messages of an eviction as ranges of positions that contain no others."""
     runs: list[tuple[int, int]] = []
     is_open = False
     for position, compaction_id in _AMONG.rows(connection, sid, first, last):
@@ -316,10 +316,10 @@ def _runs(
 
 
 def _check_range(connection: Connection, session: SessionRow, from_version: int) -> None:
-    """See that something lies between that version and the one in force.
+    """Check that evictions lie between a version and the one in force.
 
     Raises:
-        BadRequest: nothing does, or the version speaks for what the one in force does not.
+        BadRequest: there are none, or the version covers some that the one in force does not.
     """
     _version(connection, session, from_version)
     whole, begun = (

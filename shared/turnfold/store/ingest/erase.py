@@ -1,4 +1,4 @@
-"""Erasing: all that hangs on a session goes in one transaction, and what must not come back is remembered without its text."""
+"""Erase sessions in one transaction, and leave tombstones without text."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -59,16 +59,16 @@ AT_ONCE = 400
 SUBJECT_MISMATCH = "subject_mismatch"
 """The reason of a dead letter whose subject names another session than its payload."""
 LETTERS_AT_ONCE = 50
-"""Each may hold as many bytes as are kept of a payload."""
+"""Dead letters read at once; each may hold as many bytes as are kept of a payload."""
 ALL_SESSIONS = ""
-"""Stands for a session id where all of an agent was erased; no id is empty."""
+"""The session id of a tombstone for a whole agent; real ids are never empty."""
 
 HANGING: Sequence[Table] = [
     table
     for table in reversed(metadata.sorted_tables)
     if any(key.column is sessions.c.sid for key in table.foreign_keys)
 ]
-"""Every table with rows of a session, told by its foreign key: a new one cannot be forgotten."""
+"""All tables with rows of a session, found by their foreign keys, so that none is missed."""
 
 _ANY = Prepared(select(literal_column("1")).select_from(erasures).limit(literal_column("1")), ())
 _pairs = PreparedPairs.pairs
@@ -129,7 +129,7 @@ _INGESTED_TO = Prepared(
 
 
 class SqlErasureStore:
-    """What is left to do after erasures in a database; see `turnfold.ports.admin.ErasureStore`."""
+    """Erasures in SQL; see `turnfold.ports.admin.ErasureStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -137,7 +137,7 @@ class SqlErasureStore:
     async def erase_expired(
         self, *, after: int, limit: int, installation: Installation, now_ms: int
     ) -> int | None:
-        """Look at some sessions, and erase those that their policy retains no longer; the last one looked at."""
+        """Erase examined sessions whose retention time is over; return the last one examined."""
         rows = await self._database.snapshot(
             lambda connection: _BEHIND.rows(connection, after, limit)
         )
@@ -153,19 +153,19 @@ class SqlErasureStore:
         return rows[-1][0] if rows else None
 
     async def to_purge(self, limit: int) -> Sequence[int]:
-        """The lowest sequences that the stream has still to forget."""
+        """Return the lowest sequences that must still be deleted from the stream."""
         return await self._database.snapshot(
             lambda connection: [seq for (seq,) in _PURGES.rows(connection, limit)]
         )
 
     async def purged(self, sequences: Sequence[int]) -> None:
-        """The stream holds these no more."""
+        """Record that the stream no longer holds these sequences."""
         await self._database.write(
             lambda connection: _PURGED.run(connection, [(seq,) for seq in sequences])
         )
 
     async def tidy(self) -> bool:
-        """Remove words of what was erased from SQLite's index, and empty the log beside its file, which may hold it, too."""
+        """Remove erased words from SQLite's index, and truncate the WAL, which may contain them."""
         await remove_indexed(self._database)
         return await self._database.truncate_wal()
 
@@ -173,7 +173,7 @@ class SqlErasureStore:
 def erase(
     connection: Connection, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str
 ) -> EraseResult:
-    """Erase a session, or all of an agent, in the transaction that is open."""
+    """Erase a session or an agent within an open transaction."""
     lock_against_erase(connection, is_erasing=True)
     lock_session_counts(connection, [key.agent_id if isinstance(key, SessionKey) else key])
     if isinstance(key, SessionKey):
@@ -205,7 +205,7 @@ def erase(
 
 
 def _expire(connection: Connection, *, sid: int, installation: Installation, now_ms: int) -> None:
-    """Erase a session whose time is over; what is on its way to it was published since, and begins it afresh."""
+    """Erase a session whose retention is over. Events that are still on their way begin it anew."""
     lock_against_erase(connection, is_erasing=True)
     lock_session_counts(
         connection,
@@ -285,7 +285,7 @@ def _erase_sessions(
 
 
 def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
-    """Erase the dead letters of a session or an agent, by what they are known to speak of or by their subject."""
+    """Erase the dead letters of a session or an agent, found by key or by subject."""
     if isinstance(key, SessionKey):
         subjects = [session_subject(kind, key) for kind in EVENT_TYPES]
         named = (dead_letters.c.agent_id == key.agent_id) & (
@@ -308,7 +308,7 @@ def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
 
 
 def _claiming(connection: Connection, key: SessionKey | AgentId) -> Iterable[Sequence[int]]:
-    """The sequences of dead letters on a subject of somebody else whose payload alone names a session or an agent; a page at a time."""
+    """Yield sequences of dead letters that name a session only in their payload, page by page."""
     after = 0
     while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, LETTERS_AT_ONCE):
         after = rows[-1][0]
@@ -317,7 +317,7 @@ def _claiming(connection: Connection, key: SessionKey | AgentId) -> Iterable[Seq
 
 
 def is_claimed(payload: bytes, key: SessionKey | AgentId) -> bool:
-    """Whether a payload names this session, or a session of this agent."""
+    """Return whether a payload names this session, or a session of this agent."""
     claimed = claimed_key(payload)
     return claimed is not None and (
         claimed == key if isinstance(key, SessionKey) else claimed.agent_id == key
@@ -333,7 +333,7 @@ def _remember(
     rows: int = 0,
     hash_: str = "",
 ) -> None:
-    """Leave a tombstone, or move the one that stands."""
+    """Add or update a tombstone."""
     before = max((last for *_, last in _LAST.rows(connection, [key])), default=0)
     values = {
         "last_seq": max(before, last_seq),
@@ -353,9 +353,10 @@ def _remember(
 
 
 def lock_against_erase(connection: Connection, *, is_erasing: bool = False) -> None:
-    """Hold off erasures while events are stored, and events during an erasure; taken before any session is locked.
+    """Exclude erasures while events are stored, and the reverse; call before locking sessions.
 
-    A session that does not exist yet has no row to lock. On SQLite one transaction writes at a time anyway.
+    A session that does not exist yet has no row to lock. SQLite runs one writing transaction at a
+    time.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(
@@ -369,7 +370,7 @@ _LOCK = int.from_bytes(sha256(b"turnfold.erasures").digest()[:7])
 def erased_before(
     connection: Connection, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
 ) -> set[int]:
-    """The sequences of those that were erased before they came; the stream will forget them too."""
+    """Return the sequences of events that were erased before they arrived."""
     if not _ANY.rows(connection):
         return set()
     placed = [(one.key, one.stream_seq) for one in arrivals] + [
@@ -411,14 +412,14 @@ def erased_before(
 
 
 def record_duplicates(connection: Connection, found: Iterable[tuple[int, int]]) -> None:
-    """Remember where else the stream holds an event of a session."""
+    """Record other sequences at which the stream holds an event."""
     rows = [{"sid": sid, "stream_seq": seq} for sid, seq in sorted(found)]
     if rows:
         connection.execute(insert_for(connection)(copies).on_conflict_do_nothing(), rows)
 
 
 def digest_of(agent_id: str, event_id: str) -> bytes:
-    """Tells an event without telling its id."""
+    """Return a digest that identifies an event without its id."""
     agent = agent_id.encode("utf-8", "surrogatepass")
     return sha256(
         len(agent).to_bytes(4) + agent + event_id.encode("utf-8", "surrogatepass")
@@ -430,7 +431,7 @@ def _forget_in_stream(connection: Connection, sequences: Iterable[int]) -> None:
 
 
 def _insert(connection: Connection, table: Table, values: Sequence[Any]) -> None:
-    """Put values into a table of one column, as far as they are not there; in plain tuples, for there may be many."""
+    """Insert missing values into a table of one column, as plain tuples for speed."""
     (column,) = table.columns
     statement = (
         insert_for(connection)(table)
@@ -445,5 +446,5 @@ def _portions(some: Sequence[Any]) -> Iterable[Sequence[Any]]:
 
 
 def _wishes(columns: Sequence[Any]) -> tuple[PolicyOverrides, PolicyOverrides]:
-    """Of the agent and of the session."""
+    """Build the overrides of agent and session."""
     return PolicyOverrides(*columns[3:]), PolicyOverrides(*columns[:3])

@@ -1,4 +1,4 @@
-"""Old messages leave the live window, in the transaction that found them too many."""
+"""Evict old messages, in the transaction that stored the events which made this due."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -107,9 +107,10 @@ def evict(
     installation: Installation,
     records: SessionJournal,
 ) -> int:
-    """Evict what became due as these events of each session were stored; how many compactions that opened.
+    """Evict what became due in these sessions; return how many compactions were opened.
 
-    `new` holds, for each session, the sequences of its new events and what they report; `arrived` the events themselves.
+    `new` maps sessions to the sequences of their new events and to reported usage. `arrived` holds
+    those events.
     """
     readings = {
         sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()
@@ -170,7 +171,7 @@ def evict(
 def _has_to_be_metered(
     session: SessionRow, readings: Mapping[int, UsageReading], installation: Installation
 ) -> bool:
-    """Whether a report may be over the limit, or may end a row of evictions; that is seldom so."""
+    """Return whether reported usage may exceed its limit, or end a series of evictions. Rare."""
     reported = max([one.tokens for one in readings.values()], default=0)
     if session.usage_evictions and reported:
         return True
@@ -203,7 +204,7 @@ def evict_now(
     *,
     now_ms: int,
 ) -> int | None:
-    """Evict from one locked session, on request (`reason` None: only if its triggers say so); the compaction that opened."""
+    """Evict from one locked session on request; without `reason`, only if a trigger fires."""
     found = (reason,) if reason else _fired(session, installation)
     if not found or (session.held_tokens and reason is not REQUESTED):
         return None
@@ -231,7 +232,7 @@ def evict_now(
 def planned(
     connection: Connection, sid: int, due: FiredTrigger, policy: Policy, *, now_ms: int
 ) -> Eviction | None:
-    """What a planned compaction of a session comes to now; None when nothing would leave."""
+    """Return the eviction that a planned compaction comes to now; None if nothing would leave."""
     live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
     decision = decide_eviction(live, clamp_keep_tokens(policy, due), due.trigger, now_ms=now_ms)
     return (
@@ -251,10 +252,10 @@ def mark_evicted(
     model: str | None,
     now_ms: int,
 ) -> None:
-    """Carry out an eviction that was planned: its messages leave in the transaction that commits their summary, which `model` wrote.
+    """Carry out a planned eviction, in the transaction that commits its summary.
 
     Raises:
-        LostLease: one of them is not live any more.
+        LostLease: one of its messages is not live any more.
     """
     evicted = eviction.evicted
     ((actor,),) = _ASKED_BY.rows(connection, compaction_id)
@@ -292,7 +293,7 @@ def mark_evicted(
 
 
 def _fired(session: SessionRow, installation: Installation) -> Sequence[FiredTrigger]:
-    """The triggers that all live messages together set off; where they set off none, no part of them does."""
+    """Return the triggers that all live messages fire; if they fire none, no part of them does."""
     policy = installation.policy(session.agent_wishes, session.wishes)
     return fired_triggers(
         session.load, policy, model_window=installation.model_window(session.model, policy)
@@ -307,22 +308,23 @@ def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int
 
 
 def quoted_texts(connection: Connection, places: Sequence[tuple[int, int]]) -> Mapping[int, str]:
-    """The messages at these positions of these sessions, by position."""
+    """Return message texts by position."""
     # A position is made from a sequence of the stream: no two sessions have one in common.
     return {row[0]: row[1] for row in _TEXTS.rows(connection, places)}
 
 
 CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
-"""What the audit calls the moment in which a trigger was looked at: as a tool returned, or as a turn was over."""
+"""Audit names of the moment of a check: when a tool returned, or when a turn was over."""
 
 
 def _let_go(
     session: SessionRow, compaction_id: int, eviction: Eviction, records: SessionJournal, *, checkpoint: str | None, model: str | None = None,
     actor: str | None = None,
 ) -> int:  # fmt: skip
-    """Take these messages off the session's counters, and say so; what live messages and summary counted before.
+    """Subtract evicted messages from the counters; add audit row and notice; return tokens before.
 
-    `model` has summarised them, where that is done already. `actor` asked for it, where that is another than for the transaction.
+    `model` is set if it has summarized them already. `actor` is set if it differs from that of the
+    transaction.
     """
     evicted, due = eviction.evicted, eviction.due
     before = eviction.load.tokens + session.summary_tokens
@@ -362,12 +364,12 @@ def _let_go(
 
 
 def _escalation(eviction: Eviction) -> dict[str, Any]:
-    """What the audit tells of an eviction after which as little stayed as may."""
+    """Return the audit fields of an eviction that had to keep the minimum."""
     return {"is_escalated": True, "is_over": eviction.is_over} if eviction.is_escalated else {}
 
 
 def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int, int]]:
-    """The evicted messages as ranges of positions that hold no other live message."""
+    """Return evicted messages as ranges of positions that contain no other live message."""
     leaving = {message.position for message in evicted}
     runs: list[tuple[int, int]] = []
     is_open = False
@@ -404,7 +406,7 @@ class _Opening:
         self._marks: list[tuple[int, int, int, int]] = []
 
     def open(self, session: SessionRow, eviction: Eviction, live: Sequence[Message]) -> int:
-        """Take these messages out of the session's live ones, all of which are given; the compaction that stands for it."""
+        """Evict messages, given all live ones; return the id of the compaction."""
         compaction_id = self._installation.new_id()
         trace = self._trace(eviction.seq)
         with span(
@@ -439,11 +441,11 @@ class _Opening:
         self._evicted[compaction_id] = session.sid, evicted
 
     def _trace(self, seq: int) -> str | None:
-        """The trace of the event that set it off; None when none did, or it has none."""
+        """Return the traceparent of the event that caused the eviction, if it has one."""
         return self._arrived[seq].trace if seq in self._arrived else None
 
     def _checkpoint(self, seq: int) -> str | None:
-        """What kind of event set it off; None when none did."""
+        """Return the checkpoint at which the event caused the eviction; None without an event."""
         subject = self._arrived[seq].subject if seq in self._arrived else ""
         return next(
             (
@@ -464,9 +466,9 @@ class _Opening:
         at_ms: int,
         seq: int = 0,
     ) -> int | None:
-        """Open a compaction whose messages leave when its summary stands; the one that is open already, where one is.
+        """Plan a compaction whose messages leave with their summary; return it or an open one.
 
-        None when nothing would leave. While the session's model rests it is left alone, unless somebody asks.
+        None if nothing would leave. During a cooldown of the model only a request opens one.
         """
         already = _PLANNED.rows(self._connection, session.sid) if found else ()
         if already:
@@ -493,14 +495,14 @@ class _Opening:
         return compaction_id
 
     def store(self) -> int:
-        """Write them, each with its digest; how many there are."""
+        """Write the compactions with their digests; return how many."""
         digests = self._digests()
         _OPEN.run(self._connection, [(*row, *digests.get(row[0], ("", 0))) for row in self._rows])
         _MARK.run(self._connection, self._marks)
         return len(self._rows)
 
     def _digests(self) -> Mapping[int, tuple[str, int]]:
-        """What stands for each eviction until its summary does, and its tokens; the texts of all are read at once."""
+        """Return the digest of each eviction, with its tokens; all texts are read at once."""
         quoted = {
             compaction_id: (sid, digest_messages(evicted))
             for compaction_id, (sid, evicted) in self._evicted.items()

@@ -1,4 +1,4 @@
-"""Sessions that nobody speaks in are found by an index, and give up what they no longer need."""
+"""Find idle sessions by an index, and evict from them."""
 
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
@@ -24,13 +24,13 @@ _NEXT_IDLE = Prepared(
 
 
 class SqlIdleStore:
-    """Idle sessions in a database; see `turnfold.ports.ingest.IdleStore`."""
+    """Idle sessions in SQL; see `turnfold.ports.ingest.IdleStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
-        """Look at sessions that have fallen idle, and evict from those that are worth it; how many were looked at."""
+        """Evict from sessions that became idle; return how many were examined."""
         idle = await self._database.snapshot(
             lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, limit)]
         )
@@ -41,7 +41,7 @@ class SqlIdleStore:
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
-        """When the next session falls idle; None when none will."""
+        """Return when the next session becomes idle; None if none will."""
         ((at_ms,),) = await self._database.snapshot(_NEXT_IDLE.rows)
         return None if at_ms is None else int(at_ms)
 

@@ -1,4 +1,4 @@
-"""Events become rows: stored once, paired, and the old ones evicted, in one transaction."""
+"""Store events in one transaction: insert once, pair calls and results, evict."""
 
 import json
 from collections import defaultdict
@@ -78,11 +78,11 @@ _BODIES = (
 )
 
 _MISSING = int.from_bytes(sha256(b"turnfold.missing").digest()[:7])
-"""The lock of whoever stores what is missing."""
+"""The name of the lock that a worker holds while it stores missing events."""
 
 
 class StoredEventKey(NamedTuple):
-    """A stored event, as far as a copy of it is compared with it."""
+    """The columns of a stored event that a duplicate is compared with."""
 
     sid: int
     stream_seq: int
@@ -90,7 +90,7 @@ class StoredEventKey(NamedTuple):
 
 
 class SqlIngestStore:
-    """The intake on a database; see `turnfold.ports.ingest.IngestStore`."""
+    """Ingest in SQL; see `turnfold.ports.ingest.IngestStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -125,24 +125,24 @@ class SqlIngestStore:
             raise UnstorableBatch(type(error).__name__) from error
 
     async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
-        """Count sequences that the stream no longer holds as ingested."""
+        """Record sequences that the stream no longer holds as ingested."""
         await self._database.write(lambda connection: ranges.add(connection, ranges_))
 
     async def gaps(self, *, up_to: int = 0) -> Sequence[ranges.Range]:
-        """The sequences that are not ingested, up to the highest one that is, or up to this one where that is higher."""
+        """Return the ranges of sequences that are not ingested."""
         return await self._database.snapshot(lambda connection: ranges.gaps(connection, up_to))
 
     def backfill_lock(self) -> AbstractAsyncContextManager[None]:
-        """Take turns with other workers that store what is missing."""
+        """Hold a lock against other workers that store missing events."""
         return self._database.advisory_lock(_MISSING)
 
     async def ingested_to(self) -> int:
-        """The sequence up to which none is missing."""
+        """Return the sequence up to which every event is ingested."""
         return await self._database.snapshot(ranges.whole_to)
 
 
 class _BatchWriter:
-    """One batch while its transaction is open."""
+    """Writes one batch within its transaction."""
 
     def __init__(
         self, connection: Connection, installation: Installation, payloads: Mapping[int, bytes]
@@ -213,7 +213,7 @@ class _BatchWriter:
         )
 
     def _admit(self, arrivals: Sequence[DecodedEvent]) -> Sequence[DecodedEvent]:
-        """Lock the sessions of these events and make those that are new, as far as their agents may have more; the rest is refused."""
+        """Lock or create the sessions of these events; refuse sessions above the limit."""
         keys = dict.fromkeys(arrival.key for arrival in arrivals)
         self._sessions = lock_by_key(self._connection, keys, create=self._installation.max_sessions)
         if len(self._sessions) == len(keys):
@@ -228,7 +228,10 @@ class _BatchWriter:
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
 
     def _remove_empty(self) -> None:
-        """Remove the sessions that this batch made and whose events it refused; one that a policy made has a revision."""
+        """Remove sessions that this batch created and whose events it refused.
+
+        A session that a policy request created has a revision, and stays.
+        """
         stored = {arrival.key for arrival in self._new} | self._moved
         empty = [
             session.sid
@@ -241,7 +244,10 @@ class _BatchWriter:
     # --- new, known, or another under a known id
 
     def _insert(self, arrivals: Sequence[DecodedEvent]) -> None:
-        """Insert what is new. Nearly always all of it is, so that is tried first; the keys of the tables say when it is not."""
+        """Insert new events.
+
+        Nearly always all are new, so the insert comes first; the unique keys report duplicates.
+        """
         fresh, again = _first_of_each(arrivals)
         try:
             with self._connection.begin_nested():
@@ -254,7 +260,7 @@ class _BatchWriter:
             self._unknown([arrival])
 
     def _unknown(self, arrivals: Sequence[DecodedEvent]) -> list[DecodedEvent]:
-        """Those whose event is not stored; the others are duplicates, moved or refused."""
+        """Return the events that are not stored; the others are duplicates, moved or refused."""
         ids = sorted((arrival.key.agent_id, arrival.event_id) for arrival in arrivals)
         known = {
             (agent_id, event_id): StoredEventKey(*rest)
@@ -270,7 +276,7 @@ class _BatchWriter:
         return fresh
 
     def _meet_known(self, arrival: DecodedEvent, row: StoredEventKey) -> None:
-        """The store knows this event id: a duplicate keeps the lower sequence, anything else is a dead letter."""
+        """Handle a known event id: keep the lower sequence of a duplicate, or refuse the event."""
         sid = self._sessions[arrival.key].sid
         if row.sid != sid:
             self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
@@ -290,7 +296,7 @@ class _BatchWriter:
             self._move(arrival, span)
 
     def _is_stored(self, arrival: DecodedEvent, span: dict[str, int]) -> bool:
-        """Whether the messages at these positions say what the event says, written otherwise."""
+        """Return whether the stored messages have the same content in other JSON."""
         stored = self._connection.execute(_BODIES, span).all()
         said = [json.loads(message.body) for message in arrival.messages]
         return [json.loads(body) for body, _ in stored] == said and all(
@@ -298,7 +304,7 @@ class _BatchWriter:
         )
 
     def _move(self, arrival: DecodedEvent, span: dict[str, int]) -> None:
-        """A copy of a stored event stands earlier in the stream: it is the event from now on, whatever is evicted stays so."""
+        """Move a stored event to the earlier sequence of its duplicate; evictions stay."""
         connection, sid = self._connection, span["of_sid"]
         first = position_of(arrival.stream_seq, 0)
         mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
@@ -418,7 +424,7 @@ class _BatchWriter:
         )
 
     def _count(self) -> list[SessionRow]:
-        """Bring the counters of the touched sessions up to date; the sessions that changed."""
+        """Update the counters of the touched sessions; return those that changed."""
         by_session: defaultdict[SessionKey, list[DecodedEvent]] = defaultdict(list)
         for arrival in self._new:
             by_session[arrival.key].append(arrival)
@@ -467,7 +473,7 @@ _first_two = itemgetter(0, 1)
 
 
 def runs(sequences: Sequence[int]) -> list[ranges.Range]:
-    """The sequences as ranges."""
+    """Return sequences as ranges."""
     return ranges.joined((seq, seq) for seq in sequences)
 
 
@@ -480,7 +486,7 @@ def _letter_row(letter: DeadLetter) -> dict[str, Any]:
 def _first_of_each(
     arrivals: Sequence[DecodedEvent],
 ) -> tuple[list[DecodedEvent], list[DecodedEvent]]:
-    """The first of each event in a batch, and those that name an event again."""
+    """Split a batch into the first occurrence of each event and the repeated ones."""
     first: dict[tuple[str, str], DecodedEvent] = {}
     again = [
         one

@@ -1,4 +1,4 @@
-"""Which result answers which call, decided again for the call ids that an event touched."""
+"""Pair tool results with calls again, for the call ids that an event touched."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from turnfold.store.database.schema import messages, tool_calls
 from turnfold.store.database.statements import PreparedPairs, bulk_update
 
 Touched = tuple[int, str]
-"""A session and one of its call ids."""
+"""The number of a session and one of its call ids."""
 
 _pairs = PreparedPairs.pairs
 _KINDS = (tool_calls.c.sid.type, tool_calls.c.call_id.type)
@@ -39,9 +39,9 @@ AT_ONCE = 400
 
 
 def repair_pairs(connection: Connection, touched: Iterable[Touched]) -> set[int]:
-    """Recompute the pairing of these call ids in stream order, evicted rows included, and store what changed.
+    """Recompute the pairs of these call ids in stream order, and store changes.
 
-    Tells the sessions of which an evicted message changed.
+    Evicted messages are included. Returns the sessions in which an evicted message changed.
     """
     wanted = sorted(set(touched))
     changed: set[int] = set()

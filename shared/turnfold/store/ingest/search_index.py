@@ -1,7 +1,8 @@
-"""The index of words: filled behind the intake, one short transaction after the other.
+"""Fill the word index after ingest, in short transactions.
 
-Each term begins with the number of its session, so a look at it reads what that session holds and nothing else. SQLite
-keeps the terms in FTS5, without the texts and without places in them; PostgreSQL keeps them as a tsvector under GIN.
+Each term begins with the number of its session, so that a lookup reads rows of that session only.
+SQLite keeps the terms in FTS5 without texts and positions; PostgreSQL keeps them as a tsvector with
+a GIN index.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ MESSAGES_AT_ONCE = 200
 CHARACTERS_AT_ONCE = 400_000
 MERGED_PAGES = 200
 UNDIVIDED = "z"
-"""The term of a text with too many terms: it is read whenever its session is searched."""
+"""The term of a text with too many terms, which every search of its session reads."""
 
 
 class UnindexedMessage(NamedTuple):
@@ -52,18 +53,18 @@ class UnindexedMessage(NamedTuple):
 
 
 def of_session(sid: int, term: str) -> str:
-    """A term as the index has it; the number ends where the first letter stands."""
+    """Return a term as the index stores it: the session number, then the word."""
     return f"{sid}{term}"
 
 
 class SqlSearchIndex:
-    """The index of a database; see `turnfold.ports.ingest.SearchIndex`."""
+    """The word index in SQL; see `turnfold.ports.ingest.SearchIndex`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def index_some(self) -> bool:
-        """Index some messages of the sessions that wait longest; whether more waited when it began."""
+        """Index messages of the sessions that wait longest; return whether more are waiting."""
         found, is_more = await self._database.snapshot(_waiting)
         if found:
             # Taken apart before the transaction begins, and while none is open: on SQLite there is one writer.
@@ -73,7 +74,7 @@ class SqlSearchIndex:
 
 
 class _Unindexed:
-    """What is asked about messages of a session that the index does not have, by what it knows their positions as."""
+    """Statements about messages that the index lacks."""
 
     def __init__(self, key: ColumnElement[int]) -> None:
         indexed = exists().where(key == messages.c.position)
@@ -116,7 +117,7 @@ _INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
 
 
 def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]], bool]:
-    """What is next of each session with something to index, and whether more waits."""
+    """Return the next messages of each waiting session, and whether more wait."""
     unindexed = _UNINDEXED[connection.dialect.name]
     found: dict[int, list[UnindexedMessage]] = {}
     room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
@@ -153,14 +154,17 @@ def _taken_apart(
 
 
 def terms_of_body(sid: int, body: str) -> list[str]:
-    """The terms under which the index has a message of this session."""
+    """Return the index terms of a message of this session."""
     found = terms(searchable(json.loads(body)))
     of_this = of_session(sid, "")
     return [of_this + term for term in ((UNDIVIDED,) if found is None else found)]
 
 
 def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) -> None:
-    """Add what is not there yet, and say from where on these sessions wait now: stragglers may have come meanwhile."""
+    """Add new terms, and record from where these sessions wait now.
+
+    Late events may have arrived in the meantime.
+    """
     unindexed = _UNINDEXED[connection.dialect.name]
     wait: list[tuple[int | None, int]] = []
     for sid, first in _LOCKED.rows(connection, sorted(made)):
@@ -186,9 +190,9 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) 
 
 
 def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
-    """Take the messages of a session between two positions, or all, out of the index.
+    """Remove messages of a session from the index; call before deleting them, in one transaction.
 
-    To be called in the transaction that deletes them, and before it does: an index without texts has to be told what it held.
+    An index without texts must be told what it contained.
     """
     if connection.dialect.name != "sqlite":
         mine = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
@@ -216,10 +220,10 @@ _DELETE_SQLITE = text(
 
 
 def queue_index_removal(connection: Connection, sids: Sequence[int]) -> None:
-    """Take whole sessions out of the index, which are about to be deleted.
+    """Queue the removal of whole sessions from the index, before they are deleted.
 
-    Nobody looks for their numbers any more. What it takes to remove their words from SQLite's index would hold up all who
-    write, so the texts are put aside for `clear_away`.
+    No search uses their numbers any more. Removing their words from SQLite's index would block
+    writers, so `remove_indexed` does it later.
     """
     if connection.dialect.name != "sqlite":
         connection.execute(delete(word_index).where(word_index.c.sid.in_(sids)))
@@ -232,7 +236,7 @@ def queue_index_removal(connection: Connection, sids: Sequence[int]) -> None:
 
 
 async def remove_indexed(database: Database) -> None:
-    """Remove the words of what was erased from the index and from the file, one short transaction after the other."""
+    """Remove erased words from the index and the file, in short transactions."""
     if not database.is_sqlite:
         return
     waiting = (
@@ -260,7 +264,7 @@ def _told_of(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
 
 
 def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
-    """Take words out of the index once; that the rest has still to be done stays written down."""
+    """Remove some queued words; the rest stays queued."""
     connection.execute(_DELETE_SQLITE, gone)
     connection.execute(
         update(leftovers)
@@ -270,7 +274,7 @@ def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
 
 
 def _merged(connection: Connection, *, pages: int) -> bool:
-    """Write so many pages of the index anew; whether there are more (a negative number begins it)."""
+    """Merge pages of the index; return whether more remain (a negative number begins a merge)."""
     before = connection.execute(text("SELECT total_changes()")).scalar_one()
     connection.execute(
         text("INSERT INTO word_index (word_index, rank) VALUES ('merge', :pages)"), {"pages": pages}

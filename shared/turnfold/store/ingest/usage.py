@@ -1,4 +1,4 @@
-"""What providers reported, as rows: the factor they teach, and until when reports are stale."""
+"""Calibration: factors learned from reported usage, and until when a report is valid."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -140,9 +140,9 @@ _NEWEST_COMPACTION = PreparedPairs(
 
 
 def calibration_cutoff(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, int]:
-    """When the last compaction of each session was done (ms since 1970): far off where it is not, -1 where there was none.
+    """Return when the last compaction of each session ended: a far time if open, -1 if none.
 
-    One that only writes a version again is opened when all others are done, and keeps nothing waiting.
+    Times are ms since 1970. Rewriting compactions do not count.
     """
     rows = _NEWEST_COMPACTION.rows(
         connection, [(session.sid, session.compactions) for session in some]
@@ -157,7 +157,7 @@ def calibration_cutoff(connection: Connection, some: Sequence[SessionRow]) -> Ma
 
 
 class Calibrator:
-    """The factors of one transaction: learnt from what is stored, and from the evictions it is about to store."""
+    """The factors of one transaction, from stored reports and from its own evictions."""
 
     def __init__(self, connection: Connection, new_reports: int = 0) -> None:
         self._connection = connection
@@ -167,13 +167,13 @@ class Calibrator:
         self._looked_up: set[int] = set()
 
     def evicted(self, sid: int, at_ms: int) -> None:
-        """Count an eviction that is not stored yet."""
+        """Add an eviction that is not stored yet."""
         self._compacted[sid].append(at_ms)
 
     def factor(self, agent_id: str, model: str | None, seq: int | None = None) -> float:
-        """The factor of a model that an agent uses, as the reports up to a stream sequence tell it.
+        """Return the factor of an agent and a model, from reports up to a stream sequence.
 
-        Agents learn by themselves: what one reports changes no window of another.
+        Factors are learned per agent, so that one agent cannot change windows of another.
         """
         if model is None:
             return 1.0
@@ -192,7 +192,7 @@ class Calibrator:
         return calibration_factor(known, self._compacted)
 
     def _read(self, agent_id: str, model: str) -> tuple[list[int], list[ReportDelta]]:
-        """The positions of the newest reports, and their differences from those before them; newest first."""
+        """Return the positions of the newest reports and their differences, newest first."""
         key = (agent_id, model)
         if key not in self._known:
             reports = [
@@ -219,7 +219,7 @@ class Calibrator:
         return self._known[key]
 
     def _look_up(self, sids: set[int]) -> None:
-        """Read when the newest compactions of these sessions were."""
+        """Read the times of the newest compactions of these sessions."""
         missing = sorted(sids - self._looked_up)
         self._looked_up |= sids
         for sid, *moments in _COMPACTED.rows(self._connection, missing):

@@ -1,4 +1,4 @@
-"""A session as it was: which version was in force, what was pending and what was live, out of numbers alone."""
+"""Read a session as it was: the version in force, pending evictions and live messages."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -138,7 +138,7 @@ LATEST_MS = 2**62
 def timeline_state(
     connection: SupportsStatements, key: SessionKey, sid: int, moment: AsOf
 ) -> StateAsOf:
-    """Where the messages of a session were at a moment.
+    """Return the state of a session at a moment.
 
     Raises:
         BadRequest: the session has no such version or message.
@@ -182,7 +182,7 @@ def _past(connection: SupportsStatements, sid: int) -> SessionTimeline:
 
 
 def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -> list[Message]:
-    """The messages that were live or pending then, in order, as they were."""
+    """Return the messages that were live or pending at a moment, in order, as they were."""
     undone = {one.compaction_id: _taken_by(connection, sid, one) for one in state.undone}
     away = {message.position for taken in undone.values() for message in taken}
     found = [message_of(row) for row in _LIVE.rows(connection, sid, state.until)]
@@ -207,7 +207,7 @@ def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -
 
 
 def _taken_by(connection: SupportsStatements, sid: int, eviction: EvictionSpan) -> list[Message]:
-    """What a compaction had taken that was undone since."""
+    """Return the messages of an eviction that was undone later."""
     mark = CompactionId(str(eviction.compaction_id))
     return [
         replace(message_of(row), compaction_id=mark)
@@ -224,7 +224,7 @@ def _rows_of(
 
 
 def _newest_by(connection: SupportsStatements, sid: int, at_ms: int) -> int:
-    """The position of the newest message of a time or before; 0 where there is none."""
+    """Return the position of the newest message at or before a time; 0 if there is none."""
     return next(
         (
             position

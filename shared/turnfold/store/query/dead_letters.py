@@ -1,4 +1,4 @@
-"""Dead letters in full, and what became of those that were published again."""
+"""Read dead letters in full, and the outcome of those that were published again."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,19 +15,19 @@ _LETTERS = select(*DEAD, dead_letters.c.payload).order_by(dead_letters.c.dead_le
 
 
 class SqlDeadLetterStore:
-    """Dead letters in a database; see `turnfold.ports.admin.DeadLetterStore`."""
+    """Dead letters in SQL; see `turnfold.ports.admin.DeadLetterStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]:
-        """The letters of these ids, oldest first."""
+        """Return the letters with these ids, oldest first."""
         return await self._letters(_LETTERS.where(dead_letters.c.dead_letter_id.in_(ids)))
 
     async def unreplayed(
         self, *, reason: str | None, after: int, until: int, limit: int
     ) -> Sequence[StoredDeadLetter]:
-        """Letters that were not replayed yet, oldest first."""
+        """Return letters that were not replayed yet, oldest first."""
         between = (dead_letters.c.dead_letter_id > after) & (dead_letters.c.dead_letter_id <= until)
         chosen = _LETTERS.where(between, dead_letters.c.replayed_at_ms.is_(None)).limit(limit)
         return await self._letters(
@@ -35,14 +35,14 @@ class SqlDeadLetterStore:
         )
 
     async def newest_id(self) -> int:
-        """The greatest id so far."""
+        """Return the greatest id."""
         newest = select(func.coalesce(func.max(dead_letters.c.dead_letter_id), 0))
         return await self._database.snapshot(
             lambda connection: int(connection.execute(newest).scalar_one())
         )
 
     async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None:
-        """Note that a letter was published again."""
+        """Record that a letter was published again."""
         noted = (
             update(dead_letters)
             .where(dead_letters.c.dead_letter_id == dead_letter_id)
@@ -51,7 +51,7 @@ class SqlDeadLetterStore:
         await self._database.write(lambda connection: connection.execute(noted))
 
     async def replay_outcomes(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
-        """Of these sequences those that are ingested, each with the dead letter that it became."""
+        """Return the ingested ones of these sequences, each with its new dead letter."""
 
         def read(connection: Connection) -> dict[int, DeadLetterRow | None]:
             found: dict[int, DeadLetterRow | None] = {}

@@ -1,4 +1,4 @@
-"""What a session was: originals, versions, audit; and what an installation holds."""
+"""Read what is stored of sessions: messages, versions, audit rows and counts."""
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ from turnfold.store.database.schema import (
 from turnfold.store.query.window import SUMMARY_COLUMNS, summary_of
 
 PAGE_CHARACTERS = 2_000_000
-"""A page of originals ends early rather than outgrow what the bus carries."""
+"""A page of messages ends at this size, so that a reply fits into one NATS message."""
 
 ORIGINALS = select(
     messages.c.position,
@@ -46,7 +46,7 @@ ORIGINALS = select(
 
 
 class SqlHistoryStore:
-    """Histories in a database; see `turnfold.ports.query.HistoryStore`."""
+    """Histories in SQL; see `turnfold.ports.query.HistoryStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -54,9 +54,9 @@ class SqlHistoryStore:
     async def page(
         self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
     ) -> Sequence[OriginalMessage]:
-        """Originals behind a position, in order; fewer than asked for where they are very long.
+        """Return messages after a position, in order; fewer than `limit` if they are very long.
 
-        With `newest_first`: those before the position, the newest first.
+        With `newest_first`, return those before the position, newest first.
         """
         async with self._session(key) as (connection, sid):
             order = messages.c.position.desc() if newest_first else messages.c.position
@@ -84,7 +84,7 @@ class SqlHistoryStore:
     async def by_ids(
         self, key: SessionKey, message_ids: Sequence[str]
     ) -> Sequence[OriginalMessage]:
-        """The originals of these ids, in order of position; ids that name nothing are left out."""
+        """Return the messages with these ids, in order; unknown ids are left out."""
         named = [found for one in message_ids if (found := split_message_id(one)) is not None]
         async with self._session(key) as (connection, sid):
             event_ids = {event_id for event_id, _ in named}
@@ -108,7 +108,7 @@ class SqlHistoryStore:
             return await _originals(connection, chosen)
 
     async def counts(self, key: SessionKey) -> SessionCounts:
-        """What a session holds."""
+        """Return the counts of a session."""
         async with self._session(key) as (connection, sid):
             return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
 
@@ -130,7 +130,7 @@ class SqlHistoryStore:
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
     ) -> Sequence[SessionCounts]:
-        """Sessions behind a place, of these agents or of all, the one with the newest event first."""
+        """Return sessions after a sort key, of these agents or of all, newest event first."""
         at_ms = func.coalesce(sessions.c.last_event_at_ms, literal_column("-1"))
         chosen = _SESSIONS.order_by(at_ms.desc(), sessions.c.sid).limit(limit)
         if after is not None:
@@ -145,7 +145,7 @@ class SqlHistoryStore:
     async def versions(
         self, key: SessionKey, version: int | None = None
     ) -> tuple[int | None, Sequence[StoredSummary]]:
-        """The version in force, and all versions (or this one), oldest first."""
+        """Return the version in force, and all versions (or one), oldest first."""
         async with self._session(key) as (connection, sid):
             in_force = (
                 await connection.execute(select(sessions.c.version).where(sessions.c.sid == sid))
@@ -158,7 +158,7 @@ class SqlHistoryStore:
             return in_force, [summary_of(row) for row in await connection.execute(chosen)]
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
-        """Audit rows of a session behind an ordinal; they outlive the session."""
+        """Return audit rows after an ordinal. They are kept when the session is erased."""
         mine = (
             (audit.c.agent_id == key.agent_id)
             & (audit.c.session_id == key.session_id)
@@ -171,7 +171,7 @@ class SqlHistoryStore:
             return [AuditRow(*row) for row in rows]
 
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
-        """Dead letters behind an id, oldest first."""
+        """Return dead letters after an id, oldest first."""
         chosen = (
             select(*DEAD)
             .where(dead_letters.c.dead_letter_id > after)
@@ -182,7 +182,7 @@ class SqlHistoryStore:
             return [DeadLetterRow(*row) for row in await connection.execute(chosen)]
 
     async def dead_letter_counts(self) -> Mapping[str, int]:
-        """How many dead letters there are, by reason."""
+        """Return the number of dead letters by reason."""
         by_reason = select(dead_letters.c.reason, func.count()).group_by(dead_letters.c.reason)
         async with self._database.read() as connection:
             return {row[0]: row[1] for row in await connection.execute(by_reason)}
@@ -204,7 +204,7 @@ async def _originals(
 
 
 def original_of(row: Sequence[Any]) -> OriginalMessage:
-    """A message from a row of `ORIGINALS`."""
+    """Build a message from a row of `ORIGINALS`."""
     position, event_id, compaction_id, is_covered, body, original = row
     state = state_of(is_evicted=compaction_id is not None, is_covered=bool(is_covered))
     return OriginalMessage(

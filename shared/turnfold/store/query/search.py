@@ -1,4 +1,7 @@
-"""Messages found by the index of words, and those that it does not have yet; see `turnfold.store.ingest.search_index`."""
+"""Find messages by the word index, and list those that it lacks.
+
+See `turnfold.store.ingest.search_index` for how the index is filled.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,16 +37,16 @@ from turnfold.store.query.history import ORIGINALS, original_of
 NEWEST, OLDEST = 200, 60
 """How many messages a lookup brings at most, from either end of the session."""
 LOOKED_AT = 10_000
-"""Of how many, from either end, it is seen whether they are in the scope of a question."""
+"""How many matches at either end are checked against the scope of a search."""
 CHARACTERS_READ = 4_000_000
-"""How much text all lookups of one question bring at most."""
+"""The most characters that all lookups of one search read."""
 PAGE_MESSAGES, PAGE_CHARACTERS = 500, 2_000_000
 
 Sized = dict[int, int]
 
 
 class SqlSearchStore:
-    """Searching in a database; see `turnfold.ports.query.SearchStore`."""
+    """Search in SQL; see `turnfold.ports.query.SearchStore`."""
 
     def __init__(self, database: Database, *, looked_at: int = LOOKED_AT) -> None:
         self._database = database
@@ -52,7 +55,7 @@ class SqlSearchStore:
     async def unindexed(
         self, key: SessionKey, *, scope: Scope, after_position: int
     ) -> Sequence[OriginalMessage]:
-        """A page of the messages that the index may not have yet, in order; at the end none."""
+        """Return a page of messages that the index may lack, in order; empty at the end."""
 
         def read(connection: Connection) -> list[OriginalMessage]:
             sid, first = _session(connection, key)
@@ -80,7 +83,7 @@ class SqlSearchStore:
     async def candidates(
         self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope
     ) -> Candidates:
-        """Messages that the index has under all terms of a lookup; of very many the newest and the oldest."""
+        """Return messages with all terms of a lookup; of too many, the newest and the oldest."""
 
         def read(connection: Connection) -> Candidates:
             sid, _ = _session(connection, key)
@@ -126,10 +129,10 @@ def _ends(
     scope: Scope,
     looked_at: int,
 ) -> tuple[Sized, bool]:
-    """Positions and sizes of the newest messages that match, and where that is not all of them, of the oldest; whether some are neither.
+    """Return positions and sizes of the newest and oldest matches, and whether others exist.
 
-    The index knows positions alone. What else a scope asks for costs a look at each message, so not all of very many are
-    looked at.
+    The index knows only positions. Each further condition of a scope costs a read per message, so
+    the number of examined matches is limited.
     """
     places = _between(places, position, scope)
     is_filtered = scope != Scope(
@@ -171,19 +174,19 @@ def _has_more(connection: Connection, places: Places, than: int) -> bool:
 
 
 def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
-    """Positions. The index gives them in the order of its own key: nothing is sorted."""
+    """Select matching positions. FTS5 returns them in key order, so nothing is sorted."""
     asked = f"({' AND '.join(_quoted(sid, term) for term in lookup)}) OR {_quoted(sid, Term(UNDIVIDED))}"
     found = text("word_index MATCH :asked").bindparams(asked=asked)
     return select(word_index.c.rowid.label("position")).where(found), word_index.c.rowid
 
 
 def _quoted(sid: int, term: Term) -> str:
-    """A term as FTS5 reads it: letters and digits alone, so there is nothing to escape."""
+    """Quote a term for FTS5. Terms contain only letters and digits, so nothing is escaped."""
     return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
 
 
 def _matching_tsvector(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
-    """Positions. What matches is found first by its index: a planner might rather walk along the positions."""
+    """Select matching positions by the GIN index; otherwise the planner might scan positions."""
     words = " & ".join(
         f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}" for term in lookup
     )
@@ -229,7 +232,7 @@ def _pairs(connection: Connection, chosen: Places) -> list[tuple[int, int]]:
 
 
 def _within(sizes: Sized, most: int) -> list[int]:
-    """The first of these messages, as far as there is room for their texts; one at least."""
+    """Return the first messages whose texts fit into the limit, at least one."""
     chosen: list[int] = []
     for position, size in sizes.items():
         if chosen and size > most:

@@ -1,4 +1,4 @@
-"""One read, one snapshot: a session's row, its summary, what is pending, what is live, and the texts of what is shown."""
+"""Read a session for a window in one snapshot: its row, summary, evictions, messages and texts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,7 +122,7 @@ _SUMMARY = Prepared(
 _CHANGING = [
     messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")
 ]
-"""What may ever change of a live message that stays live, behind its position: what it answers."""
+"""The columns that can change while a message stays live: which call it answers."""
 
 _live = (
     select(*_CHANGING)
@@ -153,13 +153,13 @@ _BODIES = Prepared(
     ("of_sid", *_PLACES),
 )
 AT_HAND = 512
-"""Up to so many messages are read on the spot; beyond, it would hold up other requests."""
+"""The most messages that are read in the event loop's thread; more would delay other requests."""
 
 KNOWN_AT_HAND = 2_048
-"""Of up to so many messages, most of them known, a window is decided on the spot."""
+"""The most messages, most of them cached, for which a window is decided in the loop's thread."""
 
 KNOWN = 32_768
-"""Of so many messages the numbers are remembered, those of the sessions asked for last; a message takes half a kilobyte."""
+"""The most cached messages of all sessions together; one takes about half a kilobyte."""
 
 State = tuple[Any, ...]
 """The columns `_CHANGING` of a live message.
@@ -171,9 +171,9 @@ read of a message in some state holds whenever it is found in that state again, 
 
 @dataclass(slots=True)
 class CachedSession:
-    """The messages of a session as they were read: live ones by their state, evicted ones by their eviction.
+    """The messages of a session as they were read: live ones by state, evicted ones by eviction.
 
-    What was evicted hardly changes any more, and the session counts it when it does (`changes`).
+    Evicted messages hardly ever change; the session counts when they do (`changes`).
     """
 
     changes: int = 0
@@ -182,11 +182,11 @@ class CachedSession:
 
     @property
     def size(self) -> int:
-        """How many messages these are."""
+        """The number of messages."""
         return len(self.live) + sum([len(some) for some in self.evicted.values()])
 
     def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
-        """Whether little enough is left to read of so many live messages and of what these evictions hold."""
+        """Return whether few enough messages must be read to do it in the loop's thread."""
         known = self.evicted if self.changes == changes else {}
         unknown: int = sum([row[1] for row in pending if row[0] not in known])
         size: int = live + sum([row[1] for row in pending])
@@ -194,22 +194,25 @@ class CachedSession:
 
 
 class Size(NamedTuple):
-    """How large a session is for who makes a window of it."""
+    """The size of a session, as far as it determines the cost of a window."""
 
     messages: int
     tokens: int
 
     def exceeds(self, most: "Size | None") -> bool:
-        """Whether it is larger in either way."""
+        """Return whether either number is above the limit."""
         return most is not None and (self.messages > most.messages or self.tokens > most.tokens)
 
 
 AT_ONCE = Size(messages=1_024, tokens=500_000)
-"""Of a session that is no larger a window takes some milliseconds: 4 ms for so many messages, 12 for twice as many."""
+"""The largest session whose window is built here: 4 ms at the limit, 12 at twice as much."""
 
 
 class SqlWindowStore:
-    """Windows in a database; see `turnfold.ports.WindowStore`. With `most`, only those of sessions that are no larger."""
+    """Windows in SQL; see `turnfold.ports.query.WindowStore`.
+
+    With `most`, larger sessions are refused with `TooLargeHere`.
+    """
 
     def __init__(self, database: Database, most: Size | None = None) -> None:
         self._database = database
@@ -217,11 +220,11 @@ class SqlWindowStore:
         self._known: LRUCache[SessionKey, CachedSession] = LRUCache(KNOWN)
 
     def forget(self) -> None:
-        """Remember no message: some were erased."""
+        """Clear the cache, because messages were erased."""
         self._known.clear()
 
     async def ingested_to(self) -> int:
-        """Up to which sequence everything is ingested.
+        """Return the sequence up to which every event is ingested.
 
         Raises:
             Unavailable: the database cannot be read now.
@@ -286,7 +289,7 @@ class SqlWindowStore:
         glance: Callable[[WindowSnapshot], Chosen | None],
         choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
-        """Read a session as it was, in one snapshot; nothing of it is remembered."""
+        """Read a session as it was, in one snapshot, without the cache."""
 
         def read(connection: SupportsStatements) -> tuple[Chosen, Mapping[int, str]]:
             facts, _ = _head(connection, key)
@@ -326,7 +329,7 @@ class SqlWindowStore:
 
 
 def _waiting(row: Sequence[Any]) -> PendingEviction:
-    """An eviction from the columns of `_PENDING`."""
+    """Build an eviction from the columns of `_PENDING`."""
     return PendingEviction(CompactionId(str(row[0])), *row[1:6])
 
 
@@ -337,7 +340,7 @@ def _evicted(
     changes: int,
     pending: Sequence[Sequence[Any]],
 ) -> list[Message]:
-    """The messages of these evictions; only those are read that are not known, or may have changed."""
+    """Return the messages of these evictions; read only those that are not cached."""
     before = known.evicted if known.changes == changes else {}
     known.changes = changes
     known.evicted = {
@@ -354,7 +357,7 @@ def _read_evicted(
 
 
 def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -> list[Message]:
-    """The live messages in order; only those are read that are not known in just this state."""
+    """Return the live messages in order; read only those that are not cached in this state."""
     states = [tuple(row) for row in _LIVE.rows(connection, sid)]
     try:
         return [known.live[state] for state in states]
@@ -368,7 +371,7 @@ def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -
 
 
 def _head(connection: SupportsStatements, key: SessionKey) -> tuple[WindowSnapshot, int]:
-    """What is known before any message is read, and how often evicted messages have changed."""
+    """Read the session row and the summary, and how often evicted messages have changed."""
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
     if row[1] is None:
         return WindowSnapshot(row[0], None), 0
@@ -382,14 +385,14 @@ def _head(connection: SupportsStatements, key: SessionKey) -> tuple[WindowSnapsh
 
 
 def summary_of(row: Sequence[Any]) -> StoredSummary:
-    """A version from `SUMMARY_COLUMNS`, which are its fields in order."""
+    """Build a version from `SUMMARY_COLUMNS`, which are its fields in order."""
     return StoredSummary(*row)
 
 
 def _bodies(
     connection: SupportsStatements, sid: int, positions: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
-    """The texts of some messages, so many at a time; the last ones fill what places are left over."""
+    """Read the texts of messages in groups; the last position fills the unused parameters."""
     for start in range(0, len(positions), len(_PLACES)):
         some = positions[start : start + len(_PLACES)]
         yield from (
