@@ -1,4 +1,4 @@
-"""How many tokens each model takes, from litellm's map of models, read without importing litellm."""
+"""Context windows of models, from litellm's model map, read without importing litellm."""
 
 import json
 import re
@@ -16,12 +16,12 @@ EDITION = re.compile(
     r"([-@]\d{4}-\d\d-\d\d|[-@]\d{8}|-latest|-v\d+(:\d+)?|:[\w.-]*|\[\w+\]|@\w+)$", re.ASCII
 )
 PROVIDER = re.compile(r"[a-z][a-z_-]*:(?=[a-z])")
-"""Some write `openai:gpt-4.1` for what litellm calls `openai/gpt-4.1`."""
+"""Matches `openai:gpt-4.1`, which litellm spells `openai/gpt-4.1`."""
 VENDOR = re.compile(r"[a-z][a-z-]*\.(?=[a-z])")
 
 
 def bundled_map() -> Path | None:
-    """Where the installed litellm keeps its map of models, found without importing it, or None."""
+    """Return the path of litellm's model map, without importing litellm; None if absent."""
     try:
         spec = find_spec("litellm")
     except (ImportError, ValueError):
@@ -34,10 +34,10 @@ def bundled_map() -> Path | None:
 
 
 class ModelWindows:
-    """The context window of any model, in tokens. Asking never fails; a name nobody knows has 128,000.
+    """The context window of any model, in tokens. Unknown models have 128,000.
 
-    The map is read at the first question and reduced to names and numbers. `override` stands for every model unless a
-    question brings its own; 0 is a window too.
+    The map is read at the first call and reduced to names and numbers. `override` replaces the map
+    unless a call brings its own; 0 is a valid window.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ModelWindows:
         self._known: Mapping[str, int] | None = None
 
     def __call__(self, model: str | None, *, override: int | None = None) -> int:
-        """The window of a model as a provider, a gateway or a person spells it."""
+        """Return the window of a model, as a provider, a gateway or a person spells it."""
         chosen = override if override is not None else self._override
         if chosen is not None:
             return chosen
@@ -56,7 +56,7 @@ class ModelWindows:
         return UNKNOWN_WINDOW_TOKENS if known is None else known
 
     def known(self, model: str | None) -> int | None:
-        """The window that the map has for a model, or None where it has none."""
+        """Return the window that the map has for a model; None if it has none."""
         if not isinstance(model, str) or len(model) > NAME_CHARACTERS:
             return None
         if self._known is None:
@@ -68,7 +68,10 @@ class ModelWindows:
 
 
 def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:
-    """Each name of the map with its window and whether it is a model to talk to; empty when there is no readable map."""
+    """Return each name of the map with its window, and whether it is a chat model.
+
+    Empty if there is no readable map.
+    """
     if file is None:
         return {}
     try:
@@ -81,7 +84,7 @@ def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:
 
 
 def _reduced(entry: dict[str, Any]) -> Any:
-    """What is kept of one object of the map, so that a model's many prices are dropped as they are read."""
+    """Return the needed part of one entry, so that its many prices are dropped while reading."""
     for key in ("max_input_tokens", "max_tokens"):
         tokens = entry.get(key)
         if isinstance(tokens, int) and tokens > 0:
@@ -90,7 +93,7 @@ def _reduced(entry: dict[str, Any]) -> Any:
 
 
 def _with_aliases(entries: Mapping[str, tuple[int, bool]]) -> Mapping[str, int]:
-    """The names, and what else people call them. Where providers differ on an alias the smallest window is the safe one."""
+    """Add aliases. If providers differ on an alias, the smallest window is the safe one."""
     known = {name: tokens for name, (tokens, _) in entries.items()}
     aliases: dict[str, int] = {}
     for name, (tokens, talks) in entries.items():
@@ -102,7 +105,7 @@ def _with_aliases(entries: Mapping[str, tuple[int, bool]]) -> Mapping[str, int]:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """The names to try, the most exact first: as it stands, without providers, without its edition, with dashes for dots."""
+    """Yield spellings to try, the most exact first: as given, without provider, without edition."""
     parts = name.split("/")
     paths = ["/".join(parts[start:]) for start in range(len(parts))]
     yield from paths

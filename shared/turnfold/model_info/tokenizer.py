@@ -1,4 +1,4 @@
-"""The tokenizer: o200k_base, compiled into a library; nothing is read from elsewhere and nothing fetched."""
+"""The tokenizer o200k_base, compiled into a library. It reads and fetches nothing."""
 
 from collections.abc import Callable
 from typing import Final
@@ -9,10 +9,12 @@ NAME: Final = "o200k_base"
 
 
 def load_counter() -> Callable[[str], int]:
-    """What counts the o200k_base tokens of any text, in time that grows with its length alone; about 0.2 s and 33 MB, once a process.
+    """Return a function that counts the o200k_base tokens of a text, in linear time.
+
+    Loading takes about 0.2 s and 33 MB, once per process.
 
     Raises:
-        StartError: the library is not installed; the text says what to install.
+        StartError: the library is not installed; the message names the package.
     """
     try:
         import toktok  # noqa: PLC0415 - only who counts needs it installed

@@ -1,1 +1,1 @@
-"""Sessions in SQL: one module a journey, the same on SQLite and PostgreSQL."""
+"""Sessions in SQL, on SQLite and PostgreSQL: one folder per journey, above `database`."""

@@ -1,4 +1,4 @@
-"""Connections to the database: one that writes, several that read from a snapshot."""
+"""Connections to the database: one that writes, and several that read from snapshots."""
 
 import asyncio
 import sqlite3
@@ -26,7 +26,7 @@ BUSY_SECONDS = 30
 LOG_WAIT_MS = 200
 READERS = 4
 READERS_EACH = 2
-"""The most reading transactions that run at once, of all agents and of one."""
+"""The most reading transactions at once: of all agents, and of one."""
 TURN_SECONDS = 10
 CLOSE_SECONDS = 2
 LOCK_NOT_AVAILABLE = "55P03"
@@ -35,10 +35,11 @@ Found = TypeVar("Found")
 
 
 class Database:
-    """One database, as the transactions that the store makes: plain code that writes or reads, and reading in steps.
+    """One database, as transactions of plain code that writes or reads.
 
-    On SQLite there is one writing connection (WAL, `synchronous=FULL`, BEGIN IMMEDIATE), because two that write or
-    checkpoint at once can corrupt the file before 3.51.3; readers open it read-only and see one snapshot each.
+    On SQLite one connection writes (WAL, `synchronous=FULL`, BEGIN IMMEDIATE), because two that
+    write or checkpoint at once can corrupt the file before 3.51.3. Readers open the file read-only
+    and see one snapshot each.
     """
 
     def __init__(self, url: str, *, writes: bool, readers_each: int = READERS_EACH) -> None:
@@ -68,10 +69,10 @@ class Database:
         self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
     async def write(self, work: Callable[[Connection], Found]) -> Found:
-        """Do some writing in one transaction, committed at its end and rolled back on any error.
+        """Run `work` in one transaction: commit at its end, roll back on any error.
 
-        On SQLite all of it runs in the one thread that writes: however many statements there are, none waits for the
-        event loop. Who is cancelled meanwhile does not learn whether it was committed.
+        On SQLite it runs in the writer's thread and never waits for the event loop. If the caller
+        is cancelled, the transaction may or may not be committed.
 
         Raises:
             Unavailable: the database cannot be reached or written now; nothing was changed.
@@ -81,14 +82,14 @@ class Database:
         return await self._writer.run(work)
 
     async def truncate_wal(self) -> bool:
-        """On SQLite: bring what was written into the file itself, and empty the log beside it, where deleted text may still be.
+        """Checkpoint SQLite's WAL and truncate it, because it may still contain deleted text.
 
-        False when somebody who reads was in the way.
+        Returns False if a reader prevented it.
         """
         return not isinstance(self._writer, _InThreads) or await self._writer.apart(_emptied)
 
     async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
-        """Do some reading in one snapshot; on SQLite in one thread, as `write` does.
+        """Run `work` in one reading snapshot; on SQLite in a thread, as `write` does.
 
         Raises:
             Unavailable: the database cannot be reached now.
@@ -97,12 +98,12 @@ class Database:
         return await self._reader.run(work, on_end=partial(self._reader_turns.give_back, asker))
 
     async def settled(self) -> None:
-        """Return when no snapshot is read for this asker any more; for databases that read one at a time for each asker."""
+        """Return when no snapshot is read for this asker any more."""
         self._reader_turns.give_back(await self._reader_turns.take())
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
-        """A snapshot to be read in awaited steps, so that large pages never hold anything else up.
+        """Open a snapshot that is read in awaited steps, so that large pages do not block others.
 
         Raises:
             Unavailable: the database cannot be reached now.
@@ -117,7 +118,7 @@ class Database:
 
     @asynccontextmanager
     async def advisory_lock(self, lock: int) -> AsyncGenerator[None]:
-        """Hold off others who want the same turn; for who has it so long that it hangs, nobody waits. On SQLite one writes anyway.
+        """Hold an advisory lock. Continue without it after a timeout. No-op on SQLite.
 
         Raises:
             Unavailable: the database cannot be reached now.
@@ -136,17 +137,17 @@ class Database:
                 yield
 
     def read_inline(self, work: Callable[[RawConnection], Found]) -> Found:
-        """Do a little reading in one snapshot here and now; see `turnfold.store.database.inline_reader`.
+        """Read a few rows in one snapshot in this thread; see `inline_reader`.
 
         Raises:
-            NotAtHand: use `snapshot`, which keeps nobody else waiting.
+            WouldBlock: use `snapshot`, which blocks no other request.
         """
         if self._near is None:
             raise WouldBlock
         return self._near.read(work)
 
     async def read_small(self, work: Callable[[Any], Found]) -> Found:
-        """As `snapshot`, for a few rows of an index: read at once where they are at hand.
+        """Read a few rows of an index: in this thread if possible, else as `snapshot`.
 
         Raises:
             Unavailable: the database cannot be reached now.
@@ -157,7 +158,7 @@ class Database:
             return await self.snapshot(work)
 
     async def close(self) -> None:
-        """Give every connection back."""
+        """Close all connections."""
         if self._near is not None:
             self._near.close()
         await self._reader.close()
@@ -166,7 +167,7 @@ class Database:
         await _dispose(self._steps)
 
     def _engine(self, *, writes: bool) -> AsyncEngine:
-        """Connections to await; on SQLite only to read."""
+        """Create the engine for awaited statements; on SQLite read-only."""
         if not self.is_sqlite:
             url, arguments = split_ssl_options(self.url)
             options = {} if writes else {"isolation_level": "REPEATABLE READ"}
@@ -189,7 +190,7 @@ class Database:
         return engine
 
     def _thread_engine(self, *, writes: bool) -> Engine:
-        """Connections for the threads of ours, on SQLite."""
+        """Create the engine for our own threads, on SQLite."""
         url = (self.url if writes else self._read_only()).set(drivername="sqlite+pysqlite")
         arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False, "cached_statements": 256}
         engine = create_engine(
@@ -212,7 +213,10 @@ class Database:
 
 
 def split_ssl_options(url: URL) -> tuple[URL, dict[str, str]]:
-    """What an engine takes for a URL: its words on encryption (`sslmode`, `sslrootcert`) are libpq's, and asyncpg knows them in a DSN alone."""
+    """Move libpq's TLS options (`sslmode`, `sslrootcert`) from the URL to a DSN.
+
+    asyncpg reads them in a DSN only.
+    """
     words = {
         name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"
     }
@@ -222,7 +226,10 @@ def split_ssl_options(url: URL) -> tuple[URL, dict[str, str]]:
 
 
 class _InThreads:
-    """Transactions in threads of ours, each with a connection of its own: to take one from a pool costs more than to begin."""
+    """Transactions in our own threads, each with its own connection.
+
+    Taking a connection from a pool costs more than beginning a transaction.
+    """
 
     def __init__(self, engine: Engine, threads: int) -> None:
         self._engine = engine
@@ -233,7 +240,7 @@ class _InThreads:
     async def run(
         self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None
     ) -> Found:
-        """Do it in one of the threads. With `on_end` it may be interrupted: who is cancelled leaves no statement running.
+        """Run work in one of the threads. With `on_end`, cancelling interrupts the statement.
 
         `on_end` is called in the event loop once the thread is free again.
         """
@@ -272,7 +279,7 @@ class _InThreads:
 
     @contextmanager
     def _connection(self) -> Generator[Connection]:
-        """The connection of this thread; after an error another one, so that nothing is left of what went wrong."""
+        """Return the connection of this thread; after an error, a new one."""
         connection: Connection | None = getattr(self._own, "connection", None)
         if connection is None:
             self._own.connection = connection = self._engine.connect()
@@ -286,7 +293,7 @@ class _InThreads:
             raise
 
     async def apart(self, work: Callable[[Any], Found]) -> Found:
-        """Do something outside of any transaction, with the driver's own connection."""
+        """Run work outside of any transaction, with the driver's connection."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._apart, work)
 
     def _apart(self, work: Callable[[Any], Found]) -> Found:
@@ -306,7 +313,7 @@ def _told_in(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: o
 
 
 class _Interrupting:
-    """Interrupts what a thread does in SQLite, from another thread."""
+    """Interrupts a statement of SQLite from another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -315,7 +322,7 @@ class _Interrupting:
 
     @contextmanager
     def of(self, connection: Connection) -> Generator[None]:
-        """Allow statements on this connection to be interrupted while the body runs."""
+        """Allow statements of this connection to be interrupted while the body runs."""
         with self._lock:
             if self._is_over:
                 raise Unavailable("nobody waits for this any more")
@@ -327,7 +334,7 @@ class _Interrupting:
                 self._connection = None
 
     def end(self) -> None:
-        """Interrupt it now, or as soon as it would begin."""
+        """Interrupt the statement now, or as soon as it begins."""
         with self._lock:
             self._is_over = True
             if self._connection is not None:
@@ -335,7 +342,7 @@ class _Interrupting:
 
 
 class _Awaited:
-    """Transactions whose statements are awaited behind the plain code."""
+    """Transactions whose statements are awaited by SQLAlchemy."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -343,7 +350,7 @@ class _Awaited:
     async def run(
         self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None
     ) -> Found:
-        """Do it; who is cancelled has the server end the statement."""
+        """Run work; if the caller is cancelled, the server cancels the statement."""
         try:
             with _Translated():
                 async with self._engine.begin() as connection:
@@ -356,14 +363,14 @@ class _Awaited:
 
 
 async def _dispose(engine: AsyncEngine) -> None:
-    """Say goodbye on each connection. A server that hangs is not waited for: it learns of it when the process ends."""
+    """Close connections, but do not wait for a server that hangs."""
     with suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
             await engine.dispose()
 
 
 def _emptied(connection: Any) -> bool:
-    """A short wait for readers: whoever wants to write waits behind this."""
+    """Wait briefly for readers, because writers wait behind this."""
     connection.execute(f"PRAGMA busy_timeout={LOG_WAIT_MS}")
     try:
         ((is_busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -373,12 +380,12 @@ def _emptied(connection: Any) -> bool:
 
 
 def insert_for(connection: Connection) -> Any:
-    """The dialect's INSERT, which knows ON CONFLICT."""
+    """Return the dialect's INSERT, which supports ON CONFLICT."""
     return sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
 
 
 class _Translated:
-    """Turn errors of the driver that a later try may not meet into `Unavailable`."""
+    """Translate transient errors of the driver to `Unavailable`."""
 
     def __enter__(self) -> None:
         return None
@@ -408,7 +415,7 @@ _PASSING_KINDS = (
 
 
 def is_transient_error(error: BaseException | None) -> bool:
-    """Whether a later try of what made the driver raise this may succeed."""
+    """Return whether the same statement may succeed later."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return sqlstate[:2] in _PASSING or type(error).__name__ in _PASSING_KINDS
 

@@ -1,4 +1,4 @@
-"""What a database tells about how the work goes, for whoever looks after it."""
+"""Health of the database: queues, lateness and locks."""
 
 import fcntl
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from turnfold.store.database.schema import compactions, dead_letters, outbox
 
 @dataclass(frozen=True, slots=True)
 class DatabaseHealth:
-    """Counts and times; `clock_ms` is the database's own clock, None where it has none of its own.
+    """Counts and times; `clock_ms` is the clock of a database server, None for SQLite.
 
-    `overdue` jobs are due and nobody takes them, `abandoned` ones are taken and their lease is long over, and `retried` ones
-    were begun oftener than any attempt should need. `outbox_first` is the oldest notice that waits, by its number.
+    `overdue` jobs are due and unclaimed. `abandoned` jobs are claimed, and their lease ended long
+    ago. `retried` jobs had more attempts than they should need. `outbox_first` is the number of the
+    oldest unpublished notice.
     """
 
     clock_ms: int | None
@@ -31,13 +32,13 @@ class DatabaseHealth:
 
 
 class SqlHealth:
-    """The health of a database."""
+    """Read the health of a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def look(self, *, now_ms: int, patience_ms: int, most_attempts: int) -> DatabaseHealth:
-        """Look once; what has waited for less than `patience_ms` is no trouble yet.
+        """Read counts of what has waited for longer than `patience_ms`.
 
         Raises:
             Unavailable: the database cannot be reached now.
@@ -87,7 +88,7 @@ class SqlHealth:
 
 
 def file_of(database_url: str) -> Path | None:
-    """Where a database of SQLite is; None for any other."""
+    """Return the path of a SQLite database; None for any other."""
     url = make_url(database_url)
     return (
         Path(url.database).absolute()
@@ -97,7 +98,7 @@ def file_of(database_url: str) -> Path | None:
 
 
 def is_writer_there(database_url: str) -> bool:
-    """Whether a process holds the writer's lock of a SQLite file."""
+    """Return whether a process holds the writer lock of a SQLite file."""
     path = Path(f"{file_of(database_url)}.writer.lock")
     if not path.exists():
         return False

@@ -1,4 +1,4 @@
-"""Reading without leaving the thread that asks: on SQLite the way to another thread and back costs more than a window does."""
+"""Read from SQLite in the event loop's thread: changing threads costs more than a window does."""
 
 import time
 from collections.abc import Callable
@@ -16,21 +16,22 @@ Found = TypeVar("Found")
 
 
 class WouldBlock(Exception):
-    """This cannot be read without keeping others waiting; a thread may."""
+    """This read would block other requests; use a thread."""
 
 
 class RawConnection(NamedTuple):
-    """The driver's connection itself: what stands around it otherwise costs as much as a statement."""
+    """The driver's connection. SQLAlchemy around it would cost as much as the statement itself."""
 
     dialect: Dialect
     connection: Any
 
 
 class InlineReader:
-    """One connection that reads where it is asked.
+    """One connection that reads in the calling thread.
 
-    A reader waits for no writer, and what windows are made of is nearly always in memory. Should the file be busy all the
-    same, nothing is waited for; and after a read that took long, nothing is at hand for a while.
+    A reader of a WAL file waits for no writer, and the pages of windows are nearly always in
+    memory. If the file is busy, the read is refused at once. After a slow read, reads are refused
+    for a while.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -40,10 +41,10 @@ class InlineReader:
         self._far_until = 0.0
 
     def read(self, work: Callable[[RawConnection], Found]) -> Found:
-        """Do a little reading in one snapshot; `work` sends its statements straight to the driver.
+        """Read a few rows in one snapshot; `work` sends its statements to the driver directly.
 
         Raises:
-            NotAtHand: read in a thread instead.
+            WouldBlock: read in a thread instead.
         """
         began = time.monotonic()
         if began < self._far_until:
@@ -65,7 +66,7 @@ class InlineReader:
                 self._far_until = ended + FAR_SECONDS
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         if self._held is not None:
             self._held.close()
         self._engine.dispose()

@@ -1,4 +1,4 @@
-"""Which stream a database belongs to, and who may write to a SQLite file."""
+"""The stream that a database belongs to, and the lock of the process that writes SQLite."""
 
 import asyncio
 import fcntl
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.1
 
 
 async def next_seq(database: Database) -> int:
-    """The sequence at which a stream made anew has to begin: above everything ever stored."""
+    """Return the first sequence for a new stream: above everything ever stored."""
     async with database.read() as connection:
         return (
             int(
@@ -35,7 +35,10 @@ async def next_seq(database: Database) -> int:
 
 
 async def bind_to_stream(database: Database, *, created: str, first_seq: int) -> None:
-    """Record the stream that this database belongs to from now on; what lies below its first sequence never comes."""
+    """Record the stream that this database belongs to from now on.
+
+    Sequences below `first_seq` count as ingested.
+    """
 
     def adopt(connection: Connection) -> None:
         made = insert_for(connection)(stream).values(name=EVENTS_STREAM, created=created)
@@ -49,7 +52,7 @@ async def bind_to_stream(database: Database, *, created: str, first_seq: int) ->
 
 
 async def bound_stream(database: Database) -> str | None:
-    """When the stream of this database was created; None before any was adopted."""
+    """Return when the stream of this database was created; None if there is none yet."""
     async with database.read() as connection:
         created: str | None = (
             await connection.execute(select(stream.c.created).where(stream.c.name == EVENTS_STREAM))
@@ -60,11 +63,14 @@ async def bound_stream(database: Database) -> str | None:
 async def wait_until_adopted(
     database: Database, *, created: str, seconds: float = 60.0, patience_seconds: float = 5.0
 ) -> None:
-    """Wait until the database is recorded as belonging to the stream made then: a migration may be about to say so.
+    """Wait until the database belongs to the stream created at `created`.
+
+    A migration may be about to record it.
 
     Raises:
-        StartError: it belongs to none after `seconds`, or still to another one after `patience_seconds`.
-        Unavailable: it cannot be read, and could not for `seconds`.
+        StartError: it belongs to none after `seconds`, or to another one after
+            `patience_seconds`.
+        Unavailable: it could not be read for `seconds`.
     """
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -85,10 +91,12 @@ async def wait_until_adopted(
 
 
 async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
-    """Wait until the tables are those of this code, or of newer code: migrations add, so that older code can go on.
+    """Wait until the tables are those of this code or newer.
+
+    Migrations only add, so that older code works on newer tables.
 
     Raises:
-        StartError: they are not after `seconds`.
+        StartError: the tables are older after `seconds`.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
@@ -109,7 +117,7 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
 
 
 class WriterLock:
-    """On SQLite one worker writes and others stand by; the lock is a file beside the database, held for life."""
+    """The lock file of the one worker that writes to a SQLite file; others stand by."""
 
     def __init__(self, database_url: str) -> None:
         url = make_url(database_url)
@@ -117,7 +125,7 @@ class WriterLock:
         self._file: IO[str] | None = None
 
     def try_to_take(self) -> bool:
-        """Whether this process may write now."""
+        """Return whether this process may write now."""
         if self._path is None or self._file is not None:
             return True
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -131,6 +139,6 @@ class WriterLock:
         return True
 
     async def take(self) -> None:
-        """Stand by until this process may write."""
+        """Wait until this process may write."""
         while not self.try_to_take():  # noqa: ASYNC110  # another process holds it and tells nobody
             await asyncio.sleep(POLL_SECONDS)

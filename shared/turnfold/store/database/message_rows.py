@@ -1,4 +1,4 @@
-"""Rows as the values the rules speak of, and back."""
+"""Convert message rows to values of the core, and back."""
 
 import json
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ FACTS = [
         "compaction_id", "cuts", "is_error",
     )
 ]  # fmt: skip
-"""The columns of a message without its text, in the order in which `message_of` reads them."""
+"""The columns of a message without its text, in the order that `message_of` reads."""
 
 _PRIORITIES = tuple(Priority)
 
 
 @lru_cache(maxsize=1_024)
 def _named(compaction_id: int) -> CompactionId:
-    """An eviction's id as a text: one text for all of its messages, of which thousands are remembered."""
+    """Return an eviction id as text. Cached, because thousands of messages share one."""
     return CompactionId(str(compaction_id))
 
 
 def message_of(row: Sequence[Any]) -> Message:
-    """A message from a row of `FACTS`."""
+    """Build a message from a row of `FACTS`."""
     (
         _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular,
         is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts, is_error,
@@ -74,11 +74,11 @@ EVICTABLE = [
         "sid", "position", "event_id", "role", "tokens", "is_meta", "created_at_ms", "calls", "answers_position", "answers_slot",
     )
 ]  # fmt: skip
-"""What an eviction is decided by, in the order in which `evictable_of` reads them."""
+"""The columns that decide an eviction, in the order that `evictable_of` reads."""
 
 
 def evictable_of(row: Sequence[Any]) -> Message:
-    """A message from a row of `EVICTABLE`, as far as evictions look at it."""
+    """Build a message from a row of `EVICTABLE`, with what evictions need."""
     (
         _,
         position,
@@ -108,11 +108,11 @@ STORED = (
     "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority", "is_meta",
     "is_irregular", "is_truncated", "is_error", "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body",
 )  # fmt: skip
-"""The columns of a message as intake fills them, in the order of `message_rows`."""
+"""The columns that ingest fills, in the order of `message_rows`."""
 
 
 def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
-    """The rows of an event's messages, before pairing."""
+    """Return the rows of an event's messages, before pairing."""
     event_id, at_ms, is_truncated, is_error = (
         arrival.event_id,
         arrival.at_ms,
@@ -155,7 +155,7 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
 
 
 def storable(text: str) -> str:
-    """A text that both databases take as it is; what holds NUL or a lone surrogate is written as JSON."""
+    """Return a text that both databases accept; NUL and lone surrogates are escaped as JSON."""
     if text.isascii() and "\0" not in text:
         return text
     try:

@@ -1,4 +1,4 @@
-"""Notices leave the database only after the stream has them."""
+"""Notices, kept until the stream has them."""
 
 from collections.abc import Sequence
 
@@ -16,18 +16,18 @@ _FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("
 
 
 class SqlOutboxStore:
-    """The outbox in a database; see `turnfold.ports.admin.OutboxStore`."""
+    """The outbox in SQL; see `turnfold.ports.admin.OutboxStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
-        """The oldest notices that the stream may not have yet."""
+        """Return the oldest notices that the stream may not have yet."""
         return await self._database.read_small(
             lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)]
         )
 
     async def sent(self, notices: Sequence[Notice]) -> None:
-        """Forget notices that the stream has."""
+        """Delete notices that the stream has."""
         told = [(notice.outbox_id,) for notice in notices]
         await self._database.write(lambda connection: _FORGET.run(connection, told))

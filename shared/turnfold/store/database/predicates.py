@@ -1,7 +1,8 @@
-"""Conditions that several statements share, each with its name.
+"""SQL conditions that several statements share.
 
-Values are literals and never parameters: a planner uses a partial index only if it sees in the statement what the index
-excludes. For the same reason `is_uncovered` is text: SQLite's planner does not recognize `is_covered = 0`.
+Values are literals and never parameters: a planner uses a partial index only if the statement shows
+what the index excludes. For the same reason `is_uncovered` is text: SQLite's planner does not
+recognize `is_covered = 0`.
 """
 
 from sqlalchemy import String, literal_column, text
@@ -13,7 +14,7 @@ _RUNNING = literal_column("'running'", String)
 _COMMITTED = literal_column("'committed'", String)
 
 is_open = compactions.c.status.in_([_PENDING, _RUNNING])
-"""A compaction still waits for its summary."""
+"""The compaction waits for its summary."""
 
 is_running = is_open & (compactions.c.status == _RUNNING)
 """A worker holds the compaction. The first half lets the index of open compactions answer."""
@@ -22,7 +23,7 @@ is_covered = text("is_covered")
 is_uncovered = text("NOT is_covered")
 
 is_pending = is_uncovered & compactions.c.status.in_([_PENDING, _RUNNING, _COMMITTED])
-"""The messages of the compaction are in no summary that is in force."""
+"""No summary in force covers the messages of the compaction."""
 
 is_planned = (
     is_uncovered & is_open & compactions.c.first_position.is_(None) & compactions.c.wanted.is_(None)

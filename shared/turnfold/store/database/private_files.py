@@ -1,4 +1,4 @@
-"""Permissions of a SQLite file: the messages in it are for its owner alone, whatever the umask is."""
+"""Permissions of a SQLite file: only its owner may read it, whatever the umask is."""
 
 import os
 from pathlib import Path
@@ -13,12 +13,13 @@ COMPANIONS = ("-wal", "-shm", "-journal", ".writer.lock")
 
 
 def make_private(url: URL) -> None:
-    """Make the file of a SQLite database if it is missing, and take it and its companions from everybody else.
+    """Create the file of a SQLite database if needed, and remove the permissions of others.
 
-    The directory is left as it is, because it may hold other files.
+    The same applies to its companions. The directory stays as it is, because it may contain other
+    files.
 
     Raises:
-        StartError: others may read the file, and it belongs to somebody else.
+        StartError: others may read the file, and it belongs to another user.
     """
     if (
         url.get_backend_name() != "sqlite"

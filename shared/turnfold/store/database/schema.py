@@ -1,7 +1,8 @@
-"""The tables, as they are now; a migration test compares them with what the migrations build.
+"""The tables as they are now; a test compares them with the result of the migrations.
 
-Every table of one session hangs on `sessions.sid`, so that equal ids under two agents never share a row. Positions are
-those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC, as the stream told them.
+Rows of a session refer to `sessions.sid`, so that equal session ids of two agents never share a
+row. Positions are those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC,
+taken from the stream.
 """
 
 from sqlalchemy import (
@@ -26,7 +27,7 @@ from sqlalchemy import (
 )
 
 REVISION = "0014"
-"""The migration that builds this schema; the services wait for it without loading Alembic."""
+"""The migration that builds this schema. Services wait for it without loading Alembic."""
 
 metadata = MetaData(
     naming_convention={
@@ -39,7 +40,7 @@ metadata = MetaData(
 )
 
 Big = BigInteger().with_variant(Integer, "sqlite")
-"""A 64-bit integer; on SQLite the plain one, which alone can be a row id."""
+"""A 64-bit integer; on SQLite the plain INTEGER, which alone can be a row id."""
 
 
 def _session_key(*, primary: bool = False) -> Column[int]:
@@ -52,7 +53,7 @@ stream = Table(
     Column("name", Text, primary_key=True),
     Column("created", Text, nullable=False),
 )
-"""Which stream this database belongs to, by the time at which it was made."""
+"""The stream that this database belongs to, by its creation time."""
 
 ingested = Table(
     "ingested",
@@ -61,7 +62,7 @@ ingested = Table(
     Column("last_seq", Big, nullable=False),
     CheckConstraint("first_seq <= last_seq", name="rising"),
 )
-"""The stream sequences that are stored or dead-lettered, as ranges that neither meet nor overlap."""
+"""Stream sequences that are stored or dead-lettered, as separate ranges that do not touch."""
 
 agents = Table(
     "agents",
@@ -71,7 +72,7 @@ agents = Table(
     Column("mode", Text),
     Column("overrides", Text),
 )
-"""What an agent wants for all its sessions; null is whatever stands above."""
+"""Policy overrides of an agent; null means that the next level decides."""
 
 sessions = Table(
     "sessions",
@@ -146,7 +147,7 @@ session_counts = Table(
     Column("total", Big, nullable=False, server_default=text("0")),
     sqlite_with_rowid=False,
 )
-"""How many sessions an agent has: asked when it begins a new one, and locked by who makes it. Triggers keep the total."""
+"""The number of sessions per agent, kept by triggers; locked by a transaction that adds one."""
 
 events = Table(
     "events",
@@ -162,7 +163,7 @@ events = Table(
     Index("ix_events_sid", "sid"),
     sqlite_with_rowid=False,
 )
-"""One row an event, whichever way and however often it came."""
+"""One row per event, however often it was published."""
 
 messages = Table(
     "messages",
@@ -230,7 +231,7 @@ usage_reports = Table(
     Index("ix_usage_reports_model", "agent_id", "model", "position"),
     sqlite_with_rowid=False,
 )
-"""What providers counted; a model's factor is a function of these rows and of the messages between them."""
+"""Reported token usage; calibration factors are computed from these rows and messages."""
 
 tool_calls = Table(
     "tool_calls",
@@ -241,7 +242,7 @@ tool_calls = Table(
     Column("slot", Integer, primary_key=True, autoincrement=False),
     sqlite_with_rowid=False,
 )
-"""The calls of every message by id, so that pairing never reads a message's text."""
+"""The calls of all messages by id, so that pairing reads no texts."""
 
 compactions = Table(
     "compactions",
@@ -382,7 +383,7 @@ coverage = Table(
     Column("compaction_id", Big, primary_key=True, autoincrement=False),
     sqlite_with_rowid=False,
 )
-"""The evictions that each version speaks for besides those that its base does."""
+"""The evictions that each version covers in addition to those of its base."""
 
 reigns = Table(
     "reigns",
@@ -394,7 +395,7 @@ reigns = Table(
     Column("version", Integer),
     sqlite_with_rowid=False,
 )
-"""Which version was in force from when on; none where the first compaction was undone."""
+"""When each version came into force; null if the first compaction was undone."""
 
 restorations = Table(
     "restorations",
@@ -405,7 +406,7 @@ restorations = Table(
     Column("last_position", Big, nullable=False),
     sqlite_with_rowid=False,
 )
-"""The messages that a restored compaction had taken, as ranges: the past is told from them, since the messages are live again."""
+"""Ranges of messages that a restored compaction had evicted; `as_of` needs them."""
 
 copies = Table(
     "copies",
@@ -414,7 +415,7 @@ copies = Table(
     Column("stream_seq", Big, primary_key=True, autoincrement=False),
     sqlite_with_rowid=False,
 )
-"""Further sequences at which the stream holds events of a session: erasing it takes them out of the stream too."""
+"""Further sequences of duplicate events, so that an erasure deletes them from the stream."""
 
 erasures = Table(
     "erasures",
@@ -430,7 +431,7 @@ erasures = Table(
     Column("audit_hash", Text, nullable=False, server_default=text("''")),
     sqlite_with_rowid=False,
 )
-"""What was erased; see `turnfold.store.ingest.erase`."""
+"""Tombstones; see `turnfold.store.ingest.erase`."""
 
 erased_events = Table(
     "erased_events",
@@ -438,14 +439,14 @@ erased_events = Table(
     Column("digest", LargeBinary, primary_key=True),
     sqlite_with_rowid=False,
 )
-"""The events that were erased, as digests of their agent and id."""
+"""Erased events, as digests of agent and event id."""
 
 purges = Table(
     "purges",
     metadata,
     Column("stream_seq", Big, primary_key=True, autoincrement=False),
 )
-"""Sequences that the stream has still to forget."""
+"""Sequences that must still be deleted from the stream."""
 
 chunks = Table(
     "chunks",
@@ -461,7 +462,7 @@ chunks = Table(
     Index("ix_chunks_session", "sid"),
     sqlite_with_rowid=False,
 )
-"""A model's answers on the way to a version that takes several, by a digest of what was asked; gone when the job ends."""
+"""Answers for parts of a long input, by digest of the prompt; deleted when the job ends."""
 
 spending = Table(
     "spending",
@@ -471,7 +472,7 @@ spending = Table(
     Column("tokens", Big, nullable=False),
     sqlite_with_rowid=False,
 )
-"""The tokens that an agent's summaries took, by days since 1970, UTC; those of attempts that failed included."""
+"""Tokens that summaries took per agent and day (since 1970, UTC), failed attempts included."""
 
 audit = Table(
     "audit",
@@ -494,7 +495,7 @@ audit = Table(
     UniqueConstraint("agent_id", "session_id", "ordinal"),
     sqlite_autoincrement=True,
 )
-"""What happened to a session, each row sealed with the hash of the one before; triggers refuse UPDATE and DELETE."""
+"""Audit rows, each sealed with the hash of the one before; triggers refuse UPDATE and DELETE."""
 
 installation_secrets = Table(
     "installation_secrets",
@@ -502,7 +503,7 @@ installation_secrets = Table(
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""Random secrets that the services of one installation share; migrations make them."""
+"""Random secrets that the services of an installation share; migrations create them."""
 
 outbox = Table(
     "outbox",
@@ -512,7 +513,7 @@ outbox = Table(
     Column("payload", Text, nullable=False),
     sqlite_autoincrement=True,
 )
-"""Notices that their transaction decided to send; a row goes when the stream has it."""
+"""Notices of committed transactions, deleted when the stream has them."""
 
 dead_letters = Table(
     "dead_letters",

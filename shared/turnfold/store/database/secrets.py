@@ -1,4 +1,4 @@
-"""The random secrets that the services of one installation share, as migrations made them."""
+"""Read the random secrets that migrations created for this installation."""
 
 from sqlalchemy import select
 
@@ -7,14 +7,14 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import installation_secrets
 
 SIGNED_ACTORS = "actor"
-"""The query servers sign with it who asked over HTTP."""
+"""The secret with which query servers sign the actor of an HTTP request."""
 
 
 async def read_secret(database: Database, name: str) -> str:
-    """A secret by its name. It is read for each use: a database that is restored from a backup may hold another one.
+    """Read a secret. It is read for each use, because a restored backup may contain another one.
 
     Raises:
-        Unavailable: the database cannot be read, or holds none of this name.
+        Unavailable: the database cannot be read, or has no such secret.
     """
     async with database.read() as connection:
         named = select(installation_secrets.c.value).where(installation_secrets.c.name == name)

@@ -1,4 +1,4 @@
-"""Which stream sequences are ingested, as ranges."""
+"""Ingested stream sequences, as ranges."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -21,7 +21,7 @@ _INSERT = BulkInsert(ingested, ("first_seq", "last_seq"))
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """The same sequences in as few ranges as will do."""
+    """Return the same sequences in as few ranges as possible."""
     done: list[Range] = []
     for first, last in sorted(ranges):
         if done and first <= done[-1][1] + 1:
@@ -32,7 +32,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def add(connection: Connection, ranges: Iterable[Range]) -> None:
-    """Count these sequences as ingested."""
+    """Record sequences as ingested."""
     new = joined(ranges)
     if not new:
         return
@@ -52,13 +52,13 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
 
 
 def _alone(connection: Connection) -> None:
-    """Wait until nobody else joins ranges: two that do it at once would leave ranges that meet and are never joined."""
+    """Exclude other transactions that join ranges: two at once could leave ranges that touch."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE ingested IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def whole_to(connection: Connection) -> int:
-    """The sequence up to which none is missing."""
+    """Return the sequence up to which every event is ingested."""
     return int(
         connection.execute(
             select(func.coalesce(func.max(ingested.c.last_seq), 0)).where(ingested.c.first_seq == 1)
@@ -67,7 +67,7 @@ def whole_to(connection: Connection) -> int:
 
 
 def gaps(connection: Connection, up_to: int) -> Sequence[Range]:
-    """The ranges that are missing up to the highest ingested sequence, or up to this one where that is higher."""
+    """Return the missing ranges, up to `up_to` or the highest ingested sequence."""
     stored = [
         (first, last)
         for first, last in connection.execute(select(ingested).order_by(ingested.c.first_seq))

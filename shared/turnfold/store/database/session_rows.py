@@ -1,4 +1,4 @@
-"""Session rows inside one transaction: locked, changed, sealed into the audit, and written back at its end."""
+"""Session rows within a transaction: lock, change, add audit rows, and write back."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ ANY_NUMBER = 1 << 62
 
 @dataclass(slots=True)
 class SessionRow:
-    """One session while a transaction holds it; what is changed here is written by `write_back`."""
+    """A locked session; `write_back` stores what is changed here."""
 
     sid: int
     key: SessionKey
@@ -75,26 +75,26 @@ class SessionRow:
 
     @property
     def load(self) -> SessionLoad:
-        """What the triggers look at; a report does not count before it was metered."""
+        """The numbers that triggers examine. Reported usage counts only after it was metered."""
         return SessionLoad(self.live_messages, self.live_tokens, self.rounds, self.factor)
 
     @property
     def window_tokens(self) -> int:
-        """Live messages and the summary in force together."""
+        """The tokens of live messages and the summary in force."""
         return self.live_tokens + self.summary_tokens
 
     @property
     def held_tokens(self) -> int:
-        """How many tokens must still come before triggers may evict what was restored."""
+        """How many tokens must still arrive before restored messages may be evicted again."""
         return max(0, self.held_to_tokens - self.tokens_total)
 
     def failed(self, reason: str, *, at_ms: int) -> None:
-        """The model gave nothing, attempts spent: it rests, each time longer."""
+        """Begin a cooldown of the model, each time longer, because all attempts failed."""
         self.failures += 1
         self.cooldown_until_ms, self.cooldown_reason = at_ms + cooldown_ms(self.failures), reason
 
     def succeeded(self) -> None:
-        """The model wrote a version: it is asked again at once."""
+        """End the cooldown, because the model wrote a version."""
         self.failures, self.cooldown_until_ms, self.cooldown_reason = 0, 0, None
 
     @property
@@ -111,6 +111,7 @@ class SessionRow:
 
     @gauge.setter
     def gauge(self, gauge: UsageState) -> None:
+        """The reported usage, before corrections for compactions."""
         (
             self.factor,
             self.reported_seq,
@@ -178,7 +179,7 @@ _TOLD = BulkInsert(outbox, ("subject", "payload"))
 def lock_by_key(
     connection: Connection, keys: Iterable[SessionKey], *, create: int = 0
 ) -> dict[SessionKey, SessionRow]:
-    """Lock the sessions of these keys. Those that are missing are made, the first first, while their agent has less than `create`."""
+    """Lock the sessions with these keys; create missing ones, up to `create` per agent."""
     wanted = list(dict.fromkeys(keys))
     if create and (missing := _unknown(connection, wanted)):
         _make(connection, missing, create)
@@ -191,7 +192,7 @@ def _unknown(connection: Connection, keys: Sequence[SessionKey]) -> list[Session
 
 
 def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> None:
-    """Make sessions. Whoever does so holds the count of their agent: nobody makes the same ones, or one too many, meanwhile."""
+    """Create sessions. The lock on the agent's count prevents duplicates and one too many."""
     counts = lock_session_counts(connection, {key.agent_id for key in missing})
     chosen: list[SessionKey] = []
     for key in _unknown(connection, missing):
@@ -208,7 +209,7 @@ def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> N
 
 
 def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
-    """How many sessions each of these agents has; locked, which has to be done before any session is."""
+    """Lock and return the number of sessions of each agent; call before locking any session."""
     wanted = sorted(set(agent_ids))
     rows = [{"agent_id": agent_id} for agent_id in wanted]
     connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
@@ -216,7 +217,7 @@ def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) ->
 
 
 def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:
-    """Lock the sessions of these numbers."""
+    """Lock the sessions with these numbers."""
     wanted = sorted(set(sids))
     found = _by_key(_BY_SID.rows(connection, wanted)) if wanted else {}
     return {row.sid: row for row in found.values()}
@@ -227,7 +228,7 @@ def _by_key(rows: Iterable[Sequence[Any]]) -> dict[SessionKey, SessionRow]:
 
 
 def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow:
-    """A row of `_LOCKED`."""
+    """Build a session from a row of `_LOCKED`."""
     return SessionRow(
         sid,
         SessionKey(AgentId(agent_id), SessionId(session_id)),
@@ -238,13 +239,13 @@ def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow
 
 
 def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
-    """Store what changed in these rows."""
+    """Store the changes of these rows."""
     _WRITE_BACK.run(connection, [_stored_values(row) for row in rows])
 
 
 @dataclass(slots=True)
 class SessionJournal:
-    """The audit rows and notices of one transaction, in order; `actor` is who asked for it."""
+    """The audit rows and notices of one transaction, in order; `actor` asked for it."""
 
     actor: str = WORKER
     audit_rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -252,7 +253,7 @@ class SessionJournal:
 
     @property
     def asked_by(self) -> str | None:
-        """The actor of this transaction; None for work that a worker does by itself."""
+        """The actor of this transaction; None for a worker's own work."""
         return None if self.actor == WORKER else self.actor
 
     def add_audit_row(
@@ -268,7 +269,7 @@ class SessionJournal:
         actor: str | None = None,
         **details: Any,
     ) -> None:
-        """Add an audit row to the session's chain; `actor` where another asked for this row than for the transaction."""
+        """Append an audit row to the session's chain; `actor` overrides that of the transaction."""
         session.audit_rows += 1
         told = json.dumps(details, separators=(",", ":"))
         key = session.key
@@ -289,7 +290,10 @@ class SessionJournal:
         self.audit_rows.append((*sealed, before, session.audit_hash, by))
 
     def add_notice(self, session: SessionRow, subject: str, **fields: Any) -> None:
-        """Add a notice about the session; it carries the newest seal, so that a cut-off audit shows."""
+        """Add a notice about the session.
+
+        It carries the newest hash of the audit chain, so that a shortened audit is noticed.
+        """
         payload = {
             "agent_id": session.key.agent_id,
             "session_id": session.key.session_id,
@@ -299,6 +303,6 @@ class SessionJournal:
         self.notices.append((session_subject(subject, session.key), json.dumps(payload)))
 
     def write(self, connection: Connection) -> None:
-        """Store them."""
+        """Store the rows and notices."""
         _SEALED.run(connection, self.audit_rows)
         _TOLD.run(connection, self.notices)

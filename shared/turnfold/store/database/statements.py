@@ -1,4 +1,4 @@
-"""Hot statements: SQLAlchemy writes the SQL once, and the driver takes plain tuples."""
+"""Prepared statements: SQLAlchemy writes the SQL once, the driver gets plain tuples."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -26,11 +26,11 @@ from turnfold.store.database.engine import is_transient_error
 
 
 class SupportsStatements(Protocol):
-    """What a prepared statement needs of a connection: SQLAlchemy's has it, and so has `turnfold.store.database.inline_reader`."""
+    """The part of a connection that prepared statements need."""
 
     @property
     def dialect(self) -> Dialect:
-        """How SQL is written there."""
+        """The SQL dialect."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class SupportsStatements(Protocol):
 
 
 class Prepared:
-    """A SELECT that is written once for each dialect; its parameters are given by place, in the order of `names`."""
+    """A SELECT compiled once per dialect, with positional parameters in the order of `names`."""
 
     def __init__(self, statement: Select[*tuple[Any, ...]], names: Sequence[str]) -> None:
         self._statement = statement
@@ -48,13 +48,13 @@ class Prepared:
         self._written: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...]]] = {}
 
     def rows(self, connection: SupportsStatements, *values: Any) -> Sequence[Sequence[Any]]:
-        """All rows, in the types the driver gives."""
+        """Return all rows, with the types of the driver."""
         sql, order, fixed = self._sql(connection.dialect)
         given = values + fixed
         return _fetched(connection, sql, tuple([given[place] for place in order]))
 
     def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
-        """The statement in a dialect's words, the order in which it wants the values, and those that are always the same."""
+        """Return the SQL, the order of its parameters, and constant parameters."""
         if dialect.name not in self._written:
             compiled = self._statement.compile(
                 dialect=dialect, compile_kwargs={"render_postcompile": True, "literal_binds": False}
@@ -75,7 +75,8 @@ class Prepared:
 class PreparedIn:
     """A SELECT whose one parameter is a list.
 
-    Written once for PostgreSQL, which takes the list as an array and plans it once; for SQLite once for each length.
+    PostgreSQL takes the list as an array and plans the statement once. For SQLite it is compiled
+    once per length.
     """
 
     def __init__(self, statement: Select[*tuple[Any, ...]], name: str) -> None:
@@ -84,7 +85,7 @@ class PreparedIn:
         self._written: dict[tuple[str, int], str] = {}
 
     def rows(self, connection: Connection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """All rows, in the types the driver gives."""
+        """Return all rows, with the types of the driver."""
         if not values:
             return ()
         dialect = connection.dialect
@@ -109,11 +110,11 @@ class PreparedIn:
 
 
 class PreparedPairs:
-    """A SELECT that joins `pairs`, a list of two values each; written as often as `PreparedIn`.
+    """A SELECT that joins `pairs`, a list of two values each.
 
-    SQLite reads a whole table for `(a, b) IN (VALUES ...)`, however short the list; a join it answers by index. PostgreSQL
-    reads a whole table of some hundred thousand rows for a list of some hundred pairs; it is told to look each of them up,
-    but where all that is found is locked in one order (`is_locked`).
+    For `(a, b) IN (VALUES ...)` SQLite reads a whole table; it answers a join by index. PostgreSQL
+    would read a whole table for a list of some hundred pairs, so it is told to look up each of
+    them, unless all rows are locked in one order (`is_locked`).
     """
 
     pairs = table("pairs", column("a"), column("b"))
@@ -133,7 +134,7 @@ class PreparedPairs:
     def rows(
         self, connection: Connection, values: Sequence[tuple[Any, Any]]
     ) -> Sequence[Sequence[Any]]:
-        """All rows, in the types the driver gives."""
+        """Return all rows, with the types of the driver."""
         if not values:
             return ()
         dialect = connection.dialect
@@ -152,7 +153,7 @@ class PreparedPairs:
         return _fetched(connection, self._written[written], tuple(given))
 
     def _looked_up(self) -> Select[*tuple[Any, ...]]:
-        """The statement once for each pair: what has an offset is not joined in another way."""
+        """Write one lookup per pair. OFFSET prevents the planner from merging them."""
         found = self._statement.offset(literal_column("0")).lateral("found")
         return select(found).select_from(self.pairs, found)
 
@@ -166,7 +167,7 @@ class PreparedPairs:
 def _fetched(
     connection: SupportsStatements, sql: str, values: tuple[Any, ...]
 ) -> Sequence[Sequence[Any]]:
-    """Straight from the driver: what SQLAlchemy would learn about the columns costs as much as the reading itself."""
+    """Fetch from the driver directly: SQLAlchemy's column metadata costs as much as the read."""
     driver = connection.dialect.loaded_dbapi
     cursor = connection.connection.cursor()
     try:
@@ -184,7 +185,7 @@ def _fetched(
 
 
 class Bulk:
-    """A statement run for many tuples of values; `names` says which parameter each place of a tuple is."""
+    """A statement run for many tuples; `names` gives the parameter of each place."""
 
     def __init__(self, statement: UpdateBase, names: Sequence[str]) -> None:
         self._statement = statement
@@ -192,7 +193,7 @@ class Bulk:
         self._written: dict[str, tuple[str, tuple[int, ...] | None]] = {}
 
     def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Run it for each row."""
+        """Run the statement for each row."""
         if not rows:
             return
         sql, order = self._sql(connection.dialect)
@@ -204,7 +205,7 @@ class Bulk:
         connection.exec_driver_sql(sql, list(rows))
 
     def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...] | None]:
-        """The statement in a dialect's words, and the order in which it wants the values (None: as they come)."""
+        """Return the SQL and the order of its parameters (None: as given)."""
         if dialect.name not in self._written:
             compiled = self._statement.compile(dialect=dialect, column_keys=list(self._names))
             wanted = compiled.positiontup or ()
@@ -217,10 +218,11 @@ class Bulk:
 
 
 class BulkInsert(Bulk):
-    """Insert rows of these columns, in a transaction that another statement began.
+    """Insert rows with these columns, in a transaction that another statement began.
 
-    SQLite is given many rows a statement: between two statements a thread gives up the interpreter and may wait long to
-    get it back. PostgreSQL is given them by COPY, which takes a third of the time of as many INSERTs.
+    SQLite gets many rows per statement, because a thread gives up the interpreter between two
+    statements and may wait long to get it back. PostgreSQL gets COPY, which takes a third of the
+    time of INSERTs.
     """
 
     def __init__(self, table: Table, names: Sequence[str]) -> None:
@@ -253,13 +255,13 @@ class BulkInsert(Bulk):
 
 ROWS_A_STATEMENT = (256, 32)
 ROWS_A_COPY = 8
-"""Fewer are inserted as quickly one by one."""
+"""Fewer rows are inserted as fast one by one."""
 
 
 def _copied(
     connection: Connection, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
 ) -> None:
-    """Copy rows into a table; what the driver raises comes as SQLAlchemy would have brought it."""
+    """Copy rows into a table; translate asyncpg errors to SQLAlchemy errors."""
     import asyncpg  # noqa: PLC0415  # not loaded where the database is SQLite
 
     driver: Any = connection.connection.driver_connection
@@ -274,7 +276,7 @@ def _copied(
 
 
 def bulk_update(table: Table, *, where: Sequence[str], values: Sequence[str]) -> Bulk:
-    """Update rows found by some columns; a tuple holds the values first, then what is compared with."""
+    """Update rows by key; a tuple holds the new values first, then the key."""
     statement = update(table).values({name: bindparam(f"new_{name}") for name in values})
     for name in where:
         statement = statement.where(table.c[name] == bindparam(f"old_{name}"))

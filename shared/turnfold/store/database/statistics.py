@@ -1,4 +1,4 @@
-"""What waits in a database, counted for whoever watches it: by indexes that hold what is open, not what ever was."""
+"""Count what waits in a database, by indexes of open rows."""
 
 from typing import NamedTuple
 
@@ -25,9 +25,9 @@ _UNINDEXED = Prepared(select(func.count()).where(sessions.c.unindexed_from.is_no
 
 
 class QueueDepths(NamedTuple):
-    """What waits: open jobs by status and the messages that they will speak for, how late the latest of them is, and the rest.
+    """Open jobs by status, their messages, the lateness of the latest, and other queues.
 
-    A job is late from when its next attempt is due, or the lease of whoever works on it ran out.
+    A job is late from the time of its next attempt, or from the end of its lease.
     """
 
     pending: int
@@ -39,13 +39,13 @@ class QueueDepths(NamedTuple):
 
 
 class SqlStatistics:
-    """The figures of a database. Each method may raise Unavailable."""
+    """Statistics of a database. Each method may raise Unavailable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def waiting(self, *, now_ms: int) -> QueueDepths:
-        """Count it."""
+        """Return the depths of all queues."""
 
         def count(connection: Connection) -> QueueDepths:
             jobs = {row[0]: row[1:] for row in _OPEN.rows(connection)}
@@ -63,7 +63,7 @@ class SqlStatistics:
         return await self._database.snapshot(count)
 
     async def probe(self) -> None:
-        """Take what a write takes, and write nothing."""
+        """Begin a writing transaction, and write nothing."""
         await self._database.write(
             lambda connection: connection.execute(select(stream.c.name).with_for_update()).all()
         )
