@@ -55,9 +55,10 @@ from turnfold.errors import (
     SummarizerError,
 )
 from turnfold.messages import Role, SessionKey
-from turnfold.models.wire import frame, read_frame
+from turnfold.models.wire import decode, encode
 from turnfold.operations.ingest.decode import Delivery, decode_event, to_dead_letter
 from turnfold.operations.query.as_of import parse_as_of
+from turnfold.process.child_process import encode_frame, read_frame
 from turnfold.settings import read_settings
 from turnfold.transcripts import UnreadableTranscript, read_conversations, turns
 from turnfold_query.http import _kind_of, _with
@@ -320,19 +321,20 @@ def _answer(data: bytes, _: Path) -> None:
 
 
 def _frame(data: bytes, _: Path) -> None:
-    async def framed(*sent: bytes) -> list[dict[str, Any] | None]:
+    async def messages(*parts: bytes) -> list[dict[str, Any] | None]:
         reader = asyncio.StreamReader()
-        for one in sent:
-            reader.feed_data(one)
+        for part in parts:
+            reader.feed_data(part)
         reader.feed_eof()
-        return [await read_frame(reader) for _ in sent]
+        bodies = [await read_frame(reader) for _ in parts]
+        return [None if body is None else decode(body) for body in bodies]
 
     with suppress(ValueError):
-        asyncio.run(framed(len(data).to_bytes(4, "big") + data))
+        asyncio.run(messages(encode_frame(data)))
     with suppress(ValueError):
-        asyncio.run(framed(data))
+        asyncio.run(messages(data))
     value = {"text": _text(data)}
-    assert asyncio.run(framed(frame(value))) == [value]
+    assert asyncio.run(messages(encode_frame(encode(value)))) == [value]
 
 
 def _refusal(data: bytes, _: Path) -> None:
@@ -479,7 +481,7 @@ DECODERS: Sequence[Decoder] = (
     Decoder("transcript", [*_TRANSCRIPTS, *_CLAUDE], _transcript),
     Decoder("shown", [b"plain\ttext\n", b"\x1b]0;title\x07", b"\xc2\x9b2J"], _shown),
     Decoder("answer", _ANSWERS, _answer),
-    Decoder("frame", [b'{"id":1}', frame({"id": 0}), b"\xff\xff\xff\xff"], _frame),
+    Decoder("frame", [b'{"id":1}', encode_frame(encode({"id": 0})), b"\xff\xff\xff\xff"], _frame),
     Decoder(
         "refusal",
         [b'{"code":"cannot_fit","message":"m","needed_tokens":5}', b'{"code":"conflict"}'],

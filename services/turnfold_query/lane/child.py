@@ -12,7 +12,15 @@ from turnfold.contracts.requests import ContextRequest, SearchRequest
 from turnfold.errors import RequestError, Unavailable
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, search
-from turnfold.process.child_process import check_started, framed, read_word, service_of
+from turnfold.process.child_process import (
+    check_started,
+    decode_message,
+    encode_frame,
+    encode_message,
+    open_stream,
+    parent_socket,
+    read_frame,
+)
 from turnfold.process.turns import ASKER
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
@@ -41,11 +49,11 @@ def main(settings: Settings) -> int:
 
 
 async def _run(settings: Settings) -> None:
-    reader, writer = await service_of("lane")
+    reader, writer = await open_stream(parent_socket())
     child = Child(settings, writer)
     gc.freeze()
-    while (word := await read_word(reader)) is not None:
-        child.take(word)
+    while (body := await read_frame(reader)) is not None:
+        child.take(decode_message(body))
     # A thread that still computes must not outlive the query server.
     os._exit(0)
 
@@ -89,7 +97,7 @@ class Child:
             answer = Unavailable("the request failed; the log of the query service says why")
         finally:
             del self._open[asked.number]
-        self._writer.write(framed(wire.Told(asked.number, answer)))
+        self._writer.write(encode_frame(encode_message(wire.Told(asked.number, answer))))
 
     async def _told(self, asked: wire.Ask) -> bytes | query.ContextReply:
         key, request = asked.key, asked.request

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from turnfold.errors import RequestError, Unavailable
-from turnfold.process.child_process import Beside, read_word
+from turnfold.process.child_process import (
+    ChildProcess,
+    command_of,
+    decode_message,
+    encode_message,
+)
 from turnfold.process.scheduling import backoff_seconds
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.turns import Turns
@@ -44,7 +49,7 @@ class Lane:
     """Answers what computes for long in a process of its own."""
 
     def __init__(self) -> None:
-        self._process: Beside | None = None
+        self._process: ChildProcess | None = None
         self._turns = Turns(AT_ONCE, EACH)
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
@@ -62,12 +67,13 @@ class Lane:
     def begin(self) -> None:
         """Start the process: it loads while its query server does."""
         with contextlib.suppress(OSError):  # then `start` tries again, later and later
-            self._process = Beside("lane")
+            self._process = ChildProcess(command_of("lane"))
 
     async def start(self) -> None:
         """Begin to listen to it."""
-        opened = None if self._process is None else (self._process, await self._process.open())
-        self._keeping = asyncio.create_task(self._keep(opened), name="lane")
+        if self._process is not None:
+            await self._process.open()
+        self._keeping = asyncio.create_task(self._keep(self._process), name="lane")
 
     async def ask(self, key: "SessionKey", request: "wire.Request") -> Any:
         """The answer to a question, when it is its asker's turn.
@@ -84,12 +90,12 @@ class Lane:
             raise _died()
         number = next(self._numbers)
         asked = self._asked[number] = _Asked(asker, asyncio.get_running_loop().create_future())
-        process.say(wire.Ask(number, asker, key, request))
+        process.send(encode_message(wire.Ask(number, asker, key, request)))
         try:
             return await asked.answer
         except asyncio.CancelledError:
             if number in self._asked:
-                process.say(wire.Cancel(number))
+                process.send(encode_message(wire.Cancel(number)))
                 asked.giving_up = asyncio.get_running_loop().call_later(GRACE_SECONDS, process.kill)
             raise
 
@@ -98,7 +104,7 @@ class Lane:
         from turnfold_query.lane import wire  # noqa: PLC0415 - see above
 
         if self._process is not None:
-            self._process.say(wire.Forget())
+            self._process.send(encode_message(wire.Forget()))
 
     async def close(self) -> None:
         """End the process."""
@@ -109,15 +115,15 @@ class Lane:
         if process is not None:
             await process.close(seconds=CLOSE_SECONDS)
 
-    async def _keep(self, opened: tuple[Beside, asyncio.StreamReader] | None) -> None:
+    async def _keep(self, opened: ChildProcess | None) -> None:
         """Hear one process after another, whatever becomes of them."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
-            process, reader = opened or await self._another(failures)
+            process = opened or await self._another(failures)
             began, opened = loop.time(), None
             try:
-                await self._hear(reader)
+                await self._hear(process)
             except Exception:
                 log.exception("lane.failed")
             failures = 0 if loop.time() - began > STEADY_SECONDS else failures + 1
@@ -127,21 +133,22 @@ class Lane:
             log.warning("lane.died", pid=process.pid, retry_seconds=backoff_seconds(failures))
             await process.close(seconds=0.0)
 
-    async def _another(self, failures: int) -> tuple[Beside, asyncio.StreamReader]:
+    async def _another(self, failures: int) -> ChildProcess:
         """Another process, as soon as one can be started."""
         while True:
             await asyncio.sleep(backoff_seconds(failures))
             failures += 1
             with contextlib.suppress(OSError):
-                process = Beside("lane")
-                reader = await process.open()
+                process = ChildProcess(command_of("lane"))
+                await process.open()
                 self._process = process
                 self.on_change()
-                return process, reader
+                return process
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
-        while (told := await read_word(reader)) is not None:
-            self._told(told.number, told.answer)
+    async def _hear(self, process: ChildProcess) -> None:
+        while (body := await process.receive()) is not None:
+            reply = decode_message(body)
+            self._told(reply.number, reply.answer)
 
     def _told(self, number: int, answer: Any) -> None:
         """A question is over."""

@@ -1,4 +1,4 @@
-"""The receiver's side: events come from the bus, are weighed, go to the worker, and are acknowledged once it has stored them."""
+"""The receiver process: pull events, decode them for the worker, and acknowledge what it stores."""
 
 import asyncio
 import contextlib
@@ -20,34 +20,41 @@ from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.observability.tracing import extract_traceparent
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
-from turnfold.process.child_process import check_started, service_of
+from turnfold.process.child_process import (
+    HeartbeatMonitor,
+    check_started,
+    encode_frame,
+    open_stream,
+    parent_socket,
+    read_frame,
+)
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings
 from turnfold_worker.receiver import wire
 
 log = structlog.get_logger()
 
-SIDE_BY_SIDE = 3
-"""Parcels under way: one is being weighed, one committed, and one waits for its turn at either."""
-AT_ONCE = 100
-"""Events that are weighed before anything else gets its turn: some milliseconds."""
+CONCURRENT_BATCHES = 3
+"""Batches under way: one is decoded, one committed, and one waits for either."""
+DECODE_EVENTS = 100
+"""Events decoded before other tasks may run. Decoding them takes some milliseconds."""
 CONNECT_SECONDS = 24 * 3600.0
-"""The worker had a connection when it began; whatever happened to the bus since then, it is waited for."""
+"""The worker was connected when it started, so the receiver waits for the bus."""
 RETRY_SECONDS = 1.0
 ACK_TOKENS = 9
 
-Weigh = Callable[[Sequence[Delivery]], DecodedBatch]
+Decode = Callable[[Sequence[Delivery]], DecodedBatch]
 
 
 def main(settings: Settings) -> int:
-    """Receive for the worker at the other end of standard input, until it is gone; the status to exit with.
+    """Receive for the worker at the other end of standard input, and return the exit status.
 
     Raises:
-        StartError: no worker started this.
+        StartError: no worker started this process.
     """
     check_started("receiver")
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Who is told to stop is the worker; it lets its receiver finish what is in hand.
+        # The worker handles these signals, and lets its receiver finish.
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings))
@@ -55,70 +62,67 @@ def main(settings: Settings) -> int:
 
 
 async def _run(settings: Settings) -> None:
-    reader, writer = await service_of("receiver")
-    count = load_counter()
-
-    def weigh(deliveries: Sequence[Delivery]) -> DecodedBatch:
-        return decode_batch(
-            deliveries,
-            count=count,
-            limits=settings.event_limits,
-            image_tokens=settings.policy.image_tokens,
-        )
-
-    # As in the worker: what was imported stays, and batches make many short-lived values and no cycles.
+    reader, writer = await open_stream(parent_socket())
+    decode = partial(
+        decode_batch,
+        count=load_counter(),
+        limits=settings.event_limits,
+        image_tokens=settings.policy.image_tokens,
+    )
+    # Imported objects stay, so the collector need not visit them. Batches create many
+    # short-lived values and no cycles, so it may run less often.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    await ReceiverChild(reader, writer, weigh, settings).run()
+    await ReceiverChild(reader, writer, decode, settings).run()
 
 
 class ReceiverChild:
-    """The parcels under way, and the two ends they go between."""
+    """Pull and decode batches, send them to the worker, and acknowledge them on its replies."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        weigh: Weigh,
+        decode: Decode,
         settings: Settings,
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._weigh = weigh
+        self._decode = decode
         self._settings = settings
         self._client: Client | None = None
-        self._pull: PullConsumer | None = None
-        self._places = asyncio.Semaphore(SIDE_BY_SIDE)
+        self._consumer: PullConsumer | None = None
+        self._slots = asyncio.Semaphore(CONCURRENT_BATCHES)
         self._sent: dict[int, Sequence[Msg]] = {}
         self._may_receive = asyncio.Event()
-        self._receiving = asyncio.create_task(self._receive(), name="parcels")
-        self._is_heard = False
-        self._greeted = asyncio.Event()
+        self._receiving = asyncio.create_task(self._receive(), name="batches")
+        self._is_greeted = asyncio.Event()
+        self._heartbeat = HeartbeatMonitor(self._send_heartbeat)
 
     async def run(self) -> None:
-        """Receive for the worker until it is gone, or silent for too long; what it has not answered for then may come elsewhere."""
-        parts = [
+        """Receive until the worker has gone or is silent, then return unfinished events."""
+        tasks = [
             asyncio.create_task(self._listen(), name="worker"),
-            asyncio.create_task(self._beat(), name="beat"),
+            asyncio.create_task(self._beat(), name="heartbeat"),
         ]
         try:
-            await asyncio.wait([*parts, self._receiving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*tasks, self._receiving], return_when=asyncio.FIRST_COMPLETED)
             if self._receiving.done() and (
                 self._receiving.cancelled() or self._receiving.exception() is None
             ):
-                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*parts, self._receiving):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*tasks, self._receiving):
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                     log.error("receiver.crashed", exc_info=error)
         finally:
-            await cancel_and_wait(*parts)
+            await cancel_and_wait(*tasks)
             await self._leave()
 
     async def _leave(self) -> None:
         with contextlib.suppress(nats.errors.Error, TimeoutError):
-            await self._take_no_more()
+            await self._stop_receiving()
             for messages in self._sent.values():
-                await self._answered().nack(messages)
+                await self._active_consumer().nack(messages)
             if self._client is not None:
                 await self._client.flush()
         if self._client is not None:
@@ -128,118 +132,115 @@ class ReceiverChild:
         await self._may_receive.wait()
         try:
             self._client = await connect(self._settings, name="receiver", seconds=CONNECT_SECONDS)
-            self._pull = PullConsumer(self._client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
-            await self._pull.start()
-            await self._send(self._pull)
+            consumer = PullConsumer(self._client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+            self._consumer = consumer
+            await consumer.start()
+            await self._send_batches(consumer)
         except StartError as error:
-            await self._say(wire.Failed(str(error)))
+            await self._send(wire.Failed(str(error)))
 
-    async def _send(self, pull: PullConsumer) -> None:
-        """Weigh what comes, and hand it over.
+    async def _send_batches(self, consumer: PullConsumer) -> None:
+        """Decode the messages that arrive, and send them to the worker.
 
         Raises:
             StartError: the consumer is gone.
         """
         number = 0
         while True:
-            await self._places.acquire()
-            messages = await pull.take(wire.BATCH)
+            await self._slots.acquire()
+            messages = await consumer.take(wire.BATCH)
             try:
-                batch = await self._weighed(self._deliveries(pull, messages))
+                batch = await self._decoded(self._deliveries(consumer, messages))
             except asyncio.CancelledError:
-                await pull.nack(messages)
+                await consumer.nack(messages)
                 raise
             except Exception:
                 log.exception("batch.crashed", events=len(messages))
-                await pull.nack(messages, delay_seconds=RETRY_SECONDS)
-                self._places.release()
+                await consumer.nack(messages, delay_seconds=RETRY_SECONDS)
+                self._slots.release()
                 continue
             number += 1
             self._sent[number] = messages
-            await self._say(wire.BatchReady(number, batch, pull.in_flight))
+            await self._send(wire.BatchReady(number, batch, consumer.in_flight))
 
-    def _deliveries(self, pull: PullConsumer, messages: list[Msg]) -> list[Delivery]:
+    def _deliveries(self, consumer: PullConsumer, messages: list[Msg]) -> list[Delivery]:
         """Return the deliveries among the messages, and remove those that no stream delivered."""
         has_trace = self._settings.traces
         try:
             return [delivery_of(message, has_trace=has_trace) for message in messages]
         except (ValueError, IndexError):
-            strange = [message for message in messages if not _is_delivery(message)]
-            log.warning("messages.dropped", messages=len(strange))
-            pull.drop(strange)
+            foreign = [message for message in messages if not _is_delivery(message)]
+            log.warning("messages.dropped", messages=len(foreign))
+            consumer.drop(foreign)
             messages[:] = [message for message in messages if _is_delivery(message)]
             return [delivery_of(message, has_trace=has_trace) for message in messages]
 
-    async def _weighed(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
+    async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
         batch = DecodedBatch([], [], {})
-        for start in range(0, len(deliveries), AT_ONCE):
-            some = self._weigh(deliveries[start : start + AT_ONCE])
-            batch.arrivals.extend(some.arrivals)
-            batch.dead.extend(some.dead)
-            batch.payloads.update(some.payloads)
+        for start in range(0, len(deliveries), DECODE_EVENTS):
+            chunk = self._decode(deliveries[start : start + DECODE_EVENTS])
+            batch.arrivals.extend(chunk.arrivals)
+            batch.dead.extend(chunk.dead)
+            batch.payloads.update(chunk.payloads)
             await asyncio.sleep(0)
         return batch
 
     async def _listen(self) -> None:
-        while (word := await wire.read_word(self._reader)) is not None:
-            self._is_heard = True
-            self._greeted.set()
-            match word:
+        while (body := await read_frame(self._reader)) is not None:
+            self._heartbeat.heard()
+            self._is_greeted.set()
+            match wire.decode(body):
                 case wire.StartReceiving():
                     self._may_receive.set()
                 case wire.Ack(number):
-                    await self._finished(number, self._answered().acknowledge)
+                    await self._settle(number, self._active_consumer().acknowledge)
                 case wire.Nack(number, delay_seconds):
-                    await self._finished(
-                        number, partial(self._answered().nack, delay_seconds=delay_seconds)
-                    )
+                    nack = partial(self._active_consumer().nack, delay_seconds=delay_seconds)
+                    await self._settle(number, nack)
                 case wire.Stop():
-                    await self._take_no_more()
-                    await self._say(wire.Stopped())
+                    await self._stop_receiving()
+                    await self._send(wire.Stopped())
                 case _:
                     pass
 
-    async def _finished(
-        self, number: int, tell: Callable[[Sequence[Msg]], Awaitable[None]]
+    async def _settle(
+        self, number: int, report: Callable[[Sequence[Msg]], Awaitable[None]]
     ) -> None:
-        """Tell the stream what became of a parcel; what it does not learn is delivered again."""
+        """Report the result of a batch to the stream, which redelivers it after an error."""
         try:
-            await tell(self._sent.pop(number))
+            await report(self._sent.pop(number))
         except Exception:
             log.exception("parcel.untold")
         finally:
-            self._places.release()
+            self._slots.release()
 
-    def _answered(self) -> PullConsumer:
-        """Where the parcels came from that the worker speaks of."""
-        assert self._pull is not None
-        return self._pull
+    def _active_consumer(self) -> PullConsumer:
+        """Return the consumer of the batches that were sent."""
+        assert self._consumer is not None
+        return self._consumer
 
-    async def _take_no_more(self) -> None:
-        """What the worker has not got yet goes back; what it has is still waited for."""
+    async def _stop_receiving(self) -> None:
+        """Return the events that were not sent; the worker still settles the others."""
         await cancel_and_wait(self._receiving)
-        if self._pull is not None:
-            await self._pull.stop()
+        if self._consumer is not None:
+            await self._consumer.stop()
 
     async def _beat(self) -> None:
-        """Say that we are here, until the worker is silent for too long; how long it takes until its first word is its own affair."""
-        await self._greeted.wait()
-        missed = 0
-        while missed < wire.SILENT_BEATS:
-            pull = self._pull
-            await self._say(
-                wire.Heartbeat()
-                if pull is None
-                else wire.Heartbeat(pull.in_flight, pull.activity, pull.idle_seconds)
-            )
-            await asyncio.sleep(wire.BEAT_SECONDS)
-            missed = 0 if self._is_heard else missed + 1
-            self._is_heard = False
-        log.warning("receiver.worker_lost", seconds=wire.SILENT_BEATS * wire.BEAT_SECONDS)
+        """Send heartbeats until the worker is silent. A worker may take long to greet."""
+        await self._is_greeted.wait()
+        log.warning("receiver.worker_lost", seconds=await self._heartbeat.run())
 
-    async def _say(self, word: wire.ReceiverMessage) -> None:
+    async def _send_heartbeat(self) -> None:
+        consumer = self._consumer
+        await self._send(
+            wire.Heartbeat()
+            if consumer is None
+            else wire.Heartbeat(consumer.in_flight, consumer.activity, consumer.idle_seconds)
+        )
+
+    async def _send(self, message: wire.ReceiverMessage) -> None:
         with contextlib.suppress(ConnectionError):
-            self._writer.write(wire.framed(word))
+            self._writer.write(encode_frame(wire.encode(message)))
             await self._writer.drain()
 
 
@@ -252,10 +253,11 @@ def _is_delivery(message: Msg) -> bool:
 
 
 def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
-    """What the stream delivered, with the sequence and the time (ns) that its reply subject carries.
+    """Return a delivery, with the sequence and the time (ns) from the reply subject.
 
-    `$JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.<time>.<pending>`; the newer form has the
-    domain and the account before the stream, and one token more at the end.
+    The subject is `$JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.`
+    `<time>.<pending>`. In its newer form, the domain and the account stand before the stream, and
+    one more token ends it.
     """
     tokens = message.reply.split(".")
     shift = 0 if len(tokens) == ACK_TOKENS else 2

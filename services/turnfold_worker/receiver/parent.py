@@ -1,4 +1,4 @@
-"""The worker's side: takes what the receiver weighed, says what is stored, and starts another receiver when one died."""
+"""The worker's side of the receiver: take batches, report what is stored, restart the process."""
 
 import asyncio
 import contextlib
@@ -9,49 +9,60 @@ from typing import Final
 import structlog
 
 from turnfold.errors import StartError
-from turnfold.process.child_process import Beside
+from turnfold.process.child_process import (
+    HEARTBEAT_SECONDS,
+    ChildProcess,
+    HeartbeatMonitor,
+    command_of,
+)
 from turnfold.process.scheduling import backoff_seconds
 from turnfold.process.tasks import cancel_and_wait
 from turnfold_worker.receiver import wire
 
 log = structlog.get_logger()
 
-START_BEATS: Final = 120
-"""A new process may take so many beats until its first word."""
+START_HEARTBEATS: Final = int(60.0 / HEARTBEAT_SECONDS)
+"""Limit of heartbeats until the first frame of a new process, which loads slowly."""
 RETRY_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 2.0
 
 
-class ReceiverProcess(Beside):
+class ReceiverProcess:
     """A running receiver process."""
 
     def __init__(self) -> None:
-        super().__init__("receiver")
-        self.is_heard = False
+        self.child = ChildProcess(command_of("receiver"))
         self.stopped = asyncio.Event()
+        """Set when no further batch will come from this process."""
+
+    def send(self, message: wire.ReceiverMessage) -> None:
+        """Send a message, or drop it if the process has gone."""
+        self.child.send(wire.encode(message))
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBatch:
-    """A parcel, and whom to tell what became of it."""
+    """A batch, and the process that waits for its result."""
 
     message: wire.BatchReady
     _process: ReceiverProcess
 
     def acknowledge(self) -> None:
-        """All of it is committed."""
-        self._process.say(wire.Ack(self.message.number))
+        """Report that the whole batch is committed."""
+        self._process.send(wire.Ack(self.message.number))
 
     def nack(self, *, delay_seconds: float = 0.0) -> None:
-        """Nothing of it was stored; it is to come again, here or elsewhere."""
-        self._process.say(wire.Nack(self.message.number, delay_seconds))
+        """Report that nothing was stored, so that any worker receives the events again."""
+        self._process.send(wire.Nack(self.message.number, delay_seconds))
 
 
 class Receiver:
-    """Receives and weighs events in a process of its own.
+    """Receive and decode events in a separate process, and restart it when it exits or hangs.
 
-    What a receiver held when it died is delivered again by the bus, to the next one or to another worker.
+    The stream redelivers the events of a process that has gone, to its successor or to another
+    worker. `on_start` receives the id of each new process, `on_failure` the name of this class
+    after an unexpected error.
     """
 
     def __init__(
@@ -65,49 +76,49 @@ class Receiver:
         self._on_start = on_start
         self._on_failure = on_failure
         self._received: asyncio.Queue[ReceivedBatch | BaseException] = asyncio.Queue()
-        self._keeping: asyncio.Task[None] | None = None
+        self._supervising: asyncio.Task[None] | None = None
         self._served_at = 0.0
         self._may_receive = False
         self._is_stopping = False
         self._loaded = asyncio.Event()
         self.held = 0
-        """How many events are received and not stored yet; more may wait in the stream."""
+        """The number of events received and not stored yet; more may wait in the stream."""
         self.activity: tuple[int, int] | None = None
-        """Changes whenever the consumer is heard; None while there is nothing to hear."""
+        """Changes with each sign of life of the consumer; None while none is expected."""
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
-        return self._process.pid if self._process is not None else None
+        """The id of the process, if there is one."""
+        return self._process.child.pid if self._process is not None else None
 
     @property
     def idle_seconds(self) -> float:
-        """How long ago the consumer was heard last, though there was room for more."""
+        """The time since the last sign of life of the consumer, while there was room for events."""
         return asyncio.get_running_loop().time() - self._served_at
 
     async def start(self) -> None:
-        """Begin to listen to it."""
+        """Connect to the process and supervise it. It does not receive before `receive`."""
         self._served_at = asyncio.get_running_loop().time()
-        self._keeping = asyncio.create_task(self._keep(), name="receiver")
-        self._keeping.add_done_callback(self._kept)
+        self._supervising = asyncio.create_task(self._supervise(), name="receiver")
+        self._supervising.add_done_callback(self._pass_on_error)
 
     async def loaded(self, *, seconds: float = 60.0) -> None:
-        """Wait, bounded, until it could receive at once."""
+        """Wait until the process has loaded, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._loaded.wait()
 
     def receive(self) -> None:
-        """Have it receive from now on."""
+        """Receive events from now on."""
         self._may_receive = True
         if self._process is not None:
-            self._process.say(wire.StartReceiving())
+            self._process.send(wire.StartReceiving())
 
     async def take(self) -> ReceivedBatch:
-        """The next parcel.
+        """Return the next batch.
 
         Raises:
-            StartError: the consumer is gone, or the bus refuses the credentials.
+            StartError: the consumer is gone, or the bus rejects the credentials.
         """
         received = await self._received.get()
         if isinstance(received, BaseException):
@@ -115,10 +126,13 @@ class Receiver:
         return received
 
     async def stop(self) -> None:
-        """Receive no more, and give back what was not taken; what was taken can still be acknowledged."""
+        """Receive no more, and return the batches that were not taken.
+
+        Batches that were taken can still be acknowledged.
+        """
         process, self._is_stopping = self._process, True
-        if self._keeping is not None and process is not None:
-            process.say(wire.Stop())
+        if self._supervising is not None and process is not None:
+            process.send(wire.Stop())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
                     await process.stopped.wait()
@@ -128,24 +142,24 @@ class Receiver:
                 received.nack()
 
     async def close(self) -> None:
-        """End the process, once it has passed on all that it was told."""
-        if self._keeping is not None:
-            await cancel_and_wait(self._keeping)
+        """End the process once it has passed on all acknowledgements."""
+        if self._supervising is not None:
+            await cancel_and_wait(self._supervising)
         if self._process is not None:
-            await self._process.close(seconds=CLOSE_SECONDS)
+            await self._process.child.close(seconds=CLOSE_SECONDS)
             self._process = None
 
-    def _kept(self, keeping: asyncio.Task[None]) -> None:
-        """Whoever waits for parcels learns of an error of ours: nobody else would go on."""
-        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+    def _pass_on_error(self, supervising: asyncio.Task[None]) -> None:
+        """Raise an error of the supervision in `take`; no batch would come otherwise."""
+        if not supervising.cancelled() and (error := supervising.exception()) is not None:
             self._received.put_nowait(error)
 
-    async def _keep(self) -> None:
-        """Listen to one process after another, until it is told to stop or no other could do better."""
+    async def _supervise(self) -> None:
+        """Serve one process after another, until stopped or until a restart would not help."""
         failures = 0
         while not self._is_stopping:
             try:
-                if await self._kept_one():
+                if await self._serve_process():
                     return
                 failures = 0
                 log.warning("receiver.exited", retry_seconds=RETRY_SECONDS)
@@ -158,65 +172,63 @@ class Receiver:
                 log.exception("receiver.failed", failures=failures + 1)
                 await asyncio.sleep(backoff_seconds(failures))
                 failures += 1
-            await self._given_up()
+            await self._discard_process()
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _kept_one(self) -> bool:
-        """Listen to one process, as long as it lives; whether it was the last."""
+    async def _serve_process(self) -> bool:
+        """Serve the present or a new process until it ends; return whether it was the last."""
         if (process := self._process) is None:
             process = self._process = ReceiverProcess()
-            self._on_start(process.pid)
-        return await self._listen(process) or self._is_stopping
+            self._on_start(process.child.pid)
+        return await self._exchange(process) or self._is_stopping
 
-    async def _given_up(self) -> None:
+    async def _discard_process(self) -> None:
         process, self._process, self.held = self._process, None, 0
         if process is not None:
-            await process.close(seconds=0.0)
+            await process.child.close(seconds=0.0)
 
-    async def _listen(self, process: ReceiverProcess) -> bool:
-        """Hear it out, until it is gone or silent for too long; whether it says that another would do no better."""
-        reader = await process.open()
+    async def _exchange(self, process: ReceiverProcess) -> bool:
+        """Exchange messages until the process is gone or silent.
+
+        Return whether it reported that a restart would not help.
+        """
+        await process.child.open()
         if self._may_receive:
-            process.say(wire.StartReceiving())
-        beating = asyncio.create_task(self._beat(process), name="beat")
-        reading = asyncio.create_task(self._hear(process, reader), name="parcels")
+            process.send(wire.StartReceiving())
+
+        async def send_heartbeat() -> None:
+            process.send(wire.Heartbeat())
+
+        monitor = HeartbeatMonitor(send_heartbeat, start_limit=START_HEARTBEATS)
+        beating = asyncio.create_task(monitor.run(), name="heartbeat")
+        reading = asyncio.create_task(self._read(process, monitor), name="batches")
         try:
             await asyncio.wait([beating, reading], return_when=asyncio.FIRST_COMPLETED)
+            if beating.done():
+                log.warning("receiver.heartbeat_lost", seconds=beating.result())
             return reading.done() and reading.result()
         finally:
             beating.cancel()
             reading.cancel()
             process.stopped.set()
 
-    async def _hear(self, process: ReceiverProcess, reader: asyncio.StreamReader) -> bool:
-        while (word := await wire.read_word(reader)) is not None:
-            process.is_heard = True
+    async def _read(self, process: ReceiverProcess, monitor: HeartbeatMonitor) -> bool:
+        while (body := await process.child.receive()) is not None:
+            monitor.heard()
             self._loaded.set()
-            match word:
+            match message := wire.decode(body):
                 case wire.BatchReady():
-                    self.held = word.held
-                    self._received.put_nowait(ReceivedBatch(word, process))
+                    self.held = message.held
+                    self._received.put_nowait(ReceivedBatch(message, process))
                 case wire.Heartbeat(held, activity, idle_seconds):
                     self.held = held
-                    self.activity = None if activity is None else (process.pid, activity)
+                    self.activity = None if activity is None else (process.child.pid, activity)
                     self._served_at = asyncio.get_running_loop().time() - idle_seconds
                 case wire.Stopped():
                     process.stopped.set()
-                case wire.Failed(told):
-                    self._received.put_nowait(StartError(told))
+                case wire.Failed(reason):
+                    self._received.put_nowait(StartError(reason))
                     return True
                 case _:
                     pass
         return False
-
-    async def _beat(self, process: ReceiverProcess) -> None:
-        """Say that we are here, until it is not."""
-        missed, most = 0, START_BEATS
-        while missed < most:
-            process.say(wire.Heartbeat())
-            await asyncio.sleep(wire.BEAT_SECONDS)
-            if process.is_heard:
-                most = wire.SILENT_BEATS
-            missed = 0 if process.is_heard else missed + 1
-            process.is_heard = False
-        log.warning("receiver.heartbeat_lost", seconds=most * wire.BEAT_SECONDS)

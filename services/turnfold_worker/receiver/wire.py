@@ -1,28 +1,22 @@
-"""What a worker and its receiver say to each other."""
+"""The messages between a worker and its receiver, and their encoding."""
 
-import asyncio
 from typing import Any, Final, NamedTuple
 
 from turnfold.messages import SessionKey
 from turnfold.operations.ingest.decode import DecodedBatch
 from turnfold.ports.ingest import DeadLetter, DecodedEvent, DecodedMessage
-from turnfold.process import child_process as beside
+from turnfold.process.child_process import decode_message, encode_message
 
 BATCH: Final = 2_000
-"""Events of a batch at most: what a transaction costs for each session and statement is shared by more of them."""
-BEAT_SECONDS: Final = 0.5
-"""How often each says that it is there."""
-SILENT_BEATS: Final = 10
-"""So many beats in a row without a word, and the other one is given up. Beats are counted and no clock is read: nobody
-is given up because the machine slept."""
+"""The maximum number of events in a batch. Large batches share the cost of a transaction."""
 
 
 class StartReceiving(NamedTuple):
-    """To the receiver: older events are stored, receive new ones."""
+    """To the receiver: older events are stored, so receive new ones."""
 
 
 class BatchReady(NamedTuple):
-    """From the receiver: a batch to be stored, and how many events it holds in all."""
+    """From the receiver: a batch to store, and the number of events that the receiver holds."""
 
     number: int
     batch: DecodedBatch
@@ -30,20 +24,24 @@ class BatchReady(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """To the receiver: the events of this parcel are committed, and may be acknowledged."""
+    """To the receiver: a batch is committed, so acknowledge its events."""
 
     number: int
 
 
 class Nack(NamedTuple):
-    """To the receiver: nothing of this parcel was stored; it is to come again after so long."""
+    """To the receiver: nothing of a batch was stored, so have it redelivered after a delay."""
 
     number: int
     delay_seconds: float
 
 
 class Heartbeat(NamedTuple):
-    """Each to the other: it is there. The receiver tells what it holds, and how its consumer is (see `turnfold.bus.pull.Pull`)."""
+    """In both directions: the process runs.
+
+    The receiver adds the number of events it holds, and the state of its pull consumer (see
+    `turnfold.bus.pull.PullConsumer`).
+    """
 
     held: int = 0
     activity: int | None = None
@@ -51,24 +49,24 @@ class Heartbeat(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """To the receiver: take nothing more, give back what waits, and say `Stopped`."""
+    """To the receiver: take no more events, return those that wait, and reply `Stopped`."""
 
 
 class Stopped(NamedTuple):
-    """From the receiver: no parcel comes after this."""
+    """From the receiver: no further batch follows."""
 
 
 class Failed(NamedTuple):
-    """From the receiver: it cannot receive, and starting again would not help; the text says what would."""
+    """From the receiver: it cannot receive, and a restart would not help."""
 
-    told: str
+    reason: str
 
 
 ReceiverMessage = StartReceiving | BatchReady | Ack | Nack | Heartbeat | Stop | Stopped | Failed
 
 
-class _Packed(NamedTuple):
-    """A parcel whose arrivals are plain tuples: named ones take longer to pickle than all else together."""
+class _PackedBatch(NamedTuple):
+    """A batch whose events are plain tuples: pickling named tuples takes more than half the time."""
 
     number: int
     arrivals: list[tuple[Any, ...]]
@@ -77,8 +75,8 @@ class _Packed(NamedTuple):
     held: int
 
 
-def _packed(parcel: BatchReady) -> _Packed:
-    number, (arrivals, dead, payloads), held = parcel
+def _packed(message: BatchReady) -> _PackedBatch:
+    number, (arrivals, dead, payloads), held = message
     plain = [
         (
             seq,
@@ -86,16 +84,16 @@ def _packed(parcel: BatchReady) -> _Packed:
             subject,
             tuple(key),
             *rest,
-            [tuple(message) for message in messages],
+            [tuple(chat_message) for chat_message in messages],
             report,
             trace,
         )
         for seq, at_ms, subject, key, *rest, messages, report, trace in arrivals
     ]
-    return _Packed(number, plain, dead, payloads, held)
+    return _PackedBatch(number, plain, dead, payloads, held)
 
 
-def _unpacked(packed: _Packed) -> BatchReady:
+def _unpacked(packed: _PackedBatch) -> BatchReady:
     number, plain, dead, payloads, held = packed
     arrivals = [
         DecodedEvent._make(
@@ -115,12 +113,12 @@ def _unpacked(packed: _Packed) -> BatchReady:
     return BatchReady(number, DecodedBatch(arrivals, dead, payloads), held)
 
 
-def framed(word: ReceiverMessage) -> bytes:
-    """A word as it travels."""
-    return beside.framed(_packed(word) if isinstance(word, BatchReady) else word)
+def encode(message: ReceiverMessage) -> bytes:
+    """Return the body of the frame of a message."""
+    return encode_message(_packed(message) if isinstance(message, BatchReady) else message)
 
 
-async def read_word(reader: asyncio.StreamReader) -> ReceiverMessage | None:
-    """The next word; None when the other one is gone."""
-    word: ReceiverMessage | _Packed | None = await beside.read_word(reader)
-    return _unpacked(word) if isinstance(word, _Packed) else word
+def decode(body: bytes) -> ReceiverMessage:
+    """Return the message of a frame."""
+    message: ReceiverMessage | _PackedBatch = decode_message(body)
+    return _unpacked(message) if isinstance(message, _PackedBatch) else message

@@ -1,11 +1,11 @@
-"""The parent's side: hands jobs to the child, keeps their deadlines, and starts the child again when it died."""
+"""The worker's side of the summarizer: send jobs, keep their deadlines, restart the process."""
 
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
 from asyncio import Queue, Task
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import count as numbers
@@ -16,33 +16,35 @@ from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import SummarizerError
 from turnfold.models.wire import (
     LOADED,
+    decode,
     draft_from_json,
+    encode,
     failure_as_json,
     failure_from_json,
-    frame,
     job_as_json,
-    read_frame,
 )
+from turnfold.process.child_process import ChildProcess
 
 START_SECONDS: Final = 45.0
 CANCEL_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 2.0
 _WITHHELD: Final = ("TURNFOLD_", "NATS_", "PG", "DATABASE_", "POSTGRES_", "SQLALCHEMY_")
 
-Answers: TypeAlias = Queue[dict[str, Any]]
+Replies: TypeAlias = Queue[dict[str, Any]]
 Keep: TypeAlias = Callable[[ChunkSummary], Awaitable[None]]
 
 
-async def _forget(_: ChunkSummary) -> None:
-    """For who wants nothing but the version."""
+async def _discard(_: ChunkSummary) -> None:
+    """Keep no parts: the default of `ChildSummarizer.summarize`."""
 
 
 class ChildSummarizer:
-    """Writes versions in a child process that holds no database credentials.
+    """Write versions in a child process that has no database credentials.
 
-    The child starts with the first job, or with `start()`; with `preload` it imports litellm at once. A job may take its
-    own `timeout_seconds`, and the child some seconds more to start; then it is cancelled, and a child that does not even
-    do that is ended. When the child dies, the jobs in flight fail as transient and the next one starts another child.
+    The process starts with the first job or with `start()`; with `preload`, it imports litellm at
+    once. A job may take its own `timeout_seconds`, plus `start_seconds` for a process that starts.
+    After that the job is cancelled, and a process that does not confirm it is killed. When the
+    process exits, running jobs fail as transient, and the next job starts another process.
     """
 
     def __init__(
@@ -56,8 +58,8 @@ class ChildSummarizer:
         self._environment = dict(os.environ if environment is None else environment)
         self._start_seconds = start_seconds
         self._numbers = numbers(1)
-        self._waiting: dict[int, Answers] = {}
-        self._process: Process | None = None
+        self._waiting: dict[int, Replies] = {}
+        self._process: ChildProcess | None = None
         self._listening: Task[None] | None = None
         self._starting = asyncio.Lock()
         self._is_closed = False
@@ -65,169 +67,158 @@ class ChildSummarizer:
 
     @property
     def pid(self) -> int | None:
-        """The process of the child, while it lives."""
+        """The id of the process while it runs."""
         process = self._process
-        return process.pid if process is not None and process.returncode is None else None
+        return process.pid if process is not None and process.is_running else None
 
     async def start(self) -> None:
-        """Start the child unless it lives."""
-        await self._alive()
+        """Start the process unless it runs."""
+        await self._running_process()
 
     async def loaded(self, *, seconds: float = 60.0) -> None:
-        """Wait, bounded, until the child has litellm at hand; only one that preloads it ever says so."""
+        """Wait until a process with `preload` has imported litellm, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._loaded.wait()
 
-    async def summarize(self, job: SummaryJob, *, keep: Keep = _forget) -> Draft:
-        """Write one version; `keep` is told of each part of it, before the next one is begun.
+    async def summarize(self, job: SummaryJob, *, keep: Keep = _discard) -> Draft:
+        """Write one version. `keep` receives each part before the next one begins.
 
         Raises:
-            SummarizerError: there is none that may be used; `is_transient` says whether asking again may help.
+            SummarizerError: there is no usable version; `is_transient` states whether a retry
+                may help.
         """
-        process = await self._alive()
+        process = await self._running_process()
         number = next(self._numbers)
-        answers: Answers = asyncio.Queue()
-        self._waiting[number] = answers
-        # A model has its deadline for each call in the child; here the child itself has one, and all of its calls together.
+        replies: Replies = asyncio.Queue()
+        self._waiting[number] = replies
+        # The child limits each call of a model. Here, all calls of a job have one deadline.
         end = asyncio.get_running_loop().time() + (
             job.job_timeout_seconds if job.model else job.timeout_seconds + self._start_seconds
         )
         try:
             async with asyncio.timeout_at(end):
-                await self._say(process, {"id": number, "job": job_as_json(job)})
-                while "part" in (told := await self._next(answers, job)):
-                    await keep(ChunkSummary(*told["part"]))
-                    await self._say(process, {"id": number, "kept": True})
+                await self._send(process, {"id": number, "job": job_as_json(job)})
+                while "part" in (reply := await self._next(replies, job)):
+                    await keep(ChunkSummary(*reply["part"]))
+                    await self._send(process, {"id": number, "kept": True})
         except TimeoutError:
-            unpaid = await self._cancelled(process, number, answers)
+            unreported_tokens = await self._cancel(process, number, replies)
             raise SummarizerError(
-                Reason.TIMEOUT, "no answer before the deadline of the job", unreported_tokens=unpaid
+                Reason.TIMEOUT,
+                "no answer before the deadline of the job",
+                unreported_tokens=unreported_tokens,
             ) from None
         except BaseException:
-            with contextlib.suppress(SummarizerError):
-                self._tell(process, {"id": number, "cancel": True})
+            process.send(encode({"id": number, "cancel": True}))
             raise
         finally:
             self._waiting.pop(number, None)
-        return _draft(told)
+        return _draft(reply)
 
-    async def _next(self, answers: Answers, job: SummaryJob) -> dict[str, Any]:
-        """What the child says next of a job; a call may take its time, and the child some more to start and to count."""
+    async def _next(self, replies: Replies, job: SummaryJob) -> dict[str, Any]:
+        """Return the next reply to a job, within the time of one call and of a start."""
         async with asyncio.timeout(job.timeout_seconds + self._start_seconds):
-            return await answers.get()
+            return await replies.get()
 
     async def close(self) -> None:
-        """End the child. Jobs in flight fail as transient."""
+        """End the process. Running jobs fail as transient."""
         self._is_closed = True
         async with self._starting:
-            await self._ended()
+            await self._end_process()
 
-    async def _alive(self) -> Process:
+    async def _running_process(self) -> ChildProcess:
         async with self._starting:
             if self._is_closed:
-                raise SummarizerError(Reason.PROVIDER_ERROR, "the summariser is closed")
+                raise SummarizerError(Reason.PROVIDER_ERROR, "the summarizer is closed")
             process = self._process
             if (
                 process is not None
-                and process.returncode is None
+                and process.is_running
                 and self._listening is not None
                 and not self._listening.done()
             ):
                 return process
-            await self._ended()
+            await self._end_process()
             try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "turnfold.models", *(["--preload"] if self._preload else []),
-                    stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_environment(self._environment),
-                )  # fmt: skip
+                process = ChildProcess(
+                    (sys.executable, "-m", "turnfold.models", *["--preload"] * self._preload),
+                    environment=_environment(self._environment),
+                    stderr=subprocess.DEVNULL,
+                )
             except OSError as error:
                 raise SummarizerError(
-                    Reason.PROVIDER_ERROR, f"the child does not start: {type(error).__name__}"
+                    Reason.PROVIDER_ERROR,
+                    f"cannot start the summarizer process ({type(error).__name__})",
                 ) from error
             self._process = process
+            await process.open()
             self._listening = asyncio.create_task(self._listen(process))
             return process
 
-    async def _listen(self, process: Process) -> None:
-        assert process.stdout is not None
+    async def _listen(self, process: ChildProcess) -> None:
         try:
-            while (told := await read_frame(process.stdout)) is not None:
-                if told["id"] == LOADED:
+            while (body := await process.receive()) is not None:
+                reply = decode(body)
+                if reply["id"] == LOADED:
                     self._loaded.set()
                     continue
-                answers = self._waiting.get(int(told["id"]))
-                if answers is not None:
-                    answers.put_nowait(told)
+                replies = self._waiting.get(int(reply["id"]))
+                if replies is not None:
+                    replies.put_nowait(reply)
         finally:
-            ended = {
-                "error": failure_as_json(
-                    SummarizerError(Reason.PROVIDER_ERROR, "the summariser process ended")
-                )
-            }
-            for answers in self._waiting.values():
-                answers.put_nowait(ended)
+            for replies in self._waiting.values():
+                replies.put_nowait({"error": failure_as_json(_process_ended())})
 
-    async def _say(self, process: Process, said: dict[str, Any]) -> None:
-        self._tell(process, said)
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):
-            await process.stdin.drain()
+    async def _send(self, process: ChildProcess, message: dict[str, Any]) -> None:
+        if not process.can_send:
+            raise _process_ended()
+        process.send(encode(message))
+        await process.drain()
 
-    def _tell(self, process: Process, said: dict[str, Any]) -> None:
-        assert process.stdin is not None
-        if process.stdin.is_closing():
-            raise SummarizerError(Reason.PROVIDER_ERROR, "the summariser process ended")
-        process.stdin.write(frame(said))
+    async def _cancel(self, process: ChildProcess, number: int, replies: Replies) -> int:
+        """Cancel a job, and kill a process that does not confirm it.
 
-    async def _cancelled(self, process: Process, number: int, answers: Answers) -> int:
-        """Have the child drop a job, and end a child that does not answer to that either; the tokens that nobody was told of."""
-        with contextlib.suppress(SummarizerError):
-            self._tell(process, {"id": number, "cancel": True})
+        Return the number of tokens that were paid and not yet reported.
+        """
+        process.send(encode({"id": number, "cancel": True}))
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
-                while "part" in (told := await answers.get()):
+                while "part" in (reply := await replies.get()):
                     continue
         except TimeoutError:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+            process.kill()
             return 0
-        return int(told.get("unreported_tokens") or 0)
+        return int(reply.get("unreported_tokens") or 0)
 
-    async def _ended(self) -> None:
+    async def _end_process(self) -> None:
         process, listening = self._process, self._listening
         self._process = self._listening = None
-        if process is None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if process is not None:
+            await process.close(seconds=CLOSE_SECONDS)
         if listening is not None:
             await asyncio.wait([listening], timeout=CLOSE_SECONDS)
             listening.cancel()
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What the child may know: keys of providers and proxies, nothing of the bus or the database."""
-    kept = {name: value for name, value in given.items() if not name.startswith(_WITHHELD)}
-    return kept | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+def _process_ended() -> SummarizerError:
+    return SummarizerError(Reason.PROVIDER_ERROR, "the summarizer process ended")
 
 
-def _draft(told: dict[str, Any]) -> Draft:
-    unreported_tokens = int(told.get("unreported_tokens") or 0)
-    if "error" in told:
-        failure = failure_from_json(told["error"])
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the child: provider keys and proxies, but no bus or database."""
+    passed = {name: value for name, value in variables.items() if not name.startswith(_WITHHELD)}
+    return passed | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+
+def _draft(reply: dict[str, Any]) -> Draft:
+    unreported_tokens = int(reply.get("unreported_tokens") or 0)
+    if "error" in reply:
+        failure = failure_from_json(reply["error"])
         failure.unreported_tokens = unreported_tokens
         raise failure
-    if "draft" not in told:
+    if "draft" not in reply:
         raise SummarizerError(
             Reason.TIMEOUT, "the job was cancelled", unreported_tokens=unreported_tokens
         )
-    return replace(draft_from_json(told["draft"]), unreported_tokens=unreported_tokens)
+    return replace(draft_from_json(reply["draft"]), unreported_tokens=unreported_tokens)

@@ -1,47 +1,38 @@
-"""What parent and child say to each other: JSON frames, each behind its length in four bytes."""
+"""The messages between the worker and the summarizer, as JSON objects."""
 
 import json
-from asyncio import IncompleteReadError, StreamReader
 from collections.abc import Mapping
 from typing import Any, Final
 
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.errors import SummarizerError
 
-MAX_FRAME_BYTES: Final = 1 << 30
-_LENGTH_BYTES: Final = 4
 LOADED: Final = 0
-"""The number of no job: the child says with it that litellm is loaded."""
+"""The id of the message by which the child reports that litellm is loaded. No job has it."""
 
 
-def frame(value: Mapping[str, Any]) -> bytes:
-    """One frame. ASCII only, so that lone surrogates pass as they are."""
-    body = json.dumps(value, separators=(",", ":")).encode("ascii")
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Return the body of the frame of a message. ASCII represents lone surrogates unchanged."""
+    return json.dumps(message, separators=(",", ":")).encode("ascii")
 
 
-async def read_frame(reader: StreamReader) -> dict[str, Any] | None:
-    """The next frame, or None when the other side has gone.
+def decode(body: bytes) -> dict[str, Any]:
+    """Return the message of a frame.
 
     Raises:
-        ValueError: what came is no frame.
+        ValueError: the body is not a JSON object.
     """
     try:
-        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-        if length > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {length} bytes")
-        value = json.loads(await reader.readexactly(length))
-    except (IncompleteReadError, ConnectionError):
-        return None
+        message = json.loads(body)
     except RecursionError:
-        raise ValueError("a frame that is nested too deep") from None
-    if not isinstance(value, dict):
-        raise ValueError("a frame is an object")  # noqa: TRY004 - what came is wrong, not what was passed
-    return value
+        raise ValueError("frame is nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("frame must be a JSON object")  # noqa: TRY004 - the value is wrong
+    return message
 
 
 def job_as_json(job: SummaryJob) -> dict[str, Any]:
-    """A job as it travels."""
+    """Return the JSON object of a job."""
     previous = job.previous
     return {
         "sources": [list(source) for source in job.sources],
@@ -68,7 +59,7 @@ def job_as_json(job: SummaryJob) -> dict[str, Any]:
 
 
 def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
-    """The job that travelled."""
+    """Return the job of a JSON object."""
     previous = value["previous"]
     return SummaryJob(
         sources=tuple(
@@ -88,15 +79,15 @@ def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
         else PreviousSummary(previous["text"], previous["sections"], tuple(previous["ledger"])),
         redactions=tuple(value["redactions"]),
         **{
-            name: given
-            for name, given in value.items()
+            name: field
+            for name, field in value.items()
             if name not in ("sources", "previous", "redactions")
         },
     )
 
 
 def draft_as_json(draft: Draft) -> dict[str, Any]:
-    """A draft as it travels."""
+    """Return the JSON object of a draft."""
     return {
         "text": draft.text,
         "sections": draft.sections,
@@ -111,14 +102,14 @@ def draft_as_json(draft: Draft) -> dict[str, Any]:
 
 
 def draft_from_json(value: Mapping[str, Any]) -> Draft:
-    """The draft that travelled."""
-    given: dict[str, Any] = dict(value)
-    ledger: tuple[str, ...] = tuple(given.pop("ledger"))
-    return Draft(ledger=ledger, **given)
+    """Return the draft of a JSON object."""
+    fields: dict[str, Any] = dict(value)
+    ledger: tuple[str, ...] = tuple(fields.pop("ledger"))
+    return Draft(ledger=ledger, **fields)
 
 
 def failure_as_json(error: SummarizerError) -> dict[str, Any]:
-    """A failure as it travels."""
+    """Return the JSON object of a failure."""
     return {
         "reason": str(error.reason),
         "detail": str(error).partition(": ")[2],
@@ -128,5 +119,5 @@ def failure_as_json(error: SummarizerError) -> dict[str, Any]:
 
 
 def failure_from_json(value: Mapping[str, Any]) -> SummarizerError:
-    """The failure that travelled."""
+    """Return the failure of a JSON object."""
     return SummarizerError(**value)

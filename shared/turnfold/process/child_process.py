@@ -1,4 +1,9 @@
-"""A process beside a service, which starts it by itself: one program started twice by the same user, so words travel pickled."""
+"""A child process that exchanges frames with its parent over a socket.
+
+The receiver, the lane and the summarizer are such children. A frame is a body of bytes behind its
+length; each pair of processes encodes its messages as bodies. When the parent exits, the child
+reads the end of the stream, and on Linux the kernel kills it.
+"""
 
 import asyncio
 import contextlib
@@ -8,47 +13,155 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from turnfold.errors import StartError
 from turnfold.process.ready import ANNOUNCE, die_with_parent
 
-READ_BYTES: Final = 4 * 1024 * 1024
+HEARTBEAT_SECONDS: Final = 0.5
+MAX_MISSED_HEARTBEATS: Final = 10
+"""A process gives up the other one after so many heartbeats of its own without a frame from it.
+
+Heartbeats are counted and no clock is read, so that a machine may sleep between two of them.
+"""
+MAX_BODY_BYTES: Final = 1 << 30
 _LENGTH_BYTES: Final = 4
+_READ_BYTES: Final = 4 * 1024 * 1024
+_PARENTS: Final = {"receiver": "worker", "lane": "query"}
 
 
-class Beside:
-    """Such a process while it lives, as its service sees it."""
+def encode_frame(body: bytes) -> bytes:
+    """Return the body with its length in front."""
+    return len(body).to_bytes(_LENGTH_BYTES) + body
 
-    def __init__(self, role: str) -> None:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """Return the body of the next frame, or None if the other process has gone.
+
+    Raises:
+        ValueError: the frame is too long.
+    """
+    try:
+        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
+        if length > MAX_BODY_BYTES:
+            raise ValueError(f"frame of {length} bytes is too long (limit {MAX_BODY_BYTES})")
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+async def open_stream(
+    connection: socket.socket,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connected socket for frames, which may be large. The writer owns the socket."""
+    return await asyncio.open_connection(sock=connection, limit=_READ_BYTES)
+
+
+def encode_message(message: Any) -> bytes:
+    """Return the body of a message between two processes of this program, which trust each other."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def decode_message(body: bytes) -> Any:
+    """Return the message that `encode_message` encoded."""
+    return pickle.loads(body)  # noqa: S301 - from our own process
+
+
+def command_of(role: str) -> Sequence[str]:
+    """Return the command of a child of a service: `receiver` or `lane`."""
+    return (sys.executable, "-m", "turnfold.cli", role)
+
+
+def check_started(role: str) -> None:
+    """Check that a service started this process.
+
+    Raises:
+        StartError: standard input is no socket.
+    """
+    if not stat.S_ISSOCK(os.fstat(0).st_mode):
+        parent = _PARENTS[role]
+        raise StartError(f"a {role} is started by its {parent}; run `turnfold {parent}`")
+
+
+def parent_socket() -> socket.socket:
+    """Return the socket to the parent, which is standard input; the caller owns the copy."""
+    return socket.socket(fileno=os.dup(0))
+
+
+class ChildProcess:
+    """A running child process. Its standard input is a socket to this process.
+
+    The constructor starts the process and may be called before an event loop runs; `open`
+    connects the streams. Its standard output is discarded.
+
+    Construct it in a thread that lives as long as the process, such as the main thread: Linux
+    kills the process when that thread ends.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        names = os.environ if environment is None else environment
+        self._socket, child_socket = socket.socketpair()
+        with contextlib.ExitStack() as on_error, child_socket:
+            on_error.callback(self._socket.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "turnfold.cli", role],
-                stdin=theirs.fileno(),
+                list(command),
+                stdin=child_socket.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name != ANNOUNCE},
+                stderr=stderr,
+                env={name: value for name, value in names.items() if name != ANNOUNCE},
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - it only asks the kernel for a signal
             )
+            on_error.pop_all()
         self.pid = self._process.pid
+        self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def open(self) -> asyncio.StreamReader:
-        """Begin to listen to it."""
-        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=READ_BYTES)
-        return reader
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not exited yet."""
+        return self._process.poll() is None
 
-    def say(self, word: Any) -> None:
-        """Tell it, if it is still there."""
+    @property
+    def can_send(self) -> bool:
+        """Whether the stream to the process is open."""
+        return self._writer is not None and not self._writer.is_closing()
+
+    async def open(self) -> None:
+        """Connect the streams."""
+        self._reader, self._writer = await open_stream(self._socket)
+
+    async def receive(self) -> bytes | None:
+        """Return the body of the next frame, or None if the process has gone."""
+        assert self._reader is not None
+        return await read_frame(self._reader)
+
+    def send(self, body: bytes) -> None:
+        """Send a frame, or drop it if the stream is closed."""
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(framed(word))
+            self._writer.write(encode_frame(body))
+
+    async def drain(self) -> None:
+        """Wait until the process has read most of what was sent, or has gone."""
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process, if it runs."""
         self._process.kill()
 
     async def close(self, *, seconds: float) -> None:
-        """Tell it that this is all, and end it when it has not ended by itself after so long."""
+        """Close the stream, and kill the process if it still runs after `seconds`."""
         if self._writer is None:
             self._socket.close()
         elif not self._writer.is_closing():
@@ -62,37 +175,34 @@ class Beside:
             self._writer.close()
 
 
-async def service_of(role: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The service that started this process, at the other end of standard input.
+class HeartbeatMonitor:
+    """Send heartbeats to another process, and detect that it no longer sends anything.
 
-    Raises:
-        StartError: no service did.
+    `start_limit` replaces `MAX_MISSED_HEARTBEATS` until the first frame: a process may start slowly.
     """
-    check_started(role)
-    return await asyncio.open_connection(sock=socket.socket(fileno=os.dup(0)), limit=READ_BYTES)
 
+    def __init__(
+        self,
+        send: Callable[[], Awaitable[object]],
+        *,
+        start_limit: int = MAX_MISSED_HEARTBEATS,
+    ) -> None:
+        self._send = send
+        self._limit = start_limit
+        self._is_heard = False
 
-def check_started(role: str) -> None:
-    """See that a service started this.
+    def heard(self) -> None:
+        """Record a frame from the other process."""
+        self._is_heard = True
 
-    Raises:
-        StartError: no service did.
-    """
-    if not stat.S_ISSOCK(os.fstat(0).st_mode):
-        service = {"receiver": "worker", "lane": "query"}[role]
-        raise StartError(f"a {role} is started by its {service}; run `turnfold {service}`")
-
-
-def framed(word: Any) -> bytes:
-    """A word as it travels: its length, and the word."""
-    pickled = pickle.dumps(word, pickle.HIGHEST_PROTOCOL)
-    return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
-
-
-async def read_word(reader: asyncio.StreamReader) -> Any | None:
-    """The next word; None when the other one is gone."""
-    try:
-        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
-        return pickle.loads(await reader.readexactly(length))  # noqa: S301 - from our own process
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+    async def run(self) -> float:
+        """Send heartbeats until too many have been missed; return the seconds of silence."""
+        missed = 0
+        while missed < self._limit:
+            await self._send()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if self._is_heard:
+                self._limit = MAX_MISSED_HEARTBEATS
+            missed = 0 if self._is_heard else missed + 1
+            self._is_heard = False
+        return missed * HEARTBEAT_SECONDS

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
@@ -30,6 +29,13 @@ from turnfold.bus.streams import INGEST
 from turnfold.client import connect, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.operations.ingest.decode import Delivery, decode_batch
+from turnfold.process.child_process import (
+    HEARTBEAT_SECONDS,
+    MAX_MISSED_HEARTBEATS,
+    command_of,
+    encode_frame,
+    read_frame,
+)
 from turnfold_worker.receiver import wire
 
 MANY = 6_000
@@ -115,23 +121,20 @@ async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_
     None
 ):
     """A worker that stands by, or waits for its database, has nothing to say yet."""
-    silence = wire.SILENT_BEATS * wire.BEAT_SECONDS
+    silence = MAX_MISSED_HEARTBEATS * HEARTBEAT_SECONDS
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "turnfold.cli",
-            "receiver",
+            *command_of("receiver"),
             stdin=theirs.fileno(),
             stderr=asyncio.subprocess.PIPE,
         )
         reader, writer = await asyncio.open_connection(sock=ours)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(silence + 1):
-                await wire.read_word(reader)
-        writer.write(wire.framed(wire.Heartbeat()))
-        assert isinstance(await wire.read_word(reader), wire.Heartbeat)
+                await read_frame(reader)
+        writer.write(encode_frame(wire.encode(wire.Heartbeat())))
+        assert isinstance(wire.decode(await read_frame(reader) or b""), wire.Heartbeat)
         _, told = await process.communicate()
         writer.close()
     assert (process.returncode, b"receiver.worker_lost" in told) == (0, True)
@@ -246,11 +249,13 @@ async def test_a_parcel_arrives_as_it_was_sent() -> None:
     ]
     traced = [delivery._replace(trace="00-1-1-01") for delivery in deliveries]
     sent = wire.BatchReady(7, decode_batch([*deliveries, *traced], count=len), 12)
+    frames = [encode_frame(wire.encode(message)) for message in (sent, wire.Ack(7))]
     reader = asyncio.StreamReader()
-    reader.feed_data(wire.framed(sent) + wire.framed(wire.Ack(7)) + b"\0\0")
+    reader.feed_data(b"".join(frames) + b"\0\0")
     reader.feed_eof()
+    bodies = [await read_frame(reader) for _ in range(3)]
 
-    assert [await wire.read_word(reader) for _ in range(3)] == [sent, wire.Ack(7), None]
+    assert [body and wire.decode(body) for body in bodies] == [sent, wire.Ack(7), None]
     assert (len(sent.batch.arrivals), len(sent.batch.dead)) == (2, 2)
     assert all(
         arrival.report and arrival.messages[1].calls and arrival.messages[0].cuts
