@@ -1,4 +1,4 @@
-"""The bus: connections to NATS, and the streams on it."""
+"""The bus: connections to NATS, its streams, and the pull consumer."""
 
 from turnfold.bus.connection import broker_options, connect, connect_options
 from turnfold.bus.streams import (

@@ -1,4 +1,4 @@
-"""Places for requests: so many at once in a process, and one asker at most its share of them."""
+"""Limits of concurrent requests: one limit per process, and one share of it per agent."""
 
 from collections.abc import Generator, Hashable
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from turnfold.process.turns import ASKER, Rounds
 from turnfold.settings import Settings
 
 INSTALLATION = ""
-"""The asker of requests about no agent, such as listings. No agent has an empty id."""
+"""The caller of requests about no agent, such as listings. No agent has an empty id."""
 RETRY_AFTER_MS = 1_000
-"""The pause that a refusal advises. Most requests take a few milliseconds, so there is room by then."""
+"""The pause that a rejection advises. Most requests take a few milliseconds."""
 
 
 class Places:
-    """A limit: so many at once of all askers, and of each asker."""
+    """A limit of concurrent requests, in total and per caller."""
 
     def __init__(self, what: str, most: int, share: float) -> None:
         self._what = what
@@ -26,14 +26,14 @@ class Places:
 
     @property
     def most_each(self) -> int:
-        """The most places of one asker."""
+        """The limit per caller."""
         return self._most_each
 
     def take(self, askers: tuple[Hashable, ...]) -> None:
-        """Take a place, which counts for each of the askers.
+        """Take a place, which counts for each of the callers.
 
         Raises:
-            Unavailable: all places are taken, or all that one of the askers may have.
+            Unavailable: the total limit, or the limit of one caller, is reached.
         """
         each = self._each
         for asker in askers:
@@ -51,7 +51,7 @@ class Places:
             each[asker] = each.get(asker, 0) + 1
 
     def give_back(self, askers: tuple[Hashable, ...]) -> None:
-        """Give a place back."""
+        """Release a place."""
         self._taken -= 1
         for asker in askers:
             left = self._each[asker] - 1
@@ -63,7 +63,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How many requests there may be at once, and which part of them one agent may have."""
+    """The limits of concurrent requests, and the share of one agent."""
 
     requests: int = 512
     waiting: int = 2_048
@@ -72,14 +72,14 @@ class Shares:
 
 
 def shares_of(settings: Settings) -> Shares:
-    """The shares that the settings ask for."""
+    """Return the limits from the settings."""
     return Shares(
         settings.max_requests, settings.max_waiting, settings.max_searches, settings.agent_share
     )
 
 
 class ConcurrencyLimiter:
-    """Admits requests: a working place for each, another kind of place for those that wait for an event, and few for searches."""
+    """Admit requests within limits: one for running, one for waiting, and one for searching."""
 
     def __init__(self, shares: Shares) -> None:
         self.requests = Places("requests", shares.requests, shares.of_agent)
@@ -88,10 +88,12 @@ class ConcurrencyLimiter:
         self.rounds = Rounds()
 
     async def turn(self, asker: Hashable) -> None:
-        """Return at once, or after a request of every other asker when this one has just begun another. Who queues holds no place.
+        """Return at once, or after one request of each other caller if this one has just started one.
+
+        A request that queues here holds no place.
 
         Raises:
-            Unavailable: too many requests of this asker queue already.
+            Unavailable: too many requests of this caller are queued.
         """
         if self.rounds.behind(asker) >= self.waiting.most_each:
             raise Unavailable(
@@ -101,10 +103,10 @@ class ConcurrencyLimiter:
 
     @contextmanager
     def admitted(self, *askers: Hashable) -> Generator["Place"]:
-        """A place for as long as the body runs, unless it is given back before.
+        """Hold a place while the body runs, unless it is released before.
 
         Raises:
-            Unavailable: there is no room.
+            Unavailable: a limit is reached.
         """
         place = Place(self, askers)
         ASKER.set(askers[-1])
@@ -115,7 +117,7 @@ class ConcurrencyLimiter:
 
 
 class Place:
-    """The place of one request, which begins as a working place."""
+    """The place of one request. It starts as a place for a running request."""
 
     __slots__ = ("_admission", "_askers", "_held")
 
@@ -126,14 +128,14 @@ class Place:
         self._held: list[Places] = [admission.requests]
 
     async def turn(self) -> None:
-        """As `Admission.turn`, for a request that has waited in between."""
+        """Take turns as in `ConcurrencyLimiter.turn`, after the request has waited."""
         await self._admission.rounds.turn(self._askers[-1])
 
     def wait(self) -> None:
-        """Change the working place for a waiting place; it stays one to the end.
+        """Exchange the place for one of a waiting request, until the request ends.
 
         Raises:
-            Unavailable: there is no room for another who waits.
+            Unavailable: the limit of waiting requests is reached.
         """
         admission = self._admission
         if self._held[0] is admission.requests:
@@ -142,15 +144,15 @@ class Place:
             self._held[0] = admission.waiting
 
     def search(self) -> None:
-        """Take a place among the searches besides.
+        """Take a place for a search as well.
 
         Raises:
-            Unavailable: there is no room for another search.
+            Unavailable: the limit of searches is reached.
         """
         self._admission.searches.take(self._askers)
         self._held.append(self._admission.searches)
 
     def release(self) -> None:
-        """Give back what is held."""
+        """Release the places."""
         while self._held:
             self._held.pop().give_back(self._askers)

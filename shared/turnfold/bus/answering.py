@@ -1,4 +1,4 @@
-"""Answers on the bus, and requests that are none: what a service sends back, and what it must not take for a request."""
+"""Replies to requests on the bus, and detection of messages that are not requests."""
 
 import json
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ log = structlog.get_logger()
 
 
 async def answer(message: Msg, body: bytes) -> None:
-    """Answer a request. Nothing of its headers goes back: some of them are instructions to the server."""
+    """Reply to a request without its headers, some of which are instructions to the server."""
     client = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # `respond` would send the request's headers back
     try:
         await client.publish(message.reply, body)
     except nats.errors.Error as error:
-        # The subject for the answer may be anything, and the bus may be away.
+        # A client may name any reply subject, and the connection may be lost.
         log.warning("request.unanswered", error=type(error).__name__)
 
 
 def is_led(headers: Mapping[str, str] | None) -> bool:
-    """Tell whether a message is an answer, or a trace, that a client had delivered to the subject of a request.
+    """Return whether a message is a reply or a trace that a client directed to a request subject.
 
-    The server lets an answer enter an import of the account that it returns to. Then it names that account (`svc`), or the
-    services' own account, as the origin; for a trace it names no client.
+    The server delivers a reply through an import of the account that it returns to. It then names
+    that account (`svc`), or the services' account, as the origin. For a trace it names no client.
     """
     text = (headers or {}).get(REQUEST_INFO)
     if text is None:

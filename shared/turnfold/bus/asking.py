@@ -11,10 +11,10 @@ from turnfold.errors import Unavailable
 
 @contextmanager
 def asking() -> Generator[None]:
-    """Ask the bus in the body, and read there what it answers.
+    """Send requests and read their replies in the body.
 
     Raises:
-        Unavailable: it did not answer, or what came is no answer: anybody on the bus may reply to a request.
+        Unavailable: there was no reply, or an invalid one: any client may reply to a request.
     """
     try:
         yield

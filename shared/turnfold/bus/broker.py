@@ -1,4 +1,4 @@
-"""FastStream's broker on this project's client of NATS."""
+"""FastStream's broker on this project's NATS client."""
 
 from faststream.nats import NatsBroker
 from nats.aio.client import Client
@@ -7,7 +7,7 @@ from turnfold.nats_client.connection import NatsClient
 
 
 class Broker(NatsBroker):
-    """A broker whose connection reads headers as every other connection of a service does (see `HangingUp`)."""
+    """A broker that uses `NatsClient`, as all connections of the services do."""
 
     async def _connect(self) -> Client:
         client = NatsClient()

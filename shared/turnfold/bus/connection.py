@@ -1,4 +1,4 @@
-"""How every part of the system connects to NATS: for ever, with its own inbox, and with its errors in the log."""
+"""Connections to NATS: they reconnect forever, have a private inbox, and log their errors."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ from turnfold.settings import Settings, redacted
 log = structlog.get_logger()
 
 ERROR_EVERY_SECONDS = 10.0
-"""The same trouble is logged at most so often."""
+"""The interval at which the same error is logged again."""
 
 
 def connect_options(settings: Settings, name: str) -> dict[str, Any]:
-    """The arguments of `nats.connect` for a connection called `name`. It reconnects for ever.
+    """Return the arguments of `nats.connect` for a connection called `name`.
 
     Raises:
-        StartError: what it should sign in with cannot be used.
+        StartError: the credentials cannot be used.
     """
     watch = _Watch(name)
     options: dict[str, Any] = {
@@ -49,8 +49,8 @@ def connect_options(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def broker_options(settings: Settings, name: str) -> dict[str, Any]:
-    """The arguments of FastStream's `NatsBroker` for the same connection; no password reaches its documents."""
-    # A plain connection needs no FastStream, which takes a second to import.
+    """Return the arguments of FastStream's `NatsBroker`. Its documents contain no password."""
+    # FastStream takes a second to import, and plain connections do not need it.
     from faststream.nats.security import NatsCredentials, NatsNKey, NatsSecurity, NatsUserPassword  # noqa: PLC0415
 
     options = connect_options(settings, name)
@@ -74,10 +74,11 @@ def broker_options(settings: Settings, name: str) -> dict[str, Any]:
 
 
 async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> NatsClient:
-    """A connection to the bus; the caller closes it.
+    """Connect to the bus. The caller closes the connection.
 
     Raises:
-        StartError: no server took the connection within `seconds`, or it refused these credentials.
+        StartError: no server accepted the connection within `seconds`, or one rejected the
+            credentials.
     """
     client = NatsClient()
     attempt = _Attempt(client)
@@ -112,7 +113,7 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Na
 
 
 class _Attempt:
-    """What went wrong until a first connection stands."""
+    """The errors before the first connection."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -131,7 +132,7 @@ class _Attempt:
 
 
 class _Watch:
-    """Writes what happens to one connection into the log, the same trouble not over and over."""
+    """Log the events of one connection, and repeat the same error only at intervals."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -139,7 +140,7 @@ class _Watch:
         self._told_at = 0.0
 
     async def on_error(self, error: Exception) -> None:
-        # Only the words of the bus: those of any other error may quote a message.
+        # Only errors of the bus are logged with their text; others may quote a message.
         is_of_the_bus = isinstance(error, (nats.errors.Error, OSError))
         trouble = f"{type(error).__name__}: {error}" if is_of_the_bus else type(error).__name__
         now = asyncio.get_running_loop().time()

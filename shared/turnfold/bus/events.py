@@ -1,4 +1,4 @@
-"""The stream of events, one event at a time: published again, and read by its sequence."""
+"""Single events of the event stream: publish one again, or read one by its sequence."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ from turnfold.nats_client.connection import NatsClient
 PUBLISH_SECONDS = 5.0
 READ_SECONDS = 10.0
 NO_MESSAGE = 10_037
-"""JetStream: no message of that sequence."""
+"""JetStream's error code for a sequence without a message."""
 
 
 class BusEvents:
@@ -28,15 +28,16 @@ class BusEvents:
     ) -> None:
         self._client = client
         self._publisher = Publisher(client, EVENTS_STREAM, on_foreign=on_foreign)
-        # The broker looks for copies in the whole stream: nobody may guess what we use.
+        # The server deduplicates ids across the whole stream, so clients must not guess ours.
         self._secret = token_hex(8)
 
     async def publish(self, subject: str, payload: bytes, *, message_id: str) -> int:
-        """Publish an event; its sequence.
+        """Publish an event, and return its sequence.
 
         Raises:
-            StreamFull: there is no room.
-            Unavailable: no acknowledgement came; it may be stored or not, and may be published again under the same id.
+            StreamFull: the stream has reached its limit.
+            Unavailable: no acknowledgement arrived. The event may be stored or not, and may be
+                published again with the same id.
         """
         try:
             headers = {
@@ -53,7 +54,7 @@ class BusEvents:
         return told.seq
 
     async def payload_of(self, seq: int) -> bytes | None:
-        """What was published at a sequence; None where the stream holds it no more."""
+        """Return the event at a sequence, or None if the stream no longer holds it."""
         with asking():
             reply = await self._client.request(
                 f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}",

@@ -1,4 +1,4 @@
-"""What the bus tells about how the work goes, for whoever looks after it."""
+"""The state of the event stream and its consumer, for operators."""
 
 import asyncio
 import json
@@ -20,9 +20,10 @@ NO_MESSAGE = 10_037
 
 @dataclass(frozen=True, slots=True)
 class BusHealth:
-    """The stream of events and its consumer: sizes in bytes, times in ms since 1970.
+    """The event stream and its consumer: sizes in bytes, times in ms since 1970.
 
-    `clock_ms` is the bus's own clock. `oldest_ms` is when the oldest event came that is not stored yet; None where all are.
+    `clock_ms` is the clock of the server. `oldest_ms` is the time of the oldest event that is not
+    stored yet, or None.
     """
 
     clock_ms: int
@@ -37,10 +38,10 @@ class BusHealth:
 
 
 async def read_bus_health(client: Client) -> BusHealth:
-    """Look once.
+    """Read the state once.
 
     Raises:
-        Unavailable: the stream or its consumer does not answer, or is not there.
+        Unavailable: the stream or its consumer does not exist, or the server does not reply.
     """
     with asking():
         return await _seen(client)
@@ -64,12 +65,15 @@ async def _seen(client: Client) -> BusHealth:
 
 
 async def syncs_always(monitoring_url: str) -> bool | None:
-    """Whether what the server acknowledges is on its disk, as its monitoring port tells; None where nobody answers there."""
+    """Return whether the server syncs messages to disk before it acknowledges them.
+
+    The monitoring port reports this; None means that it did not reply.
+    """
 
     def read() -> bool | None:
         try:
             url = f"{monitoring_url.rstrip('/')}/jsz?config=1"
-            # The operator configured this URL; no user chooses its scheme.
+            # The operator has configured this URL, so its scheme is trusted.
             with urlopen(url, timeout=MONITORING_SECONDS) as answer:  # noqa: S310
                 return bool(json.load(answer)["config"].get("sync_always", False))
         except (OSError, HTTPException, ValueError, LookupError):

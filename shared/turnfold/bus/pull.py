@@ -1,4 +1,4 @@
-"""A steady flow of messages from a durable pull consumer: asked for ahead, taken in batches, kept alive while in hand."""
+"""A pull consumer that prefetches messages, and reports unfinished ones as in progress."""
 
 import asyncio
 import contextlib
@@ -19,22 +19,25 @@ from turnfold.errors import StartError
 log = structlog.get_logger()
 
 AHEAD = 8_000
-"""Messages that may be asked for and not yet acknowledged: what one worker holds at most."""
+"""The maximum number of messages requested or unacknowledged per worker."""
 AHEAD_BYTES = 32 * 1024 * 1024
-"""And so many bytes; a server gives up a connection that it has 64 MB for."""
+"""The same in bytes. A server closes a connection with 64 MB of pending messages."""
 EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
 IN_PROGRESS_SECONDS = 2.0
 FRESH_SECONDS = 1.0
-"""What came since then is reported the next time: twice that and this are well within the 5 seconds that the consumer waits."""
+"""Newer messages are reported as in progress the next time.
+
+The sum of this and two intervals is well below the 5 seconds of `ack_wait`.
+"""
 LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
 MISSING_SECONDS = 30.0
-"""After so long without anybody to ask, the consumer is taken for gone."""
+"""After so long without a responder, the consumer counts as deleted."""
 INFO_SECONDS = 2.0
 STATUS_SECONDS = 0.1
-"""The end of a request is answered with another one, but no more often than this."""
+"""The shortest interval between two requests that follow a status message."""
 STATUSES = ("100", "404", "408", "409", "503")
 MOST_DIGITS = 19
 ACK = "$JS.ACK."
@@ -42,10 +45,11 @@ GONE = ("consumer deleted", "consumer is push based")
 
 
 class PullConsumer:
-    """One worker's share of a consumer that it may share with others.
+    """The messages that one worker receives from a durable consumer, which workers share.
 
-    Messages come as soon as the stream has them and wait here for `take`. Those not acknowledged yet are reported as in
-    progress, so that slow work is not done twice. What a lost connection swallowed is asked for again.
+    Messages arrive as soon as the stream has them, and wait for `take`. Unacknowledged messages are
+    reported as in progress, so that slow work is not repeated. Requests that were lost with a
+    connection are sent again.
     """
 
     def __init__(self, client: Client, *, stream: str, consumer: str, ahead: int = AHEAD) -> None:
@@ -60,48 +64,51 @@ class PullConsumer:
         self._waiting: deque[Msg] = deque()
         self._arrived = asyncio.Event()
         self._heard = 0.0
-        self._words = 0
+        self._activity = 0
         self._served_at = 0.0
         self._missing_since: float | None = None
         self._connections = client.stats["reconnects"]
         self._failure: StartError | None = None
         self._suspicion = ""
         self._delivered = f".{stream}.{consumer}."
-        self._told_at = 0.0
+        self._requested_at = 0.0
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to receive."""
+        """Subscribe and request messages."""
         self._subscription = await self._client.subscribe(
             self._inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
         self._heard = self._served_at = asyncio.get_running_loop().time()
-        self._keeper = asyncio.create_task(self._keep(), name="pull")
+        self._keeping = asyncio.create_task(self._keep(), name="pull")
         await self._ask()
 
     @property
     def in_flight(self) -> int:
-        """How many messages are here and not acknowledged; more may wait in the stream."""
+        """The number of received messages that are not acknowledged."""
         return len(self._held)
 
     @property
     def activity(self) -> int | None:
-        """How often the consumer was heard; None while there is nothing to hear: no connection, or no room for more messages."""
+        """A counter of signs of life of the consumer.
+
+        None means that none is expected: there is no connection, or no room for messages.
+        """
         is_full = self._asked == 0 and not self._has_room()
-        return None if is_full or not self._client.is_connected else self._words
+        return None if is_full or not self._client.is_connected else self._activity
 
     @property
     def idle_seconds(self) -> float:
-        """How long ago it was heard last, though there was room for more."""
+        """The time since the last sign of life, while there was room for messages."""
         return asyncio.get_running_loop().time() - self._served_at
 
     async def take(self, most: int) -> list[Msg]:
-        """The oldest messages that wait, at least one and at most so many.
+        """Wait for messages, and return the oldest ones, at most `most`.
 
         Raises:
-            StartError: the consumer is gone.
+            StartError: the consumer was deleted.
         """
         while not self._waiting:
             if self._failure is not None:
@@ -111,14 +118,14 @@ class PullConsumer:
         return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
     async def acknowledge(self, batch: Sequence[Msg]) -> None:
-        """These are done."""
+        """Acknowledge messages."""
         for message in batch:
             await self._client.publish(message.reply, b"+ACK")
             self._let_go(message)
         await self._ask()
 
     async def nack(self, batch: Sequence[Msg], *, delay_seconds: float = 0.0) -> None:
-        """These are to come again, to whoever is there then."""
+        """Have messages redelivered to any worker after a delay."""
         for message in batch:
             self._let_go(message)
             if not self._client.is_closed:
@@ -126,12 +133,15 @@ class PullConsumer:
         await self._ask()
 
     async def stop(self) -> None:
-        """Receive no more, and give back what nobody took; what was taken may still be acknowledged or given back."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        """Receive no more, and return the messages that were not taken.
+
+        Messages that were taken can still be acknowledged or returned.
+        """
+        if self._keeping is not None:
+            self._keeping.cancel()
         if self._subscription is not None and self._client.is_connected:
             subscription, self._subscription = self._subscription, None
-            # What has been sent to us already comes first; all of it waits then.
+            # Messages that the server has already sent arrive during the drain.
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS):
                     await subscription.drain()  # type: ignore[no-untyped-call]
@@ -139,7 +149,7 @@ class PullConsumer:
         self._waiting.clear()
 
     def drop(self, messages: Sequence[Msg]) -> None:
-        """These are nothing that the stream delivered."""
+        """Drop messages that the stream did not deliver."""
         for message in messages:
             self._let_go(message)
 
@@ -148,7 +158,7 @@ class PullConsumer:
             self._held_bytes -= len(message.data)
 
     async def _ask(self) -> None:
-        """Ask for as many as there is room for, once a quarter of the room is free."""
+        """Request as many messages as there is room for, once a quarter of it is free."""
         room = self._ahead - self._asked - len(self._held)
         room_bytes = AHEAD_BYTES - self._asked_bytes - self._held_bytes
         if not self._has_room() or not self._client.is_connected or self._subscription is None:
@@ -164,7 +174,7 @@ class PullConsumer:
         await self._client.publish(self._next, json.dumps(wanted).encode(), reply=self._inbox)
 
     def _has_room(self) -> bool:
-        """Whether at least a quarter of the room is neither taken nor promised."""
+        """Return whether at least a quarter of the room is neither used nor requested."""
         room = self._ahead - self._asked - len(self._held)
         return (
             room >= self._ahead // 4
@@ -172,7 +182,7 @@ class PullConsumer:
         )
 
     def _asked_for(self, messages: int, size: int) -> None:
-        """How much of what was asked for may still come; a request that was met in full says nothing of what it left over."""
+        """Set how much of the requested messages may still arrive."""
         self._asked = max(0, messages)
         self._asked_bytes = max(0, size) if self._asked else 0
 
@@ -192,14 +202,17 @@ class PullConsumer:
         self._arrived.set()
 
     async def _on_status(self, message: Msg) -> None:
-        """A request ended, or the server says that it still waits. Anybody may write here, so nothing is done for it but to look."""
+        """Handle the end of a request or a heartbeat of the server.
+
+        Any client may publish here, so a status only causes a check or another request.
+        """
         headers = message.headers or {}
         status = headers.get("Status", "")
         if message.data or status not in STATUSES:
             return
         self._heard = asyncio.get_running_loop().time()
         if status == "503":
-            # Nobody is there to ask: streams are being opened again, or are gone. The next look asks again.
+            # No responder: the server recovers its streams, or they were deleted. `_keep` retries.
             self._missing_since = self._missing_since or self._heard
             self._asked_for(0, 0)
             return
@@ -207,9 +220,9 @@ class PullConsumer:
         self._is_served()
         if status == "100":
             return
-        told = headers.get("Description", "").lower()
-        if any(word in told for word in GONE):
-            self._suspicion = f"the bus says: {told}"
+        description = headers.get("Description", "").lower()
+        if any(text in description for text in GONE):
+            self._suspicion = f"the bus says: {description}"
             return
         left, left_bytes = (
             _number(headers.get("Nats-Pending-Messages")),
@@ -219,28 +232,28 @@ class PullConsumer:
             self._asked - (self._asked if left is None else left),
             self._asked_bytes - (self._asked_bytes if left_bytes is None else left_bytes),
         )
-        # Whoever sends such words in a row does not have us ask as often; the next look asks.
-        if self._heard - self._told_at > STATUS_SECONDS:
-            self._told_at = self._heard
+        # A client that floods this subject must not cause as many requests. `_keep` retries.
+        if self._heard - self._requested_at > STATUS_SECONDS:
+            self._requested_at = self._heard
             await self._ask()
 
     def _is_served(self) -> None:
-        self._words += 1
+        self._activity += 1
         self._served_at = self._heard
 
-    def _fail(self, told: str) -> None:
-        self._failure = StartError(f"{told}; run `turnfold migrate` and start again")
+    def _fail(self, reason: str) -> None:
+        self._failure = StartError(f"{reason}; run `turnfold migrate` and start again")
         self._arrived.set()
 
     async def _keep(self) -> None:
-        """Report what is held as in progress, and ask again when the server fell silent."""
+        """Report unfinished messages, and repeat requests if the server is silent."""
         loop = asyncio.get_running_loop()
         reported = loop.time()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if not self._client.is_connected:
                 continue
-            # What cannot be said now is said the next time.
+            # After an error, the next iteration retries.
             try:
                 if loop.time() - reported > IN_PROGRESS_SECONDS:
                     reported = loop.time()
@@ -252,14 +265,14 @@ class PullConsumer:
                 log.exception("pull.failed")
 
     async def _report(self, before: float) -> None:
-        """Those that came before this moment are still in hand; most are done with long before anybody asks."""
+        """Report messages that arrived before this time as in progress. Most end long before."""
         for message, at in list(self._held.values()):
             if at > before:
                 break
             await self._client.publish(message.reply, b"+WPI")
 
     async def _look_after(self, now: float) -> None:
-        """Requests die with the server or the connection that held them."""
+        """Repeat requests that were lost with a server or a connection, and detect deletion."""
         connections = self._client.stats["reconnects"]
         is_new, self._connections = connections != self._connections, connections
         is_silent = self._asked > 0 and now - self._heard > SILENCE_SECONDS
@@ -279,7 +292,10 @@ class PullConsumer:
         await self._ask()
 
     async def _is_gone(self, *, or_silent: bool = False) -> bool:
-        """Whether the stream itself says that there is no such consumer, or that nobody can be asked."""
+        """Return whether JetStream confirms that the consumer was deleted or changed.
+
+        With `or_silent`, a missing reply counts as a confirmation.
+        """
         try:
             info = await self._client.jetstream(timeout=INFO_SECONDS).consumer_info(
                 self._stream, self._consumer
@@ -299,10 +315,10 @@ class PullConsumer:
         return info.config.deliver_subject is not None
 
 
-def _number(told: str | None) -> int | None:
-    """A number of a header; None where it is none."""
+def _number(text: str | None) -> int | None:
+    """Return the number in a header, or None."""
     return (
-        int(told)
-        if told is not None and told.isascii() and told.isdigit() and len(told) < MOST_DIGITS
+        int(text)
+        if text is not None and text.isascii() and text.isdigit() and len(text) < MOST_DIGITS
         else None
     )

@@ -1,4 +1,4 @@
-"""What of the stream of events may go: it is stored, acknowledged, and old."""
+"""Retention of the event stream: purge events that are stored, acknowledged and old."""
 
 import json
 from datetime import datetime, timedelta
@@ -18,13 +18,13 @@ NO_MESSAGE = 10_037
 
 
 async def prune_stream(client: Client, *, ingested_to: int, hours: int) -> int:
-    """Purge events older than that by the stream's own clock; how many went.
+    """Purge events older than `hours` by the clock of the server, and return their number.
 
-    Never one that is not stored: none beyond `ingested_to`, the sequence up to which the database misses nothing, and none
-    that the consumer would still deliver. By several at once it comes to the same.
+    Events above `ingested_to`, up to which the database is complete, stay in the stream. So do
+    events that the consumer would still deliver. Several workers may call this at once.
 
     Raises:
-        Unavailable: the stream does not answer.
+        Unavailable: the server does not reply.
     """
     with asking():
         purged, keep_from = await _purged(client, ingested_to, hours)
@@ -47,7 +47,7 @@ async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, in
 
 
 async def _first_since(client: Client, before: datetime, *, first: int, beyond: int) -> int:
-    """The first sequence of an event that is not older, and `beyond` where all below it are: found by halving."""
+    """Return the first sequence that is not older, or `beyond`, by binary search."""
     while first < beyond:
         middle = (first + beyond) // 2
         held = await _asked(
@@ -70,7 +70,7 @@ async def _first_since(client: Client, before: datetime, *, first: int, beyond: 
 async def _asked(
     client: Client, name: str, request: dict[str, Any], *, is_there: bool = True
 ) -> Any:
-    """What JetStream answers; None where a message is not there."""
+    """Return the reply of JetStream, or None if there is no such message."""
     told = json.loads(
         (
             await client.request(
@@ -88,5 +88,5 @@ async def _asked(
 
 
 def _time(told: str) -> datetime:
-    """A time of JetStream, which has nanoseconds."""
+    """Parse a time of JetStream, which has nanoseconds."""
     return datetime.fromisoformat(told)

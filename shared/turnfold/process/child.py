@@ -1,4 +1,4 @@
-"""One child process of the supervisor: its words, its end, and what it leaves behind."""
+"""A child process of the supervisor: its output, its exit and its process group."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,12 @@ from turnfold.process.ready import die_with_parent
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process of the system.
+    """How to run a process of the system.
 
-    `runs_once` ends when its work is done; `announces` says itself when it is ready; it `inherits` open files; what it
-    writes to standard error goes into the file `errors`, else to ours; `orphaned_by` ends it when we are gone.
+    A process with `runs_once` exits when its work is done, and one with `announces` reports when
+    it is ready. It inherits the file descriptors `inherits`. Its standard error goes to the file
+    `errors`, or else to that of the supervisor. The kernel sends `orphaned_by` when the supervisor
+    has exited.
     """
 
     name: str
@@ -32,7 +34,10 @@ class ProcessSpec:
 
 
 class SupervisedProcess:
-    """A running part. `ended` is its exit status, negative for a signal; its whole process group ends with it."""
+    """A running process. `ended` is its exit status, negative for a signal.
+
+    Its process group is killed when it exits.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,7 @@ class SupervisedProcess:
             errors = stack.enter_context(part.errors.open("ab")) if part.errors else None
             self._process = subprocess.Popen(
                 list(part.command),
-                # The child watches its input: when the supervisor is gone, so is the pipe.
+                # The child exits at the end of its input, which ends with the supervisor.
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -65,7 +70,7 @@ class SupervisedProcess:
         loop.add_reader(self._output, self._read)
 
     def look(self) -> None:
-        """See whether the process has ended; call it after each SIGCHLD."""
+        """Check whether the process has exited. Call this after each SIGCHLD."""
         status = self._process.poll()
         if status is None or self.ended.done():
             return
@@ -81,7 +86,7 @@ class SupervisedProcess:
             self._process.send_signal(number)
 
     async def stop(self, *, seconds: float) -> None:
-        """Ask it to end, and end it when it has not after `seconds`."""
+        """Send SIGTERM, and SIGKILL if the process still runs after `seconds`."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -101,15 +106,15 @@ class SupervisedProcess:
             return
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._heard(line)
+            self._handle_line(line)
 
-    def _heard(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
-            said = None
-        if isinstance(said, dict) and said.get("ready") is True:
-            pids = said.get("pids") or {}
+            message = None
+        if isinstance(message, dict) and message.get("ready") is True:
+            pids = message.get("pids") or {}
             self._on_ready({str(name): pid for name, pid in pids.items() if isinstance(pid, int)})
         elif line.strip():
             sys.stderr.write(line.decode(errors="replace") + "\n")

@@ -1,4 +1,4 @@
-"""The data directory of an embedded system: one system at a time, and its ready line for whoever looks for it."""
+"""The data directory of `turnfold up`: a lock for one system, and its ready line for commands."""
 
 import contextlib
 import fcntl
@@ -14,13 +14,13 @@ from turnfold.settings import READY_FILE
 
 LOCK_FILE = "up.lock"
 ORPHAN_SECONDS = 5.0
-"""How long what a killed system left behind may take to end."""
+"""Time limit for the processes of a killed system to exit."""
 
 
 class DataDirectory:
-    """A data directory this process has to itself until it closes it.
+    """A data directory that this process holds exclusively until `close`.
 
-    The lock belongs to an open file, not to a process: who inherits `lock_fd` keeps the directory locked as well.
+    The lock belongs to an open file. A process that inherits `lock_fd` therefore also holds it.
     """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
@@ -29,10 +29,10 @@ class DataDirectory:
 
     @classmethod
     def claim(cls, path: Path) -> "DataDirectory":
-        """Make the directory if need be and lock it.
+        """Create the directory if it does not exist, and lock it.
 
         Raises:
-            StartError: another system runs on it, or it cannot be written.
+            StartError: another system uses it, or it is not writable.
         """
         path = path.expanduser().resolve()
         try:
@@ -52,13 +52,13 @@ class DataDirectory:
         return directory
 
     def sign(self, pids: Mapping[str, int]) -> None:
-        """Say which processes hold the lock."""
+        """Record which processes hold the lock."""
         text = json.dumps(dict(pids)).encode()
         os.ftruncate(self.lock_fd, 0)
         os.pwrite(self.lock_fd, text, 0)
 
     def write_ready(self, ready: Mapping[str, Any]) -> None:
-        """Put the ready line where commands find it; only its owner may read it."""
+        """Write the ready line for commands. Only its owner may read it."""
         draft = self.path / f".{READY_FILE}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
             draft.unlink()
@@ -67,22 +67,23 @@ class DataDirectory:
         draft.replace(self.path / READY_FILE)
 
     def forget_ready(self) -> None:
-        """Take the ready line away: nothing runs here."""
+        """Delete the ready line, because no system runs here."""
         with contextlib.suppress(FileNotFoundError):
             (self.path / READY_FILE).unlink()
 
     def close(self) -> None:
-        """Leave the directory to others."""
+        """Release the lock."""
         os.close(self.lock_fd)
 
 
 def running_system(path: Path) -> Mapping[str, Any] | None:
-    """Read the ready line of the system that runs on a data directory; None if none runs there.
+    """Return the ready line of the system in a data directory, or None if none runs there.
 
-    The lock decides. A ready line can outlive a system that was killed, and another system may listen on its ports by then.
+    The lock decides. The ready line of a killed system may still exist, and another system may
+    listen on its ports.
 
     Raises:
-        StartError: a system starts there and is not ready, or the directory cannot be read.
+        StartError: the system is not ready yet, or the directory cannot be read.
     """
     try:
         if not _is_locked(path / LOCK_FILE):
@@ -144,7 +145,7 @@ def _holders(lock_fd: int) -> dict[str, int]:
     try:
         found = json.loads(os.pread(lock_fd, 4096, 0))
     except ValueError:
-        # Whoever has just taken the lock has not signed yet.
+        # The process that has just locked the file has not written its id yet.
         return {}
     return (
         {name: pid for name, pid in found.items() if isinstance(pid, int)}
@@ -154,7 +155,7 @@ def _holders(lock_fd: int) -> dict[str, int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this number runs."""
+    """Return whether a process with this id runs."""
     if pid <= 0:
         return False
     try:

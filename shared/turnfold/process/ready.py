@@ -1,4 +1,4 @@
-"""What a child of `turnfold up` owes its parent: word that it is ready, and not to outlive it."""
+"""What every child process does for its parent: announce that it is ready, and end with it."""
 
 import ctypes
 import json
@@ -13,9 +13,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def announce(pids: Mapping[str, int], *, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell the supervisor that this process is ready, and which processes belong to it; silent without a supervisor.
+    """Announce to the supervisor that this process is ready, with the ids of its processes.
 
-    May be called again, when one of the processes was replaced.
+    Without a supervisor, nothing is written. Call it again when a process was replaced.
     """
     if environ.get(ANNOUNCE) == "1":
         sys.stdout.write(json.dumps({"ready": True, "pids": dict(pids)}) + "\n")
@@ -23,13 +23,16 @@ def announce(pids: Mapping[str, int], *, environ: Mapping[str, str] = os.environ
 
 
 def follow_parent(*, environ: Mapping[str, str] = os.environ) -> None:
-    """End this process when its supervisor is gone: standard input is a pipe that the supervisor holds open."""
+    """End this process with its supervisor, which holds the pipe on standard input open."""
     if environ.get(ANNOUNCE) == "1":
         threading.Thread(target=_end_with_input, name="follow-parent", daemon=True).start()
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """What a child runs between fork and exec, so that the kernel signals it when its parent is gone (Linux; else nothing)."""
+    """Return a `preexec_fn` by which Linux signals the child when its parent has exited.
+
+    On other systems the function does nothing.
+    """
     if not sys.platform.startswith("linux"):
         return _nothing
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -44,7 +47,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], Non
 
 
 def _nothing() -> None:
-    """Elsewhere the pipe of `follow_parent` does it."""
+    """Do nothing: on other systems, the child watches its standard input."""
 
 
 def _end_with_input() -> None:

@@ -1,4 +1,4 @@
-"""Who stands back for whom on a machine with few cores, and by how much."""
+"""Process priorities on a machine with few cores, and the delays of retries."""
 
 import os
 import sys
@@ -6,17 +6,17 @@ from contextlib import suppress
 from typing import Final
 
 NICENESS: Final = 5
-"""Somebody waits for each window. Where others want the same core, who stands back gets a quarter of it."""
+"""The niceness of background work, which then gets a quarter of a contended core."""
 
 BUSY_TASKS: Final = 2
-"""So many tasks a core over the last minute, and who waits for an idle core waits for long."""
+"""The load per core, over one minute, above which idle priority rarely gets a core."""
 
 
 LONGEST_BACKOFF_SECONDS: Final = 30.0
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait before the next attempt, after so many failures before this one.
+    """Return the delay before the next attempt, given the number of earlier failures.
 
     >>> [backoff_seconds(failures) for failures in (0, 1, 2, 99)]
     [1.0, 2.0, 4.0, 30.0]
@@ -25,21 +25,22 @@ def backoff_seconds(failures: int) -> float:
 
 
 def lower_priority() -> None:
-    """Let this thread, and those it starts from now on, come after others who want the same core."""
-    with suppress(OSError):  # A sandbox may forbid it; then nobody comes first.
+    """Lower the priority of this thread and of the threads that it starts from now on."""
+    with suppress(OSError):  # A sandbox may forbid it.
         os.nice(NICENESS)
 
 
 def step_aside() -> None:
-    """Let this process come after all others: a tenth of a core, where others want the whole."""
+    """Lower the priority of this process, which then gets a tenth of a contended core."""
     with suppress(OSError):
         os.nice(2 * NICENESS)
 
 
 def use_idle_priority() -> None:
-    """Let this thread compute when nobody else wants the core, where the system knows of such a thing. There is no way back.
+    """Run this thread only on idle cores, on Linux. This cannot be undone.
 
-    Ten milliseconds at a stretch are long beside a window, and standing back alone lets others begin no sooner.
+    A thread with a mere lower priority still keeps a core for 10 ms at a time, which is long
+    compared with the time to compute a window.
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -47,7 +48,7 @@ def use_idle_priority() -> None:
 
 
 def is_load_low() -> bool:
-    """Whether who gives way gets its turn soon."""
+    """Return whether a thread with idle priority will get a core soon."""
     try:
         return os.getloadavg()[0] <= BUSY_TASKS * (os.cpu_count() or 1)
     except OSError:

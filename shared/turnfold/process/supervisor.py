@@ -1,4 +1,4 @@
-"""`turnfold up`: nats-server and the services as children of one process, kept alive until a signal stops them all."""
+"""`turnfold up`: run nats-server and the services as child processes until a signal."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ NATS_STOP_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 STEADY_SECONDS = 30.0
-"""A child that lived so long is started again without delay."""
+"""A child that ran for so long is restarted without a longer delay."""
 
 TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
 COMMANDS: Mapping[str, Sequence[str]] = {
@@ -40,12 +40,15 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 """The command lines of the services; `migrate` runs once."""
 DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
-"""Credentials of another server; the embedded one listens on loopback only and asks for none."""
+"""Credentials for other servers. The embedded server listens on loopback and needs none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """What to run and where. Port 0 is a free one; without `database_url` it is a SQLite file in the data directory."""
+    """What to run and where. Port 0 stands for any free port.
+
+    Without `database_url`, the database is a SQLite file in the data directory.
+    """
 
     data_dir: Path
     nats_port: int = 4222
@@ -64,10 +67,10 @@ async def run(
 ) -> None:
     """Run the whole system until SIGTERM, SIGINT or SIGHUP.
 
-    `on_ready` gets each ready line as it becomes true, `log` an event's name and its fields.
+    `on_ready` receives each new ready line, and `log` the name and the fields of an event.
 
     Raises:
-        StartError: the directory or a port is taken, or a part cannot start.
+        StartError: the directory or a port is in use, or a process cannot start.
     """
     directory = DataDirectory.claim(plan.data_dir)
     with contextlib.ExitStack() as stack:
@@ -88,7 +91,7 @@ async def run(
 
 
 def absolute_database_url(url: str) -> str:
-    """The URL with the path of a SQLite file made absolute, so that it means the same everywhere."""
+    """Return the URL with an absolute path if it names a SQLite file."""
     scheme, mark, path = url.partition(":///")
     if (
         not scheme.startswith("sqlite")
@@ -102,7 +105,7 @@ def absolute_database_url(url: str) -> str:
 
 
 class _Ports(NamedTuple):
-    """Where the parts listen."""
+    """The ports of the processes."""
 
     nats: int
     http: int
@@ -110,7 +113,7 @@ class _Ports(NamedTuple):
 
 
 class _System:
-    """The children, which of them are ready, and what was last said about them."""
+    """The child processes, which of them are ready, and the last ready line."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class _System:
         self._on_ready = on_ready
         self._children: dict[str, SupervisedProcess] = {}
         self._ready: dict[str, Mapping[str, int]] = {}
-        self._told: Mapping[str, int] = {}
+        self._last_pids: Mapping[str, int] = {}
         self._failure: Exception | None = None
         self._stop = asyncio.Event()
         self._is_ready = asyncio.Event()
@@ -154,7 +157,7 @@ class _System:
         }
         config = write_config(self._nats_directory, port=ports.nats)
         binary = find_server(plan.nats_server)
-        # The lock lives as long as the server: no second one can open the same streams.
+        # The server holds the lock as well, so that no second one opens the same streams.
         nats = ProcessSpec(
             "nats",
             (str(binary), "-c", str(config)),
@@ -170,7 +173,7 @@ class _System:
         self._parts = (nats, *services)
 
     async def run(self) -> None:
-        """Start everything at once, then keep it running until told to stop."""
+        """Start all processes, and restart them until a stop signal."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._look)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -197,7 +200,7 @@ class _System:
         await self._stop.wait()
 
     async def _guard(self, part: ProcessSpec) -> None:
-        """Keep a part; what makes that hopeless stops the system."""
+        """Keep a process running, and stop the system if it cannot start."""
         try:
             await self._keep(part)
         except Exception as error:  # noqa: BLE001 - it is raised when all children have ended
@@ -205,7 +208,7 @@ class _System:
             self._stop.set()
 
     async def _keep(self, part: ProcessSpec) -> None:
-        """Start a part again and again, with growing pauses, until the system stops."""
+        """Restart a process with growing pauses until the system stops."""
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
@@ -252,14 +255,14 @@ class _System:
             self._heard(part, {part.name: child.pid})
 
     def _heard(self, part: ProcessSpec, pids: Mapping[str, int]) -> None:
-        """A part is ready; when all are, say so, unless nothing changed since it was last said."""
+        """Record that a process is ready. Report a new ready line once all are."""
         self._ready[part.name] = pids
         if self._stop.is_set() or len(self._ready) < len(self._parts):
             return
-        merged = {name: pid for one in self._parts for name, pid in self._ready[one.name].items()}
-        if merged == self._told:
+        merged = {name: pid for spec in self._parts for name, pid in self._ready[spec.name].items()}
+        if merged == self._last_pids:
             return
-        self._told = merged
+        self._last_pids = merged
         line = {"ready": True, **self._urls, "pids": merged}
         self._directory.write_ready(line)
         self._is_ready.set()
@@ -277,14 +280,14 @@ class _System:
             child.look()
 
     def _on_stop_signal(self) -> None:
-        """Once to stop in good order, twice to stop at once."""
+        """Stop in order on the first signal, and kill all processes on the second."""
         if self._stop.is_set():
             for child in self._children.values():
                 child.signal(signal.SIGKILL)
         self._stop.set()
 
     async def _end(self) -> None:
-        """The services first, while the bus is still there; then the bus."""
+        """Stop the services while nats-server runs, then nats-server."""
         services = [child for child in self._children.values() if child.part.announces]
         await asyncio.gather(*(child.stop(seconds=SERVICE_STOP_SECONDS) for child in services))
         rest = [child for child in self._children.values() if not child.part.announces]

@@ -1,4 +1,4 @@
-"""TCP ports that stay the system's own while the processes that listen on them come and go."""
+"""Reserved TCP ports, on which restarted processes can listen again."""
 
 import errno
 import socket
@@ -8,7 +8,7 @@ from turnfold.errors import StartError
 
 
 class ReservedPort:
-    """A port of `host`, kept from others until `release`, for a child to listen on."""
+    """A port on which only child processes can listen until `release`."""
 
     def __init__(self, host: str, number: int, held: socket.socket | None) -> None:
         self.host = host
@@ -19,10 +19,10 @@ class ReservedPort:
     def reserve(
         cls, host: str, number: int, *, option: str, platform: str = sys.platform
     ) -> "ReservedPort":
-        """Reserve this port, or a free one for 0.
+        """Reserve a port, or any free port for 0.
 
         Raises:
-            StartError: somebody listens there, or this machine has no such address; `option` is what would change it.
+            StartError: the port is in use or the address is not local; the message names `option`.
         """
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
@@ -45,12 +45,12 @@ class ReservedPort:
             ) from error
         chosen = int(held.getsockname()[1])
         if platform.startswith("linux"):
-            # Bound but not listening: others are kept away, and a child that reuses addresses can still listen.
+            # Bound but not listening: only a child that reuses addresses can listen.
             return cls(host, chosen, held)
         held.close()
         return cls(host, chosen, None)
 
     def release(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         if self._held is not None:
             self._held.close()

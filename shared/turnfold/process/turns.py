@@ -1,4 +1,4 @@
-"""Whose turn it is: askers that want the same thing at once get it one after another, not the one who asked most often."""
+"""Fair scheduling of requests: callers take turns, however many requests each has sent."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -7,30 +7,30 @@ from contextvars import ContextVar
 from typing import Final
 
 ASKER: Final[ContextVar[Hashable]] = ContextVar("asker", default=None)
-"""For whom the running request works; None for work of our own."""
+"""The caller of the running request; None for work of the service itself."""
 
 
 class Rounds:
-    """One request of each asker in every turn of the event loop: a burst of one asker holds up nobody else."""
+    """Start at most one request per caller in each iteration of the event loop."""
 
     def __init__(self) -> None:
         self._later: dict[Hashable, deque[asyncio.Future[None]]] = {}
         self._is_scheduled = False
 
     def behind(self, asker: Hashable) -> int:
-        """How many requests of this asker wait for a round."""
+        """Return the number of waiting requests of a caller."""
         return len(self._later.get(asker, ()))
 
     async def turn(self, asker: Hashable) -> None:
-        """Return at once, or in a later round when this asker has begun something in this one."""
+        """Return at once, or in a later round if the caller has started a request in this one."""
         later = self._later.get(asker)
         if later is None:
             self._later[asker] = deque()
             self._schedule()
             return
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        later.append(mine)
-        await mine
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        later.append(waiter)
+        await waiter
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -38,7 +38,7 @@ class Rounds:
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        """Begin the next round."""
+        """Start the next round."""
         self._is_scheduled = False
         for asker, later in list(self._later.items()):
             if not _wake_first(later):
@@ -48,9 +48,9 @@ class Rounds:
 
 
 class Turns:
-    """So many at once, an asker at most some of them. Who waits is let in by turns of askers, and each asker's in order.
+    """A semaphore with a limit per caller. Waiting callers take turns, each in its own order.
 
-    Work of our own (no asker) is bounded by the whole alone.
+    Work of the service itself (no caller) has only the total limit.
     """
 
     def __init__(self, most: int, most_each: int) -> None:
@@ -60,23 +60,23 @@ class Turns:
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def take(self) -> Hashable:
-        """Begin when it is this asker's turn; the asker, for `give_back`."""
+        """Wait for a slot, and return the caller for `give_back`."""
         asker = ASKER.get()
         if self._free and self._may_run(asker) and asker not in self._waiting:
             self._begin(asker)
             return asker
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(asker, deque()).append(mine)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(asker, deque()).append(waiter)
         try:
-            await mine
+            await waiter
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 self.give_back(asker)
             raise
         return asker
 
     def give_back(self, asker: Hashable) -> None:
-        """End, and let the next one begin."""
+        """Release a slot, and start the next request."""
         self._free += 1
         left = self._running[asker] - 1
         if left:
@@ -94,7 +94,7 @@ class Turns:
         self._running[asker] = self._running.get(asker, 0) + 1
 
     def _let_in(self) -> bool:
-        """Let in the first of the asker whose turn it is; False when nobody waits who may begin."""
+        """Start the first request of the caller whose turn it is; return whether there was one."""
         for asker, waiting in list(self._waiting.items()):
             if not self._may_run(asker):
                 continue
@@ -111,7 +111,7 @@ class Turns:
 
 
 def _wake_first(waiting: deque[asyncio.Future[None]]) -> bool:
-    """Wake the first that still waits; False when none does."""
+    """Wake the first future that is not done; return whether there was one."""
     while waiting:
         first = waiting.popleft()
         if not first.done():

@@ -1,4 +1,4 @@
-"""Ends a process that makes no progress any more, so that whoever supervises it starts another one."""
+"""The watchdog: end a process without progress, so that its supervisor starts another one."""
 
 import asyncio
 import os
@@ -14,81 +14,88 @@ from turnfold.observability.logs import stack_lines
 log = structlog.get_logger()
 
 STUCK_STATUS = 70
-"""What such a process exits with."""
-LOOKS = 30
-"""How often it is looked at until time is up."""
-TELL_SECONDS = 2.0
+"""The exit status of a hung process."""
+CHECKS = 30
+"""The number of checks within the time limit."""
+LOG_SECONDS = 2.0
 
-Mark = Callable[[], object | None]
+Progress = Callable[[], object | None]
 
 
 @dataclass(slots=True)
-class _Watched:
-    """Something that has to go on: its mark, and for how many beats in a row that has been the same."""
+class _WatchedPart:
+    """A part that must make progress, and the number of checks without any."""
 
-    what: str
-    read_progress: Mark
-    most: int
+    name: str
+    read_progress: Progress
+    limit: int
     last: object | None = None
-    beats: int = 0
+    unchanged: int = 0
 
 
 class Watchdog:
-    """Ends the process when its event loop stands still for so many seconds, or something that was to go on does not.
+    """End the process if its event loop, or a watched part, makes no progress for `seconds`.
 
-    It counts beats and looks, and reads no clock: while a whole process is stopped, neither happens, so one that
-    goes on after SIGCONT, or on a machine that slept, is left alone.
+    The watchdog counts checks and reads no clock. A process that continues after SIGCONT, or on a
+    machine that slept, is therefore not ended.
     """
 
     def __init__(self, seconds: float, *, end: Callable[[int], object] = os._exit) -> None:
-        self._every_seconds = seconds / LOOKS
+        self._every_seconds = seconds / CHECKS
         self._end = end
         self._beat = 0
-        self._watched: list[_Watched] = []
+        self._watched: list[_WatchedPart] = []
         self._stopped = threading.Event()
         self._beating: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin, in the loop that is to be watched."""
+        """Watch the running event loop from now on."""
         self._heart()
         threading.Thread(
-            target=self._look, args=(threading.get_ident(),), name="watchdog", daemon=True
+            target=self._check_loop, args=(threading.get_ident(),), name="watchdog", daemon=True
         ).start()
 
-    def watch(self, what: str, mark: Mark, *, seconds: float) -> None:
-        """End the process also when this mark stays the same for so long; None says that there is nothing to wait for."""
-        self._watched.append(_Watched(what, mark, max(1, int(seconds / self._every_seconds))))
+    def watch(self, name: str, read_progress: Progress, *, seconds: float) -> None:
+        """End the process also if `read_progress` returns the same value for `seconds`.
+
+        None means that no progress is expected.
+        """
+        self._watched.append(
+            _WatchedPart(name, read_progress, max(1, int(seconds / self._every_seconds)))
+        )
 
     def stop(self) -> None:
-        """Watch no longer: the process is about to end by itself."""
+        """Stop watching, because the process is about to exit."""
         self._stopped.set()
         if self._beating is not None:
             self._beating.cancel()
 
     def _heart(self) -> None:
         self._beat += 1
-        for one in self._watched:
-            mark = one.read_progress()
-            one.beats = one.beats + 1 if mark is not None and mark == one.last else 0
-            one.last = mark
-            if one.beats >= one.most:
-                self._give_up(one.what, [])
+        for part in self._watched:
+            progress = part.read_progress()
+            is_unchanged = progress is not None and progress == part.last
+            part.unchanged = part.unchanged + 1 if is_unchanged else 0
+            part.last = progress
+            if part.unchanged >= part.limit:
+                self._end_process(part.name, [])
         self._beating = asyncio.get_running_loop().call_later(self._every_seconds, self._heart)
 
-    def _look(self, of_loop: int) -> None:
-        seen, looks = 0, 0
+    def _check_loop(self, loop_thread: int) -> None:
+        last_beat, checks = 0, 0
         while not self._stopped.wait(self._every_seconds):
-            looks = looks + 1 if seen == self._beat else 0
-            seen = self._beat
-            if looks >= LOOKS:
-                self._give_up("the event loop", stack_lines(sys._current_frames().get(of_loop)))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where it hangs
+            checks = checks + 1 if last_beat == self._beat else 0
+            last_beat = self._beat
+            if checks >= CHECKS:
+                frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # no public way
+                self._end_process("the event loop", stack_lines(frames.get(loop_thread)))
                 return
 
-    def _give_up(self, what: str, at: list[str]) -> None:
-        """Say so, if that can be said, and end: nothing that could hang here may keep the process."""
-        told = threading.Thread(
-            target=lambda: log.critical("process.hung", what=what, at=at), daemon=True
+    def _end_process(self, name: str, stack: list[str]) -> None:
+        """Log the reason and exit. The log is written in a thread, because writing may block."""
+        logging = threading.Thread(
+            target=lambda: log.critical("process.hung", what=name, at=stack), daemon=True
         )
-        told.start()
-        told.join(TELL_SECONDS)
+        logging.start()
+        logging.join(LOG_SECONDS)
         self._end(STUCK_STATUS)
