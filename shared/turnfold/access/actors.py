@@ -1,7 +1,7 @@
-"""Who asked for a change: the actor of a request, as the audit names it.
+"""The actor of a request, as the audit log names it.
 
-A key of the bus is believed where the server says so in the request info, a token of HTTP where the query server signed it.
-Everybody else is `local`. See docs/decisions/0021-who-asked.md.
+A bus key is trusted if the server states it in the request info, an HTTP token if the query server
+has signed it. All other actors are `local`. See docs/decisions/0021-who-asked.md.
 """
 
 import hmac
@@ -9,14 +9,14 @@ import json
 from hashlib import sha256
 
 ACTOR_HEADER = "Turnfold-Actor"
-"""A request's header in which the query server signs who asked over HTTP: `<time>.<signature>.<actor>`, the actor in hex."""
+"""The header with the signed actor of an HTTP request: `<time>.<signature>.<actor in hex>`."""
 VALID_MS = 60_000
-"""How long a signature holds: a request that somebody records is of no use later."""
+"""The validity of a signature, so that a recorded request cannot be replayed later."""
 ACTOR_CHARACTERS = 200
 
 
 def key_actor(request_info: str) -> str | None:
-    """The actor that the server's request info names: `key:<public key>`; None where it names no user."""
+    """Return `key:<public key>` from the server's request info, or None if it names no user."""
     try:
         info = json.loads(request_info)
     except (ValueError, RecursionError):
@@ -33,14 +33,14 @@ def key_actor(request_info: str) -> str | None:
 
 
 def signed_actor(secret: str, actor: str, *, subject: str, body: bytes, now_ms: int) -> str:
-    """The header by which a query server says who asked for this very request."""
+    """Return the value of the header that signs the actor of this request."""
     return f"{now_ms}.{_signature(secret, actor, subject, body, now_ms)}.{actor.encode().hex()}"
 
 
 def verified_actor(
     secret: str, header: str, *, subject: str, body: bytes, now_ms: int
 ) -> str | None:
-    """The actor that a header names; None where it was not signed with the secret for this request, or long ago."""
+    """Return the actor of a header, or None if its signature is invalid or expired."""
     try:
         at, signature, encoded = header.split(".")
         at_ms, actor = int(at), bytes.fromhex(encoded).decode()

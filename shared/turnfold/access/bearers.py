@@ -1,4 +1,4 @@
-"""Bearer tokens of HTTP: what each may reach, kept as hashes in a file that is read again when it changes."""
+"""HTTP bearer tokens and their agents, in a file of hashes that is reloaded when it changes."""
 
 import hmac
 import ipaddress
@@ -17,12 +17,12 @@ from turnfold.access.files import locked_update, write_private
 from turnfold.errors import NotAllowed, StartError
 
 EVERY_AGENT = "*"
-"""In the place of an agent's id: a token of an operator. An agent of that name can have no token of its own."""
+"""Stands for all agents in the token of an operator. No agent of that name can have a token."""
 OUT_OF_REACH = "this token does not reach that; ask with one of an operator, or of that agent"
 PREFIX = "tf_"
 SECRET_BYTES = 32
 NAME_OF_HASH = 12
-"""The length of the beginning of a hash that names a token without a name of its own."""
+"""The length of the hash prefix that names a token without a name."""
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}", re.ASCII)
 
 log = structlog.get_logger()
@@ -30,26 +30,26 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the bearer of a token may reach: these agents, or everything."""
+    """The agents that the bearer of a token may access, or all."""
 
     agents: frozenset[str]
     name: str | None = None
-    """The name of the token in the audit; None if no token is required."""
+    """The name of the token in the audit log; None if no token is required."""
 
     @property
     def is_operators(self) -> bool:
-        """Whether it reaches everything."""
+        """Whether it allows access to all agents."""
         return EVERY_AGENT in self.agents
 
     def allows(self, agent_id: str) -> bool:
-        """Whether it reaches the sessions of an agent."""
+        """Return whether it allows access to the sessions of an agent."""
         return self.is_operators or agent_id in self.agents
 
     def agents_among(self, agent_id: str | None) -> frozenset[str] | None:
-        """The agents that a listing is about: the one that was asked for, else all within reach; None for all there are.
+        """Return the agents of a listing: the requested one, or all allowed ones; None for all.
 
         Raises:
-            NotAllowed: that one is out of reach.
+            NotAllowed: the requested agent is not allowed.
         """
         if agent_id is None:
             return None if self.is_operators else self.agents
@@ -62,10 +62,10 @@ EVERYTHING = Grant(frozenset({EVERY_AGENT}))
 
 
 class TokenRegistry:
-    """The tokens of a file. As long as it cannot be read, nobody is let in.
+    """The tokens of a file. While the file cannot be read, all tokens are rejected.
 
     Raises:
-        StartError: the file cannot be read to begin with.
+        StartError: the file cannot be read at the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,9 +74,9 @@ class TokenRegistry:
         self._grants = _grants(path)
 
     def grant(self, authorization: str | None) -> Grant | None:
-        """What the bearer of this `Authorization` header may reach; None for somebody unknown.
+        """Return the grant of an `Authorization` header, or None if its token is unknown.
 
-        Every hash is compared to its end, whether one before it was the right one or not.
+        All hashes are compared in full, so that the time does not depend on the token.
         """
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
@@ -90,7 +90,7 @@ class TokenRegistry:
         return found
 
     def _look(self) -> None:
-        """Read the file again if it is another one."""
+        """Reload the file if it has changed."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
             return
@@ -99,22 +99,22 @@ class TokenRegistry:
             self._grants = _grants(self._path)
         except StartError as error:
             self._grants = []
-            log.error("tokens.unreadable", error=str(error))  # noqa: TRY400  # its text says it all
+            log.error("tokens.unreadable", error=str(error))  # noqa: TRY400  # the message is complete without a stack
 
 
 class Token(NamedTuple):
-    """The entry of a token in the file: the agents it reaches, and its name in the audit."""
+    """The entry of a token in the file: its agents and its name in the audit log."""
 
     agents: list[str]
     name: str | None = None
 
     def actor_name(self, digest: str) -> str:
-        """Its name in the audit: its own, else the beginning of its hash."""
+        """The name in the audit log: its own, or else the prefix of its hash."""
         return self.name or digest[:NAME_OF_HASH]
 
 
 def new_token(path: Path, agents: Iterable[str], *, name: str | None = None) -> str:
-    """A token for these agents, which is told here and nowhere else: the file gets its hash."""
+    """Create a token for these agents, and return it. The file stores only its hash."""
     token = f"{PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}"
     with locked_update(path.parent):
         _write(
@@ -128,7 +128,7 @@ def new_token(path: Path, agents: Iterable[str], *, name: str | None = None) -> 
 
 
 def revoke_token(path: Path, digest: str) -> None:
-    """Have the token of this hash let nobody in."""
+    """Revoke the token with this hash."""
     with locked_update(path.parent):
         _write(
             path, {known: token for known, token in read_tokens(path).items() if known != digest}
@@ -136,10 +136,10 @@ def revoke_token(path: Path, digest: str) -> None:
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
-    """The tokens of a file by their hashes, in hexadecimal.
+    """Return the tokens of a file by their hashes in hexadecimal.
 
     Raises:
-        StartError: it cannot be read, or holds something else.
+        StartError: the file cannot be read or is invalid.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -155,10 +155,10 @@ def read_tokens(path: Path) -> dict[str, Token]:
 
 
 def check_bind_address(host: str, *, has_tokens: bool, is_checked_elsewhere: bool) -> None:
-    """Refuse to serve strangers.
+    """Check that clients outside this machine must authenticate.
 
     Raises:
-        StartError: others than this machine reach that address, and nobody asks them who they are.
+        StartError: the address is reachable from other machines, and no authentication is set.
     """
     if not (has_tokens or is_checked_elsewhere or is_loopback(host)):
         raise StartError(
@@ -168,7 +168,7 @@ def check_bind_address(host: str, *, has_tokens: bool, is_checked_elsewhere: boo
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address; a name other than localhost could be any."""
+    """Return whether an address is loopback. Names other than localhost count as public."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -184,7 +184,7 @@ def _write(path: Path, tokens: Mapping[str, Token]) -> None:
 
 
 def _token(entry: object) -> Token:
-    """A token as the file has it: a list of agents, or that and a name."""
+    """Parse an entry of the file: a list of agents, or an object with agents and a name."""
     if not isinstance(entry, dict):
         return Token(_texts(entry))
     if set(entry) != {"agents", "name"} or name_fault(entry["name"]):
@@ -193,7 +193,7 @@ def _token(entry: object) -> Token:
 
 
 def name_fault(name: object) -> str | None:
-    """Why this cannot be the name of a token; None when it can."""
+    """Return the reason why a text cannot name a token, or None."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         return None
     return "has 1 to 64 letters, digits, dots, underscores, hyphens and @"
@@ -214,7 +214,7 @@ def _grants(path: Path) -> list[tuple[bytes, Grant]]:
 
 
 def _digest(token: str) -> bytes:
-    """A token is as random as a key, so one round of SHA-256 keeps it as secret."""
+    """Hash a token. Tokens are as random as keys, so one round of SHA-256 suffices."""
     return sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""Files of credentials: only their owner may read them, and they are replaced whole or not at all."""
+"""Files of credentials: readable by their owner only, and replaced atomically."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_private(path: Path, text: str) -> None:
-    """Put a text in the place of the file; whoever reads meanwhile finds the old one or the new one."""
+    """Replace the content of a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     draft.touch(mode=0o600, exist_ok=False)
@@ -18,7 +18,7 @@ def write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def locked_update(directory: Path) -> Generator[None]:
-    """A directory of our own, made if need be, in which nobody else of us changes anything meanwhile."""
+    """Create a private directory if needed, and hold an exclusive lock on it in the body."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = os.open(directory, os.O_RDONLY)
     try:

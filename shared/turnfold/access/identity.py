@@ -1,4 +1,4 @@
-"""Who we are on the bus: what a connection signs in with, how it is encrypted, and where its answers arrive."""
+"""The bus identity of a process: its credentials, its encryption and its inbox."""
 
 import re
 import ssl
@@ -16,11 +16,11 @@ _SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What somebody was given to sign in with; with nothing, nobody in particular.
+    """The credentials of a connection; without any, it is anonymous.
 
-    `nkey` is a seed or the path of a file that holds one; of `creds`, `nkey` and `user` the first that is there counts.
-    `ca`, `certificate` and `certificate_key` are paths. With `tls_first` nothing travels before the connection is
-    encrypted, and nobody on the way can talk it out of that.
+    `nkey` is a seed or the path of a file with one. The first of `creds`, `nkey` and `user` that is
+    set is used. `ca`, `certificate` and `certificate_key` are paths. With `tls_first`, the
+    connection is encrypted from its first byte, so that it cannot be downgraded.
     """
 
     creds: str | None = None
@@ -34,11 +34,11 @@ class Identity:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> "Identity":
-        """What `TURNFOLD_NATS_*` says."""
+        """Read the `TURNFOLD_NATS_*` variables."""
         return cls(**{name: environ.get(f"{PREFIX}{name.upper()}") or None for name in NAMES})
 
     def as_environ(self) -> dict[str, str]:
-        """The variables that say the same."""
+        """Return the variables for the same identity."""
         return {
             f"{PREFIX}{name.upper()}": str(value)
             for name in NAMES
@@ -46,13 +46,13 @@ class Identity:
         }
 
     def options(self) -> dict[str, Any]:
-        """The arguments of `nats.connect` that stand for it.
+        """Return the arguments of `nats.connect` for this identity.
 
-        Answers arrive under the name that was used to sign in: `_INBOX.<public key>`, or `_INBOX.<user>`. So permissions
-        can give everybody an inbox that nobody else may listen to, and nobody has to name it.
+        Replies arrive at `_INBOX.<public key>` or `_INBOX.<user>`, so that permissions can give
+        each client a private inbox without further settings.
 
         Raises:
-            ValueError: a file cannot be read or holds nothing of use; the text names the file and nothing that it holds.
+            ValueError: a file cannot be read or is invalid. The message does not quote it.
         """
         options = self._encryption()
         if self.creds is not None:
@@ -96,8 +96,8 @@ NAMES = tuple(one.name for one in fields(Identity))
 
 
 def public_key(seed: str) -> str:
-    """What everybody may know of a key."""
-    import nkeys  # noqa: PLC0415  # libsodium is loaded where there is a key, and nowhere else
+    """Return the public key of a seed."""
+    import nkeys  # noqa: PLC0415  # libsodium is loaded only if there is a key
 
     return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
 
@@ -106,7 +106,7 @@ def _seed_in(path: str, variable: str) -> str:
     try:
         found = _SEED.search(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        # What was meant to be a seed may stand in the place of the path.
+        # The value may be a mistyped seed, so the message must not quote it.
         raise ValueError(
             f"{PREFIX}{variable} names no file that can be read ({type(error).__name__})"
         ) from error

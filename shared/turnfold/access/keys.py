@@ -1,4 +1,4 @@
-"""The keys of the bus: made here, their public halves kept in a file, their secret halves each in a file of its own."""
+"""The bus keys: public keys in one file, and each seed in a private file of its own."""
 
 import json
 import os
@@ -17,8 +17,8 @@ NAME_CHARACTERS = 60
 
 
 def new_key(directory: Path, role: Role, agent_id: str | None = None) -> tuple[Key, Path]:
-    """A key of this role: what everybody may know of it, and the file of its seed."""
-    import nkeys  # noqa: PLC0415  # libsodium is loaded where there is a key, and nowhere else
+    """Create a key with this role; return its public part and the file of its seed."""
+    import nkeys  # noqa: PLC0415  # libsodium is loaded only if there is a key
 
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
     key = Key(
@@ -37,7 +37,7 @@ def new_key(directory: Path, role: Role, agent_id: str | None = None) -> tuple[K
 
 
 def revoke_key(directory: Path, key: Key) -> None:
-    """Have the next configuration do without this key."""
+    """Remove a key from the next configuration."""
     with locked_update(directory):
         _write_keys(directory, [known for known in read_keys(directory) if known.key != key.key])
 
@@ -45,7 +45,7 @@ def revoke_key(directory: Path, key: Key) -> None:
 def write_accounts(directory: Path, path: Path) -> None:
     """Write the accounts of all keys into a file that a NATS server includes.
 
-    The file is changed in place: what is mounted into a container goes on showing the file that was there when it started.
+    The file is changed in place, because a container with a mounted file would not see a new one.
 
     Raises:
         StartError: the file cannot be written.
@@ -60,10 +60,10 @@ def write_accounts(directory: Path, path: Path) -> None:
 
 
 def read_keys(directory: Path) -> list[Key]:
-    """The public halves of the keys that hold, oldest first.
+    """Return the public parts of the valid keys, oldest first.
 
     Raises:
-        StartError: the file cannot be read, or holds something else.
+        StartError: the file cannot be read or is invalid.
     """
     path = directory / KEYS_FILE
     try:

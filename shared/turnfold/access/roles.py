@@ -1,9 +1,9 @@
-"""The roles of the bus: what each key may publish and receive, as configuration of a NATS server.
+"""The roles of the bus: the permissions of each key, as configuration of a NATS server.
 
-The services share one account, in which the streams are. Every client identity has an account of its own: one per agent,
-one per key of an auditor or an operator. A client account imports what its role may use and nothing else. A client names
-the subject of its answers, and the server delivers an answer in the account of the client that asked: so an answer reaches
-nothing that the client may not reach anyway, and nobody else.
+The services share one account, which holds the streams. Each client identity has its own account:
+one per agent, and one per key of an auditor or operator. A client account imports only the subjects
+of its role. The server delivers replies in the account of the client that asked, so a client cannot
+choose a reply subject outside its own account.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ SERVICES: tuple[Role, ...] = ("worker", "query", "provisioner")
 SERVICES_ACCOUNT = "TURNFOLD"
 SYSTEM_ACCOUNT = "SYS"
 USER_INFO = "$SYS.REQ.USER.INFO"
-"""The request that answers with the account and the permissions of the connection that asks."""
+"""The request for the account and the permissions of the own connection."""
 
 _API = "$JS.API"
 _CROSSING = "_R_.>"
-"""The subjects by which the server brings an answer back to the account that asked."""
+"""The subjects by which the server returns a reply to the account that asked."""
 _INFO = (
     f"{_API}.STREAM.INFO.{EVENTS_STREAM}",
     f"{_API}.CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}",
@@ -50,20 +50,20 @@ _NOTICE = f"{_API}.DIRECT.GET.{NOTICES_STREAM}"
 
 
 CONNECTIONS = 256
-"""Connections of one agent, auditor or operator: all of a server's would shut out everybody else."""
+"""The connection limit of one client account, so that it cannot use up the server's."""
 SUBSCRIPTIONS = 10_000
 _LIMITS = f"limits {{ max_connections: {CONNECTIONS}, max_subscriptions: {SUBSCRIPTIONS} }}"
 
 
 class Permissions(NamedTuple):
-    """Subjects of one user in the server's form; a word behind a subject is a queue group, `>` in it stands for any ending."""
+    """The subjects of a user in the server's syntax: a subject may be followed by a queue group."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 class Key(NamedTuple):
-    """A key that signs in: the public half, the role, and for the role `agent` the agent's id."""
+    """A public key, its role and, for the role `agent`, the id of the agent."""
 
     key: str
     role: Role
@@ -72,9 +72,10 @@ class Key(NamedTuple):
 
 
 class Export(NamedTuple):
-    """A subject of the services' account and the client roles that import it.
+    """A subject of the services' account, and the client roles that import it.
 
-    An agent imports the part that names it. With `share` the server adds who asked to each request (`Nats-Request-Info`).
+    An agent imports only the part that names it. With `share`, the server adds the identity of the
+    client to each request (`Nats-Request-Info`).
     """
 
     kind: Literal["service", "stream"]
@@ -83,7 +84,7 @@ class Export(NamedTuple):
     share: bool = False
 
     def imported_by(self, key: Key) -> str:
-        """The part of the subject that this key may use."""
+        """Return the part of the subject that a key may use."""
         if key.agent_id is None:
             return self.subject
         token = token_of(key.agent_id)
@@ -109,20 +110,20 @@ EXPORTS: tuple[Export, ...] = (
 
 
 def account_of(key: Key) -> str:
-    """The account of a key: the services' account, or one that only this agent's keys or this one key is in."""
+    """Return the account of a key: the services' account, or one of the agent or of the key."""
     if key.role in SERVICES:
         return SERVICES_ACCOUNT
     if key.agent_id is None:
         return f"{key.role}-{key.key}"
-    # Ids have more characters, and more bytes, than the name of an account may have.
+    # An id may be longer, and have other characters, than the name of an account.
     return f"agent-{hashlib.sha256(key.agent_id.encode()).hexdigest()}"
 
 
 def permissions_of(key: Key, *, query_keys: Sequence[str] = ()) -> Permissions:
-    """The subjects that a key needs. Every key receives answers below an inbox of its own; a worker answers `query_keys`.
+    """Return the subjects that a key needs. A worker may also reply to `query_keys`.
 
-    A client may name a queue group only below its own name: queue groups reach across accounts, so one with the name of
-    another client's group would take notices from it.
+    Each key receives replies below its own inbox. A client may only name queue groups below its own
+    name: queue groups span accounts, so a group of another client would take its notices.
     """
     inbox = f"{INBOX}.{key.key}.>"
     if key.role == "worker":
@@ -147,7 +148,7 @@ def permissions_of(key: Key, *, query_keys: Sequence[str] = ()) -> Permissions:
 
 
 def configuration(keys: Sequence[Key]) -> str:
-    """The accounts of a NATS server, to be included in its configuration."""
+    """Return the accounts of a NATS server, for its configuration."""
     accounts: dict[str, list[Key]] = {SERVICES_ACCOUNT: []}
     for key in keys:
         accounts.setdefault(account_of(key), []).append(key)
@@ -186,7 +187,7 @@ def _exports_to(key: Key) -> list[Export]:
 
 
 def _exports(clients: Mapping[str, Key]) -> list[str]:
-    """Each export names its importers: one that named nobody would be open to every account."""
+    """Return the exports. Each must name its importers, or it would be open to all accounts."""
     importers = {
         role: [name for name, key in clients.items() if key.role == role] for role in ROLES
     }
@@ -221,7 +222,7 @@ def _account(name: str, lists: Mapping[str, Iterable[str]], *more: str) -> list[
 
 
 def _user(key: Key, permissions: Permissions) -> str:
-    # A leaf node brings messages of whole accounts, and headers that say who asked: a key is for a client.
+    # Keys are for clients: a leaf node could send headers with any identity.
     allowed = f"publish: {json.dumps(permissions.publish)}, subscribe: {json.dumps(permissions.subscribe)}"
     comment = key.role if key.agent_id is None else f"{key.role} {token_of(key.agent_id)}"
     return f'{{ nkey: {key.key}, allowed_connection_types: ["STANDARD", "WEBSOCKET"], permissions: {{ {allowed} }} }} # {comment}'
@@ -234,8 +235,8 @@ _WRITES = (
     *INSTALLATION_REQUESTS,
 )
 _EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
-# It reads the stream and acknowledges (in both forms of the subject), deletes erased and old events from it, publishes dead
-# letters again, and sends notices.
+# A worker reads the stream, acknowledges events (two forms of the subject), deletes erased and
+# old events, publishes dead letters again, and publishes notices.
 _WORKER = Permissions(
     publish=(
         *_INFO,
@@ -256,7 +257,8 @@ _WORKER = Permissions(
 )
 _SERVICES: Mapping[Role, Permissions] = {
     "worker": _WORKER,
-    # It publishes the events that arrive over HTTP, looks up those that it published before, and passes requests that write on to a worker.
+    # A query server publishes events from HTTP, looks up earlier ones, and forwards requests that
+    # write to a worker.
     "query": Permissions(
         publish=(*_INFO, f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}", *_EVENTS, *_WRITES, _CROSSING),
         subscribe=(

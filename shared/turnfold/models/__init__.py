@@ -1,4 +1,4 @@
-"""Who writes summaries: a child process without database access, the only one that loads litellm."""
+"""The summarizer: a child process without database access, the only one that loads litellm."""
 
 from turnfold.models.parent import ChildSummarizer
 

@@ -1,4 +1,4 @@
-"""`python -m turnfold.models [--preload]`: the child that writes summaries for its parent."""
+"""`python -m turnfold.models [--preload]`: the summarizer process."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One call of a model, and what it came to."""
+"""One call of a model, and its result."""
 
 import asyncio
 import importlib
@@ -48,16 +48,16 @@ _SCHEMA: Final = {
 _SCHEMA_FAILED: Final = frozenset(
     {Reason.TOOL_CALL, Reason.UNPARSABLE, Reason.CONTENT_NONE, Reason.PROVIDER_ERROR}
 )
-"""Some models answer a schema with a call of a tool, or with nothing; the next attempt asks in words alone."""
+"""Some models reply to a schema with a tool call or nothing. The retry omits the schema."""
 
 _OPENAI: Final = frozenset({"openai", "text-completion-openai"})
-"""The providers to which OPENAI_API_KEY belongs."""
+"""The providers that use OPENAI_API_KEY."""
 _without_schema: set[str] = set()
-"""Models that refused the parameter while this process lives."""
+"""Models that have rejected the parameter in this process."""
 
 
 def load_litellm() -> Any:
-    """Import litellm, quiet and offline; 4 to 6 s, so call it in a thread."""
+    """Import litellm, quiet and offline. This takes 4 to 6 s, so call it in a thread."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ.setdefault("LITELLM_LOG", "CRITICAL")
     litellm = importlib.import_module("litellm")
@@ -80,10 +80,10 @@ async def ask(
     count: Callable[[str], int],
     bill: UsageMeter,
 ) -> tuple[ModelResponse, ModelUsage]:
-    """Ask a model once; its deadline is the clock's, however slowly an answer trickles.
+    """Call a model once, with a deadline for the whole answer.
 
-    The bill has the tokens that the provider reports, or ours where it does not; those of the question also where no answer
-    came in time, since whoever was slow may have read it.
+    The meter counts the tokens that the provider reports, or else our own counts. If no answer
+    arrives in time, it counts the prompt, because the provider may have processed it.
 
     Raises:
         SummarizerError: there is no answer.
@@ -143,7 +143,7 @@ async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: 
 
 
 def _no_key(model: str, litellm: Any) -> str | None:
-    """Return a key that opens nothing, for a provider without a key of its own: litellm would send it the key of OpenAI."""
+    """Return an invalid key if the provider has none: litellm would send it the OpenAI key."""
     if "OPENAI_API_KEY" not in os.environ:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a failed call means, told from its status; the class of an error of litellm says too little."""
+"""The meaning of a failed call, by its status: litellm's error classes are too coarse."""
 
 import re
 from typing import Final
@@ -19,9 +19,9 @@ _SCHEMA: Final = re.compile(
 
 
 def failure_of(error: BaseException) -> SummarizerError:
-    """The failure of a call in our words.
+    """Translate the error of a call.
 
-    Its text names class and status only: what a provider answers may quote what the user wrote.
+    The text contains only class and status, because a provider's message may quote the user.
     """
     status = getattr(error, "status_code", None)
     status = status if isinstance(status, int) else None
@@ -33,7 +33,7 @@ def failure_of(error: BaseException) -> SummarizerError:
 
 
 def refuses_schema(error: BaseException) -> bool:
-    """Whether a provider does not take the schema that was sent along: asking without it may succeed."""
+    """Return whether a provider rejected the schema, so that a call without it may succeed."""
     status = getattr(error, "status_code", None)
     return (
         status in {400, 404, 422}
@@ -43,8 +43,8 @@ def refuses_schema(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float | None:
-    """The seconds that a provider asks to be left alone; a date instead of a number says nothing here."""
-    # litellm keeps the headers here or there, by provider.
+    """Return the seconds of a `Retry-After` header, or None. Dates are ignored."""
+    # The place of the headers depends on the provider.
     places = (
         getattr(error, "litellm_response_headers", None),
         getattr(getattr(error, "response", None), "headers", None),

@@ -1,4 +1,4 @@
-"""One version from as many calls of a model as its input takes."""
+"""One version, from as many model calls as its input needs."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ from turnfold.models.call import ask
 from turnfold.models.usage_meter import ModelUsage, UsageMeter
 
 LEAST_PART_TOKENS: Final = 400
-"""Below this no smaller question is tried: the model reads too little to sum anything up."""
+"""The smallest prompt worth trying. With less, there is nothing to summarize."""
 
 Keep = Callable[[ChunkSummary], Awaitable[None]]
 Count = Callable[[str], int]
@@ -50,20 +50,20 @@ Count = Callable[[str], int]
 async def write_with_model(
     job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: UsageMeter
 ) -> Draft:
-    """Ask, part by part where the input is too large for one call, check what comes, and put files and exact values beside it.
+    """Write a version in one call or in several parts, check it, and add files and exact values.
 
-    `keep` is given each answer of several as it comes, and that a question was too large; with these among `job.parts`
-    another attempt goes the same way without asking again.
+    `keep` receives each part, and the fact that a prompt was too large. With these in `job.parts`,
+    another attempt continues without repeating the calls.
 
     Raises:
-        SummarizerError: a call failed, or its answer did not pass the gate; what was kept until then is good.
+        SummarizerError: a call failed, or its answer did not pass the gate. The parts stay valid.
     """
     draft = await _Writing(job, litellm, count, keep, bill).written()
     return replace(draft, **bill.used._asdict())
 
 
 class _Writing:
-    """The parts of one version, in order."""
+    """Writes the parts of one version in order."""
 
     def __init__(
         self, job: SummaryJob, litellm: Any, count: Count, keep: Keep, bill: UsageMeter
@@ -73,11 +73,11 @@ class _Writing:
         self._count = count
         self._keep = keep
         self._bill = bill
-        # A record has to be smaller than all that it speaks for; a part may be a short message beside a long one.
+        # A summary must be smaller than all that it covers; a part may be one short message.
         self._input_tokens = 0
 
     async def written(self) -> Draft:
-        """The last record, which speaks for all parts."""
+        """Return the last summary, which covers all parts."""
         job = self._job
         whole = await asyncio.to_thread(readable_sources, job.sources)
         sizes = await asyncio.to_thread(lambda: [self._size(source) for source in whole])
@@ -107,7 +107,7 @@ class _Writing:
     async def _part(
         self, part: SummaryJob, shown: Sequence[Source], place: tuple[int, int]
     ) -> Draft | None:
-        """The record after a part; None when it was too large for the model."""
+        """Return the summary after a part, or None if the prompt was too large for the model."""
         digest = _digest(part, shown)
         known = part.parts.get(digest)
         if known is not None:
@@ -144,7 +144,7 @@ class _Writing:
     def _draft(
         self, part: SummaryJob, answer: ModelResponse, found: Evidence | None = None
     ) -> Draft:
-        """The version that an answer comes to; what is checked is what would be stored, and the answer as it came."""
+        """Return the version of an answer. The gate checks both the answer and the stored text."""
         count = self._count
         found = evidence(part, part.sources, count=count) if found is None else found
         input_tokens = self._input_tokens
@@ -181,16 +181,16 @@ class _Writing:
         return draft
 
     def _room(self, sizes: Sequence[int]) -> int:
-        """How many tokens of messages one call may show: the share of the window less everything else that is sent."""
+        """Return the tokens of messages per call: the share of the window minus the rest of the prompt."""
         job = self._job
-        # A boundary that is always the same, and no word of the attempt before: each attempt cuts where the last one did.
+        # The boundary must not depend on the last attempt, so that each attempt cuts alike.
         empty = build_prompt(
             replace(job, last_reason=None), boundary="0" * 16, shown=(), part=(1, 2)
         )
         around = sum(self._count(message["content"]) for message in empty)
         free = int(job.window_tokens * job.chunk_share) - around
         if sum(sizes) > free and job.previous is None:
-            # From the second part on there is a record to send along.
+            # From the second part on, the prompt includes the summary so far.
             free -= job.max_tokens
         return max(free, LEAST_PART_TOKENS)
 
@@ -204,7 +204,7 @@ class _Writing:
 
 
 def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
-    """Everything that an answer depends on: model, caps, and the prompt but for what is new in each."""
+    """Return a key of all that an answer depends on: model, limits and the constant prompt."""
     prompt = build_prompt(replace(part, last_reason=None), boundary="", shown=shown)
     return sha256(
         json.dumps([part.model, part.api_base, part.max_tokens, prompt]).encode()
@@ -212,14 +212,14 @@ def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
 
 
 def _restored(stored: str, bill: UsageMeter) -> ModelResponse:
-    """An answer that an earlier attempt had; it passed the gate, and passes it again."""
+    """Return the answer of an earlier attempt. It has passed the gate and passes it again."""
     content, finish_reason, *used = json.loads(stored)
     bill.add(ModelUsage(*used))
     return ModelResponse(content=content, finish_reason=finish_reason)
 
 
 def _values(found: Evidence) -> tuple[str, ...]:
-    """The exact values that are within the cap of the ledger."""
+    """Return the exact values within the token limit of the ledger."""
     parted = (entry.partition(" ") for entry in found.ledger.entries)
     return tuple(value for kind, _, value in parted if kind != "left_out")
 
@@ -232,7 +232,7 @@ def _refuse(reason: Reason | None) -> None:
 def _with_known_files(
     text: str, sections: dict[str, Any], found: Evidence
 ) -> tuple[str, dict[str, Any]]:
-    """The version with the files that calls are known to have touched, whatever the model said of them."""
+    """Return the version with the files of the tool calls, whatever the model wrote of them."""
     if "file_changes" not in sections or not found.files:
         return text, sections
     sections = sections | {"file_changes": [change.as_json() for change in found.files]}

@@ -1,4 +1,4 @@
-"""What calls of a model took."""
+"""The token usage and the cost of model calls."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -7,7 +7,7 @@ Amount = TypeVar("Amount", int, float)
 
 
 class ModelUsage(NamedTuple):
-    """What a call took, as its provider reported it; the cost is in US dollars."""
+    """The usage of a call as its provider reported it, with the cost in US dollars."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -16,13 +16,13 @@ class ModelUsage(NamedTuple):
 
 @dataclass(slots=True)
 class UsageMeter:
-    """What all calls of a version took together, and the tokens of calls that nobody was told of yet."""
+    """The usage of all calls of a version, and the tokens that are not reported yet."""
 
     used: ModelUsage = field(default_factory=ModelUsage)
     unreported_tokens: int = 0
 
     def add(self, used: ModelUsage) -> None:
-        """One more call."""
+        """Add a call."""
         before = self.used
         self.used = ModelUsage(
             _sum(before.prompt_tokens, used.prompt_tokens),
@@ -31,11 +31,11 @@ class UsageMeter:
         )
 
     def paid(self) -> int:
-        """The tokens to be told of, once."""
+        """Return the unreported tokens, once."""
         tokens, self.unreported_tokens = self.unreported_tokens, 0
         return tokens
 
 
 def _sum(one: Amount | None, other: Amount | None) -> Amount | None:
-    """Both together; None where nobody said."""
+    """Add two values; None stands for unknown."""
     return other if one is None else one if other is None else one + other

@@ -1,4 +1,4 @@
-"""Logs: one structured line per unit of work, to standard error, without anything a user wrote."""
+"""Structured logs on standard error: one line per unit of work, without user text."""
 
 import contextlib
 import logging
@@ -14,17 +14,18 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from turnfold.errors import StartError
 
 QUIET_LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy", "httpx", "httpcore")
-"""Libraries that write prompts and answers into their logs."""
+"""Libraries that log prompts and answers."""
 FRAMES = 12
 
 
 def configure_logs(
     *, role: str, level: str = "info", format: str = "auto", stream: TextIO | None = None
 ) -> None:
-    """Send the logs of this process, ours and the libraries', to standard error; call it once.
+    """Write the logs of this process and its libraries to standard error. Call this once.
 
-    Every line names the `role`. `format` is `json`, `console`, or `auto`: console on a terminal. Exceptions are told
-    by type and place, never by their text, which may quote a message. A line that cannot be written is lost, and stops no work.
+    Every line names the `role`. `format` is `json`, `console`, or `auto`, which is `console` on a
+    terminal. Exceptions are logged by type and place, because their text may quote a message. A
+    line that cannot be written is dropped.
     """
     out = stream or sys.stderr
     is_console = format == "console" or (format == "auto" and out.isatty())
@@ -66,18 +67,18 @@ def configure_logs(
 
 
 class _Unfailing:
-    """A stream for lines that may get lost: where a log goes to a full disk, the work it tells of goes on."""
+    """A stream that drops lines it cannot write, for example to a full disk."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write, if that is possible."""
+        """Write, and ignore errors."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Have it written, if that is possible."""
+        """Flush, and ignore errors."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
@@ -85,7 +86,7 @@ class _Unfailing:
 def log_exception(
     _: WrappedLogger, __: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Replace `exc_info` by the types of the exception and its causes, and the places it came through."""
+    """Replace `exc_info` by the types of the exception and its causes, and their places."""
     found = _exception(event.pop("exc_info", None))
     if found is not None:
         event["error"] = _described(found)
@@ -102,7 +103,7 @@ def _exception(exc_info: Any) -> BaseException | None:
 
 
 def _described(error: BaseException) -> str:
-    """The chain of types; the text only where it cannot quote a user."""
+    """Return the chain of types. The text is included only if it cannot quote a user."""
     parts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(parts) < FRAMES:
@@ -116,7 +117,7 @@ def _described(error: BaseException) -> str:
 
 
 def stack_lines(frame: FrameType | None) -> list[str]:
-    """Where a thread is now, and how it came there: files, lines and functions."""
+    """Return the stack of a frame as files, lines and functions."""
     return _told(traceback.extract_stack(frame)) if frame is not None else []
 
 

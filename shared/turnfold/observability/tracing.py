@@ -1,4 +1,4 @@
-"""Traces, from the event that an agent publishes to the version that speaks for it; while they are off, nothing of them is loaded."""
+"""Traces from a published event to the version that covers it. While off, nothing is loaded."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,29 +10,30 @@ from turnfold.errors import StartError
 
 VARIABLE = "TURNFOLD_TRACES"
 HEADER = "traceparent"
-"""The header of W3C Trace Context, on the bus as in HTTP."""
+"""The header of W3C Trace Context, on the bus and over HTTP."""
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
 
 class Span(AbstractContextManager["Span"]):
-    """A piece of work while it lasts. This one is recorded nowhere.
+    """A span that is not recorded; the base class of recorded spans.
 
-    `headers` take the trace to whoever gets a message, and `trace` is the same as one text; empty where nothing is recorded.
+    `headers` pass the trace on with a message, and `trace` is the same as one text. Both are empty
+    if nothing is recorded.
     """
 
     headers: Mapping[str, str] = {}
 
     @property
     def trace(self) -> str | None:
-        """What another process has to know to go on with this trace."""
+        """The trace as text, for another process that continues it."""
         return self.headers.get(HEADER)
 
     def set_attributes(self, **attributes: Any) -> None:
-        """Say more of it: numbers and words of ours, never what a user wrote; None is left out."""
+        """Add attributes. They must not contain user text. None is omitted."""
 
     def rename(self, name: str) -> None:
-        """Call it otherwise, now that more is known."""
+        """Rename the span."""
 
     def __exit__(
         self,
@@ -40,11 +41,11 @@ class Span(AbstractContextManager["Span"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The work has ended."""
+        """End the span."""
 
 
 class _Recorder:
-    """What makes the spans of this process."""
+    """The factory of the spans of this process."""
 
     def __init__(self) -> None:
         self.tracer: Any = None
@@ -55,25 +56,25 @@ _recorder = _Recorder()
 
 
 def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment asks for traces."""
+    """Return whether the environment requests traces."""
     return environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes")
 
 
 def is_enabled() -> bool:
-    """Whether spans are recorded here."""
+    """Return whether this process records spans."""
     return _recorder.tracer is not None
 
 
 def begin(service: str) -> None:
-    """Record from now on. The standard `OTEL_*` variables say where spans go and how many of them.
+    """Record spans from now on, as the standard `OTEL_*` variables configure.
 
-    A program that has set up OpenTelemetry itself is joined: its provider gets the spans.
+    If the program has set up OpenTelemetry itself, its provider receives the spans.
 
     Raises:
         StartError: the packages are not installed.
     """
     try:
-        from opentelemetry import trace  # noqa: PLC0415  # only who wants traces loads them
+        from opentelemetry import trace  # noqa: PLC0415  # loaded only if requested
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -94,7 +95,7 @@ def begin(service: str) -> None:
 
 
 def extract_traceparent(headers: Mapping[str, str] | None) -> str | None:
-    """The trace that a message belongs to; None where its headers name none."""
+    """Return the trace of a message from its headers, or None."""
     return headers.get(HEADER) if headers else None
 
 
@@ -106,10 +107,10 @@ def span(
     others: Sequence[str] = (),
     **attributes: Any,
 ) -> Span:
-    """A piece of work, to be used in a `with`; while traces are off it costs this call.
+    """Return a span as a context manager. While tracing is off, this costs one call.
 
-    It belongs to the trace `parent`, else to the piece of work around it, else it begins a trace. `others` are traces that
-    it works for besides.
+    The span belongs to the trace `parent`, or else to the enclosing span, or else it starts a
+    trace. `others` are linked traces.
     """
     if _recorder.tracer is None:
         return _UNRECORDED
@@ -117,7 +118,7 @@ def span(
 
 
 class _Recorded(Span):
-    """A span that is recorded."""
+    """A recorded span."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class _Recorded(Span):
 
         detach(self._token)
         if kind is not None:
-            # By its type: the text of an exception may quote a message.
+            # Only the type: the text of an exception may quote a message.
             self._span.set_status(Status(StatusCode.ERROR, kind.__name__))
         self._span.end()
 
