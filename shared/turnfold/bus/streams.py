@@ -1,4 +1,4 @@
-"""The streams of the contract: made, brought up to date, and read back."""
+"""The streams of the contract: create and update them, and read their state and their events."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 OLDEST_SERVER = (2, 11, 0)
 ADVISED_SERVER = (2, 12, 3)
 ATOMIC_SERVER = (2, 12, 0)
-"""The first that takes batches; an older one drops the setting, and clients publish one by one."""
+"""The first version with atomic batches. Older ones drop the setting, and clients use none."""
 EVENT_BYTES = 4 * 1024 * 1024
 DUPLICATE_WINDOW_SECONDS = 600.0
 NOTICES_MAX_AGE_SECONDS = 7 * 86_400.0
@@ -60,7 +60,7 @@ EVENTS = StreamConfig(
     # Erase deletes single messages by their sequence.
     deny_delete=False,
     allow_direct=True,
-    # A client may publish many events at once, all of them or none.
+    # Clients may publish several events atomically.
     allow_atomic=True,
 )
 NOTICES = StreamConfig(
@@ -83,8 +83,16 @@ INGEST = ConsumerConfig(
     max_ack_pending=20_000,
 )
 _STREAM_FIELDS = (
-    "subjects", "retention", "storage", "discard", "duplicate_window", "max_age", "deny_delete", "allow_direct", "allow_atomic",
-)  # fmt: skip
+    "subjects",
+    "retention",
+    "storage",
+    "discard",
+    "duplicate_window",
+    "max_age",
+    "deny_delete",
+    "allow_direct",
+    "allow_atomic",
+)
 _CONSUMER_FIELDS = (
     "durable_name",
     "deliver_policy",
@@ -98,14 +106,15 @@ _CONSUMER_FIELDS = (
 async def ensure_streams(
     client: Client, *, first_seq: int, replicas: int = 1, max_bytes: int | None = None
 ) -> str:
-    """Make the streams and the consumer, or bring them up to date; when the stream of events was created (RFC 3339).
+    """Create or update the streams and the consumer; idempotent, and safe to run concurrently.
 
-    A stream that does not exist yet begins at `first_seq`: one above the greatest sequence ever stored. With `max_bytes`
-    the stream of events holds so much, and takes no more; without it, and for replicas and placement, an existing stream
-    stays what its operator made it. Repeat-safe, also by two at once.
+    Return the creation time of the event stream (RFC 3339). A new stream starts at `first_seq`, one
+    above the greatest sequence ever stored. `max_bytes` limits the event stream, which then rejects
+    further events. Without it, an existing stream keeps its limit, and always its replicas and
+    placement.
 
     Raises:
-        StartError: the server is too old, has no JetStream, or keeps a setting that differs.
+        StartError: the server is too old, has no JetStream, or keeps a different setting.
     """
     check_server(client)
     jetstream = client.jetstream()
@@ -137,10 +146,10 @@ async def ensure_streams(
 
 
 async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
-    """When the stream of events was created (RFC 3339), as soon as streams and consumer are there.
+    """Wait for the streams and the consumer, and return the creation time of the event stream.
 
     Raises:
-        StartError: they are not there after `seconds`.
+        StartError: they do not exist after `seconds`.
     """
     check_server(client)
     jetstream = client.jetstream(timeout=2.0)
@@ -166,25 +175,25 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
 
 
 async def stream_created(client: Client) -> str:
-    """When the stream of events was created (RFC 3339): what tells it from one made anew."""
+    """Return the creation time of the event stream (RFC 3339), which identifies it."""
     return _created(await client.jetstream().stream_info(EVENTS_STREAM))
 
 
 async def last_sequence(client: Client) -> int:
-    """The sequence of the newest event that the stream ever took.
+    """Return the sequence of the newest event, even if it was deleted.
 
     Raises:
-        Unavailable: the stream does not answer.
+        Unavailable: the server does not reply.
     """
     with asking():
         return int((await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq)
 
 
 async def ack_floor(client: Client) -> int:
-    """The sequence up to which workers have acknowledged every event; no consumer delivers one of these again.
+    """Return the sequence up to which all events are acknowledged and not redelivered.
 
     Raises:
-        Unavailable: the stream does not answer.
+        Unavailable: the server does not reply.
     """
     with asking():
         floor = (
@@ -194,7 +203,7 @@ async def ack_floor(client: Client) -> int:
 
 
 class StreamMessage(NamedTuple):
-    """An event as the stream keeps it, and when it took it (ms since 1970)."""
+    """A stored event, and its time (ms since 1970)."""
 
     subject: str
     payload: bytes
@@ -205,12 +214,12 @@ class StreamMessage(NamedTuple):
 async def read_events(
     client: Client, *, first_seq: int, last_seq: int, most: int
 ) -> list[StreamMessage]:
-    """Events of the stream from a sequence on, in order, past any consumer: at most so many, and none behind `last_seq`.
+    """Return at most `most` events from `first_seq` to `last_seq`, in order, without a consumer.
 
-    Sequences that are not among them may have been deleted, or the replica that was asked does not have them yet.
+    A missing sequence was deleted, or the replica that replied does not have it yet.
 
     Raises:
-        Unavailable: the stream does not answer.
+        Unavailable: the server does not reply.
     """
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
@@ -228,8 +237,8 @@ async def read_events(
             while True:
                 message = await subscription.next_msg(timeout=READ_SECONDS)
                 headers = message.headers or {}
-                # An event may carry a status of its own, and a header block without an end: the server's first line, `Nats-Stream`,
-                # is then a part of the event's last. The sequence stands in a line of the server's own on every event.
+                # An event may carry a forged status. An unterminated header block of an event hides
+                # the server's first line, `Nats-Stream`, but not its line with the sequence.
                 if "Nats-Sequence" in headers:
                     taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
                     place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
@@ -238,24 +247,24 @@ async def read_events(
                     return [event for event in found if first_seq <= event.stream_seq <= last_seq]
                 elif "Status" in headers:
                     raise Unavailable(f"the stream does not read itself out: {headers['Status']}")
-                # Anything else is somebody else's reply.
+                # Other messages are replies of other clients.
     finally:
         with contextlib.suppress(nats.errors.Error):
             await subscription.unsubscribe()
 
 
 class Lag(NamedTuple):
-    """What is published and not stored yet: so many events, the oldest so many seconds old."""
+    """The number of events that are not stored yet, and the age of the oldest in seconds."""
 
     events: int = 0
     seconds: float = 0.0
 
 
 async def lag(client: Client, *, now_ms: int) -> Lag:
-    """How far the workers are behind the stream.
+    """Return how far the workers are behind the stream.
 
     Raises:
-        Unavailable: the stream does not answer, or its consumer is gone.
+        Unavailable: the server does not reply, or the consumer was deleted.
     """
     jetstream = client.jetstream(timeout=2.0)
     try:
@@ -279,7 +288,7 @@ async def _lag(jetstream: JetStreamContext, now_ms: int) -> Lag:
 
 
 async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> float:
-    """How old the first event from a sequence on is; 0 where there is none, for what was there may be erased."""
+    """Return the age of the first event from a sequence on, or 0 if all were erased."""
     try:
         oldest = await jetstream.get_msg(EVENTS_STREAM, seq=seq, subject=">", next=True)
     except NotFoundError:
@@ -288,7 +297,7 @@ async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> fl
 
 
 async def config_differences(client: Client) -> list[str]:
-    """What differs between the streams and consumer on the server and those the system needs, one text each."""
+    """Return how the streams and the consumer differ from the required ones, one text each."""
     jetstream = client.jetstream()
     found: list[str] = []
     for wanted in (_events_on(client), NOTICES):
@@ -310,10 +319,10 @@ async def config_differences(client: Client) -> list[str]:
 
 
 def check_server(client: Client) -> None:
-    """Refuse a server that would drop settings silently; log what else is to know about it.
+    """Check the version of the server, and log warnings about it.
 
     Raises:
-        StartError: it is older than 2.11.
+        StartError: it is older than 2.11 and would silently drop settings.
     """
     version = _version(client)
     if version < OLDEST_SERVER:
@@ -325,7 +334,7 @@ def check_server(client: Client) -> None:
 
 
 def server_warnings(client: Client) -> list[str]:
-    """What an operator should change about this server, though it works."""
+    """Return warnings about a server that works."""
     version = _version(client)
     warnings = []
     if version < ADVISED_SERVER:
@@ -340,7 +349,7 @@ def server_warnings(client: Client) -> list[str]:
 
 
 def _events_on(client: Client) -> StreamConfig:
-    """The stream of events as this server can keep it."""
+    """Return the configuration of the event stream for this version of the server."""
     return EVENTS if _version(client) >= ATOMIC_SERVER else EVENTS.evolve(allow_atomic=False)
 
 
@@ -366,7 +375,7 @@ async def _ensure_stream(
         except APIError as error:
             if error.err_code != NAME_IN_USE:
                 raise
-            # Somebody made it between the two calls.
+            # Another process created it between the two calls.
             info = await jetstream.stream_info(str(wanted.name))
         else:
             log.info("stream.created", stream=wanted.name, first_seq=max(1, first_seq))

@@ -1,8 +1,8 @@
-"""Publishing to a stream, and the one decision about what is an acknowledgement of it.
+"""Publishing to a stream, and the rule for what counts as an acknowledgement.
 
-An event travels with the subject for its acknowledgement, and every listener may reply there: with what a framework sends for
-nothing, or with what looks like an acknowledgement. `judge` decides what a reply is; `Publisher` waits on until the right
-one comes, and reads the message in the stream where the reply alone does not show that it is right.
+Every subscriber of an event may reply to it, also with a forged acknowledgement. `judge` classifies
+a reply. `Publisher` waits for the right one, and reads the message from the stream if the reply
+alone is not proof.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from turnfold.errors import NotAllowed
 from turnfold.nats_client.connection import API, Denied, NatsClient, Replies, tells_no_responders
 
 AHEAD: Final = 1_000
-"""An acknowledged sequence that is so little above the greatest known one is believed without being looked up."""
+"""An acknowledged sequence at most this far above the greatest known one needs no lookup."""
 MOST_BYTES: Final = 4_096
-"""No acknowledgement is larger."""
+"""The maximum size of an acknowledgement."""
 MOST_SEQUENCE: Final = 2**63 - 1
 REFUSED_SECONDS: Final = 0.5
-"""After a refusal, an acknowledgement is waited for so long: a refusal may be anybody's, and an event that is stored is not refused."""
+"""Time to wait for an acknowledgement after a rejection, which may be forged."""
 DISTURBED_SECONDS: Final = 60.0
-"""So long after a foreign reply every acknowledgement is looked up."""
+"""Time after a foreign reply for which every acknowledgement is looked up."""
 READ_SECONDS: Final = 2.0
 UNREADABLE_SECONDS: Final = 60.0
-"""So long nothing is looked up where these credentials may not."""
+"""Time without lookups after the server has denied one."""
 _NO_MESSAGE: Final = 10_037
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 
@@ -40,7 +40,7 @@ log = logging.getLogger("turnfold.bus")
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The stream has the message, or the last message of a batch, at this sequence."""
+    """The stream stores the message, or the last one of a batch, at this sequence."""
 
     seq: int
     is_duplicate: bool = False
@@ -49,21 +49,21 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class Doubtful:
-    """It has the form of an acknowledgement, and is one if the stream holds the message at that sequence."""
+    """A possible acknowledgement: it is one if the stream holds the message at the sequence."""
 
     claimed: Acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The stream says that it does not take the message."""
+    """The stream has rejected the message."""
 
     code: int | None
     description: str | None
 
 
 class AckBatch(NamedTuple):
-    """A batch that ends with the message that is acknowledged."""
+    """A batch that ends with the acknowledged message."""
 
     batch_id: str
     events: int
@@ -80,10 +80,11 @@ def judge(
     is_disturbed: bool = False,
     batch: AckBatch | None = None,
 ) -> AckVerdict:
-    """Decide what a reply to a publish is; None where it is nothing of the stream's.
+    """Classify a reply to a published message; return None if it is not from the stream.
 
-    `floor` is the greatest sequence that was known before the message was sent: the stream gives a new message a greater one.
-    A duplicate may have any, so it is always doubtful; so is everything else while nothing is known, or `is_disturbed`.
+    `floor` is the greatest sequence known before the message was sent; a new message has a greater
+    one. A duplicate may have any sequence, so it always needs a lookup. So do all replies while no
+    sequence is known, or while `is_disturbed`.
     """
     told = _object_in(data)
     if told is None:
@@ -125,20 +126,20 @@ def _refusal(failure: object) -> Rejection | None:
 
 
 class _Found(Enum):
-    """The kinds of message that the stream can hold at an acknowledged sequence."""
+    """What the stream may hold at an acknowledged sequence."""
 
     OURS = auto()
     ANOTHER = auto()
     NOTHING = auto()
     UNREADABLE = auto()
-    """These credentials may not look."""
+    """The credentials do not allow the lookup."""
     UNKNOWN = auto()
-    """It did not answer."""
+    """The server did not reply."""
 
 
 @dataclass(slots=True)
 class _Listening:
-    """The replies to one message so far; `spare` is the result if no better reply follows."""
+    """The replies to one message. `spare` is the result if no better reply follows."""
 
     floor: int | None
     deadline: float
@@ -148,15 +149,15 @@ class _Listening:
 
 
 Read = Callable[[str, bytes], Awaitable[bytes]]
-"""Asks the JetStream API: the subject and the body of a request, and its answer."""
+"""Send a request with this subject and body to the JetStream API, and return the reply."""
 
 
 class Publisher:
     """Publishes to one stream over one connection.
 
-    `read` asks the JetStream API; without it the connection does. Where these credentials may not ask, they are in an account
-    of their own, and nobody else there hears what is published. `on_foreign` is called for every reply that is not the
-    stream's.
+    `read` sends requests to the JetStream API; the default uses the connection. Credentials that
+    may not send them belong to an own account, in which no other client receives the messages.
+    `on_foreign` is called for each reply that is not from the stream.
     """
 
     def __init__(
@@ -186,11 +187,11 @@ class Publisher:
         seconds: float,
         batch: AckBatch | None = None,
     ) -> Acknowledgement | Rejection:
-        """Publish a message with a `Nats-Msg-Id`; what the stream says to it.
+        """Publish a message with a `Nats-Msg-Id`, and return the reply of the stream.
 
         Raises:
-            nats.errors.NoRespondersError: there is no stream that takes it.
-            nats.errors.TimeoutError: the stream said nothing in time; the message may be stored or not.
+            nats.errors.NoRespondersError: no stream accepts the message.
+            nats.errors.TimeoutError: no reply in time; the message may be stored or not.
         """
         told = await self._told(subject, payload, headers, seconds, batch)
         assert told is not None
@@ -199,12 +200,12 @@ class Publisher:
     async def open_batch(
         self, subject: str, payload: bytes, *, headers: Mapping[str, str], seconds: float
     ) -> Acknowledgement | Rejection | None:
-        """Publish the first message of a batch; None when the stream waits for the others.
+        """Publish the first message of a batch; return None if the stream waits for the others.
 
-        A stream that knows no batches takes it as a message of its own, and acknowledges that.
+        A stream without batches stores it as a single message, and acknowledges it.
 
         Raises:
-            nats.errors.Error: as of `publish`.
+            nats.errors.Error: as in `publish`.
         """
         return await self._told(subject, payload, headers, seconds, None, opens_batch=True)
 
@@ -259,7 +260,7 @@ class Publisher:
     async def _looked_up(
         self, claimed: Acknowledgement, subject: str, message_id: str, listening: "_Listening"
     ) -> Acknowledgement | _Found | None:
-        """The acknowledgement, if the stream holds the message there; None where it holds another."""
+        """Return the acknowledgement if the stream holds the message there, or else None."""
         found = (
             _Found.ANOTHER
             if claimed.seq in listening.wrong
@@ -271,7 +272,7 @@ class Publisher:
             case _Found.UNREADABLE if claimed.is_duplicate or claimed.seq > (listening.floor or 0):
                 return claimed
             case _Found.NOTHING if claimed.is_duplicate:
-                # It was erased meanwhile, or this is somebody else's word.
+                # The message was erased meanwhile, or the reply is forged.
                 listening.spare = claimed
                 self._hurry(listening)
                 return found
@@ -282,13 +283,13 @@ class Publisher:
                 return None
 
     def _known(self) -> int | None:
-        """The greatest sequence known on this connection; another server may have other streams."""
+        """Return the greatest known sequence of this connection. Other servers may differ."""
         if (connections := self._client.stats["reconnects"]) != self._connections:
             self._connections, self._floor = connections, None
         return self._floor
 
     def _hurry(self, listening: "_Listening") -> None:
-        """Wait a little for better than this; while others reply too, as long as for anything."""
+        """Wait briefly for a better reply, or in full while other clients reply as well."""
         if not self._is_disturbed:
             listening.deadline = min(
                 listening.deadline, asyncio.get_running_loop().time() + REFUSED_SECONDS
@@ -308,7 +309,7 @@ class Publisher:
         self._disturbed_until = asyncio.get_running_loop().time() + DISTURBED_SECONDS
 
     async def _at(self, seq: int, subject: str, message_id: str) -> _Found:
-        """Look up the message that the stream holds at a sequence."""
+        """Read the message that the stream holds at a sequence."""
         time = asyncio.get_running_loop().time
         if time() < self._unreadable_until:
             return _Found.UNREADABLE

@@ -1,4 +1,4 @@
-"""nats-py's client, made to outlast what servers and other clients do to it, and requests that wait for the right reply."""
+"""A nats-py client that survives invalid messages, and requests that ignore foreign replies."""
 
 import asyncio
 import json
@@ -14,18 +14,20 @@ from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 
 REQUEST_INFO = "Nats-Request-Info"
-"""The header in which the server says who asked, on every request that an import with `share` brings from another account."""
+"""The header with the client's identity, which the server adds to requests of other accounts.
+
+Only imports with `share` add it.
+"""
 _INFO_BEGIN = f"{REQUEST_INFO}: ".encode()
 _LINE, _END = b"\r\n", b"\r\n\r\n"
 API: Final = "$JS.API."
 _API_TYPE: Final = "io.nats.jetstream.api.v1."
 _NO_RESPONDERS: Final = "503"
 NO_RESPONDERS_SECONDS: Final = 0.2
-"""A server says at once that nobody listens, and then nobody replies. So long the right reply is waited for all the same:
-anybody may send what looks like that."""
+"""Time to wait for a reply after "no responders", which any client can forge."""
 _DENIED: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 MOST_REPLIES: Final = 1_000
-"""Replies to one request that wait to be looked at; more are dropped."""
+"""The maximum number of unread replies per request. Further ones are dropped."""
 MOST_EXPIRED: Final = 1_000
 
 
@@ -33,23 +35,24 @@ NatsReply = TypeVar("NatsReply")
 
 
 class Denied(nats.errors.Error):
-    """These credentials may not publish there."""
+    """The credentials do not allow publishing to the subject."""
 
 
 class NatsClient(Client):
-    """A client of NATS that leaves no connection open behind it, and that no message of another client can stop.
+    """A NATS client that leaves no connection open and survives messages that cannot be decoded.
 
-    What nats-py (2.16) does not do:
+    It corrects nats-py (2.16) in these points:
 
-    - It does not hang up on a server that did not greet before it tries the next one, it goes on connecting once it is closed,
-      and `close` fails where the reconnection that it cancels waits for the same connection to end.
-    - It stops reading for good, and still counts as connected, when a message has a header block, a subject or a reply
-      subject that it cannot decode. Servers check none of them, so one such message ends every subscriber. Here such
-      headers are read line by line, and such a subject has U+FFFD in the place of its bytes.
-
-    It also reads the header that says who asked where the server wrote it: in the last line. The server removes that header
-    from what a client sends, and appends its own over the last two bytes of the block. A client that sends a block without
-    an end, and the name with a blank behind it, would otherwise choose what nats-py returns under this name.
+    - nats-py does not close the connection to a server that sent no greeting before it tries the
+      next one. It continues to connect after `close`, and `close` fails if the canceled
+      reconnection waits for the same connection to end.
+    - nats-py stops reading, while it still counts as connected, if it cannot decode the headers,
+      the subject or the reply subject of a message. Servers check none of them, so one message
+      would end every subscriber. Here, such headers are read line by line, and invalid bytes of
+      a subject become U+FFFD.
+    - nats-py returns the first header of a name. The server appends the identity of the client as
+      the last line and removes an exact copy, but a client can forge one with an unterminated
+      block and a blank after the name. Here, the last line counts.
     """
 
     _is_over = False
@@ -58,7 +61,7 @@ class NatsClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self.asked: dict[str, set[_Inbox]] = {}
-        """The waiting requests by subject in lower case: nats-py names a refused subject in that form."""
+        """The waiting requests by subject in lower case, as nats-py names a denied subject."""
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -71,9 +74,9 @@ class NatsClient(Client):
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
-        except Exception as error:  # noqa: BLE001  # whatever it was, the connection outlives it
+        except Exception as error:  # noqa: BLE001  # the connection must survive any error
             await self._error_cb(error)
-            # Raised further, it would end the reading of this connection: one message would silence the whole service.
+            # If raised, it would end reading, so that one message would silence the whole service.
             found = self._parse_header_lines((headers or b"").partition(_LINE)[2])
         if not headers:
             return found
@@ -81,7 +84,7 @@ class NatsClient(Client):
         found.pop(REQUEST_INFO, None)
         last = headers.removesuffix(_END).rpartition(_LINE)[2]
         if _INFO_BEGIN in last:
-            # Where something stands before the name in this line, the rest is no JSON, and nobody believes it.
+            # If other text precedes the name in this line, the rest is no JSON and is not trusted.
             found[REQUEST_INFO] = last.removeprefix(_INFO_BEGIN).decode("utf-8", "replace")
         return found or None
 
@@ -98,7 +101,7 @@ class NatsClient(Client):
             return super()._build_message(sid, subject, reply, data, headers)  # type: ignore[no-any-return]
 
     async def _read_loop(self) -> None:
-        """Read until the connection ends; where nothing is read any more although it stands, connect anew."""
+        """Read until the connection ends. Reconnect if reading has ended before the connection."""
         await super()._read_loop()
         if self.is_connected and not self._is_over:
             await self._process_op_err(nats.errors.ProtocolError())
@@ -117,7 +120,7 @@ class NatsClient(Client):
         old_style: bool = False,  # noqa: FBT001, FBT002  # as of nats-py
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """As of nats-py; but a request to JetStream takes no reply of anybody else."""
+        """Send a request as nats-py does, but ignore foreign replies to JetStream requests."""
         if not subject.startswith(API):
             return await super().request(subject, payload, timeout, old_style, headers)
         wanted = response_type(subject)
@@ -138,12 +141,12 @@ class NatsClient(Client):
         read: Callable[[Msg], NatsReply | None],
         headers: Mapping[str, str] | None = None,
     ) -> NatsReply:
-        """What `read` makes of the first reply that it takes for an answer; it returns None for any other.
+        """Return the result of `read` for the first reply for which it is not None.
 
         Raises:
-            Denied: these credentials may not ask there.
-            nats.errors.NoRespondersError: nobody listens there.
-            nats.errors.TimeoutError: no answer came in time.
+            Denied: the credentials do not allow the request.
+            nats.errors.NoRespondersError: there is no subscriber.
+            nats.errors.TimeoutError: no reply arrived in time.
         """
         if self._replies is None:
             self._replies = Replies(self)
@@ -163,7 +166,7 @@ class NatsClient(Client):
         raise nats.errors.TimeoutError
 
     async def close(self) -> None:
-        """Hang up, and connect no more."""
+        """Close the connection, and do not reconnect."""
         self._is_over = True
         try:
             await super().close()
@@ -174,9 +177,9 @@ class NatsClient(Client):
 
 
 class Replies:
-    """Where replies to the requests of one connection arrive: all of them, until whoever asked has seen enough.
+    """Receives all replies to the requests of one connection, until each request is closed.
 
-    `on_stray` is called for a reply that comes after that. One that comes after its request timed out is merely late.
+    `on_stray` is called for a reply that arrives later, except after a timeout.
     """
 
     def __init__(
@@ -193,13 +196,13 @@ class Replies:
     def to(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
     ) -> "_Inbox":
-        """Send a request, and take its replies in an `async with`."""
+        """Return a request as an async context manager. Entering it sends the request."""
         return _Inbox(self, subject, payload, headers)
 
     async def send(
         self, inbox: "_Inbox", subject: str, payload: bytes, headers: Mapping[str, str] | None
     ) -> str:
-        """Open an inbox and send its request; the name of the inbox."""
+        """Open an inbox, send its request, and return the name of the inbox."""
         if not self._prefix:
             await self._listen()
         token = f"{next(self._numbers)}"
@@ -218,7 +221,7 @@ class Replies:
         return token
 
     def end(self, inbox: "_Inbox", token: str, subject: str, *, is_expired: bool) -> None:
-        """Take no more replies."""
+        """Drop further replies."""
         del self._open[token]
         asked, subject = self._client.asked, subject.lower()
         asked[subject].discard(inbox)
@@ -246,7 +249,7 @@ class Replies:
 
 
 class _Inbox:
-    """The replies to one request."""
+    """The replies to one request, in order."""
 
     def __init__(
         self, replies: Replies, subject: str, payload: bytes, headers: Mapping[str, str] | None
@@ -274,13 +277,13 @@ class _Inbox:
         )
 
     def add(self, reply: Msg) -> None:
-        """Keep a reply until it is asked for."""
+        """Queue a reply."""
         if len(self._waiting) < MOST_REPLIES:
             self._waiting.append(reply)
         self._wake()
 
     def deny(self) -> None:
-        """There will be no reply."""
+        """Record that no reply will arrive."""
         self._is_denied = True
         self._wake()
 
@@ -289,10 +292,10 @@ class _Inbox:
             _done(self._arrived)
 
     async def next(self, deadline: float) -> Msg | None:
-        """The next reply; None when none has come by this time of the loop.
+        """Return the next reply, or None if none has arrived by this time of the loop.
 
         Raises:
-            Denied: the server does not pass the request on.
+            Denied: the server has rejected the request.
         """
         if not self._waiting and not self._is_denied:
             loop = asyncio.get_running_loop()
@@ -316,12 +319,12 @@ def _done(arrived: asyncio.Future[None]) -> None:
 
 
 def tells_no_responders(reply: Msg) -> bool:
-    """Whether this is what a server sends where nobody listens."""
+    """Return whether a message reports that there is no subscriber."""
     return not reply.data and (reply.headers or {}).get("Status") == _NO_RESPONDERS
 
 
 def response_type(subject: str) -> str:
-    """The `type` that the answer to a request of the JetStream API has.
+    """Return the `type` of the reply to a request of the JetStream API.
 
     >>> response_type("$JS.API.STREAM.MSG.GET.TURNFOLD_EVENTS")
     'io.nats.jetstream.api.v1.stream_msg_get_response'

@@ -1,6 +1,6 @@
-"""An HTTP server in a loop that is not its own: it says when it listens, and leaves signals to others.
+"""An HTTP server (uvicorn) that runs in the event loop of a service and handles no signals.
 
-Connections are bounded in number and in time, so that whoever holds many of them open shuts nobody out.
+The number and the duration of connections are limited, so that one client cannot exclude others.
 """
 
 import asyncio
@@ -21,24 +21,25 @@ from turnfold.errors import StartError
 
 STOP_SECONDS = 10.0
 HEAD_SECONDS = 10.0
-"""A connection whose request line and headers are not complete after so long is closed; so is a TLS handshake."""
+"""Time limit for the request line and headers, and for a TLS handshake."""
 HEAD_BYTES = 16 * 1024
 IDLE_SECONDS = 5.0
-"""So long a connection may stay open between two requests."""
+"""Time limit of a connection between two requests."""
 REST_SECONDS = 2.0
-"""So long more of a body may come after its request was answered, so that the other side reads the answer before the connection closes."""
+"""Time limit for the rest of a body after its reply, so that the client can read the reply."""
 UNREAD_SECONDS = 30.0
-"""An answer that is not read after so long is given up."""
+"""Time limit for a client to read a reply."""
 OTHER_FILES = 128
-"""How many files of the process are left for all else: databases, the bus, logs."""
+"""File descriptors reserved for other uses: databases, the bus, logs."""
 
 log = structlog.get_logger()
 
 
 class HttpServer:
-    """Serves an application until it is closed. `ended` is done when it cannot go on; `port` is the one that was free where 0 was asked.
+    """Serves an application until it is closed. `ended` is done if the server fails.
 
-    With a certificate and its key (PEM files) it speaks TLS.
+    For port 0, `port` is the free port that was chosen. With a certificate and its key (PEM files),
+    the server uses TLS.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the server listens."""
         return int(self._server.servers[0].sockets[0].getsockname()[1])
 
     async def opened(self) -> None:
-        """Return when it listens.
+        """Wait until the server listens.
 
         Raises:
-            StartError: somebody else does.
+            StartError: the port is in use.
         """
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([self.ended, listening], return_when=asyncio.FIRST_COMPLETED)
@@ -82,18 +83,18 @@ class HttpServer:
             ) from self.ended.exception()
 
     def refuse(self) -> None:
-        """Take nothing more."""
+        """Accept no more connections."""
         self._server.should_exit = True
 
     async def close(self) -> None:
-        """Finish what is in hand, within some seconds, and stop."""
+        """Finish the running requests within some seconds, and stop."""
         self.refuse()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(self.ended, return_exceptions=True), STOP_SECONDS)
 
 
 class _State(ServerState):
-    """The connections of a server. `without_request` are those that have no request in hand, the oldest first."""
+    """The connections of a server. Those in `without_request` are idle, oldest first."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -101,13 +102,13 @@ class _State(ServerState):
         self.without_request: dict[_Connection, None] = {}
 
     def make_room(self) -> None:
-        """Close the oldest connections without a request until there are no more than allowed; a new one has no request either."""
+        """Close the oldest idle connections above the limit. A new connection is idle, too."""
         while len(self.connections) > self.most and self.without_request:
             next(iter(self.without_request)).drop()
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, which ends when a request does not come, or an answer is not read."""
+    """uvicorn's connection, with time limits for receiving requests and for sending replies."""
 
     def __init__(
         self, config: uvicorn.Config, server_state: ServerState, *more: Any, **named: Any
@@ -170,7 +171,7 @@ class _Connection(H11Protocol):
             self._unread_timer = None
 
     def drop(self) -> None:
-        """Close at once, whatever was not sent yet."""
+        """Close at once and discard unsent data."""
         self.connections.discard(self)
         self._open.without_request.pop(self, None)
         self.transport.abort()
@@ -191,7 +192,7 @@ class _Connection(H11Protocol):
 
 
 def _within_file_limit(connections: int) -> int:
-    """As many of these connections as the process may have files for; its limit is raised as far as it may be."""
+    """Return the connection limit that the file limit allows, after raising the latter."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
@@ -210,15 +211,15 @@ def _within_file_limit(connections: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it listens, and leaves the signals alone: stopping is decided in one place."""
+    """uvicorn that reports when it listens and installs no signal handlers."""
 
     def __init__(self, config: uvicorn.Config, *, most: int) -> None:
         super().__init__(config)
         self.server_state = _State(most)
         self.listening = asyncio.Event()
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:  # noqa: ARG002  # none is given
-        """Listen; as uvicorn does, but with a bound for TLS handshakes."""
+    async def startup(self, sockets: list[socket] | None = None) -> None:  # noqa: ARG002  # always None
+        """Listen as uvicorn does, but with a time limit for TLS handshakes."""
         config, loop = self.config, asyncio.get_running_loop()
 
         def connection() -> _Connection:
@@ -237,5 +238,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Do not."""
+        """Install no signal handlers."""
         yield
