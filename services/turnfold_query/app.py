@@ -31,9 +31,9 @@ from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import next_seq, wait_for_schema
-from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.http import make_http

@@ -38,7 +38,7 @@ from turnfold.messages import AgentId, SessionKey
 from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
 from turnfold.operations.query import context as query
-from turnfold.operations.query import history
+from turnfold.operations.query import history, replies
 from turnfold.ports.query import HistoryStore, TooLargeHere, WindowStore
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
@@ -226,12 +226,12 @@ class QueryServer:
             except RequestError as error:
                 self._metrics.refused(name, error.code)
                 answering.set_attributes(refused=error.code)
-                body = query.as_error(error).encode()
+                body = replies.as_error(error).encode()
             except Exception:
                 log.exception("request.failed", request=name)
                 self._metrics.refused(name, "unavailable")
                 answering.set_attributes(refused="unavailable")
-                body = query.as_error(
+                body = replies.as_error(
                     Unavailable("the request failed; the log of the query service says why")
                 ).encode()
             await answer(message, body)

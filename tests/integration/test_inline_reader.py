@@ -14,7 +14,7 @@ from turnfold.messages import SessionKey
 from turnfold.ports.query import WindowSnapshot
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import SLOW_SECONDS, RawConnection, WouldBlock
-from turnfold.store.query.window import AT_HAND, KNOWN_AT_HAND
+from turnfold.store.query.message_cache import AT_HAND, KNOWN_AT_HAND
 
 
 @pytest.fixture

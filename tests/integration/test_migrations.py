@@ -34,7 +34,8 @@ from tests.store_fixtures import (
 from turnfold.errors import StartError
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import wait_for_schema
-from turnfold.store.database.schema import VIEWS, metadata, word_index
+from turnfold.store.database.schema import metadata, word_index
+from turnfold.store.database.views import VIEWS
 from turnfold_migrations import downgrade, head, revision_of, upgrade
 from turnfold_migrations.versions import __path__ as versions_path
 

@@ -31,7 +31,7 @@ from turnfold.ports.query import Scope
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
 from turnfold.store.database.statements import PreparedPairs
-from turnfold.store.ingest.evict import quoted_texts
+from turnfold.store.ingest.open_compactions import quoted_texts
 from turnfold_migrations import upgrade
 
 GROWING = (

@@ -11,8 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.chaos.crashing_worker import Life, living
 from turnfold.errors import StartError, Unavailable
-from turnfold.store.database.engine import Database, is_transient_error
+from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import bind_to_stream, wait_until_adopted
+from turnfold.store.database.transactions import is_transient_error
 from turnfold_migrations import upgrade
 
 DAMAGE = """

@@ -14,7 +14,7 @@ from turnfold.core.policy.presets import is_model_name
 from turnfold.core.summary.prompt import checked_task
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.operations.query.context import rfc3339
+from turnfold.operations.query.replies import rfc3339
 from turnfold.ports.admin import CampaignProgress, CampaignStore, VersionStore
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation

@@ -5,17 +5,15 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Any, Protocol
+from typing import Protocol
 
 from turnfold.cache import LRUCache
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
-from turnfold.core.text.markers import defused
 from turnfold.core.window.anthropic import (
     ASIDE_MESSAGES,
     ASIDE_TOKENS,
@@ -26,7 +24,7 @@ from turnfold.core.window.anthropic import (
 )
 from turnfold.core.window.builder import PendingDigest, WindowBuilder
 from turnfold.core.window.character_limit import characters_of, next_spread
-from turnfold.core.window.framing import Placement, SummarySize, summary_facts
+from turnfold.core.window.framing import Placement
 from turnfold.core.window.render import Rendered, render
 from turnfold.core.window.window import (
     WindowAccount,
@@ -37,11 +35,11 @@ from turnfold.core.window.window import (
     build_window,
     to_plan,
 )
-from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
+from turnfold.operations.query.replies import prepared_summary, rfc3339, shown_summary_json
 from turnfold.ports.ingest import PolicyResolver
-from turnfold.ports.query import SessionSnapshot, StoredSummary, WindowSnapshot, WindowStore
+from turnfold.ports.query import SessionSnapshot, WindowSnapshot, WindowStore
 
 
 class IngestSignal(Protocol):
@@ -85,7 +83,7 @@ class QueryEnvironment:
         """Remove all text from memory, because something was erased."""
         self.builders.clear()
         self.replies.clear()
-        _prepared_summary.cache_clear()
+        prepared_summary.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,7 @@ class _Planned:
             bodies,
             digests={row.compaction_id: row.digest for row in self.facts.pending},
             summary_text=summary.text if summary else "",
-            ledger=_prepared_summary(summary).ledger if summary else (),
+            ledger=prepared_summary(summary).ledger if summary else (),
         )
 
     def characters(self, rendered: Rendered) -> int:
@@ -332,38 +330,11 @@ def _stored(facts: WindowSnapshot) -> WindowInput:
             PendingDigest(row.compaction_id, row.digest_tokens, row.messages)
             for row in facts.pending
         ),
-        summary=_prepared_summary(summary).facts if summary else None,
+        summary=prepared_summary(summary).facts if summary else None,
         covered=session.messages_total - len(facts.messages),
         total=session.messages_total,
         factor=session.factor,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedSummary:
-    """A version prepared for windows: its sizes, its ledger, and its JSON text. Immutable."""
-
-    facts: SummarySize
-    ledger: tuple[str, ...]
-    as_json: str
-
-
-@lru_cache(maxsize=128)
-def _prepared_summary(summary: StoredSummary) -> _PreparedSummary:
-    ledger = tuple(json.loads(summary.ledger))
-    facts = summary_facts(
-        summary.version,
-        summary.text,
-        ledger,
-        tokens=summary.tokens,
-        text_tokens=summary.text_tokens,
-        cuts=summary.cuts,
-    )
-    told = summary_json(summary)
-    told["sections"] = {
-        name: value for name, value in told["sections"].items() if name not in BOOKKEEPING
-    }
-    return _PreparedSummary(facts, ledger, json.dumps(told))
 
 
 def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) -> bytes:
@@ -386,7 +357,7 @@ def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) 
     head = (
         f'{{"agent_id": {_quoted(done.key.agent_id)}, "session_id": {_quoted(done.key.session_id)}, '
         f'"fresh": {"true" if done.is_fresh else "false"}, "etag": "{done.etag}", '
-        f'"summary": {_summary_text(done.facts.summary, rendered)}, {system}"messages": ['
+        f'"summary": {shown_summary_json(done.facts.summary, rendered)}, {system}"messages": ['
     )
     tail = (
         f'], "message_ids": [{ids}], "window": {{"tokens": {shown.tokens}, "budget_tokens": {budget}, '
@@ -403,76 +374,9 @@ def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) 
     )
 
 
-def _summary_text(summary: StoredSummary | None, rendered: Rendered) -> str:
-    """Return the shown part of the version as JSON text."""
-    if summary is None:
-        return "null"
-    told = _prepared_summary(summary)
-    if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(told.ledger):
-        return told.as_json
-    shown = {
-        "text": rendered.summary_text,
-        "ledger": rendered.ledger,
-        "sections": {},
-        "trimmed": True,
-    }
-    return json.dumps(summary_json(summary) | shown)
-
-
-BOOKKEEPING = frozenset({"provenance", "left_out", "sources"})
-"""Sections that record the origin of a version; `summary.get` shows them, windows do not."""
-
-
-def summary_json(summary: StoredSummary) -> dict[str, Any]:
-    """Return a whole version in the form of the contract."""
-    return {
-        "version": summary.version,
-        "kind": summary.kind,
-        "style": summary.style,
-        "model": summary.model,
-        "text": defused(summary.text),
-        "sections": _defused(json.loads(summary.sections)),
-        "ledger": _defused(json.loads(summary.ledger)),
-        "tokens": summary.tokens,
-        "covers": {
-            "first": summary.covers_first,
-            "last": summary.covers_last,
-            "messages": summary.messages_covered,
-        },
-        "created_at": rfc3339(summary.created_at_ms),
-    }
-
-
-def _defused(value: Any) -> Any:
-    """Return the content of a version with markup defused in every text."""
-    match value:
-        case str():
-            return defused(value)
-        case list():
-            return [_defused(one) for one in value]
-        case dict():
-            return {defused(name): _defused(one) for name, one in value.items()}
-        case _:
-            return value
-
-
-def rfc3339(at_ms: int) -> str:
-    """Format a time as the contract does."""
-    return (
-        datetime.fromtimestamp(at_ms / 1000, tz=UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
-
-
 @lru_cache(maxsize=1_024)
 def _fingerprint(policy: Policy) -> str:
     return blake2b(repr(policy).encode(), digest_size=8).hexdigest()
 
 
 _NONE = PolicyOverrides()
-
-
-def as_error(error: RequestError) -> str:
-    """Return the JSON text of an error reply."""
-    return json.dumps(error.as_json())

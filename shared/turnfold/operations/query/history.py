@@ -9,7 +9,7 @@ from turnfold.contracts.requests import AuditRequest, HistoryRequest, SessionReq
 from turnfold.core.eviction.usage import usage_state
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
-from turnfold.operations.query.context import rfc3339, summary_json
+from turnfold.operations.query.replies import rfc3339, summary_json
 from turnfold.ports.query import DeadLetterRow, HistoryStore, OriginalMessage, SessionCounts
 
 _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)

@@ -17,8 +17,9 @@ from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import agents, audit, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
-from turnfold.store.ingest.erase import ALL_SESSIONS, erase, lock_against_erase
+from turnfold.store.ingest.erase import erase
 from turnfold.store.ingest.evict import REQUESTED, evict_now
+from turnfold.store.ingest.tombstones import ALL_SESSIONS, lock_against_erase
 
 
 class SqlSessionCommands:

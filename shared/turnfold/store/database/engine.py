@@ -1,26 +1,29 @@
 """Connections to the database: one that writes, and several that read from snapshots."""
 
-import asyncio
 import sqlite3
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from turnfold.errors import StartError, Unavailable
+from turnfold.errors import StartError
 from turnfold.process.turns import Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
 from turnfold.store.database.private_files import make_private
+from turnfold.store.database.transactions import (
+    AwaitedTransactions,
+    Found,
+    ThreadTransactions,
+    TranslatedErrors,
+    dispose_engine,
+)
 
 BUSY_SECONDS = 30
 LOG_WAIT_MS = 200
@@ -28,10 +31,7 @@ READERS = 4
 READERS_EACH = 2
 """The most reading transactions at once: of all agents, and of one."""
 TURN_SECONDS = 10
-CLOSE_SECONDS = 2
 LOCK_NOT_AVAILABLE = "55P03"
-
-Found = TypeVar("Found")
 
 
 class Database:
@@ -54,17 +54,17 @@ class Database:
         self._steps = self._engine(writes=False)
         self._step_turns = Turns(READERS, readers_each)
         self._reader = (
-            _InThreads(self._thread_engine(writes=False), READERS)
+            ThreadTransactions(self._thread_engine(writes=False), READERS)
             if self.is_sqlite
-            else _Awaited(self._steps)
+            else AwaitedTransactions(self._steps)
         )
         self._reader_turns = Turns(READERS, readers_each) if self.is_sqlite else self._step_turns
-        self._writer: _InThreads | _Awaited | None = None
+        self._writer: ThreadTransactions | AwaitedTransactions | None = None
         if writes:
             self._writer = (
-                _InThreads(self._thread_engine(writes=True), 1)
+                ThreadTransactions(self._thread_engine(writes=True), 1)
                 if self.is_sqlite
-                else _Awaited(self._engine(writes=True))
+                else AwaitedTransactions(self._engine(writes=True))
             )
         self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
@@ -86,7 +86,9 @@ class Database:
 
         Returns False if a reader prevented it.
         """
-        return not isinstance(self._writer, _InThreads) or await self._writer.apart(_emptied)
+        return not isinstance(self._writer, ThreadTransactions) or await self._writer.apart(
+            _emptied
+        )
 
     async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
         """Run `work` in one reading snapshot; on SQLite in a thread, as `write` does.
@@ -110,7 +112,7 @@ class Database:
         """
         asker = await self._step_turns.take()
         try:
-            with _Translated():
+            with TranslatedErrors():
                 async with self._steps.begin() as connection:
                     yield connection
         finally:
@@ -126,7 +128,7 @@ class Database:
         if self.is_sqlite:
             yield
             return
-        with _Translated():
+        with TranslatedErrors():
             async with self._steps.connect() as connection:
                 await connection.execute(text(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'"))
                 try:
@@ -164,7 +166,7 @@ class Database:
         await self._reader.close()
         if self._writer is not None:
             await self._writer.close()
-        await _dispose(self._steps)
+        await dispose_engine(self._steps)
 
     def _engine(self, *, writes: bool) -> AsyncEngine:
         """Create the engine for awaited statements; on SQLite read-only."""
@@ -225,150 +227,6 @@ def split_ssl_options(url: URL) -> tuple[URL, dict[str, str]]:
     } if words else {}
 
 
-class _InThreads:
-    """Transactions in our own threads, each with its own connection.
-
-    Taking a connection from a pool costs more than beginning a transaction.
-    """
-
-    def __init__(self, engine: Engine, threads: int) -> None:
-        self._engine = engine
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="database")
-        self._own = threading.local()
-        self._opened: list[Connection] = []
-
-    async def run(
-        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None
-    ) -> Found:
-        """Run work in one of the threads. With `on_end`, cancelling interrupts the statement.
-
-        `on_end` is called in the event loop once the thread is free again.
-        """
-        if on_end is None:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._transact, work
-            )
-        interrupting = _Interrupting()
-        running = self._threads.submit(self._transact_while_wanted, work, interrupting)
-        try:
-            found = await asyncio.wrap_future(running)
-        except asyncio.CancelledError:
-            interrupting.end()
-            running.add_done_callback(partial(_told_in, asyncio.get_running_loop(), on_end))
-            raise
-        except BaseException:
-            on_end()
-            raise
-        on_end()
-        return found
-
-    def _transact(self, work: Callable[[Connection], Found]) -> Found:
-        with _Translated(), self._connection() as connection, connection.begin():
-            return work(connection)
-
-    def _transact_while_wanted(
-        self, work: Callable[[Connection], Found], interrupting: "_Interrupting"
-    ) -> Found:
-        with (
-            _Translated(),
-            self._connection() as connection,
-            interrupting.of(connection),
-            connection.begin(),
-        ):
-            return work(connection)
-
-    @contextmanager
-    def _connection(self) -> Generator[Connection]:
-        """Return the connection of this thread; after an error, a new one."""
-        connection: Connection | None = getattr(self._own, "connection", None)
-        if connection is None:
-            self._own.connection = connection = self._engine.connect()
-            self._opened.append(connection)
-        try:
-            yield connection
-        except BaseException:
-            self._own.connection = None
-            self._opened.remove(connection)
-            connection.close()
-            raise
-
-    async def apart(self, work: Callable[[Any], Found]) -> Found:
-        """Run work outside of any transaction, with the driver's connection."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._apart, work)
-
-    def _apart(self, work: Callable[[Any], Found]) -> Found:
-        with _Translated(), self._connection() as connection:
-            return work(connection.connection.driver_connection)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._threads.shutdown)
-        for connection in self._opened:
-            connection.close()
-        self._engine.dispose()
-
-
-def _told_in(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
-    with suppress(RuntimeError):  # the loop may be closed by now
-        loop.call_soon_threadsafe(on_end)
-
-
-class _Interrupting:
-    """Interrupts a statement of SQLite from another thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connection: Any = None
-        self._is_over = False
-
-    @contextmanager
-    def of(self, connection: Connection) -> Generator[None]:
-        """Allow statements of this connection to be interrupted while the body runs."""
-        with self._lock:
-            if self._is_over:
-                raise Unavailable("nobody waits for this any more")
-            self._connection = connection.connection.driver_connection
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._connection = None
-
-    def end(self) -> None:
-        """Interrupt the statement now, or as soon as it begins."""
-        with self._lock:
-            self._is_over = True
-            if self._connection is not None:
-                self._connection.interrupt()
-
-
-class _Awaited:
-    """Transactions whose statements are awaited by SQLAlchemy."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-
-    async def run(
-        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None
-    ) -> Found:
-        """Run work; if the caller is cancelled, the server cancels the statement."""
-        try:
-            with _Translated():
-                async with self._engine.begin() as connection:
-                    return await connection.run_sync(work)
-        finally:
-            on_end()
-
-    async def close(self) -> None:
-        await _dispose(self._engine)
-
-
-async def _dispose(engine: AsyncEngine) -> None:
-    """Close connections, but do not wait for a server that hangs."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await engine.dispose()
-
-
 def _emptied(connection: Any) -> bool:
     """Wait briefly for readers, because writers wait behind this."""
     connection.execute(f"PRAGMA busy_timeout={LOG_WAIT_MS}")
@@ -382,47 +240,6 @@ def _emptied(connection: Any) -> bool:
 def insert_for(connection: Connection) -> Any:
     """Return the dialect's INSERT, which supports ON CONFLICT."""
     return sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-
-
-class _Translated:
-    """Translate transient errors of the driver to `Unavailable`."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (
-            isinstance(error, DBAPIError)
-            and (error.connection_invalidated or is_transient_error(error.orig))
-        ):
-            raise Unavailable(
-                f"the database cannot be used now ({_first_line(error)}); try again later"
-            ) from error
-
-
-_PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
-"""Classes of SQLSTATE that say nothing against the statement: connections, transactions (a server that only reads since a
-failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system, damage."""
-_PASSING_KINDS = (
-    "OperationalError",
-    "InterfaceError",
-    "InternalClientError",
-    "InvalidCachedStatementError",
-)
-"""The last two are asyncpg's words for a connection that its server ended a moment ago, and for tables that were migrated meanwhile."""
-
-
-def is_transient_error(error: BaseException | None) -> bool:
-    """Return whether the same statement may succeed later."""
-    sqlstate = getattr(error, "sqlstate", None) or ""
-    return sqlstate[:2] in _PASSING or type(error).__name__ in _PASSING_KINDS
-
-
-def _first_line(error: BaseException | None) -> str:
-    cause = getattr(error, "orig", None) or error
-    return str(cause).partition("\n")[0][:200]
 
 
 def _quoted(path: str) -> str:

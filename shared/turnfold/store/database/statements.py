@@ -22,7 +22,7 @@ from sqlalchemy.types import TypeEngine
 from sqlalchemy.util import await_only
 
 from turnfold.errors import Unavailable
-from turnfold.store.database.engine import is_transient_error
+from turnfold.store.database.transactions import is_transient_error
 
 
 class SupportsStatements(Protocol):

@@ -1,8 +1,8 @@
 """Read a session for a window in one snapshot: its row, summary, evictions, messages and texts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter, itemgetter
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Text, bindparam, cast, func, literal_column, select
@@ -34,6 +34,7 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.query.as_of import messages_as_of, timeline_state
+from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
 
 _INGESTED_TO = (
     select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
@@ -119,13 +120,9 @@ _SUMMARY = Prepared(
     ),
     ("of_sid", "number"),
 )
-_CHANGING = [
-    messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")
-]
-"""The columns that can change while a message stays live: which call it answers."""
 
 _live = (
-    select(*_CHANGING)
+    select(*CHANGING_COLUMNS)
     .where(messages.c.sid == bindparam("of_sid"), is_live)
     .order_by(messages.c.position)
 )
@@ -152,45 +149,9 @@ _BODIES = Prepared(
     ),
     ("of_sid", *_PLACES),
 )
-AT_HAND = 512
-"""The most messages that are read in the event loop's thread; more would delay other requests."""
-
-KNOWN_AT_HAND = 2_048
-"""The most messages, most of them cached, for which a window is decided in the loop's thread."""
 
 KNOWN = 32_768
 """The most cached messages of all sessions together; one takes about half a kilobyte."""
-
-State = tuple[Any, ...]
-"""The columns `_CHANGING` of a live message.
-
-A position belongs to one message for ever, and all else that is stored of it never changes while it is live. So what was
-read of a message in some state holds whenever it is found in that state again, and cannot be out of date.
-"""
-
-
-@dataclass(slots=True)
-class CachedSession:
-    """The messages of a session as they were read: live ones by state, evicted ones by eviction.
-
-    Evicted messages hardly ever change; the session counts when they do (`changes`).
-    """
-
-    changes: int = 0
-    live: dict[State, Message] = field(default_factory=dict)
-    evicted: dict[int, list[Message]] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """The number of messages."""
-        return len(self.live) + sum([len(some) for some in self.evicted.values()])
-
-    def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
-        """Return whether few enough messages must be read to do it in the loop's thread."""
-        known = self.evicted if self.changes == changes else {}
-        unknown: int = sum([row[1] for row in pending if row[0] not in known])
-        size: int = live + sum([row[1] for row in pending])
-        return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
 
 
 class Size(NamedTuple):
@@ -365,7 +326,7 @@ def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -
         known.live = {state: known.live[state] for state in states if state in known.live}
         since = min(state[0] for state in states if state not in known.live)
         known.live.update(
-            (_state(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since)
+            (state_of_row(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since)
         )
         return [known.live[state] for state in states]
 
@@ -401,6 +362,3 @@ def _bodies(
                 connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))
             )
         )
-
-
-_state = itemgetter(*(FACTS.index(column) for column in _CHANGING))

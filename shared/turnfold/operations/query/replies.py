@@ -1,0 +1,108 @@
+"""Write versions, times and errors in the form of the contract."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from turnfold.core.text.markers import defused
+from turnfold.core.window.framing import SummarySize, summary_facts
+from turnfold.core.window.render import Rendered
+from turnfold.errors import RequestError
+from turnfold.ports.query import StoredSummary
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedSummary:
+    """A version prepared for windows: its sizes, its ledger, and its JSON text. Immutable."""
+
+    facts: SummarySize
+    ledger: tuple[str, ...]
+    as_json: str
+
+
+@lru_cache(maxsize=128)
+def prepared_summary(summary: StoredSummary) -> _PreparedSummary:
+    """Prepare a version for windows. Cached, because a version never changes."""
+    ledger = tuple(json.loads(summary.ledger))
+    facts = summary_facts(
+        summary.version,
+        summary.text,
+        ledger,
+        tokens=summary.tokens,
+        text_tokens=summary.text_tokens,
+        cuts=summary.cuts,
+    )
+    told = summary_json(summary)
+    told["sections"] = {
+        name: value for name, value in told["sections"].items() if name not in BOOKKEEPING
+    }
+    return _PreparedSummary(facts, ledger, json.dumps(told))
+
+
+def shown_summary_json(summary: StoredSummary | None, rendered: Rendered) -> str:
+    """Return the shown part of the version as JSON text."""
+    if summary is None:
+        return "null"
+    told = prepared_summary(summary)
+    if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(told.ledger):
+        return told.as_json
+    shown = {
+        "text": rendered.summary_text,
+        "ledger": rendered.ledger,
+        "sections": {},
+        "trimmed": True,
+    }
+    return json.dumps(summary_json(summary) | shown)
+
+
+BOOKKEEPING = frozenset({"provenance", "left_out", "sources"})
+"""Sections that record the origin of a version; `summary.get` shows them, windows do not."""
+
+
+def summary_json(summary: StoredSummary) -> dict[str, Any]:
+    """Return a whole version in the form of the contract."""
+    return {
+        "version": summary.version,
+        "kind": summary.kind,
+        "style": summary.style,
+        "model": summary.model,
+        "text": defused(summary.text),
+        "sections": _defused(json.loads(summary.sections)),
+        "ledger": _defused(json.loads(summary.ledger)),
+        "tokens": summary.tokens,
+        "covers": {
+            "first": summary.covers_first,
+            "last": summary.covers_last,
+            "messages": summary.messages_covered,
+        },
+        "created_at": rfc3339(summary.created_at_ms),
+    }
+
+
+def _defused(value: Any) -> Any:
+    """Return the content of a version with markup defused in every text."""
+    match value:
+        case str():
+            return defused(value)
+        case list():
+            return [_defused(one) for one in value]
+        case dict():
+            return {defused(name): _defused(one) for name, one in value.items()}
+        case _:
+            return value
+
+
+def rfc3339(at_ms: int) -> str:
+    """Format a time as the contract does."""
+    return (
+        datetime.fromtimestamp(at_ms / 1000, tz=UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
+
+
+def as_error(error: RequestError) -> str:
+    """Return the JSON text of an error reply."""
+    return json.dumps(error.as_json())

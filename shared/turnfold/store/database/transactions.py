@@ -1,0 +1,207 @@
+"""Run transactions in threads or awaited, interrupt them, and translate errors of the drivers."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from turnfold.errors import Unavailable
+
+CLOSE_SECONDS = 2
+
+Found = TypeVar("Found")
+
+
+class ThreadTransactions:
+    """Transactions in our own threads, each with its own connection.
+
+    Taking a connection from a pool costs more than beginning a transaction.
+    """
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="database")
+        self._own = threading.local()
+        self._opened: list[Connection] = []
+
+    async def run(
+        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None
+    ) -> Found:
+        """Run work in one of the threads. With `on_end`, cancelling interrupts the statement.
+
+        `on_end` is called in the event loop once the thread is free again.
+        """
+        if on_end is None:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._transact, work
+            )
+        interrupting = _Interrupting()
+        running = self._threads.submit(self._transact_while_wanted, work, interrupting)
+        try:
+            found = await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            interrupting.end()
+            running.add_done_callback(partial(_told_in, asyncio.get_running_loop(), on_end))
+            raise
+        except BaseException:
+            on_end()
+            raise
+        on_end()
+        return found
+
+    def _transact(self, work: Callable[[Connection], Found]) -> Found:
+        with TranslatedErrors(), self._connection() as connection, connection.begin():
+            return work(connection)
+
+    def _transact_while_wanted(
+        self, work: Callable[[Connection], Found], interrupting: "_Interrupting"
+    ) -> Found:
+        with (
+            TranslatedErrors(),
+            self._connection() as connection,
+            interrupting.of(connection),
+            connection.begin(),
+        ):
+            return work(connection)
+
+    @contextmanager
+    def _connection(self) -> Generator[Connection]:
+        """Return the connection of this thread; after an error, a new one."""
+        connection: Connection | None = getattr(self._own, "connection", None)
+        if connection is None:
+            self._own.connection = connection = self._engine.connect()
+            self._opened.append(connection)
+        try:
+            yield connection
+        except BaseException:
+            self._own.connection = None
+            self._opened.remove(connection)
+            connection.close()
+            raise
+
+    async def apart(self, work: Callable[[Any], Found]) -> Found:
+        """Run work outside of any transaction, with the driver's connection."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._apart, work)
+
+    def _apart(self, work: Callable[[Any], Found]) -> Found:
+        with TranslatedErrors(), self._connection() as connection:
+            return work(connection.connection.driver_connection)
+
+    async def close(self) -> None:
+        """Stop the threads and close their connections."""
+        await asyncio.to_thread(self._threads.shutdown)
+        for connection in self._opened:
+            connection.close()
+        self._engine.dispose()
+
+
+def _told_in(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
+    with suppress(RuntimeError):  # the loop may be closed by now
+        loop.call_soon_threadsafe(on_end)
+
+
+class _Interrupting:
+    """Interrupts a statement of SQLite from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._is_over = False
+
+    @contextmanager
+    def of(self, connection: Connection) -> Generator[None]:
+        """Allow statements of this connection to be interrupted while the body runs."""
+        with self._lock:
+            if self._is_over:
+                raise Unavailable("nobody waits for this any more")
+            self._connection = connection.connection.driver_connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+    def end(self) -> None:
+        """Interrupt the statement now, or as soon as it begins."""
+        with self._lock:
+            self._is_over = True
+            if self._connection is not None:
+                self._connection.interrupt()
+
+
+class AwaitedTransactions:
+    """Transactions whose statements are awaited by SQLAlchemy."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def run(
+        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None
+    ) -> Found:
+        """Run work; if the caller is cancelled, the server cancels the statement."""
+        try:
+            with TranslatedErrors():
+                async with self._engine.begin() as connection:
+                    return await connection.run_sync(work)
+        finally:
+            on_end()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await dispose_engine(self._engine)
+
+
+async def dispose_engine(engine: AsyncEngine) -> None:
+    """Close connections, but do not wait for a server that hangs."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await engine.dispose()
+
+
+class TranslatedErrors:
+    """Translate transient errors of the driver to `Unavailable`."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (
+            isinstance(error, DBAPIError)
+            and (error.connection_invalidated or is_transient_error(error.orig))
+        ):
+            raise Unavailable(
+                f"the database cannot be used now ({_first_line(error)}); try again later"
+            ) from error
+
+
+_PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
+"""Classes of SQLSTATE that say nothing against the statement: connections, transactions (a server that only reads since a
+failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system, damage."""
+_PASSING_KINDS = (
+    "OperationalError",
+    "InterfaceError",
+    "InternalClientError",
+    "InvalidCachedStatementError",
+)
+"""The last two are asyncpg's words for a connection that its server ended a moment ago, and for tables that were migrated meanwhile."""
+
+
+def is_transient_error(error: BaseException | None) -> bool:
+    """Return whether the same statement may succeed later."""
+    sqlstate = getattr(error, "sqlstate", None) or ""
+    return sqlstate[:2] in _PASSING or type(error).__name__ in _PASSING_KINDS
+
+
+def _first_line(error: BaseException | None) -> str:
+    cause = getattr(error, "orig", None) or error
+    return str(cause).partition("\n")[0][:200]

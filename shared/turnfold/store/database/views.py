@@ -1,0 +1,62 @@
+"""The SQL views of the contract, and those for auditors."""
+
+VIEWS = {
+    "sessions_view": """
+        SELECT s.agent_id, s.session_id, s.model, coalesce(s.preset, a.preset) AS policy, coalesce(s.mode, a.mode) AS mode,
+               s.messages_total,
+               (SELECT count(*) FROM messages m WHERE m.sid = s.sid AND m.compaction_id IS NULL) AS messages_live,
+               (SELECT coalesce(sum(c.messages_evicted), 0) FROM compactions c
+                 WHERE c.sid = s.sid AND NOT c.is_covered AND c.status IN ('pending', 'running', 'committed')) AS messages_pending,
+               (SELECT coalesce(sum(c.messages_evicted), 0) FROM compactions c WHERE c.sid = s.sid AND c.is_covered) AS messages_covered,
+               s.tokens_total,
+               (SELECT coalesce(sum(m.tokens), 0) FROM messages m WHERE m.sid = s.sid AND m.compaction_id IS NULL) AS tokens_live,
+               s.version AS summary_version, s.last_event_at_ms AS last_event_at
+          FROM sessions s LEFT JOIN agents a ON a.agent_id = s.agent_id""",
+    "messages_view": """
+        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id,
+               m.position / 1024 AS stream_seq, m.position, m.role, m.tool_call_id, m.tokens,
+               CASE m.priority WHEN 0 THEN 'low' WHEN 1 THEN 'normal' ELSE 'high' END AS priority,
+               CASE WHEN m.compaction_id IS NULL THEN 'live' WHEN c.is_covered THEN 'covered' ELSE 'pending' END AS state,
+               CAST(m.compaction_id AS TEXT) AS compaction_id, m.created_at_ms AS created_at,
+               {text} AS text, {body} AS body
+          FROM messages m JOIN sessions s ON s.sid = m.sid
+               LEFT JOIN compactions c ON c.compaction_id = m.compaction_id""",
+    "summaries_view": """
+        SELECT s.agent_id, s.session_id, v.version, v.version = s.version AS in_force, v.kind, v.style, v.model, v.tokens,
+               v.messages_covered, CAST(v.compaction_id AS TEXT) AS compaction_id, v.created_at_ms AS created_at, v.text
+          FROM summaries v JOIN sessions s ON s.sid = v.sid""",
+    "compactions_view": """
+        SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id, c.trigger, c.status, c.messages_evicted,
+               c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at,
+               coalesce(c.restored_at_ms, c.finished_at_ms) AS finished_at
+          FROM compactions c JOIN sessions s ON s.sid = c.sid""",
+    "reigns_view": """
+        SELECT s.agent_id, s.session_id, r.version, r.at_ms AS from_at,
+               (SELECT min(n.at_ms) FROM reigns n WHERE n.sid = r.sid AND n.ordinal > r.ordinal) AS until_at
+          FROM reigns r JOIN sessions s ON s.sid = r.sid""",
+    "coverage_view": """
+        SELECT s.agent_id, s.session_id, v.version, v.base_version, CAST(c.compaction_id AS TEXT) AS compaction_id
+          FROM summaries v JOIN sessions s ON s.sid = v.sid
+               LEFT JOIN coverage c ON c.sid = v.sid AND c.version = v.version""",
+    "moves_view": """
+        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id, m.position,
+               CAST(c.compaction_id AS TEXT) AS compaction_id, c.evicted_at_ms AS left_at, c.restored_at_ms AS back_at
+          FROM compactions c JOIN sessions s ON s.sid = c.sid
+               JOIN messages m ON m.sid = c.sid AND m.position BETWEEN c.first_position AND c.last_position
+         WHERE m.compaction_id = c.compaction_id
+            OR EXISTS (SELECT 1 FROM restorations r WHERE r.sid = c.sid AND r.compaction_id = c.compaction_id
+                                                      AND m.position BETWEEN r.first_position AND r.last_position)""",
+    "costs_view": """
+        SELECT s.agent_id, s.session_id, v.created_at_ms AS at, v.version, CAST(v.compaction_id AS TEXT) AS compaction_id, v.model,
+               v.prompt_tokens, v.completion_tokens, v.cost
+          FROM summaries v JOIN sessions s ON s.sid = v.sid
+         WHERE v.kind = 'llm'""",
+    "audit_view": """
+        SELECT audit_id, at_ms AS at, agent_id, session_id, CAST(compaction_id AS TEXT) AS compaction_id, phase, reason,
+               tokens_before, tokens_after, details, prev_hash, hash, actor
+          FROM audit""",
+    "dead_letters_view": """
+        SELECT dead_letter_id, at_ms AS at, subject, stream_seq, reason, size_bytes, replayed_at_ms AS replayed_at
+          FROM dead_letters""",
+}
+"""The contract's views and those for auditors. Both databases read this SQL; `{text}` and `{body}` differ, see migration 0014."""

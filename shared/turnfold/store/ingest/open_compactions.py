@@ -1,0 +1,267 @@
+"""Open compactions within a transaction: mark messages evicted, write digests, audit rows and notices."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
+from turnfold.core.eviction.eviction import (
+    SUMMARY_DELAY_MS,
+    Eviction,
+    FiredTrigger,
+    Trigger,
+    first_eviction,
+)
+from turnfold.core.policy.presets import Policy
+from turnfold.core.summary.digest import digest_eviction, digest_messages
+from turnfold.messages import Message
+from turnfold.observability.tracing import span
+from turnfold.ports.ingest import DecodedEvent, Installation
+from turnfold.store.database.predicates import is_live, is_planned
+from turnfold.store.database.schema import compactions, messages
+from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.statements import (
+    Bulk,
+    BulkInsert,
+    Prepared,
+    PreparedPairs,
+)
+
+in_positions = (messages.c.sid == bindparam("of_sid")) & messages.c.position.between(
+    bindparam("first"), bindparam("last")
+)
+_pairs = PreparedPairs.pairs
+_TEXTS = PreparedPairs(
+    select(messages.c.position, messages.c.body).where(
+        messages.c.sid == _pairs.c.a, messages.c.position == _pairs.c.b
+    ),
+    (messages.c.sid.type, messages.c.position.type),
+)
+MARK_EVICTED = Bulk(
+    update(messages).where(in_positions, is_live).values(compaction_id=bindparam("by")),
+    ("by", "of_sid", "first", "last"),
+)
+_PLANNED = Prepared(
+    select(compactions.c.compaction_id).where(
+        compactions.c.sid == bindparam("of_sid"),
+        is_planned,
+    ),
+    ("of_sid",),
+)
+_OPENED = (
+    "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
+    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "trace", "actor",
+    "digest", "digest_tokens",
+)  # fmt: skip
+_OPEN = BulkInsert(compactions, _OPENED)
+
+
+def quoted_texts(connection: Connection, places: Sequence[tuple[int, int]]) -> Mapping[int, str]:
+    """Return message texts by position."""
+    # A position is made from a sequence of the stream: no two sessions have one in common.
+    return {row[0]: row[1] for row in _TEXTS.rows(connection, places)}
+
+
+CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
+"""Audit names of the moment of a check: when a tool returned, or when a turn was over."""
+
+
+def subtract_evicted(
+    session: SessionRow, compaction_id: int, eviction: Eviction, records: SessionJournal, *, checkpoint: str | None, model: str | None = None,
+    actor: str | None = None,
+) -> int:  # fmt: skip
+    """Subtract evicted messages from the counters; add audit row and notice; return tokens before.
+
+    `model` is set if it has summarized them already. `actor` is set if it differs from that of the
+    transaction.
+    """
+    evicted, due = eviction.evicted, eviction.due
+    before = eviction.load.tokens + session.summary_tokens
+    after = before - eviction.tokens
+    session.live_messages -= sum([not message.role.is_system for message in evicted])
+    session.live_tokens -= eviction.tokens
+    session.rounds -= eviction.load.rounds
+    session.revision += 1
+    records.add_audit_row(
+        session,
+        "evicted",
+        at_ms=eviction.at_ms,
+        compaction_id=compaction_id,
+        tokens_before=before,
+        tokens_after=after,
+        actor=actor,
+        trigger=str(due.trigger),
+        **eviction.counts(),
+        first=evicted[0].message_id,
+        last=evicted[-1].message_id,
+        checkpoint=checkpoint,
+        model=model,
+        session_model=session.model,
+        **_escalation(eviction),
+    )
+    records.add_notice(
+        session,
+        "context.compressed",
+        compaction_id=str(compaction_id),
+        trigger=str(due.trigger),
+        original_count=eviction.live,
+        compressed_count=len(eviction.stays),
+        estimated_tokens=after,
+        budget_tokens=due.budget_tokens,
+    )
+    return before
+
+
+def _escalation(eviction: Eviction) -> dict[str, Any]:
+    """Return the audit fields of an eviction that had to keep the minimum."""
+    return {"is_escalated": True, "is_over": eviction.is_over} if eviction.is_escalated else {}
+
+
+def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int, int]]:
+    """Return evicted messages as ranges of positions that contain no other live message."""
+    leaving = {message.position for message in evicted}
+    runs: list[tuple[int, int]] = []
+    is_open = False
+    for message in live:
+        if message.position not in leaving:
+            is_open = False
+        elif is_open:
+            runs[-1] = (runs[-1][0], message.position)
+        else:
+            runs.append((message.position, message.position))
+            is_open = True
+    return runs
+
+
+NOTHING: Mapping[int, DecodedEvent] = {}
+
+
+class CompactionOpener:
+    """The compactions that one transaction opens."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        installation: Installation,
+        records: SessionJournal,
+        arrived: Mapping[int, DecodedEvent] = NOTHING,
+    ) -> None:
+        self._connection = connection
+        self._installation = installation
+        self._records = records
+        self._arrived = arrived
+        self._rows: list[tuple[Any, ...]] = []
+        self._evicted: dict[int, tuple[int, Sequence[Message]]] = {}
+        self._marks: list[tuple[int, int, int, int]] = []
+
+    def open(self, session: SessionRow, eviction: Eviction, live: Sequence[Message]) -> int:
+        """Evict messages, given all live ones; return the id of the compaction."""
+        compaction_id = self._installation.new_id()
+        trace = self._trace(eviction.seq)
+        with span(
+            "evict", parent=trace, compaction_id=str(compaction_id), messages=len(eviction.evicted)
+        ) as evicting:
+            self._open(session, compaction_id, eviction, live, evicting.trace or trace)
+        return compaction_id
+
+    def _open(
+        self,
+        session: SessionRow,
+        compaction_id: int,
+        eviction: Eviction,
+        live: Sequence[Message],
+        trace: str | None,
+    ) -> None:
+        evicted, due = eviction.evicted, eviction.due
+        checkpoint = self._checkpoint(eviction.seq)
+        before = subtract_evicted(
+            session, compaction_id, eviction, self._records, checkpoint=checkpoint
+        )
+        session.compactions += 1
+        self._marks += [
+            (compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)
+        ]
+        all_tokens = sum([message.tokens for message in evicted])
+        self._rows.append(
+            (
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
+                evicted[-1].position, len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms, eviction.at_ms,
+                trace, self._records.asked_by,
+            )
+        )  # fmt: skip
+        self._evicted[compaction_id] = session.sid, evicted
+
+    def _trace(self, seq: int) -> str | None:
+        """Return the traceparent of the event that caused the eviction, if it has one."""
+        return self._arrived[seq].trace if seq in self._arrived else None
+
+    def _checkpoint(self, seq: int) -> str | None:
+        """Return the checkpoint at which the event caused the eviction; None without an event."""
+        subject = self._arrived[seq].subject if seq in self._arrived else ""
+        return next(
+            (
+                name
+                for kind, name in CHECKPOINTS.items()
+                if subject == kind or subject.startswith(f"{kind}.")
+            ),
+            None,
+        )
+
+    def plan(
+        self,
+        session: SessionRow,
+        found: Sequence[FiredTrigger],
+        live: Sequence[Message],
+        policy: Policy,
+        *,
+        at_ms: int,
+        seq: int = 0,
+    ) -> int | None:
+        """Plan a compaction whose messages leave with their summary; return it or an open one.
+
+        None if nothing would leave. During a cooldown of the model only a request opens one.
+        """
+        already = _PLANNED.rows(self._connection, session.sid) if found else ()
+        if already:
+            return int(already[0][0])
+        due, _ = first_eviction(found, live, policy, now_ms=at_ms)
+        if due is None:
+            return None
+        compaction_id = self._installation.new_id()
+        session.compactions += 1
+        before = session.window_tokens
+        self._records.add_audit_row(
+            session, "selective_start", at_ms=at_ms, compaction_id=compaction_id, tokens_before=before, trigger=str(due.trigger),
+            live=len(live), session_model=session.model, checkpoint=self._checkpoint(seq),
+        )  # fmt: skip
+        begins_ms = at_ms + SUMMARY_DELAY_MS
+        if due.trigger is not Trigger.REQUEST:
+            begins_ms = max(begins_ms, session.cooldown_until_ms)
+        self._rows.append(
+            (
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
+                begins_ms, at_ms, None, self._trace(seq), self._records.asked_by,
+            )
+        )  # fmt: skip
+        return compaction_id
+
+    def store(self) -> int:
+        """Write the compactions with their digests; return how many."""
+        digests = self._digests()
+        _OPEN.run(self._connection, [(*row, *digests.get(row[0], ("", 0))) for row in self._rows])
+        MARK_EVICTED.run(self._connection, self._marks)
+        return len(self._rows)
+
+    def _digests(self) -> Mapping[int, tuple[str, int]]:
+        """Return the digest of each eviction, with its tokens; all texts are read at once."""
+        quoted = {
+            compaction_id: (sid, digest_messages(evicted))
+            for compaction_id, (sid, evicted) in self._evicted.items()
+        }
+        places = [(sid, message.position) for sid, some in quoted.values() for message in some]
+        texts = quoted_texts(self._connection, places)
+        return {
+            compaction_id: digest_eviction(evicted, texts, count=self._installation.count)
+            for compaction_id, (_, evicted) in self._evicted.items()
+        }

@@ -1,0 +1,203 @@
+"""Remember what was erased, without its text, so that it is not stored again."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Table,
+    bindparam,
+    literal_column,
+    select,
+    text,
+)
+
+from turnfold.contracts.events import claimed_key
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.ports.ingest import DeadLetter, DecodedEvent
+from turnfold.store.database.engine import insert_for
+from turnfold.store.database.schema import (
+    copies,
+    erased_events,
+    erasures,
+    purges,
+)
+from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, PreparedPairs
+
+RETENTION = "retention"
+AT_ONCE = 400
+SUBJECT_MISMATCH = "subject_mismatch"
+"""The reason of a dead letter whose subject names another session than its payload."""
+ALL_SESSIONS = ""
+"""The session id of a tombstone for a whole agent; real ids are never empty."""
+
+_ANY = Prepared(select(literal_column("1")).select_from(erasures).limit(literal_column("1")), ())
+_pairs = PreparedPairs.pairs
+_LAST = PreparedPairs(
+    select(erasures.c.agent_id, erasures.c.session_id, erasures.c.last_seq).where(
+        erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b
+    ),
+    (erasures.c.agent_id.type, erasures.c.session_id.type),
+)
+_TOUCHED = PreparedIn(
+    select(erasures.c.agent_id)
+    .where(erasures.c.agent_id.in_(bindparam("ids", expanding=True)))
+    .distinct(),
+    "ids",
+)
+_KNOWN = PreparedIn(
+    select(erased_events.c.digest).where(
+        erased_events.c.digest.in_(bindparam("digests", expanding=True))
+    ),
+    "digests",
+)
+
+
+def is_claimed(payload: bytes, key: SessionKey | AgentId) -> bool:
+    """Return whether a payload names this session, or a session of this agent."""
+    claimed = claimed_key(payload)
+    return claimed is not None and (
+        claimed == key if isinstance(key, SessionKey) else claimed.agent_id == key
+    )
+
+
+def add_tombstone(
+    connection: Connection,
+    key: SessionKey,
+    last_seq: int,
+    now_ms: int,
+    *,
+    rows: int = 0,
+    hash_: str = "",
+) -> None:
+    """Add or update a tombstone."""
+    before = max((last for *_, last in _LAST.rows(connection, [key])), default=0)
+    values = {
+        "last_seq": max(before, last_seq),
+        "at_ms": now_ms,
+        "audit_rows": rows,
+        "audit_hash": hash_,
+    }
+    made = insert_for(connection)(erasures).values(
+        agent_id=key.agent_id, session_id=key.session_id, **values
+    )
+    connection.execute(
+        made.on_conflict_do_update(index_elements=["agent_id", "session_id"], set_=values)
+    )
+
+
+def lock_against_erase(connection: Connection, *, is_erasing: bool = False) -> None:
+    """Exclude erasures while events are stored, and the reverse; call before locking sessions.
+
+    A session that does not exist yet has no row to lock. SQLite runs one writing transaction at a
+    time.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(
+            text(f"SELECT pg_advisory_xact_lock{'' if is_erasing else '_shared'}({_LOCK})")
+        )
+
+
+_LOCK = int.from_bytes(sha256(b"turnfold.erasures").digest()[:7])
+
+
+def erased_before(
+    connection: Connection, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
+) -> set[int]:
+    """Return the sequences of events that were erased before they arrived."""
+    if not _ANY.rows(connection):
+        return set()
+    claims = [
+        *((arrival.key, arrival.stream_seq) for arrival in arrivals),
+        *((letter.key, letter.stream_seq) for letter in dead),
+        *(
+            (claimed_key(letter.payload), letter.stream_seq)
+            for letter in dead
+            if letter.reason == SUBJECT_MISMATCH
+        ),
+    ]
+    placed = [(key, seq) for key, seq in claims if key is not None]
+    erased = _below_tombstone(connection, placed) | _stored_before_erasure(
+        connection, arrivals, placed
+    )
+    purge_from_stream(connection, erased)
+    return erased
+
+
+def _below_tombstone(connection: Connection, placed: Sequence[tuple[SessionKey, int]]) -> set[int]:
+    """Return the sequences at or below the tombstone of their session or agent."""
+    keys = {key for key, _ in placed} | {_whole_agent(key) for key, _ in placed}
+    last = {
+        (agent_id, session_id): seq
+        for portion in in_portions(sorted(keys))
+        for agent_id, session_id, seq in _LAST.rows(connection, portion)
+    }
+    return {
+        seq for key, seq in placed if seq <= max(last.get(key, 0), last.get(_whole_agent(key), 0))
+    }
+
+
+def _whole_agent(key: SessionKey) -> SessionKey:
+    return SessionKey(key.agent_id, SessionId(ALL_SESSIONS))
+
+
+def _stored_before_erasure(
+    connection: Connection,
+    arrivals: Sequence[DecodedEvent],
+    placed: Sequence[tuple[SessionKey, int]],
+) -> set[int]:
+    """Return the sequences of events that were stored once, and erased."""
+    agent_ids = sorted({key.agent_id for key, _ in placed})
+    touched = {
+        agent_id
+        for portion in in_portions(agent_ids)
+        for (agent_id,) in _TOUCHED.rows(connection, portion)
+    }
+    digests = {
+        arrival.stream_seq: digest_of(arrival.key.agent_id, arrival.event_id)
+        for arrival in arrivals
+        if arrival.key.agent_id in touched
+    }
+    known = {
+        bytes(digest)
+        for portion in in_portions(sorted(set(digests.values())))
+        for (digest,) in _KNOWN.rows(connection, portion)
+    }
+    return {seq for seq, digest in digests.items() if digest in known}
+
+
+def record_duplicates(connection: Connection, found: Iterable[tuple[int, int]]) -> None:
+    """Record other sequences at which the stream holds an event."""
+    rows = [{"sid": sid, "stream_seq": seq} for sid, seq in sorted(found)]
+    if rows:
+        connection.execute(insert_for(connection)(copies).on_conflict_do_nothing(), rows)
+
+
+def digest_of(agent_id: str, event_id: str) -> bytes:
+    """Return a digest that identifies an event without its id."""
+    agent = agent_id.encode("utf-8", "surrogatepass")
+    return sha256(
+        len(agent).to_bytes(4) + agent + event_id.encode("utf-8", "surrogatepass")
+    ).digest()
+
+
+def purge_from_stream(connection: Connection, sequences: Iterable[int]) -> None:
+    """Queue sequences to be deleted from the stream."""
+    insert_missing(connection, purges, sorted(set(sequences)))
+
+
+def insert_missing(connection: Connection, table: Table, values: Sequence[Any]) -> None:
+    """Insert missing values into a table of one column, as plain tuples for speed."""
+    (column,) = table.columns
+    statement = (
+        insert_for(connection)(table)
+        .values({column.name: bindparam("value")})
+        .on_conflict_do_nothing()
+    )
+    Bulk(statement, ("value",)).run(connection, [(value,) for value in values])
+
+
+def in_portions(some: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Split a sequence into portions of AT_ONCE."""
+    return (some[start : start + AT_ONCE] for start in range(0, len(some), AT_ONCE))
