@@ -137,38 +137,9 @@ async def _write(
             )
     except SummarizerError as error:
         reason = error.reason
-        if error.is_transient and job.attempt < writing.attempts:
-            retry_at_ms = now_ms() + int(1000 * _pause(job.attempt, error, writing))
-            await store.retry_later(
-                job,
-                reason=reason,
-                detail=str(error),
-                retry_at_ms=retry_at_ms,
-                now_ms=now_ms(),
-                model=asked.model,
-            )
-            return Retry(reason)
-        if job.planned or job.writes is not JobKind.NEXT:
-            if isinstance(error, BudgetSpent):
-                await store.retry_later(
-                    job,
-                    reason=reason,
-                    detail=str(error),
-                    retry_at_ms=error.until_ms,
-                    now_ms=now_ms(),
-                    model=asked.model,
-                )
-                return Retry(reason)
-            ending = FailureStatus.FAILED if reason in PROVIDER_REASONS else FailureStatus.REJECTED
-            await store.fail(
-                job,
-                ending=ending,
-                reason=reason,
-                detail=str(error),
-                now_ms=now_ms(),
-                model=asked.model,
-            )
-            return RolledBack(reason)
+        outcome = await _end_attempt(job, error, asked.model, store, writing, now_ms())
+        if outcome is not None:
+            return outcome
         draft = await summarizer.summarize(without_model(asked))
     made = replace(
         _counted(draft, asked.style, given.depth, count), seconds=(now_ms() - began_ms) / 1000
@@ -184,6 +155,34 @@ async def _write(
         )
         committing.set_attributes(version=version)
     return Committed(version, reason, made, _saved(job, given, made))
+
+
+async def _end_attempt(
+    job: Job,
+    error: SummarizerError,
+    model: str | None,
+    store: JobStore,
+    writing: SummaryConfig,
+    now_ms: int,
+) -> Retry | RolledBack | None:
+    """Record a failed attempt; None if an extractive summary should be written instead."""
+    can_stand_in = not job.planned and job.writes is JobKind.NEXT
+    retry_at_ms: int | None = None
+    if error.is_transient and job.attempt < writing.attempts:
+        retry_at_ms = now_ms + int(1000 * _pause(job.attempt, error, writing))
+    elif isinstance(error, BudgetSpent) and not can_stand_in:
+        retry_at_ms = error.until_ms
+    reason, detail = error.reason, str(error)
+    if retry_at_ms is not None:
+        await store.retry_later(
+            job, reason=reason, detail=detail, retry_at_ms=retry_at_ms, now_ms=now_ms, model=model
+        )
+        return Retry(reason)
+    if can_stand_in:
+        return None
+    status = FailureStatus.FAILED if reason in PROVIDER_REASONS else FailureStatus.REJECTED
+    await store.fail(job, ending=status, reason=reason, detail=detail, now_ms=now_ms, model=model)
+    return RolledBack(reason)
 
 
 def _saved(job: Job, given: JobInput, made: Version) -> int:

@@ -17,7 +17,7 @@ from sqlalchemy import (
 from turnfold.core.eviction.eviction import load_of
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
-from turnfold.messages import CompactionId, SessionKey
+from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports.admin import ActiveVersion
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
@@ -254,21 +254,7 @@ def _restore(
         raise Conflict("a later compaction was committed: restore the newest first")
     before = session.window_tokens
     fence_off(connection, session, now_ms=now_ms)
-    taken = [message_of(row) for row in _TAKEN.rows(connection, session.sid, first, last, by)]
-    _RESTORE.run(
-        connection,
-        [(session.sid, by, *run) for run in _runs(connection, session.sid, first, last, by)],
-    )
-    _FREE.run(connection, [(session.sid, first, last, by)])
-    values = {
-        "status": "restored",
-        "is_covered": False,
-        "lease_until_ms": None,
-        "restored_at_ms": now_ms,
-    }
-    connection.execute(
-        update(compactions).where(compactions.c.compaction_id == by).values(**values)
-    )
+    taken = _make_live(connection, session.sid, by, first, last, now_ms)
     load = load_of(taken)
     session.live_messages += load.messages
     session.live_tokens += load.tokens
@@ -296,6 +282,21 @@ def _restore(
     if is_covered:
         end_rewriting(connection, session, records, now_ms=now_ms)
     open_fold(connection, session, records, installation, now_ms=now_ms)
+
+
+def _make_live(
+    connection: Connection, sid: int, by: int, first: int, last: int, now_ms: int
+) -> list[Message]:
+    """Undo the eviction of a compaction, record which messages it had, and return them."""
+    taken = [message_of(row) for row in _TAKEN.rows(connection, sid, first, last, by)]
+    _RESTORE.run(connection, [(sid, by, *run) for run in _runs(connection, sid, first, last, by)])
+    _FREE.run(connection, [(sid, first, last, by)])
+    connection.execute(
+        update(compactions)
+        .where(compactions.c.compaction_id == by)
+        .values(status="restored", is_covered=False, lease_until_ms=None, restored_at_ms=now_ms)
+    )
+    return taken
 
 
 def _runs(

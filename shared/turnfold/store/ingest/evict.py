@@ -98,45 +98,45 @@ def evict(
     opening = CompactionOpener(connection, installation, records, arrived)
     live = _live(connection, due)
     for session in due:
-        policy = installation.policy(session.agent_wishes, session.wishes)
-        window = installation.model_window(session.model, policy)
-        here = live[session.sid]
         meter = _meter(
             session, settled_ms.get(session.sid, -1), readings.pop(session.sid, {}), learning
         )
-        gauge, seq = meter.gauge, 0
-        usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
-        if policy.commit is Commit.ON_SUMMARY:
-            session.gauge = gauge = meter.after(0, gauge, usage_limit)
-            if session.held_tokens:
-                continue
-            found = fired_triggers(
-                session.load._replace(reported_tokens=gauge.fresh_tokens),
-                policy,
-                model_window=window,
-            )
-            newest = max(new.get(session.sid, ()), default=0)
-            opening.plan(
-                session, found, here, policy, at_ms=session.last_event_at_ms or 0, seq=newest
-            )
-            continue
-        hold = RestoreHold(session.held_to_tokens, session.tokens_total)
-        for eviction in plan_evictions(
-            here,
-            tuple(new.get(session.sid, ())),
-            session.rounds,
-            policy,
-            model_window=window,
-            meter=meter,
-            hold=hold,
-        ):
-            opening.open(session, eviction, here)
-            gauge, seq = eviction.gauge, eviction.seq
-        session.gauge = meter.after(seq, gauge, usage_limit)
+        new_seqs = tuple(new.get(session.sid, ()))
+        _evict_session(session, live[session.sid], new_seqs, meter, installation, opening)
     for session in changed:
         if newer := readings.get(session.sid):
             session.gauge = session.gauge.told(newer[max(newer)], limit=0)
     return opening.store()
+
+
+def _evict_session(
+    session: SessionRow,
+    live: Sequence[Message],
+    new_seqs: Sequence[int],
+    meter: UsageInput,
+    installation: Installation,
+    opener: CompactionOpener,
+) -> None:
+    """Evict from a session whatever its triggers demand, or plan it (`commit = on_summary`)."""
+    policy = installation.policy(session.agent_wishes, session.wishes)
+    window = installation.model_window(session.model, policy)
+    gauge, seq = meter.gauge, 0
+    usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
+    if policy.commit is Commit.ON_SUMMARY:
+        session.gauge = gauge = meter.after(0, gauge, usage_limit)
+        if not session.held_tokens:
+            load = session.load._replace(reported_tokens=gauge.fresh_tokens)
+            triggers = fired_triggers(load, policy, model_window=window)
+            at_ms, newest = session.last_event_at_ms or 0, max(new_seqs, default=0)
+            opener.plan(session, triggers, live, policy, at_ms=at_ms, seq=newest)
+        return
+    hold = RestoreHold(session.held_to_tokens, session.tokens_total)
+    for eviction in plan_evictions(
+        live, new_seqs, session.rounds, policy, model_window=window, meter=meter, hold=hold
+    ):
+        opener.open(session, eviction, live)
+        gauge, seq = eviction.gauge, eviction.seq
+    session.gauge = meter.after(seq, gauge, usage_limit)
 
 
 def _has_to_be_metered(

@@ -112,16 +112,8 @@ def commit_version(
     number, journal = session.versions, SessionJournal()
     tokens_at_first = session.window_tokens
     if leaving is not None:
-        newest_id = int(job.compaction_ids[-1])
-        mark_evicted(
-            connection,
-            session,
-            newest_id,
-            leaving,
-            journal,
-            model=version.draft.model,
-            now_ms=now_ms,
-        )
+        newest_id, model = int(job.compaction_ids[-1]), version.draft.model
+        mark_evicted(connection, session, newest_id, leaving, journal, model=model, now_ms=now_ms)
     tokens_replaced = session.window_tokens
     added = added_evictions(connection, job)
     if any_restored(connection, added):
@@ -129,14 +121,14 @@ def commit_version(
     tokens_after = session.live_tokens + (
         version.tokens if is_activated else session.summary_tokens
     )
-    held = lock_held(connection, job)
+    finished = (number, reason, now_ms, tokens_after)
     _FINISH.run(
         connection,
         [
-            ("committed", is_activated and evicted > 0, None, number, reason, now_ms, tokens_after, compaction_id)
-            for compaction_id, evicted in held.items()
+            ("committed", is_activated and evicted > 0, None, *finished, compaction_id)
+            for compaction_id, evicted in lock_held(connection, job).items()
         ],
-    )  # fmt: skip
+    )
     _add_summary(connection, job, version, number, added, now_ms)
     if is_activated:
         _COVER.run(connection, [(True, compaction_id) for compaction_id in added])
@@ -149,19 +141,34 @@ def commit_version(
             session, "selective_done", at_ms=now_ms, compaction_id=int(job.compaction_ids[-1]), tokens_before=tokens_at_first,
             tokens_after=tokens_after, version=number, evicted=len(leaving.evicted), model=version.draft.model,
         )  # fmt: skip
-    journal.add_notice(
-        session, "summary.updated", version=number, kind=version.draft.kind, tokens_before=_tokens_before(connection, job),
-        tokens_after=tokens_after, **({} if is_activated else {"in_force": False}),
-    )  # fmt: skip
+    _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:
         end_rewriting(connection, session, journal, now_ms=now_ms)
-        _update_cooldown(
-            connection, session, job, version.draft.kind, reason, journal, now_ms, new_id
-        )
+        _cool_down(connection, session, job, version.draft.kind, reason, journal, now_ms, new_id)
     delete_chunk_summaries(connection, job.sid)
     journal.write(connection)
     write_back(connection, [session])
     return number
+
+
+def _notify_version(
+    connection: Connection,
+    journal: SessionJournal,
+    session: SessionRow,
+    job: Job,
+    version: Version,
+    tokens_after: int,
+) -> None:
+    in_force = {"in_force": False} if job.writes is JobKind.REGENERATED else {}
+    journal.add_notice(
+        session,
+        "summary.updated",
+        version=session.versions,
+        kind=version.draft.kind,
+        tokens_before=_tokens_before(connection, job),
+        tokens_after=tokens_after,
+        **in_force,
+    )
 
 
 def _base_version(job: Job) -> int | None:
@@ -206,7 +213,7 @@ def _journal_version(
     )
 
 
-def _update_cooldown(
+def _cool_down(
     connection: Connection,
     session: SessionRow,
     job: Job,
