@@ -67,14 +67,18 @@ def model_of(job: Job, writing: SummaryConfig) -> str | None:
     return None
 
 
-def summary_job(job: Job, given: JobInput, model: str | None, writing: SummaryConfig) -> SummaryJob:
+def summary_job(
+    job: Job, job_input: JobInput, model: str | None, writing: SummaryConfig
+) -> SummaryJob:
     """Build the input of the summarizer."""
     policy, wanted = job.policy, job.wanted
     has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
     return SummaryJob(
-        sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted),
-        previous=given.previous,
-        newest_request=text_of_body(given.newest_request),
+        sources=sources_of(
+            (entry.message, entry.body, entry.is_error) for entry in job_input.evicted
+        ),
+        previous=job_input.previous,
+        newest_request=text_of_body(job_input.newest_request),
         style=wanted.style or str(policy.style),
         max_tokens=policy.summary_max_tokens,
         max_words=policy.summary_max_words,

@@ -85,16 +85,16 @@ async def compact(
     """
     model = model_of(job, writing)
     try:
-        given = await store.load(
+        job_input = await store.load(
             job, now_ms=now_ms(), by_model=model is not None and job.cooling is None
         )
-        if nothing := _nothing_to_do(job, given, model):
+        if nothing := _nothing_to_do(job, job_input, model):
             await store.fail(
                 job, ending=FailureStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
             )
             return RolledBack(None)
         async with _renewed(job, store, writing, now_ms):
-            return await _write(job, given, model, store, summarizer, writing, count, now_ms)
+            return await _write(job, job_input, model, store, summarizer, writing, count, now_ms)
     except LostLease:
         await store.discard(job, now_ms=now_ms())
         return Discarded()
@@ -105,20 +105,20 @@ async def compact(
         raise
 
 
-def _nothing_to_do(job: Job, given: JobInput, model: str | None) -> str | None:
+def _nothing_to_do(job: Job, job_input: JobInput, model: str | None) -> str | None:
     """Return why a job that evicts nothing should end without a version; None if it should not."""
     if job.writes is JobKind.STAND_IN and model is None:
         return "no model writes here any more"
-    if not given.evicted:
+    if not job_input.evicted:
         return "nothing would leave" if job.planned else "nothing is left to be written"
     return None
 
 
 async def _write(
-    job: Job, given: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: SummaryConfig, count: Count,
+    job: Job, job_input: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: SummaryConfig, count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
-    asked, began_ms = summary_job(job, given, model, writing), now_ms()
+    asked, began_ms = summary_job(job, job_input, model, writing), now_ms()
     # While the model rests it is not asked, and what was evicted does not wait for it.
     reason = job.cooling
     try:
@@ -142,7 +142,7 @@ async def _write(
             return outcome
         draft = await summarizer.summarize(without_model(asked))
     made = replace(
-        _counted(draft, asked.style, given.depth, count), seconds=(now_ms() - began_ms) / 1000
+        _counted(draft, asked.style, job_input.depth, count), seconds=(now_ms() - began_ms) / 1000
     )
     if draft.kind == "llm":
         calls, results = truncated(asked.sources)
@@ -151,10 +151,10 @@ async def _write(
     reason = reason if model is not None else None
     with span("commit") as committing:
         version = await store.commit(
-            job, made, leaving=given.leaving, reason=reason, now_ms=now_ms()
+            job, made, leaving=job_input.leaving, reason=reason, now_ms=now_ms()
         )
         committing.set_attributes(version=version)
-    return Committed(version, reason, made, _saved(job, given, made))
+    return Committed(version, reason, made, _saved(job, job_input, made))
 
 
 async def _end_attempt(
@@ -185,11 +185,13 @@ async def _end_attempt(
     return RolledBack(reason)
 
 
-def _saved(job: Job, given: JobInput, made: Version) -> int:
+def _saved(job: Job, job_input: JobInput, made: Version) -> int:
     """Return how many tokens windows lose with this version. A rewritten version saves nothing."""
     if job.writes is not JobKind.NEXT:
         return 0
-    leaving = sum(one.tokens for one in given.leaving.evicted) if given.leaving else 0
+    leaving = (
+        sum(message.tokens for message in job_input.leaving.evicted) if job_input.leaving else 0
+    )
     return max(0, job.tokens_evicted + leaving + job.summary_tokens - made.tokens)
 
 

@@ -121,10 +121,10 @@ async def begin_campaign(
 
 async def progress(request: ProgressRequest, *, store: CampaignStore) -> dict[str, Any]:
     """Return the progress of a campaign."""
-    found = await store.progress(request.campaign_id)
-    if found is None:
+    campaign = await store.progress(request.campaign_id)
+    if campaign is None:
         raise BadRequest("campaign_id: there is no campaign of that id")
-    return _progress_json(found)
+    return _progress_json(campaign)
 
 
 def _check(model: str | None, prompt: str | None, installation: Installation) -> None:
@@ -144,10 +144,10 @@ def _check(model: str | None, prompt: str | None, installation: Installation) ->
         raise BadRequest(f"prompt: {error}") from None
 
 
-def _progress_json(found: CampaignProgress) -> dict[str, Any]:
-    told = found._asdict()
-    requested, finished = told.pop("requested_at_ms"), told.pop("finished_at_ms")
-    return told | {
+def _progress_json(campaign: CampaignProgress) -> dict[str, Any]:
+    campaign_json = campaign._asdict()
+    requested, finished = campaign_json.pop("requested_at_ms"), campaign_json.pop("finished_at_ms")
+    return campaign_json | {
         "requested_at": rfc3339(requested),
         "finished_at": rfc3339(finished) if finished is not None else None,
     }

@@ -129,12 +129,14 @@ def _digest_of_content(result: dict[str, Any]) -> bytes:
 
 def _calls(event: Event) -> dict[str, dict[str, Any]]:
     """Return the calls of this event by id, to classify results that follow in the same turn."""
-    found: dict[str, dict[str, Any]] = {}
+    calls_by_id: dict[str, dict[str, Any]] = {}
     for body in event.parsed:
         calls = body.get("tool_calls")
         if isinstance(calls, list):
-            found.update((str(call.get("id")), call) for call in calls if isinstance(call, dict))
-    return found
+            calls_by_id.update(
+                (str(call.get("id")), call) for call in calls if isinstance(call, dict)
+            )
+    return calls_by_id
 
 
 def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:

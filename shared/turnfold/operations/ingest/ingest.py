@@ -39,10 +39,15 @@ async def _store(
             refused = BadEvent("refused_by_database", str(error))
             letters = [
                 to_dead_letter(
-                    Delivery(one.subject, payloads[one.stream_seq], one.stream_seq, one.at_ms),
+                    Delivery(
+                        arrival.subject,
+                        payloads[arrival.stream_seq],
+                        arrival.stream_seq,
+                        arrival.at_ms,
+                    ),
                     refused,
                 )
-                for one in arrivals
+                for arrival in arrivals
             ]
             if not letters:
                 raise
@@ -53,5 +58,5 @@ async def _store(
     return IngestResult(*(a + b for a, b in zip(_figures(first), _figures(second), strict=True)))
 
 
-def _figures(done: IngestResult) -> tuple[int, int, int, int, int]:
-    return done.events, done.messages, done.duplicates, done.dead_letters, done.evictions
+def _figures(result: IngestResult) -> tuple[int, int, int, int, int]:
+    return result.events, result.messages, result.duplicates, result.dead_letters, result.evictions

@@ -42,10 +42,10 @@ def _milliseconds(text: str) -> int | None:
 
     In a URL the `+` of an offset arrives as a space. A leap second counts as the next second.
     """
-    found = _RFC3339.fullmatch(text)
-    if found is None:
+    match = _RFC3339.fullmatch(text)
+    if match is None:
         return None
-    date, minutes, second, fraction, offset = found.groups()
+    date, minutes, second, fraction, offset = match.groups()
     is_leap = second == "60"
     zone = "+00:00" if offset in "Zz" else offset.replace(" ", "+")
     try:

@@ -244,10 +244,10 @@ class _Reading:
             return ContextReply(
                 json.dumps({"not_modified": True, "etag": etag}).encode(), etag, is_modified=False
             )
-        given = self._answering.replies.pop((etag, is_fresh))
-        if given is not None:
-            self._answering.replies.put((etag, is_fresh), given, len(given.body))
-        return given
+        reply = self._answering.replies.pop((etag, is_fresh))
+        if reply is not None:
+            self._answering.replies.put((etag, is_fresh), reply, len(reply.body))
+        return reply
 
     def on_messages(
         self, facts: WindowSnapshot
@@ -286,22 +286,22 @@ class _Reading:
             else None
         )
         window = build_window(stored, asked, policy, earlier)
-        found = to_plan(window, stored, asked)
+        window_plan = to_plan(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
         etag = self._etag(session, policy, model_window)
-        done = _Planned(
+        planned = _Planned(
             self._key,
             facts,
             asked,
             window,
-            found,
+            window_plan,
             model_window,
             is_fresh,
             etag,
             max_chars,
             is_anthropic,
         )
-        return done, found.positions
+        return planned, window_plan.positions
 
     def _terms(self, session: SessionSnapshot | None) -> tuple[Policy, int]:
         from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
@@ -337,12 +337,12 @@ def _stored(facts: WindowSnapshot) -> WindowInput:
     )
 
 
-def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) -> bytes:
+def _as_json(planned: _Planned, shape: AnthropicWindow | None, rendered: Rendered) -> bytes:
     """Write the reply; messages are inserted as their stored JSON text.
 
     Written field by field, because a JSON encoder that runs once in a while is slow each time.
     """
-    shown, pending, counts = done.plan, done.facts.pending, done.plan.account
+    shown, pending, counts = planned.plan, planned.facts.pending, planned.plan.account
     since = _quoted(rfc3339(min(row.requested_at_ms for row in pending))) if pending else "null"
     budget = "null" if shown.budget_tokens is None else shown.budget_tokens
     messages, system = (
@@ -351,17 +351,22 @@ def _as_json(done: _Planned, shape: AnthropicWindow | None, rendered: Rendered) 
         else (shape.messages, f'"system": {json.dumps(shape.system)}, ')
     )
     if shape is None:
-        ids = ", ".join(["null" if one is None else _quoted(one) for one in rendered.message_ids])
+        ids = ", ".join(
+            [
+                "null" if message_id is None else _quoted(message_id)
+                for message_id in rendered.message_ids
+            ]
+        )
     else:
         ids = ", ".join(map(json.dumps, shape.message_ids))
     head = (
-        f'{{"agent_id": {_quoted(done.key.agent_id)}, "session_id": {_quoted(done.key.session_id)}, '
-        f'"fresh": {"true" if done.is_fresh else "false"}, "etag": "{done.etag}", '
-        f'"summary": {shown_summary_json(done.facts.summary, rendered)}, {system}"messages": ['
+        f'{{"agent_id": {_quoted(planned.key.agent_id)}, "session_id": {_quoted(planned.key.session_id)}, '
+        f'"fresh": {"true" if planned.is_fresh else "false"}, "etag": "{planned.etag}", '
+        f'"summary": {shown_summary_json(planned.facts.summary, rendered)}, {system}"messages": ['
     )
     tail = (
         f'], "message_ids": [{ids}], "window": {{"tokens": {shown.tokens}, "budget_tokens": {budget}, '
-        f'"messages": {len(messages)}, "model_window": {done.model_window}}}, '
+        f'"messages": {len(messages)}, "model_window": {planned.model_window}}}, '
         f'"account": {{"total": {counts.total}, "shown": {counts.shown}, "trimmed": {counts.trimmed}, "folded": {counts.folded}, '
         f'"covered": {counts.covered}, "pending_shown": {counts.pending_shown}, "pending_digested": {counts.pending_digested}, '
         f'"recalled": {counts.recalled}, "synthesised": {counts.synthesised}}}, '

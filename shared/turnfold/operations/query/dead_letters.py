@@ -31,10 +31,10 @@ async def show(dead_letter_id: int, *, store: DeadLetterStore) -> dict[str, Any]
     Raises:
         BadRequest: there is no letter with this id.
     """
-    found = await store.letters([dead_letter_id])
-    if not found:
+    letters = await store.letters([dead_letter_id])
+    if not letters:
         raise BadRequest(f"there is no dead letter {dead_letter_id}")
-    (letter,) = found
+    (letter,) = letters
     try:
         payload = {"payload": letter.payload.decode()}
     except UnicodeDecodeError:
@@ -59,16 +59,16 @@ async def replay(
             recorded.
     """
     letters, until, is_done = await _chosen(request, store)
-    done = [await _again(letter, store, stream, now_ms) for letter in letters]
-    came = await _came_to([one.seq for one in done if one.seq is not None], store)
+    results = [await _again(letter, store, stream, now_ms) for letter in letters]
+    came = await _came_to([result.seq for result in results if result.seq is not None], store)
     known = {letter.row.dead_letter_id for letter in letters}
     unknown = [
-        {"dead_letter_id": one, "outcome": "unknown"}
-        for one in request.dead_letter_ids or ()
-        if one not in known
+        {"dead_letter_id": letter_id, "outcome": "unknown"}
+        for letter_id in request.dead_letter_ids or ()
+        if letter_id not in known
     ]
     return {
-        "dead_letters": [*(_told(one, came) for one in done), *unknown],
+        "dead_letters": [*(_told(outcome, came) for outcome in results), *unknown],
         "after": max(known, default=request.after),
         "until": until,
         "is_done": is_done,
@@ -117,22 +117,22 @@ async def _came_to(
     """Return the outcome of these sequences, as far as they are ingested soon."""
     deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
     while True:
-        found = await store.replay_outcomes(sequences)
-        if len(found) == len(set(sequences)) or asyncio.get_running_loop().time() > deadline:
-            return dict(found)
+        outcomes = await store.replay_outcomes(sequences)
+        if len(outcomes) == len(set(sequences)) or asyncio.get_running_loop().time() > deadline:
+            return dict(outcomes)
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _told(one: ReplayResult, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
-    told = {
-        "dead_letter_id": one.letter.row.dead_letter_id,
-        "subject": one.letter.row.subject,
-        "outcome": one.outcome,
-        "seq": one.seq,
+def _told(result: ReplayResult, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
+    result_json = {
+        "dead_letter_id": result.letter.row.dead_letter_id,
+        "subject": result.letter.row.subject,
+        "outcome": result.outcome,
+        "seq": result.seq,
     }
-    if one.seq is None or one.seq not in came:
-        return told
-    worse = came[one.seq]
+    if result.seq is None or result.seq not in came:
+        return result_json
+    worse = came[result.seq]
     if worse is None:
-        return told | {"outcome": "stored"}
-    return told | {"outcome": "dead", "reason": worse.reason, "became": worse.dead_letter_id}
+        return result_json | {"outcome": "stored"}
+    return result_json | {"outcome": "dead", "reason": worse.reason, "became": worse.dead_letter_id}

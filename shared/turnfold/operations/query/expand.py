@@ -35,16 +35,16 @@ async def expand(
         raise BadRequest(f"version: there is no version {request.version} in this session")
     (version,) = versions
     field, place = ("entry", request.entry) if request.line is None else ("line", request.line)
-    told = json.loads(version.ledger) if field == "entry" else version.text.split("\n")
-    if place is None or place >= len(told):
-        raise BadRequest(f"{field}: version {version.version} has {len(told)}, counted from 0")
+    texts = json.loads(version.ledger) if field == "entry" else version.text.split("\n")
+    if place is None or place >= len(texts):
+        raise BadRequest(f"{field}: version {version.version} has {len(texts)}, counted from 0")
     recorded = _recorded(version, field, place)
     if recorded:
         sources, how = await histories.by_ids(key, recorded), "recorded"
     else:
-        sources, how = await _matched(key, version, field, told[place], searching), "matched"
-    head = json.dumps({"version": version.version, field: place, "text": told[place], "how": how})
-    return f'{head[:-1]}, "messages": [{", ".join(original_json(one) for one in sources)}]}}'
+        sources, how = await _matched(key, version, field, texts[place], searching), "matched"
+    head = json.dumps({"version": version.version, field: place, "text": texts[place], "how": how})
+    return f'{head[:-1]}, "messages": [{", ".join(original_json(source) for source in sources)}]}}'
 
 
 def _recorded(version: StoredSummary, field: str, place: int) -> list[str]:
@@ -64,18 +64,18 @@ def _texts_in(stored: Any) -> Iterator[str]:
         if stored:
             yield stored
     elif isinstance(stored, list):
-        for one in stored:
-            yield from _texts_in(one)
+        for item in stored:
+            yield from _texts_in(item)
 
 
 async def _matched(
-    key: SessionKey, version: StoredSummary, field: str, told: str, store: SearchStore
+    key: SessionKey, version: StoredSummary, field: str, text: str, store: SearchStore
 ) -> Sequence[OriginalMessage]:
     """Return the best matching messages; for an entry, live messages are searched as well."""
-    kind, _, value = told.partition(" ")
+    kind, _, value = text.partition(" ")
     if field == "entry" and kind == LEFT_OUT:
         return []
-    question = SearchQuery.of((value or kind if field == "entry" else told)[:1_000])
+    question = SearchQuery.of((value or kind if field == "entry" else text)[:1_000])
     if not question.words:
         return []
     scope = Scope() if field == "entry" else Scope(version=version.version)

@@ -25,7 +25,7 @@ async def history(key: SessionKey, request: HistoryRequest, *, store: HistorySto
 
 
 def _page(originals: Sequence[OriginalMessage], next_position: int | None) -> str:
-    messages = ", ".join(original_json(one) for one in originals)
+    messages = ", ".join(original_json(original) for original in originals)
     return f'{{"messages": [{messages}], "next_position": {json.dumps(next_position)}}}'
 
 
@@ -53,22 +53,25 @@ async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) ->
 
 def session_json(counts: SessionCounts) -> dict[str, Any]:
     """Return the counts of a session in the form of the contract."""
-    told = counts._asdict()
-    del told["sid"]
-    told["messages_covered"] = counts.messages_covered
-    last = told.pop("last_event_at_ms")
-    told["usage"] = {
-        "state": usage_state(told.pop("usage_evictions")),
-        "reported_tokens": told.pop("reported_tokens"),
+    counts_json = counts._asdict()
+    del counts_json["sid"]
+    counts_json["messages_covered"] = counts.messages_covered
+    last = counts_json.pop("last_event_at_ms")
+    counts_json["usage"] = {
+        "state": usage_state(counts_json.pop("usage_evictions")),
+        "reported_tokens": counts_json.pop("reported_tokens"),
     }
     failures, until_ms, reason = (
-        told.pop(name) for name in ("failures", "cooldown_until_ms", "cooldown_reason")
+        counts_json.pop(name) for name in ("failures", "cooldown_until_ms", "cooldown_reason")
     )
-    told["cooldown"] = (
+    counts_json["cooldown"] = (
         {"failures": failures, "until": rfc3339(until_ms), "reason": reason} if failures else None
     )
-    told["audit"] = {"rows": told.pop("audit_rows"), "hash": told.pop("audit_hash")}
-    return told | {"last_event_at": rfc3339(last) if last is not None else None}
+    counts_json["audit"] = {
+        "rows": counts_json.pop("audit_rows"),
+        "hash": counts_json.pop("audit_hash"),
+    }
+    return counts_json | {"last_event_at": rfc3339(last) if last is not None else None}
 
 
 async def sessions(
@@ -84,35 +87,35 @@ async def sessions(
     )
     at_ms, number = page[-1].sort_key if page else (0, 0)
     return {
-        "sessions": [session_json(one) for one in page],
+        "sessions": [session_json(counts) for counts in page],
         "next_after": f"{at_ms}.{number}" if len(page) == limit else None,
     }
 
 
 def _place(after: str) -> tuple[int, int]:
-    found = _PLACE.fullmatch(after)
-    if found is None:
+    match = _PLACE.fullmatch(after)
+    if match is None:
         raise BadRequest("after: take next_after of the page before")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
     """Return all versions without their texts."""
     in_force, versions = await store.versions(key)
-    told = []
-    for one in versions:
-        fields = summary_json(one)
+    summaries_json = []
+    for version in versions:
+        fields = summary_json(version)
         for name in ("text", "sections", "ledger"):
             del fields[name]
-        told.append(
+        summaries_json.append(
             fields
             | {
-                "in_force": one.version == in_force,
-                "base_version": one.base_version,
-                "compaction_id": one.compaction_id,
+                "in_force": version.version == in_force,
+                "base_version": version.base_version,
+                "compaction_id": version.compaction_id,
             }
         )
-    return {"summaries": told}
+    return {"summaries": summaries_json}
 
 
 async def summary(
@@ -122,11 +125,11 @@ async def summary(
     in_force, versions = await store.versions(key, request.version)
     if not versions:
         raise BadRequest(f"version: there is no version {request.version} in this session")
-    (found,) = versions
-    return summary_json(found) | {
-        "in_force": found.version == in_force,
-        "base_version": found.base_version,
-        "compaction_id": found.compaction_id,
+    (stored,) = versions
+    return summary_json(stored) | {
+        "in_force": stored.version == in_force,
+        "base_version": stored.base_version,
+        "compaction_id": stored.compaction_id,
     }
 
 
@@ -135,14 +138,14 @@ async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) 
     rows = await store.audit(key, after=request.after, limit=request.limit)
     if not rows and request.after == 0:
         await store.counts(key)
-    told = []
+    rows_json = []
     for row in rows:
         fields = row._asdict()
         fields["audit_id"] = row.ordinal
         fields["compaction_id"] = None if row.compaction_id is None else str(row.compaction_id)
         fields["at"] = rfc3339(row.at_ms)
-        told.append(fields)
-    return {"audit": told}
+        rows_json.append(fields)
+    return {"audit": rows_json}
 
 
 async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:

@@ -34,20 +34,22 @@ def prepared_summary(summary: StoredSummary) -> _PreparedSummary:
         text_tokens=summary.text_tokens,
         cuts=summary.cuts,
     )
-    told = summary_json(summary)
-    told["sections"] = {
-        name: value for name, value in told["sections"].items() if name not in BOOKKEEPING
+    version_json = summary_json(summary)
+    version_json["sections"] = {
+        name: value for name, value in version_json["sections"].items() if name not in BOOKKEEPING
     }
-    return _PreparedSummary(facts, ledger, json.dumps(told))
+    return _PreparedSummary(facts, ledger, json.dumps(version_json))
 
 
 def shown_summary_json(summary: StoredSummary | None, rendered: Rendered) -> str:
     """Return the shown part of the version as JSON text."""
     if summary is None:
         return "null"
-    told = prepared_summary(summary)
-    if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(told.ledger):
-        return told.as_json
+    prepared = prepared_summary(summary)
+    if len(rendered.summary_text) == len(summary.text) and len(rendered.ledger) == len(
+        prepared.ledger
+    ):
+        return prepared.as_json
     shown = {
         "text": rendered.summary_text,
         "ledger": rendered.ledger,
@@ -87,9 +89,9 @@ def _defused(value: Any) -> Any:
         case str():
             return defused(value)
         case list():
-            return [_defused(one) for one in value]
+            return [_defused(item) for item in value]
         case dict():
-            return {defused(name): _defused(one) for name, one in value.items()}
+            return {defused(name): _defused(entry) for name, entry in value.items()}
         case _:
             return value
 

@@ -93,7 +93,7 @@ class _Search:
         if not best and len(self._question.words) > 1:
             await self.look(self._question.any_word())
             best = await asyncio.to_thread(ranked_by_any, self._question, self.texts)
-        return [(self.originals[one.position], one.score) for one in best[:limit]]
+        return [(self.originals[hit.position], hit.score) for hit in best[:limit]]
 
     @property
     def whole_words(self) -> int:
@@ -118,7 +118,7 @@ class _Search:
         await self._take(candidates.originals)
 
     async def _take(self, page: Sequence[OriginalMessage]) -> None:
-        new = [one for one in page if one.position not in self.originals]
+        new = [candidate for candidate in page if candidate.position not in self.originals]
         # Part by part: of a search that is cancelled only the part in hand is finished.
         for part in _parts(new):
             for original, text, grade in await asyncio.to_thread(_graded, self._question, part):

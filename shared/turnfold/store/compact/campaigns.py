@@ -81,18 +81,18 @@ class SqlCampaignStore:
         actor: str = LOCAL,
     ) -> CampaignProgress:
         """Begin a campaign, or return the running one with the same options."""
-        told = json.dumps(
+        options_json = json.dumps(
             {name: value for name, value in asdict(wanted).items() if value is not None},
             sort_keys=True,
         )
 
         def begin(connection: Connection) -> CampaignProgress:
-            for (known,) in _ALIKE.rows(connection, told, agent_id or ""):
+            for (known,) in _ALIKE.rows(connection, options_json, agent_id or ""):
                 return _progress(connection, known)
             ((count, until),) = _SCOPE.rows(connection, agent_id or "")
             campaign_id = installation.new_id()
             row = {
-                "campaign_id": campaign_id, "agent_id": agent_id, "wanted": told, "at_once": at_once, "until_sid": until, "sessions": count,
+                "campaign_id": campaign_id, "agent_id": agent_id, "wanted": options_json, "at_once": at_once, "until_sid": until, "sessions": count,
                 "requested_at_ms": now_ms, "finished_at_ms": None if count else now_ms, "actor": actor,
             }  # fmt: skip
             connection.execute(campaigns.insert(), row)
@@ -103,7 +103,7 @@ class SqlCampaignStore:
     async def advance(self, *, installation: Installation, now_ms: int) -> int:
         """Open the next sessions of each campaign, within its limit; return how many."""
         unfinished = await self._database.snapshot(
-            lambda connection: [one for (one,) in _UNFINISHED.rows(connection)]
+            lambda connection: [unfinished_id for (unfinished_id,) in _UNFINISHED.rows(connection)]
         )
         opened = 0
         for campaign_id in unfinished:

@@ -97,10 +97,10 @@ class SqlModelCallStore:
 
     async def spent(self, agent_id: AgentId, day: int) -> int:
         """Return the tokens that an agent's summaries took on a day."""
-        found = await self._database.snapshot(
+        spent = await self._database.snapshot(
             lambda connection: _SPENT.rows(connection, agent_id, day)
         )
-        return next((int(tokens) for (tokens,) in found), 0)
+        return next((int(tokens) for (tokens,) in spent), 0)
 
     async def spend(self, agent_id: AgentId, day: int, tokens: int) -> int:
         """Add to the tokens of a day; return the sum."""
@@ -124,4 +124,4 @@ def delete_chunk_summaries(connection: Connection, sid: int) -> None:
 
 
 def _ids(compaction_ids: Iterable[CompactionId]) -> list[int]:
-    return [int(one) for one in compaction_ids]
+    return [int(compaction_id) for compaction_id in compaction_ids]

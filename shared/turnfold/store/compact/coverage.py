@@ -87,7 +87,9 @@ def covered_by(connection: Connection, sid: int, version: int | None) -> frozens
     return (
         frozenset()
         if version is None
-        else frozenset(one for (one,) in _COVERED_BY.rows(connection, sid, version))
+        else frozenset(
+            compaction_id for (compaction_id,) in _COVERED_BY.rows(connection, sid, version)
+        )
     )
 
 
@@ -98,7 +100,7 @@ def covered_compactions(sid: int, version: int) -> Select[tuple[int]]:
 
 def uncovered(connection: Connection, sid: int) -> list[int]:
     """Return summarized evictions that the version in force does not cover, oldest first."""
-    return [one for (one,) in _UNCOVERED.rows(connection, sid)]
+    return [compaction_id for (compaction_id,) in _UNCOVERED.rows(connection, sid)]
 
 
 def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:

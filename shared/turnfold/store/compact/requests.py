@@ -113,10 +113,10 @@ def _set_for_agent(
     connection.execute(
         insert_for(connection)(agents).values(agent_id=agent_id).on_conflict_do_nothing()
     )
-    found = connection.execute(
+    row = connection.execute(
         select(agents).where(agents.c.agent_id == agent_id).with_for_update()
     ).one()
-    before = PolicyOverrides(found.preset, found.mode, found.overrides)
+    before = PolicyOverrides(row.preset, row.mode, row.overrides)
     wishes = _wished(before, request, installation)
     _check(installation, wishes, PolicyOverrides())
     values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
@@ -124,8 +124,8 @@ def _set_for_agent(
     if changes := wishes.differences(before):
         _record_for_agent(connection, agent_id, changes, now_ms, actor)
     # Every window of the agent may look different now.
-    mine = sessions.c.agent_id == agent_id
-    connection.execute(update(sessions).where(mine).values(revision=sessions.c.revision + 1))
+    is_agent = sessions.c.agent_id == agent_id
+    connection.execute(update(sessions).where(is_agent).values(revision=sessions.c.revision + 1))
     return {"agent_id": agent_id, **_told(wishes)}
 
 
@@ -133,9 +133,12 @@ def _record_for_agent(
     connection: Connection, agent_id: AgentId, changes: Mapping[str, Any], now_ms: int, actor: str
 ) -> None:
     """Append an audit row to the agent's own chain (empty session id); its row is locked."""
-    mine = (audit.c.agent_id == agent_id) & (audit.c.session_id == ALL_SESSIONS)
+    is_chain = (audit.c.agent_id == agent_id) & (audit.c.session_id == ALL_SESSIONS)
     newest = (
-        select(audit.c.ordinal, audit.c.hash).where(mine).order_by(audit.c.ordinal.desc()).limit(1)
+        select(audit.c.ordinal, audit.c.hash)
+        .where(is_chain)
+        .order_by(audit.c.ordinal.desc())
+        .limit(1)
     )
     ordinal, prev_hash = next(
         ((row.ordinal, row.hash) for row in connection.execute(newest)), (0, "")

@@ -154,14 +154,14 @@ def end_rewriting(
 
 def fence_off(connection: Connection, session: SessionRow, *, now_ms: int) -> None:
     """Make running jobs of a session start again, because the version they build on is replaced."""
-    mine = (
+    is_running_job = (
         (compactions.c.sid == session.sid)
         & (compactions.c.status == "running")
         & (compactions.c.trigger != "regenerate")
     )
     connection.execute(
         update(compactions)
-        .where(mine)
+        .where(is_running_job)
         .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
     )
 

@@ -102,12 +102,12 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
     while True:
         try:
             async with database.read() as connection:
-                found = (
+                revision = (
                     await connection.exec_driver_sql("SELECT version_num FROM alembic_version")
                 ).scalar()
         except (Unavailable, DBAPIError):
-            found = None
-        if found is not None and found >= REVISION:
+            revision = None
+        if revision is not None and revision >= REVISION:
             return
         if asyncio.get_running_loop().time() > deadline:
             raise StartError(

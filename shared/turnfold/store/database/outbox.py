@@ -29,5 +29,5 @@ class SqlOutboxStore:
 
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Delete notices that the stream has."""
-        told = [(notice.outbox_id,) for notice in notices]
-        await self._database.write(lambda connection: _FORGET.run(connection, told))
+        ids = [(notice.outbox_id,) for notice in notices]
+        await self._database.write(lambda connection: _FORGET.run(connection, ids))

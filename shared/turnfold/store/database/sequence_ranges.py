@@ -22,13 +22,13 @@ _INSERT = BulkInsert(ingested, ("first_seq", "last_seq"))
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
     """Return the same sequences in as few ranges as possible."""
-    done: list[Range] = []
+    joined_ranges: list[Range] = []
     for first, last in sorted(ranges):
-        if done and first <= done[-1][1] + 1:
-            done[-1] = (done[-1][0], max(done[-1][1], last))
+        if joined_ranges and first <= joined_ranges[-1][1] + 1:
+            joined_ranges[-1] = (joined_ranges[-1][0], max(joined_ranges[-1][1], last))
         else:
-            done.append((first, last))
-    return done
+            joined_ranges.append((first, last))
+    return joined_ranges
 
 
 def add(connection: Connection, ranges: Iterable[Range]) -> None:

@@ -219,8 +219,8 @@ def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) ->
 def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:
     """Lock the sessions with these numbers."""
     wanted = sorted(set(sids))
-    found = _by_key(_BY_SID.rows(connection, wanted)) if wanted else {}
-    return {row.sid: row for row in found.values()}
+    by_key = _by_key(_BY_SID.rows(connection, wanted)) if wanted else {}
+    return {row.sid: row for row in by_key.values()}
 
 
 def _by_key(rows: Iterable[Sequence[Any]]) -> dict[SessionKey, SessionRow]:
@@ -271,7 +271,7 @@ class SessionJournal:
     ) -> None:
         """Append an audit row to the session's chain; `actor` overrides that of the transaction."""
         session.audit_rows += 1
-        told = json.dumps(details, separators=(",", ":"))
+        details_json = json.dumps(details, separators=(",", ":"))
         key = session.key
         sealed = (
             key.agent_id,
@@ -283,7 +283,7 @@ class SessionJournal:
             reason,
             tokens_before,
             tokens_after,
-            told,
+            details_json,
         )
         by = actor or self.actor
         before, session.audit_hash = session.audit_hash, seal(session.audit_hash, sealed, by)

@@ -50,8 +50,8 @@ class Prepared:
     def rows(self, connection: SupportsStatements, *values: Any) -> Sequence[Sequence[Any]]:
         """Return all rows, with the types of the driver."""
         sql, order, fixed = self._sql(connection.dialect)
-        given = values + fixed
-        return _fetched(connection, sql, tuple([given[place] for place in order]))
+        parameters = values + fixed
+        return _fetched(connection, sql, tuple([parameters[place] for place in order]))
 
     def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
         """Return the SQL, the order of its parameters, and constant parameters."""
@@ -145,17 +145,17 @@ class PreparedPairs:
             self._written[written] = (
                 f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) {statement.compile(dialect=dialect)}"
             )
-        given = (
+        pairs_source = (
             [list(side) for side in zip(*values, strict=True)]
             if has_arrays
             else chain.from_iterable(values)
         )
-        return _fetched(connection, self._written[written], tuple(given))
+        return _fetched(connection, self._written[written], tuple(pairs_source))
 
     def _looked_up(self) -> Select[*tuple[Any, ...]]:
         """Write one lookup per pair. OFFSET prevents the planner from merging them."""
-        found = self._statement.offset(literal_column("0")).lateral("found")
-        return select(found).select_from(self.pairs, found)
+        lookup = self._statement.offset(literal_column("0")).lateral("found")
+        return select(lookup).select_from(self.pairs, lookup)
 
     def _pairs(self, dialect: Dialect, length: int) -> str:
         if dialect.name == "postgresql":
@@ -240,17 +240,17 @@ class BulkInsert(Bulk):
                 rows,
             )
             return
-        done = 0
+        written = 0
         if connection.dialect.name == "sqlite":
             for size in ROWS_A_STATEMENT:
-                while len(rows) - done >= size:
+                while len(rows) - written >= size:
                     many = sql + f", {self._places}" * (size - 1)
                     connection.exec_driver_sql(
-                        many, tuple(chain.from_iterable(rows[done : done + size]))
+                        many, tuple(chain.from_iterable(rows[written : written + size]))
                     )
-                    done += size
-        if done < len(rows):
-            super()._execute(connection, sql, rows[done:])
+                    written += size
+        if written < len(rows):
+            super()._execute(connection, sql, rows[written:])
 
 
 ROWS_A_STATEMENT = (256, 32)

@@ -46,7 +46,7 @@ class ThreadTransactions:
         interrupting = _Interrupting()
         running = self._threads.submit(self._transact_while_wanted, work, interrupting)
         try:
-            found = await asyncio.wrap_future(running)
+            result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             interrupting.end()
             running.add_done_callback(partial(_told_in, asyncio.get_running_loop(), on_end))
@@ -55,7 +55,7 @@ class ThreadTransactions:
             on_end()
             raise
         on_end()
-        return found
+        return result
 
     def _transact(self, work: Callable[[Connection], Found]) -> Found:
         with TranslatedErrors(), self._connection() as connection, connection.begin():

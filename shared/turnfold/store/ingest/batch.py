@@ -185,7 +185,7 @@ class BatchWriter:
 
         Nearly always all are new, so the insert comes first; the unique keys report duplicates.
         """
-        fresh, again = first_of_each(arrivals)
+        fresh, repeated = first_of_each(arrivals)
         try:
             with self._connection.begin_nested():
                 self._insert_rows(fresh)
@@ -193,7 +193,7 @@ class BatchWriter:
             fresh = self._unknown(fresh)
             self._insert_rows(fresh)
         self._new = fresh
-        for arrival in again:
+        for arrival in repeated:
             self._unknown([arrival])
 
     def _unknown(self, arrivals: Sequence[DecodedEvent]) -> list[DecodedEvent]:
@@ -237,27 +237,29 @@ class BatchWriter:
         stored = self._connection.execute(_BODIES, span).all()
         said = [json.loads(message.body) for message in arrival.messages]
         return [json.loads(body) for body, _ in stored] == said and all(
-            bool(one) == arrival.is_error for _, one in stored
+            bool(is_error) == arrival.is_error for _, is_error in stored
         )
 
     def _move(self, arrival: DecodedEvent, span: dict[str, int]) -> None:
         """Move a stored event to the earlier sequence of its duplicate; evictions stay."""
         connection, sid = self._connection, span["of_sid"]
         first = position_of(arrival.stream_seq, 0)
-        mine = (messages.c.sid == sid) & messages.c.position.between(span["first"], span["last"])
+        is_moved = (messages.c.sid == sid) & messages.c.position.between(
+            span["first"], span["last"]
+        )
         rows = select(messages.c.position, messages.c.compaction_id).where(
-            mine, messages.c.compaction_id.is_not(None)
+            is_moved, messages.c.compaction_id.is_not(None)
         )
         evicted = [
             (row, sid, first + position - span["first"])
             for position, row in connection.execute(rows)
         ]
         came_last = (
-            connection.execute(select(func.max(messages.c.created_at_ms)).where(mine)).scalar()
+            connection.execute(select(func.max(messages.c.created_at_ms)).where(is_moved)).scalar()
             == self._sessions[arrival.key].last_event_at_ms
         )
         delete_indexed(connection, sid, first=span["first"], last=span["last"])
-        connection.execute(delete(messages).where(mine))
+        connection.execute(delete(messages).where(is_moved))
         calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(
             span["first"], span["last"]
         )
@@ -295,7 +297,7 @@ class BatchWriter:
 
     def _refuse(self, arrival: DecodedEvent, reason: str, detail: str) -> None:
         payload = self._payloads.get(arrival.stream_seq, b"")
-        told = (
+        stored_as = (
             arrival.stream_seq,
             arrival.at_ms,
             arrival.subject,
@@ -304,7 +306,7 @@ class BatchWriter:
             len(payload),
             payload[:PAYLOAD_KEPT_BYTES],
         )
-        self._dead.append(DeadLetter(*told, key=arrival.key))
+        self._dead.append(DeadLetter(*stored_as, key=arrival.key))
 
     def _insert_rows(self, arrivals: Sequence[DecodedEvent]) -> None:
         event_rows: list[tuple[Any, ...]] = []
@@ -340,7 +342,7 @@ class BatchWriter:
                         for call in message.calls
                     ]
                     calls += made
-                    self._touched.update([one[:2] for one in made])
+                    self._touched.update([row[:2] for row in made])
                 if message.tool_call_id:
                     self._touched.add((sid, storable(message.tool_call_id)))
         inserts = (

@@ -53,9 +53,9 @@ def first_of_each(
 ) -> tuple[list[DecodedEvent], list[DecodedEvent]]:
     """Split a batch into the first occurrence of each event and the repeated ones."""
     first: dict[tuple[str, str], DecodedEvent] = {}
-    again = [
-        one
-        for one in arrivals
-        if first.setdefault((one.key.agent_id, one.event_id), one) is not one
+    repeated = [
+        arrival
+        for arrival in arrivals
+        if first.setdefault((arrival.key.agent_id, arrival.event_id), arrival) is not arrival
     ]
-    return list(first.values()), again
+    return list(first.values()), repeated

@@ -167,14 +167,16 @@ def erase(
         ).scalars()
         keys = [SessionKey(key, SessionId(name)) for name in mine]
         locked = [
-            one for some in in_portions(keys) for one in lock_by_key(connection, some).values()
+            session
+            for portion in in_portions(keys)
+            for session in lock_by_key(connection, portion).values()
         ]
         is_known = True
         connection.execute(delete(agents).where(agents.c.agent_id == key))
         connection.execute(delete(spending).where(spending.c.agent_id == key))
         add_tombstone(connection, SessionKey(key, SessionId(ALL_SESSIONS)), last_seq, now_ms)
     _erase_letters(connection, key)
-    found = _erase_sessions(
+    erased = _erase_sessions(
         connection,
         locked,
         last_seq,
@@ -184,7 +186,7 @@ def erase(
     )
     if not isinstance(key, SessionKey):
         connection.execute(delete(session_counts).where(session_counts.c.agent_id == key))
-    return found if is_known else EraseResult()
+    return erased if is_known else EraseResult()
 
 
 def _expire(connection: Connection, *, sid: int, installation: Installation, now_ms: int) -> None:
@@ -214,8 +216,8 @@ def _erase_sessions(
     actor: str,
 ) -> EraseResult:
     records, total = SessionJournal(actor), 0
-    for some in in_portions(locked):
-        sids = [session.sid for session in some]
+    for portion in in_portions(locked):
+        sids = [session.sid for session in portion]
         stored = connection.execute(
             select(events.c.agent_id, events.c.event_id, events.c.stream_seq).where(
                 events.c.sid.in_(sids)
@@ -243,7 +245,7 @@ def _erase_sessions(
         for table in HANGING:
             connection.execute(delete(table).where(table.c.sid.in_(sids)))
         connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
-        for session in some:
+        for session in portion:
             number = counts.get(session.sid, 0)
             total += number
             records.add_audit_row(
@@ -274,20 +276,20 @@ def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
         named = (dead_letters.c.agent_id == key.agent_id) & (
             dead_letters.c.session_id == key.session_id
         )
-        mine = or_(named, dead_letters.c.subject.in_(subjects))
+        is_of_key = or_(named, dead_letters.c.subject.in_(subjects))
     else:
         begins = [
             dead_letters.c.subject.startswith(f"{kind}.{token_of(key)}.", autoescape=True)
             for kind in EVENT_TYPES
         ]
-        mine = or_(dead_letters.c.agent_id == key, *begins)
+        is_of_key = or_(dead_letters.c.agent_id == key, *begins)
     purge_from_stream(
-        connection, connection.execute(select(dead_letters.c.stream_seq).where(mine)).scalars()
+        connection, connection.execute(select(dead_letters.c.stream_seq).where(is_of_key)).scalars()
     )
-    connection.execute(delete(dead_letters).where(mine))
-    for some in _claiming(connection, key):
-        purge_from_stream(connection, some)
-        connection.execute(delete(dead_letters).where(dead_letters.c.stream_seq.in_(some)))
+    connection.execute(delete(dead_letters).where(is_of_key))
+    for sequences in _claiming(connection, key):
+        purge_from_stream(connection, sequences)
+        connection.execute(delete(dead_letters).where(dead_letters.c.stream_seq.in_(sequences)))
 
 
 def _claiming(connection: Connection, key: SessionKey | AgentId) -> Iterable[Sequence[int]]:
@@ -295,8 +297,8 @@ def _claiming(connection: Connection, key: SessionKey | AgentId) -> Iterable[Seq
     after = 0
     while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, LETTERS_AT_ONCE):
         after = rows[-1][0]
-        if found := [seq for seq, payload in rows if is_claimed(bytes(payload), key)]:
-            yield found
+        if claimed := [seq for seq, payload in rows if is_claimed(bytes(payload), key)]:
+            yield claimed
 
 
 def _wishes(columns: Sequence[Any]) -> tuple[PolicyOverrides, PolicyOverrides]:

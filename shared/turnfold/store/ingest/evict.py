@@ -84,7 +84,8 @@ def evict(
     those events.
     """
     readings = {
-        sid: {seq: one for seq, one in some.items() if one is not None} for sid, some in new.items()
+        sid: {seq: reading for seq, reading in reported.items() if reading is not None}
+        for sid, reported in new.items()
     }
     metered = [
         session
@@ -143,7 +144,7 @@ def _has_to_be_metered(
     session: SessionRow, readings: Mapping[int, UsageReading], installation: Installation
 ) -> bool:
     """Return whether reported usage may exceed its limit, or end a series of evictions. Rare."""
-    reported = max([one.tokens for one in readings.values()], default=0)
+    reported = max([reading.tokens for reading in readings.values()], default=0)
     if session.usage_evictions and reported:
         return True
     reported = max(reported, session.reported_tokens)
@@ -176,16 +177,16 @@ def evict_now(
     now_ms: int,
 ) -> int | None:
     """Evict from one locked session on request; without `reason`, only if a trigger fires."""
-    found = (reason,) if reason else _fired(session, installation)
-    if not found or (session.held_tokens and reason is not REQUESTED):
+    triggers = (reason,) if reason else _fired(session, installation)
+    if not triggers or (session.held_tokens and reason is not REQUESTED):
         return None
     policy = installation.policy(session.agent_wishes, session.wishes)
     live = _live(connection, [session])[session.sid]
     opening = CompactionOpener(connection, installation, records)
     if policy.commit is Commit.ON_SUMMARY:
-        opened = opening.plan(session, found, live, policy, at_ms=now_ms)
+        opened = opening.plan(session, triggers, live, policy, at_ms=now_ms)
     else:
-        due, evicted = first_eviction(found, live, policy, now_ms=now_ms)
+        due, evicted = first_eviction(triggers, live, policy, now_ms=now_ms)
         if due is None:
             return None
         eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(
@@ -239,14 +240,15 @@ def mark_evicted(
         by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor
     )
     MARK_EVICTED.run(
-        connection, [(compaction_id, session.sid, one.position, one.position) for one in evicted]
+        connection,
+        [(compaction_id, session.sid, message.position, message.position) for message in evicted],
     )
     ((left,),) = _LEFT.rows(
         connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id
     )
     if left != len(evicted):
         raise LostLease(CompactionId(str(compaction_id)))
-    tokens = sum([one.tokens for one in evicted])
+    tokens = sum([leaving.tokens for leaving in evicted])
     _CARRIED_OUT.run(
         connection,
         [

@@ -211,7 +211,7 @@ class CompactionOpener:
     def plan(
         self,
         session: SessionRow,
-        found: Sequence[FiredTrigger],
+        triggers: Sequence[FiredTrigger],
         live: Sequence[Message],
         policy: Policy,
         *,
@@ -222,10 +222,10 @@ class CompactionOpener:
 
         None if nothing would leave. During a cooldown of the model only a request opens one.
         """
-        already = _PLANNED.rows(self._connection, session.sid) if found else ()
+        already = _PLANNED.rows(self._connection, session.sid) if triggers else ()
         if already:
             return int(already[0][0])
-        due, _ = first_eviction(found, live, policy, now_ms=at_ms)
+        due, _ = first_eviction(triggers, live, policy, now_ms=at_ms)
         if due is None:
             return None
         compaction_id = self._installation.new_id()
@@ -259,7 +259,11 @@ class CompactionOpener:
             compaction_id: (sid, digest_messages(evicted))
             for compaction_id, (sid, evicted) in self._evicted.items()
         }
-        places = [(sid, message.position) for sid, some in quoted.values() for message in some]
+        places = [
+            (sid, message.position)
+            for sid, messages_quoted in quoted.values()
+            for message in messages_quoted
+        ]
         texts = quoted_texts(self._connection, places)
         return {
             compaction_id: digest_eviction(evicted, texts, count=self._installation.count)

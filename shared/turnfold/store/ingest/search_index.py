@@ -65,10 +65,10 @@ class SqlSearchIndex:
 
     async def index_some(self) -> bool:
         """Index messages of the sessions that wait longest; return whether more are waiting."""
-        found, is_more = await self._database.snapshot(_waiting)
-        if found:
+        unindexed, is_more = await self._database.snapshot(_waiting)
+        if unindexed:
             # Taken apart before the transaction begins, and while none is open: on SQLite there is one writer.
-            made = await asyncio.to_thread(_taken_apart, found)
+            made = await asyncio.to_thread(_taken_apart, unindexed)
             await self._database.write(lambda connection: _store(connection, made))
         return is_more
 
@@ -119,7 +119,7 @@ _INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
 def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]], bool]:
     """Return the next messages of each waiting session, and whether more wait."""
     unindexed = _UNINDEXED[connection.dialect.name]
-    found: dict[int, list[UnindexedMessage]] = {}
+    messages_by_sid: dict[int, list[UnindexedMessage]] = {}
     room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
     due = _DUE.rows(connection, SESSIONS_AT_ONCE)
     is_more = len(due) == SESSIONS_AT_ONCE
@@ -131,7 +131,7 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
                 break
             last = position
             room, characters = room - 1, characters - size
-        found[sid] = (
+        messages_by_sid[sid] = (
             []
             if last is None
             else [
@@ -140,24 +140,24 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
             ]
         )
         if room <= 0 or characters <= 0:
-            return found, True
-    return found, is_more
+            return messages_by_sid, True
+    return messages_by_sid, is_more
 
 
 def _taken_apart(
-    found: Mapping[int, Iterable[UnindexedMessage]],
+    unindexed: Mapping[int, Iterable[UnindexedMessage]],
 ) -> dict[int, dict[int, list[str]]]:
     return {
         sid: {row.position: terms_of_body(sid, row.body) for row in rows}
-        for sid, rows in found.items()
+        for sid, rows in unindexed.items()
     }
 
 
 def terms_of_body(sid: int, body: str) -> list[str]:
     """Return the index terms of a message of this session."""
-    found = terms(searchable(json.loads(body)))
+    words = terms(searchable(json.loads(body)))
     of_this = of_session(sid, "")
-    return [of_this + term for term in ((UNDIVIDED,) if found is None else found)]
+    return [of_this + term for term in ((UNDIVIDED,) if words is None else words)]
 
 
 def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) -> None:
@@ -170,14 +170,16 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) 
     for sid, first in _LOCKED.rows(connection, sorted(made)):
         if first is None:
             continue
-        mine = made[sid]
-        if mine:
+        made_here = made[sid]
+        if made_here:
             absent = [
                 position
-                for (position,) in unindexed.between.rows(connection, sid, min(mine), max(mine))
-                if position in mine
+                for (position,) in unindexed.between.rows(
+                    connection, sid, min(made_here), max(made_here)
+                )
+                if position in made_here
             ]
-            _insert(connection, sid, {position: mine[position] for position in absent})
+            _insert(connection, sid, {position: made_here[position] for position in absent})
         wait.append(
             (
                 next(
@@ -195,15 +197,17 @@ def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: in
     An index without texts must be told what it contained.
     """
     if connection.dialect.name != "sqlite":
-        mine = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
-        connection.execute(delete(word_index).where(mine))
+        in_range = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
+        connection.execute(delete(word_index).where(in_range))
         return
     while True:
         indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
-        some = select(messages.c.position, messages.c.body).where(
+        selected = select(messages.c.position, messages.c.body).where(
             messages.c.sid == sid, messages.c.position.between(first, last), indexed
         )
-        rows = connection.execute(some.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)).all()
+        rows = connection.execute(
+            selected.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)
+        ).all()
         if not rows:
             return
         connection.execute(_DELETE_SQLITE, [_told(sid, position, body) for position, body in rows])
@@ -268,7 +272,7 @@ def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
     connection.execute(_DELETE_SQLITE, gone)
     connection.execute(
         update(leftovers)
-        .where(leftovers.c.position.in_([one["position"] for one in gone]))
+        .where(leftovers.c.position.in_([row["position"] for row in gone]))
         .values(body="")
     )
 
@@ -287,10 +291,11 @@ def _insert(connection: Connection, sid: int, made: Mapping[int, list[str]]) -> 
         return
     if connection.dialect.name == "sqlite":
         _INSERT_SQLITE.run(
-            connection, [(position, " ".join(found)) for position, found in made.items()]
+            connection,
+            [(position, " ".join(message_terms)) for position, message_terms in made.items()],
         )
         return
-    listed = [{"at": position, "of_sid": sid, "found": found} for position, found in made.items()]
+    listed = [{"at": position, "of_sid": sid, "found": words} for position, words in made.items()]
     connection.execute(_INSERT_POSTGRESQL, listed)
 
 

@@ -167,9 +167,9 @@ def _stored_before_erasure(
     return {seq for seq, digest in digests.items() if digest in known}
 
 
-def record_duplicates(connection: Connection, found: Iterable[tuple[int, int]]) -> None:
+def record_duplicates(connection: Connection, places: Iterable[tuple[int, int]]) -> None:
     """Record other sequences at which the stream holds an event."""
-    rows = [{"sid": sid, "stream_seq": seq} for sid, seq in sorted(found)]
+    rows = [{"sid": sid, "stream_seq": seq} for sid, seq in sorted(places)]
     if rows:
         connection.execute(insert_for(connection)(copies).on_conflict_do_nothing(), rows)
 
@@ -198,6 +198,6 @@ def insert_missing(connection: Connection, table: Table, values: Sequence[Any]) 
     Bulk(statement, ("value",)).run(connection, [(value,) for value in values])
 
 
-def in_portions(some: Sequence[Any]) -> Iterable[Sequence[Any]]:
+def in_portions(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
     """Split a sequence into portions of AT_ONCE."""
-    return (some[start : start + AT_ONCE] for start in range(0, len(some), AT_ONCE))
+    return (values[start : start + AT_ONCE] for start in range(0, len(values), AT_ONCE))

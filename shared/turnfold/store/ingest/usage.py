@@ -139,21 +139,21 @@ _NEWEST_COMPACTION = PreparedPairs(
 )
 
 
-def calibration_cutoff(connection: Connection, some: Sequence[SessionRow]) -> Mapping[int, int]:
+def calibration_cutoff(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, int]:
     """Return when the last compaction of each session ended: a far time if open, -1 if none.
 
     Times are ms since 1970. Rewriting compactions do not count.
     """
     rows = _NEWEST_COMPACTION.rows(
-        connection, [(session.sid, session.compactions) for session in some]
+        connection, [(session.sid, session.compactions) for session in sessions]
     )
-    found = {
+    cutoffs = {
         sid: NEVER_MS
         if status in ("pending", "running") and not Trigger(trigger).rewrites
-        else max(begun, done or 0, undone or 0)
-        for sid, status, trigger, begun, done, undone in rows
+        else max(begun, finished_ms or 0, undone or 0)
+        for sid, status, trigger, begun, finished_ms, undone in rows
     }
-    return {session.sid: found.get(session.sid, -1) for session in some}
+    return {session.sid: cutoffs.get(session.sid, -1) for session in sessions}
 
 
 class Calibrator:
@@ -185,9 +185,9 @@ class Calibrator:
         if not looked_at:
             return 1.0
         known = [
-            one
-            for one in differences
-            if looked_at[-1] // MESSAGES_PER_EVENT <= one.seq <= last // MESSAGES_PER_EVENT
+            difference
+            for difference in differences
+            if looked_at[-1] // MESSAGES_PER_EVENT <= difference.seq <= last // MESSAGES_PER_EVENT
         ]
         return calibration_factor(known, self._compacted)
 
@@ -214,7 +214,7 @@ class Calibrator:
                 for sid, position, since_ms, until_ms, grown, counted, unfit, earlier_model in rows
                 if not unfit and earlier_model == model
             ]
-            self._look_up({one.session for one in differences})
+            self._look_up({difference.session for difference in differences})
             self._known[key] = (reports, differences)
         return self._known[key]
 

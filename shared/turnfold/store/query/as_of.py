@@ -146,18 +146,18 @@ def timeline_state(
     past = _past(connection, sid)
     match moment:
         case AtVersion(version=number):
-            named = next((one for one in past.versions if one.version == number), None)
+            named = next((version for version in past.versions if version.version == number), None)
             if named is None:
                 raise BadRequest(f"as_of: there is no version {number} in this session")
             # What a version speaks for had come before it, whatever the clocks say.
             until = max(_newest_by(connection, sid, named.created_at_ms), named.last_position)
             return state_as_of(named.created_at_ms, until, past, in_force=number)
         case AtMessage(event_id=event_id, index=index):
-            found = [
+            spans = [
                 position_of(seq, index)
                 for (seq,) in _PLACE.rows(connection, key.agent_id, event_id, sid)
             ]
-            for until in found if index < MESSAGES_PER_EVENT else ():
+            for until in spans if index < MESSAGES_PER_EVENT else ():
                 for (at_ms,) in _TIME.rows(connection, sid, until):
                     return state_as_of(at_ms, until, past)
             raise BadRequest("as_of: this session has no message of that id")
@@ -183,26 +183,28 @@ def _past(connection: SupportsStatements, sid: int) -> SessionTimeline:
 
 def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -> list[Message]:
     """Return the messages that were live or pending at a moment, in order, as they were."""
-    undone = {one.compaction_id: _taken_by(connection, sid, one) for one in state.undone}
+    undone = {
+        eviction.compaction_id: _taken_by(connection, sid, eviction) for eviction in state.undone
+    }
     away = {message.position for taken in undone.values() for message in taken}
-    found = [message_of(row) for row in _LIVE.rows(connection, sid, state.until)]
-    for one in state.later:
-        found += [
+    messages_then = [message_of(row) for row in _LIVE.rows(connection, sid, state.until)]
+    for span in state.later:
+        messages_then += [
             replace(message_of(row), compaction_id=None)
-            for row in _rows_of(connection, sid, one, state.until)
+            for row in _rows_of(connection, sid, span, state.until)
         ]
-    found = [message for message in found if message.position not in away]
-    for one in state.pending:
-        found += undone.get(one.compaction_id) or [
-            message_of(row) for row in _rows_of(connection, sid, one, state.until)
+    messages_then = [message for message in messages_then if message.position not in away]
+    for span in state.pending:
+        messages_then += undone.get(span.compaction_id) or [
+            message_of(row) for row in _rows_of(connection, sid, span, state.until)
         ]
-    found.sort(key=attrgetter("position"))
+    messages_then.sort(key=attrgetter("position"))
     # A result cannot have stood beside a call that had not come.
     return [
         replace(m, answers=None)
         if m.answers is not None and m.answers.position > state.until
         else m
-        for m in found
+        for m in messages_then
     ]
 
 

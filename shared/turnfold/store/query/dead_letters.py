@@ -54,18 +54,18 @@ class SqlDeadLetterStore:
         """Return the ingested ones of these sequences, each with its new dead letter."""
 
         def read(connection: Connection) -> dict[int, DeadLetterRow | None]:
-            found: dict[int, DeadLetterRow | None] = {}
+            outcomes: dict[int, DeadLetterRow | None] = {}
             for seq in sequences:
                 holds = select(ingested.c.first_seq).where(
                     ingested.c.first_seq <= seq, ingested.c.last_seq >= seq
                 )
                 if connection.execute(holds).first() is not None:
-                    found[seq] = None
+                    outcomes[seq] = None
             for row in connection.execute(
-                select(*DEAD).where(dead_letters.c.stream_seq.in_(list(found)))
+                select(*DEAD).where(dead_letters.c.stream_seq.in_(list(outcomes)))
             ):
-                found[row.stream_seq] = DeadLetterRow(*row)
-            return found
+                outcomes[row.stream_seq] = DeadLetterRow(*row)
+            return outcomes
 
         return await self._database.snapshot(read)
 

@@ -85,7 +85,11 @@ class SqlHistoryStore:
         self, key: SessionKey, message_ids: Sequence[str]
     ) -> Sequence[OriginalMessage]:
         """Return the messages with these ids, in order; unknown ids are left out."""
-        named = [found for one in message_ids if (found := split_message_id(one)) is not None]
+        named = [
+            parts
+            for message_id in message_ids
+            if (parts := split_message_id(message_id)) is not None
+        ]
         async with self._session(key) as (connection, sid):
             event_ids = {event_id for event_id, _ in named}
             of_agent = (
@@ -118,8 +122,10 @@ class SqlHistoryStore:
         of_agent = select(agents.c.preset, agents.c.mode, agents.c.overrides).where(
             agents.c.agent_id == agent_id
         )
-        mine = (sessions.c.agent_id == agent_id) & (sessions.c.session_id == session_id)
-        of_session = select(sessions.c.preset, sessions.c.mode, sessions.c.overrides).where(mine)
+        is_session = (sessions.c.agent_id == agent_id) & (sessions.c.session_id == session_id)
+        of_session = select(sessions.c.preset, sessions.c.mode, sessions.c.overrides).where(
+            is_session
+        )
         async with self._database.read() as connection:
             first, second = [
                 (await connection.execute(wanted)).one_or_none()
@@ -159,14 +165,14 @@ class SqlHistoryStore:
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
         """Return audit rows after an ordinal. They are kept when the session is erased."""
-        mine = (
+        is_chain = (
             (audit.c.agent_id == key.agent_id)
             & (audit.c.session_id == key.session_id)
             & (audit.c.ordinal > literal(after, BigInteger))
         )
         async with self._database.read() as connection:
             rows = await connection.execute(
-                select(*_AUDIT).where(mine).order_by(audit.c.ordinal).limit(limit)
+                select(*_AUDIT).where(is_chain).order_by(audit.c.ordinal).limit(limit)
             )
             return [AuditRow(*row) for row in rows]
 
@@ -190,8 +196,10 @@ class SqlHistoryStore:
     @asynccontextmanager
     async def _session(self, key: SessionKey) -> AsyncGenerator[tuple[AsyncConnection, int]]:
         async with self._database.read() as connection:
-            mine = (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
-            sid = (await connection.execute(select(sessions.c.sid).where(mine))).scalar()
+            is_session = (sessions.c.agent_id == key.agent_id) & (
+                sessions.c.session_id == key.session_id
+            )
+            sid = (await connection.execute(select(sessions.c.sid).where(is_session))).scalar()
             if sid is None:
                 raise UnknownSession("nothing was published in this session yet")
             yield connection, sid

@@ -43,7 +43,7 @@ class CachedSession:
     @property
     def size(self) -> int:
         """The number of messages."""
-        return len(self.live) + sum([len(some) for some in self.evicted.values()])
+        return len(self.live) + sum([len(evicted) for evicted in self.evicted.values()])
 
     def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
         """Return whether few enough messages must be read to do it in the loop's thread."""

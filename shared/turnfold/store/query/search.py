@@ -108,9 +108,9 @@ class SqlSearchStore:
 
 
 def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
-    mine = (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
+    is_session = (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
     row = connection.execute(
-        select(sessions.c.sid, sessions.c.unindexed_from).where(mine)
+        select(sessions.c.sid, sessions.c.unindexed_from).where(is_session)
     ).one_or_none()
     if row is None:
         raise UnknownSession("nothing was published in this session yet")
@@ -176,8 +176,8 @@ def _has_more(connection: Connection, places: Places, than: int) -> bool:
 def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
     """Select matching positions. FTS5 returns them in key order, so nothing is sorted."""
     asked = f"({' AND '.join(_quoted(sid, term) for term in lookup)}) OR {_quoted(sid, Term(UNDIVIDED))}"
-    found = text("word_index MATCH :asked").bindparams(asked=asked)
-    return select(word_index.c.rowid.label("position")).where(found), word_index.c.rowid
+    matches = text("word_index MATCH :asked").bindparams(asked=asked)
+    return select(word_index.c.rowid.label("position")).where(matches), word_index.c.rowid
 
 
 def _quoted(sid: int, term: Term) -> str:
@@ -191,13 +191,13 @@ def _matching_tsvector(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[
         f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}" for term in lookup
     )
     asked = cast(literal(f"({words}) | '{of_session(sid, UNDIVIDED)}'"), postgresql.TSQUERY)
-    found = (
+    matches = (
         select(word_index.c.position)
         .where(word_index.c.terms.op("@@")(asked))
         .cte("found")
         .prefix_with("MATERIALIZED")
     )
-    return select(found.c.position), found.c.position
+    return select(matches.c.position), matches.c.position
 
 
 def _between(places: Places, position: ColumnElement[int], scope: Scope) -> Places:

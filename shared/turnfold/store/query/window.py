@@ -225,14 +225,14 @@ class SqlWindowStore:
                 self._known.put(key, known, known.size)
                 raise WouldBlock
             evicted = _evicted(connection, sid, known, changes, pending)
-            found = [*evicted, *_live_ones(connection, sid, known)]
+            messages_now = [*evicted, *_live_ones(connection, sid, known)]
             if evicted:
-                found.sort(key=attrgetter("position"))
+                messages_now.sort(key=attrgetter("position"))
             self._known.put(key, known, known.size)
             waiting = tuple([_waiting(row) for row in pending])
             chosen, positions = choose(
                 WindowSnapshot(
-                    facts.ingested_to, facts.session, facts.summary, waiting, tuple(found)
+                    facts.ingested_to, facts.session, facts.summary, waiting, tuple(messages_now)
                 )
             )
             return chosen, dict(_bodies(connection, sid, positions))
@@ -265,16 +265,18 @@ class SqlWindowStore:
                 raise TooLargeHere
             sid = facts.session.sid
             state = timeline_state(connection, key, sid, moment)
-            found = messages_as_of(connection, sid, state)
+            messages_then = messages_as_of(connection, sid, state)
             pending = tuple(
                 [
                     _waiting(row)
-                    for one in state.pending
-                    for row in _EVICTION.rows(connection, one.compaction_id)
+                    for span in state.pending
+                    for row in _EVICTION.rows(connection, span.compaction_id)
                 ]
             )
             session = replace(
-                facts.session, messages_total=state.covered + len(found), version=state.version
+                facts.session,
+                messages_total=state.covered + len(messages_then),
+                version=state.version,
             )
             summary = (
                 None
@@ -282,7 +284,7 @@ class SqlWindowStore:
                 else summary_of(*_SUMMARY.rows(connection, sid, state.version))
             )
             chosen, positions = choose(
-                WindowSnapshot(facts.ingested_to, session, summary, pending, tuple(found))
+                WindowSnapshot(facts.ingested_to, session, summary, pending, tuple(messages_then))
             )
             return chosen, dict(_bodies(connection, sid, positions))
 
@@ -307,7 +309,7 @@ def _evicted(
     known.evicted = {
         row[0]: before.get(row[0]) or _read_evicted(connection, sid, row) for row in pending
     }
-    return [message for some in known.evicted.values() for message in some]
+    return [message for evicted in known.evicted.values() for message in evicted]
 
 
 def _read_evicted(
@@ -355,10 +357,10 @@ def _bodies(
 ) -> Iterator[tuple[int, str]]:
     """Read the texts of messages in groups; the last position fills the unused parameters."""
     for start in range(0, len(positions), len(_PLACES)):
-        some = positions[start : start + len(_PLACES)]
+        places = positions[start : start + len(_PLACES)]
         yield from (
             (position, body)
             for position, body in _BODIES.rows(
-                connection, sid, *some, *[some[-1]] * (len(_PLACES) - len(some))
+                connection, sid, *places, *[places[-1]] * (len(_PLACES) - len(places))
             )
         )
