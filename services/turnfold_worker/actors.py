@@ -82,7 +82,7 @@ class Actors:
         self._now_ms = now_ms
 
     async def actor_of(self, message: Msg) -> str:
-        """Return `key:…` as the server states, `token:…` as a query server signed, else `local`."""
+        """Return `key:…` as the server states, `token:…` as a query server signed, or `local`."""
         headers = message.headers or {}
         if (
             request_info := headers.get(REQUEST_INFO)

@@ -17,7 +17,7 @@ REQUEST_SECONDS = 10.0
 
 
 class GapFinder(PollingLoop):
-    """Mark sequences that the stream no longer holds as ingested, so that nothing waits for them."""
+    """Mark sequences that the stream no longer holds as ingested, so that none is waited for."""
 
     poll_seconds = 2.0
     max_requests = 200

@@ -1,4 +1,4 @@
-"""The base class of the worker's background loops, and the deferral of loops that yield to ingest."""
+"""The base class of the worker's background loops, and their deferral while ingest is busy."""
 
 import asyncio
 import time

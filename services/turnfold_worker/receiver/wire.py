@@ -66,7 +66,7 @@ ReceiverMessage = StartReceiving | BatchReady | Ack | Nack | Heartbeat | Stop | 
 
 
 class _PackedBatch(NamedTuple):
-    """A batch whose events are plain tuples: pickling named tuples takes more than half the time."""
+    """A batch whose events are plain tuples. Most of the time would go into pickling named ones."""
 
     number: int
     arrivals: list[tuple[Any, ...]]

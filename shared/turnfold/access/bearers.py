@@ -99,7 +99,7 @@ class TokenRegistry:
             self._grants = _grants(self._path)
         except StartError as error:
             self._grants = []
-            log.error("tokens.unreadable", error=str(error))  # noqa: TRY400  # the message is complete without a stack
+            log.error("tokens.unreadable", error=str(error))  # noqa: TRY400
 
 
 class Token(NamedTuple):
@@ -150,7 +150,8 @@ def read_tokens(path: Path) -> dict[str, Token]:
         ) from error
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise StartError(
-            f"{path} does not hold the hashes of tokens, each with a list of agents; see docs/security.md"
+            f"{path} does not hold the hashes of tokens, each with a list of agents; "
+            "see docs/security.md"
         ) from error
 
 
@@ -162,7 +163,8 @@ def check_bind_address(host: str, *, has_tokens: bool, is_checked_elsewhere: boo
     """
     if not (has_tokens or is_checked_elsewhere or is_loopback(host)):
         raise StartError(
-            f"whoever reaches {host} would read every session: set TURNFOLD_HTTP_TOKENS (`turnfold keys token` makes the file), "
+            f"whoever reaches {host} would read every session: "
+            "set TURNFOLD_HTTP_TOKENS (`turnfold keys token` makes the file), "
             "or TURNFOLD_HTTP_CHECKED_ELSEWHERE=1 if something in front checks who asks"
         )
 

@@ -88,7 +88,7 @@ class ConcurrencyLimiter:
         self.rounds = Rounds()
 
     async def turn(self, asker: Hashable) -> None:
-        """Return at once, or after one request of each other caller if this one has just started one.
+        """Return at once, or after a request of each other caller if this one has just had its turn.
 
         A request that queues here holds no place.
 

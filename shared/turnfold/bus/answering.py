@@ -15,7 +15,8 @@ log = structlog.get_logger()
 
 async def answer(message: Msg, body: bytes) -> None:
     """Reply to a request without its headers, some of which are instructions to the server."""
-    client = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # `respond` would send the request's headers back
+    # `respond` would also send the headers of the request.
+    client = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     try:
         await client.publish(message.reply, body)
     except nats.errors.Error as error:

@@ -28,7 +28,7 @@ def connect_options(settings: Settings, name: str) -> dict[str, Any]:
     """
     watch = _Watch(name)
     options: dict[str, Any] = {
-        "servers": [one.strip() for one in settings.nats_url.split(",")],
+        "servers": [url.strip() for url in settings.nats_url.split(",")],
         "name": f"turnfold-{name}",
         "inbox_prefix": INBOX,
         "max_reconnect_attempts": -1,
@@ -51,7 +51,12 @@ def connect_options(settings: Settings, name: str) -> dict[str, Any]:
 def broker_options(settings: Settings, name: str) -> dict[str, Any]:
     """Return the arguments of FastStream's `NatsBroker`. Its documents contain no password."""
     # FastStream takes a second to import, and plain connections do not need it.
-    from faststream.nats.security import NatsCredentials, NatsNKey, NatsSecurity, NatsUserPassword  # noqa: PLC0415
+    from faststream.nats.security import (  # noqa: PLC0415
+        NatsCredentials,
+        NatsNKey,
+        NatsSecurity,
+        NatsUserPassword,
+    )
 
     options = connect_options(settings, name)
     options["specification_url"] = redacted(settings.nats_url)
@@ -68,8 +73,8 @@ def broker_options(settings: Settings, name: str) -> dict[str, Any]:
             options["security"] = NatsUserPassword(user, password, **encryption)
         case _:
             options["security"] = NatsSecurity(**encryption)
-    for given in ("user_credentials", "nkeys_seed_str", "user", "password"):
-        options.pop(given, None)
+    for option in ("user_credentials", "nkeys_seed_str", "user", "password"):
+        options.pop(option, None)
     return options
 
 
@@ -104,7 +109,8 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Na
     where = redacted(settings.nats_url)
     if attempt.refused.done():
         raise StartError(
-            f"the bus at {where} refused these credentials; correct TURNFOLD_NATS_NKEY, _CREDS or _USER and _PASSWORD"
+            f"the bus at {where} refused these credentials; "
+            "correct TURNFOLD_NATS_NKEY, _CREDS or _USER and _PASSWORD"
         )
     raise StartError(
         f"no NATS server took a connection at {where} within {seconds:g} s{attempt.last}; "

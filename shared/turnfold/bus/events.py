@@ -44,14 +44,14 @@ class BusEvents:
                 "Nats-Expected-Stream": EVENTS_STREAM,
                 "Nats-Msg-Id": f"{message_id}.{self._secret}",
             }
-            told = await self._publisher.publish(
+            result = await self._publisher.publish(
                 subject, payload, headers=headers, seconds=PUBLISH_SECONDS
             )
         except nats.errors.Error as error:
             raise publish_error(None, type(error).__name__) from error
-        if isinstance(told, Rejection):
-            raise publish_error(told.code, told.description)
-        return told.seq
+        if isinstance(result, Rejection):
+            raise publish_error(result.code, result.description)
+        return result.seq
 
     async def payload_of(self, seq: int) -> bytes | None:
         """Return the event at a sequence, or None if the stream no longer holds it."""
@@ -61,11 +61,11 @@ class BusEvents:
                 json.dumps({"seq": seq}).encode(),
                 timeout=READ_SECONDS,
             )
-            told = json.loads(reply.data)
-            if failure := told.get("error"):
+            answer = json.loads(reply.data)
+            if failure := answer.get("error"):
                 if failure.get("err_code") == NO_MESSAGE:
                     return None
                 raise Unavailable(
                     f"the stream does not say what it holds: {failure.get('description')}"
                 )
-            return base64.b64decode(told["message"].get("data", ""))
+            return base64.b64decode(answer["message"].get("data", ""))

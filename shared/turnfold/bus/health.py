@@ -59,8 +59,15 @@ async def _seen(client: Client) -> BusHealth:
         oldest_ms = _ms(held["message"]["time"]) if held else None
     config, state = stream["config"], stream["state"]
     return BusHealth(
-        _ms(stream["ts"]), state["bytes"], config.get("max_bytes", -1), state["messages"], config.get("max_msgs", -1),
-        consumer.get("num_pending", 0), consumer.get("num_ack_pending", 0), consumer.get("num_waiting", 0), oldest_ms,
+        _ms(stream["ts"]),
+        state["bytes"],
+        config.get("max_bytes", -1),
+        state["messages"],
+        config.get("max_msgs", -1),
+        consumer.get("num_pending", 0),
+        consumer.get("num_ack_pending", 0),
+        consumer.get("num_waiting", 0),
+        oldest_ms,
     )  # fmt: skip
 
 
@@ -83,15 +90,15 @@ async def syncs_always(monitoring_url: str) -> bool | None:
 
 
 async def _asked(client: Client, name: str, **request: object) -> Any:
-    told = json.loads(
+    reply = json.loads(
         (await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=5)).data
     )
-    if failure := told.get("error"):
+    if failure := reply.get("error"):
         if failure.get("err_code") == NO_MESSAGE:
             return None
         raise Unavailable(f"the stream does not answer: {failure.get('description')}")
-    return told
+    return reply
 
 
-def _ms(told: str) -> int:
-    return int(datetime.fromisoformat(told).timestamp() * 1000)
+def _ms(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1000)

@@ -71,22 +71,22 @@ async def _asked(
     client: Client, name: str, request: dict[str, Any], *, is_there: bool = True
 ) -> Any:
     """Return the reply of JetStream, or None if there is no such message."""
-    told = json.loads(
+    reply = json.loads(
         (
             await client.request(
                 f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS
             )
         ).data
     )
-    if failure := told.get("error"):
+    if failure := reply.get("error"):
         if failure.get("err_code") == NO_MESSAGE and not is_there:
             return None
         raise Unavailable(
             f"the stream refuses {name.partition('.TURNFOLD')[0]}: {failure.get('description')}"
         )
-    return told
+    return reply
 
 
-def _time(told: str) -> datetime:
+def _time(text: str) -> datetime:
     """Parse a time of JetStream, which has nanoseconds."""
-    return datetime.fromisoformat(told)
+    return datetime.fromisoformat(text)

@@ -134,11 +134,13 @@ async def ensure_streams(
         ) from error
     except nats.errors.TimeoutError as error:
         raise StartError(
-            "the bus does not answer about its streams; these credentials may need the permissions of a provisioner"
+            "the bus does not answer about its streams; "
+            "these credentials may need the permissions of a provisioner"
         ) from error
     except APIError as error:
         raise StartError(
-            f"the bus refused a stream: {error.description}; remove what stands in the way and migrate again"
+            f"the bus refused a stream: {error.description}; "
+            "remove what stands in the way and migrate again"
         ) from error
     if differing:
         raise StartError(f"the bus kept other settings than asked for: {'; '.join(differing)}")
@@ -228,7 +230,7 @@ async def read_events(
         "batch": min(most, last_seq - first_seq + 1),
         "max_bytes": READ_BYTES,
     }
-    found: list[StreamMessage] = []
+    events: list[StreamMessage] = []
     try:
         with asking():
             await client.publish(
@@ -242,9 +244,9 @@ async def read_events(
                 if "Nats-Sequence" in headers:
                     taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
                     place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
-                    found.append(StreamMessage(headers["Nats-Subject"], message.data, *place))
+                    events.append(StreamMessage(headers["Nats-Subject"], message.data, *place))
                 elif headers.get("Status") in ("204", "404"):
-                    return [event for event in found if first_seq <= event.stream_seq <= last_seq]
+                    return [event for event in events if first_seq <= event.stream_seq <= last_seq]
                 elif "Status" in headers:
                     raise Unavailable(f"the stream does not read itself out: {headers['Status']}")
                 # Other messages are replies of other clients.
@@ -299,23 +301,23 @@ async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> fl
 async def config_differences(client: Client) -> list[str]:
     """Return how the streams and the consumer differ from the required ones, one text each."""
     jetstream = client.jetstream()
-    found: list[str] = []
+    differences: list[str] = []
     for wanted in (_events_on(client), NOTICES):
         try:
             actual = (await jetstream.stream_info(str(wanted.name))).config
         except NotFoundError:
-            found.append(f"the stream {wanted.name} does not exist")
+            differences.append(f"the stream {wanted.name} does not exist")
         else:
-            found += _differing(str(wanted.name), wanted, actual, _STREAM_FIELDS)
+            differences += _differing(str(wanted.name), wanted, actual, _STREAM_FIELDS)
     try:
         consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
     except NotFoundError:
-        found.append(f"the consumer {EVENTS_CONSUMER} does not exist")
+        differences.append(f"the consumer {EVENTS_CONSUMER} does not exist")
     else:
-        found += _differing(
+        differences += _differing(
             f"the consumer {EVENTS_CONSUMER}", INGEST, consumer.config, _CONSUMER_FIELDS
         )
-    return found
+    return differences
 
 
 def check_server(client: Client) -> None:
@@ -327,7 +329,8 @@ def check_server(client: Client) -> None:
     version = _version(client)
     if version < OLDEST_SERVER:
         raise StartError(
-            f"this NATS server is {_dotted(version)}; {_dotted(OLDEST_SERVER)} or newer is needed, for it drops settings silently"
+            f"this NATS server is {_dotted(version)}; {_dotted(OLDEST_SERVER)} or newer is needed, "
+            "for it drops settings silently"
         )
     for warning in server_warnings(client):
         log.warning("bus.advisory", advice=warning)
@@ -339,11 +342,13 @@ def server_warnings(client: Client) -> list[str]:
     warnings = []
     if version < ADVISED_SERVER:
         warnings.append(
-            f"NATS {_dotted(version)} can lose acknowledged messages in a cluster; {_dotted(ADVISED_SERVER)} or newer is advised"
+            f"NATS {_dotted(version)} can lose acknowledged messages in a cluster; "
+            f"{_dotted(ADVISED_SERVER)} or newer is advised"
         )
     if client.max_payload < EVENT_BYTES:
         warnings.append(
-            f"the server takes {client.max_payload} bytes a message and events may have {EVENT_BYTES}; set max_payload: 8MB"
+            f"the server takes {client.max_payload} bytes a message and events may have {EVENT_BYTES}; "
+            "set max_payload: 8MB"
         )
     return warnings
 
@@ -404,16 +409,16 @@ async def _ensure_consumer(jetstream: JetStreamContext) -> None:
 
 
 def _differing(name: str, wanted: Any, actual: Any, compared: tuple[str, ...]) -> list[str]:
-    expected, found = _plain(wanted), _plain(actual)
+    expected, current = _plain(wanted), _plain(actual)
     return [
-        f"{name} has {field} {found[field]!r}, not {expected[field]!r}"
+        f"{name} has {field} {current[field]!r}, not {expected[field]!r}"
         for field in compared
-        if expected[field] != found[field]
+        if expected[field] != current[field]
     ]
 
 
 def _plain(config: Any) -> Mapping[str, Any]:
-    """Its fields as comparable values: texts of enums, sorted lists, false and 0 where the server leaves a field out."""
+    """Return the fields in comparable form: enums as texts, lists sorted, absent values as 0."""
     return {field.name: _comparable(getattr(config, field.name)) for field in fields(config)}
 
 

@@ -93,7 +93,7 @@ async def ask(
     try:
         async with asyncio.timeout(job.timeout_seconds):
             response = await _asked(job, prompt, litellm)
-    except Exception as error:  # noqa: BLE001 - providers raise whatever they like; each becomes one of ours
+    except Exception as error:  # noqa: BLE001 - providers raise any exception
         failure = failure_of(error)
         if failure.reason != Reason.TIMEOUT:
             bill.unreported_tokens -= asked_tokens

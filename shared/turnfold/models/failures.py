@@ -26,9 +26,9 @@ def failure_of(error: BaseException) -> SummarizerError:
     status = getattr(error, "status_code", None)
     status = status if isinstance(status, int) else None
     reason, is_transient = _meaning(error, status, str(error))
-    told = f"{type(error).__name__}, status {status}" if status else type(error).__name__
+    description = f"{type(error).__name__}, status {status}" if status else type(error).__name__
     return SummarizerError(
-        reason, told, is_transient=is_transient, retry_after_seconds=_retry_after(error)
+        reason, description, is_transient=is_transient, retry_after_seconds=_retry_after(error)
     )
 
 
@@ -49,11 +49,11 @@ def _retry_after(error: BaseException) -> float | None:
         getattr(error, "litellm_response_headers", None),
         getattr(getattr(error, "response", None), "headers", None),
     )
-    told = next(
+    header = next(
         (headers["retry-after"] for headers in places if headers and "retry-after" in headers), ""
     )
     try:
-        seconds = float(told)
+        seconds = float(header)
     except (TypeError, ValueError):
         return None
     return seconds if 0 < seconds < float("inf") else None

@@ -85,11 +85,13 @@ class _Writing:
         room = self._room(sizes)
         pieces = [whole] if sum(sizes) <= room else self._pieces(whole, sizes, room)
         room = min(room, sum(sizes))
-        done, offset, draft, previous = 0, 0, None, job.previous
+        parts_done, offset, draft, previous = 0, 0, None, job.previous
         while pieces or draft is None:
             shown = pieces[0] if pieces else ()
             part = replace(job, sources=whole[offset : offset + len(shown)], previous=previous)
-            draft = await self._part(part, shown, (done + 1, done + max(1, len(pieces))))
+            draft = await self._part(
+                part, shown, (parts_done + 1, parts_done + max(1, len(pieces)))
+            )
             if draft is None:
                 room = min(room, sum(sizes[offset : offset + len(shown)])) // 2
                 if room < LEAST_PART_TOKENS:
@@ -101,7 +103,7 @@ class _Writing:
                 pieces = self._pieces(whole[offset:], sizes[offset:], room)
                 continue
             previous = PreviousSummary(draft.text, draft.sections, draft.ledger)
-            done, offset, pieces = done + 1, offset + len(shown), pieces[1:]
+            parts_done, offset, pieces = parts_done + 1, offset + len(shown), pieces[1:]
         return draft
 
     async def _part(
@@ -116,10 +118,10 @@ class _Writing:
                 if known
                 else None
             )
-        found = await asyncio.to_thread(evidence, part, part.sources, count=self._count)
+        extracted = await asyncio.to_thread(evidence, part, part.sources, count=self._count)
         boundary = secrets.token_hex(8)
         prompt = build_prompt(
-            part, boundary=boundary, shown=shown, part=place, values=_values(found)
+            part, boundary=boundary, shown=shown, part=place, values=_values(extracted)
         )
         try:
             answer, used = await ask(
@@ -130,7 +132,7 @@ class _Writing:
                 raise
             await self._keep(ChunkSummary(digest, "", self._bill.paid()))
             return None
-        draft = await asyncio.to_thread(self._draft, part, answer, found)
+        draft = await asyncio.to_thread(self._draft, part, answer, extracted)
         if place[1] > 1:
             await self._keep(
                 ChunkSummary(
@@ -142,11 +144,11 @@ class _Writing:
         return draft
 
     def _draft(
-        self, part: SummaryJob, answer: ModelResponse, found: Evidence | None = None
+        self, part: SummaryJob, answer: ModelResponse, extracted: Evidence | None = None
     ) -> Draft:
         """Return the version of an answer. The gate checks both the answer and the stored text."""
         count = self._count
-        found = evidence(part, part.sources, count=count) if found is None else found
+        extracted = evidence(part, part.sources, count=count) if extracted is None else extracted
         input_tokens = self._input_tokens
         _refuse(check(answer, input_tokens=input_tokens, output_tokens=0))
         content = answer.content or ""
@@ -160,10 +162,10 @@ class _Writing:
             text = render(sections) if set(sections) != {"context"} else text
         sections.pop("resolved", None)
         text, sections = fitted(
-            *_with_known_files(text, sections, found), max_tokens=part.max_tokens, count=count
+            *_with_known_files(text, sections, extracted), max_tokens=part.max_tokens, count=count
         )
         draft = Draft(text=text, sections=sections, ledger=(), kind="llm", model=part.model)
-        draft = replace(with_evidence(draft, found), prompt_version=prompt_version(part.task))
+        draft = replace(with_evidence(draft, extracted), prompt_version=prompt_version(part.task))
         _refuse(
             check(
                 replace(answer, content=draft.text),
@@ -173,7 +175,7 @@ class _Writing:
         )
         request = printable(redact(part.newest_request or "")).strip()[:REQUEST_CHARACTERS]
         if missing := missing_facts(
-            draft.text, draft.ledger, facts=_values(found), request=request
+            draft.text, draft.ledger, facts=_values(extracted), request=request
         ):
             raise SummarizerError(
                 Reason.FACTS_MISSING, f"{len(missing)} exact values are in neither text nor ledger"
@@ -181,7 +183,7 @@ class _Writing:
         return draft
 
     def _room(self, sizes: Sequence[int]) -> int:
-        """Return the tokens of messages per call: the share of the window minus the rest of the prompt."""
+        """Return the tokens of messages per call: a share of the window minus the other tokens."""
         job = self._job
         # The boundary must not depend on the last attempt, so that each attempt cuts alike.
         empty = build_prompt(
@@ -218,9 +220,9 @@ def _restored(stored: str, bill: UsageMeter) -> ModelResponse:
     return ModelResponse(content=content, finish_reason=finish_reason)
 
 
-def _values(found: Evidence) -> tuple[str, ...]:
+def _values(extracted: Evidence) -> tuple[str, ...]:
     """Return the exact values within the token limit of the ledger."""
-    parted = (entry.partition(" ") for entry in found.ledger.entries)
+    parted = (entry.partition(" ") for entry in extracted.ledger.entries)
     return tuple(value for kind, _, value in parted if kind != "left_out")
 
 
@@ -230,10 +232,10 @@ def _refuse(reason: Reason | None) -> None:
 
 
 def _with_known_files(
-    text: str, sections: dict[str, Any], found: Evidence
+    text: str, sections: dict[str, Any], extracted: Evidence
 ) -> tuple[str, dict[str, Any]]:
     """Return the version with the files of the tool calls, whatever the model wrote of them."""
-    if "file_changes" not in sections or not found.files:
+    if "file_changes" not in sections or not extracted.files:
         return text, sections
-    sections = sections | {"file_changes": [change.as_json() for change in found.files]}
+    sections = sections | {"file_changes": [change.as_json() for change in extracted.files]}
     return render(sections), sections

@@ -36,6 +36,8 @@ class UsageMeter:
         return tokens
 
 
-def _sum(one: Amount | None, other: Amount | None) -> Amount | None:
+def _sum(left: Amount | None, right: Amount | None) -> Amount | None:
     """Add two values; None stands for unknown."""
-    return other if one is None else one if other is None else one + other
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right

@@ -86,19 +86,19 @@ def judge(
     one. A duplicate may have any sequence, so it always needs a lookup. So do all replies while no
     sequence is known, or while `is_disturbed`.
     """
-    told = _object_in(data)
-    if told is None:
+    reply = _object_in(data)
+    if reply is None:
         return None
-    if "error" in told:
-        return _refusal(told["error"])
-    seq = told.get("seq")
-    if told.get("stream") != stream or type(seq) is not int or not 1 <= seq <= MOST_SEQUENCE:
+    if "error" in reply:
+        return _refusal(reply["error"])
+    seq = reply.get("seq")
+    if reply.get("stream") != stream or type(seq) is not int or not 1 <= seq <= MOST_SEQUENCE:
         return None
-    if batch is not None and (told.get("batch"), told.get("count")) != batch:
+    if batch is not None and (reply.get("batch"), reply.get("count")) != batch:
         return None
     events = 1 if batch is None else batch.events
     claimed = Acknowledgement(
-        seq, is_duplicate=told.get("duplicate") is True, is_batch=batch is not None
+        seq, is_duplicate=reply.get("duplicate") is True, is_batch=batch is not None
     )
     is_next = floor is not None and events <= seq - floor <= AHEAD + events
     return (
@@ -110,10 +110,10 @@ def _object_in(data: bytes) -> dict[str, Any] | None:
     if not 1 <= len(data) <= MOST_BYTES:
         return None
     try:
-        told = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _refusal(failure: object) -> Rejection | None:
@@ -193,9 +193,9 @@ class Publisher:
             nats.errors.NoRespondersError: no stream accepts the message.
             nats.errors.TimeoutError: no reply in time; the message may be stored or not.
         """
-        told = await self._told(subject, payload, headers, seconds, batch)
-        assert told is not None
-        return told
+        result = await self._publish(subject, payload, headers, seconds, batch)
+        assert result is not None
+        return result
 
     async def open_batch(
         self, subject: str, payload: bytes, *, headers: Mapping[str, str], seconds: float
@@ -207,9 +207,9 @@ class Publisher:
         Raises:
             nats.errors.Error: as in `publish`.
         """
-        return await self._told(subject, payload, headers, seconds, None, opens_batch=True)
+        return await self._publish(subject, payload, headers, seconds, None, opens_batch=True)
 
-    async def _told(
+    async def _publish(
         self,
         subject: str,
         payload: bytes,
@@ -228,45 +228,63 @@ class Publisher:
                     continue
                 if opens_batch and not reply.data:
                     return None
-                is_disturbed = opens_batch or self._is_disturbed
-                judged = judge(
+                verdict = await self._verdict(
                     reply.data,
-                    stream=self._stream,
-                    floor=listening.floor,
-                    is_disturbed=is_disturbed,
-                    batch=batch,
+                    subject,
+                    headers[_MESSAGE_ID],
+                    listening,
+                    batch,
+                    opens_batch=opens_batch,
                 )
-                verdict: Acknowledgement | Rejection | _Found | None
-                if isinstance(judged, Doubtful):
-                    verdict = await self._looked_up(
-                        judged.claimed, subject, headers[_MESSAGE_ID], listening
-                    )
-                else:
-                    verdict = judged
-                if isinstance(verdict, Acknowledgement):
-                    self._floor = max(self._floor or 0, verdict.seq)
-                    return verdict
-                if isinstance(verdict, Rejection):
-                    if (opens_batch or batch is not None) and verdict.code in NO_BATCH:
+                match verdict:
+                    case Acknowledgement():
+                        self._floor = max(self._floor or 0, verdict.seq)
                         return verdict
-                    listening.spare = listening.spare or verdict
-                    self._hurry(listening)
-                elif verdict is None:
-                    self._disturbed()
+                    case Rejection() if (opens_batch or batch) and verdict.code in NO_BATCH:
+                        return verdict
+                    case Rejection():
+                        listening.spare = listening.spare or verdict
+                        self._hurry(listening)
+                    case None:
+                        self._disturbed()
+                    case _:
+                        pass
         if listening.spare is not None:
             return listening.spare
         raise nats.errors.NoRespondersError if listening.is_unheard else nats.errors.TimeoutError
+
+    async def _verdict(
+        self,
+        data: bytes,
+        subject: str,
+        message_id: str,
+        listening: "_Listening",
+        batch: AckBatch | None,
+        *,
+        opens_batch: bool,
+    ) -> Acknowledgement | Rejection | _Found | None:
+        """Judge a reply, and look the message up if the reply alone is not proof."""
+        judged = judge(
+            data,
+            stream=self._stream,
+            floor=listening.floor,
+            is_disturbed=opens_batch or self._is_disturbed,
+            batch=batch,
+        )
+        if isinstance(judged, Doubtful):
+            return await self._looked_up(judged.claimed, subject, message_id, listening)
+        return judged
 
     async def _looked_up(
         self, claimed: Acknowledgement, subject: str, message_id: str, listening: "_Listening"
     ) -> Acknowledgement | _Found | None:
         """Return the acknowledgement if the stream holds the message there, or else None."""
-        found = (
+        outcome = (
             _Found.ANOTHER
             if claimed.seq in listening.wrong
             else await self._at(claimed.seq, subject, message_id)
         )
-        match found:
+        match outcome:
             case _Found.OURS:
                 return claimed
             case _Found.UNREADABLE if claimed.is_duplicate or claimed.seq > (listening.floor or 0):
@@ -275,7 +293,7 @@ class Publisher:
                 # The message was erased meanwhile, or the reply is forged.
                 listening.spare = claimed
                 self._hurry(listening)
-                return found
+                return outcome
             case _Found.UNKNOWN:
                 raise nats.errors.TimeoutError
             case _:

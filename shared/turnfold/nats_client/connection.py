@@ -73,20 +73,20 @@ class NatsClient(Client):
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         try:
-            found: dict[str, str] | None = await super()._process_headers(headers)
+            parsed: dict[str, str] | None = await super()._process_headers(headers)
         except Exception as error:  # noqa: BLE001  # the connection must survive any error
             await self._error_cb(error)
             # If raised, it would end reading, so that one message would silence the whole service.
-            found = self._parse_header_lines((headers or b"").partition(_LINE)[2])
+            parsed = self._parse_header_lines((headers or b"").partition(_LINE)[2])
         if not headers:
-            return found
-        found = found or {}
-        found.pop(REQUEST_INFO, None)
+            return parsed
+        parsed = parsed or {}
+        parsed.pop(REQUEST_INFO, None)
         last = headers.removesuffix(_END).rpartition(_LINE)[2]
         if _INFO_BEGIN in last:
             # If other text precedes the name in this line, the rest is no JSON and is not trusted.
-            found[REQUEST_INFO] = last.removeprefix(_INFO_BEGIN).decode("utf-8", "replace")
-        return found or None
+            parsed[REQUEST_INFO] = last.removeprefix(_INFO_BEGIN).decode("utf-8", "replace")
+        return parsed or None
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
@@ -346,10 +346,10 @@ def response_type(subject: str) -> str:
 
 def _is_response(reply: Msg, wanted: str) -> bool:
     try:
-        told = json.loads(reply.data)
+        answer = json.loads(reply.data)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(told, dict) or told.get("type") != wanted:
+    if not isinstance(answer, dict) or answer.get("type") != wanted:
         return False
-    failure = told.get("error")
+    failure = answer.get("error")
     return failure is None or (isinstance(failure, dict) and isinstance(failure.get("code"), int))

@@ -61,7 +61,7 @@ class SupervisedProcess:
                 env=dict(environ),
                 pass_fds=part.inherits,
                 process_group=0,
-                preexec_fn=die_with_parent(part.orphaned_by),  # noqa: PLW1509 - it only asks the kernel for a signal
+                preexec_fn=die_with_parent(part.orphaned_by),  # noqa: PLW1509 - a system call
             )
         self.pid = self._process.pid
         assert self._process.stdout

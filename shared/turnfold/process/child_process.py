@@ -59,7 +59,7 @@ async def open_stream(
 
 
 def encode_message(message: Any) -> bytes:
-    """Return the body of a message between two processes of this program, which trust each other."""
+    """Return the body of a pickled message. Both processes run this program and trust each other."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
@@ -119,7 +119,7 @@ class ChildProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 env={name: value for name, value in names.items() if name != ANNOUNCE},
-                preexec_fn=die_with_parent(),  # noqa: PLW1509 - it only asks the kernel for a signal
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 - only a system call
             )
             on_error.pop_all()
         self.pid = self._process.pid
@@ -178,7 +178,8 @@ class ChildProcess:
 class HeartbeatMonitor:
     """Send heartbeats to another process, and detect that it no longer sends anything.
 
-    `start_limit` replaces `MAX_MISSED_HEARTBEATS` until the first frame: a process may start slowly.
+    `start_limit` replaces `MAX_MISSED_HEARTBEATS` until the first frame, as a process may start
+    slowly.
     """
 
     def __init__(

@@ -92,7 +92,8 @@ def running_system(path: Path) -> Mapping[str, Any] | None:
         return None
     except OSError as error:
         raise StartError(
-            f"the data directory {path} cannot be read ({error.strerror}); run the command as the user of its system"
+            f"the data directory {path} cannot be read ({error.strerror}); "
+            "run the command as the user of its system"
         ) from error
     try:
         ready = json.loads((path / READY_FILE).read_text(encoding="utf-8"))
@@ -125,7 +126,8 @@ def _lock(path: Path, lock_fd: int) -> None:
             holders = _holders(lock_fd)
             if is_alive(holders.get("up", 0)):
                 raise StartError(
-                    f"a system already runs on {path} (process {holders['up']}); stop it, or choose another --data-dir"
+                    f"a system already runs on {path} (process {holders['up']}); "
+                    "stop it, or choose another --data-dir"
                 ) from error
             if time.monotonic() > deadline:
                 orphan = (
@@ -143,13 +145,13 @@ def _lock(path: Path, lock_fd: int) -> None:
 
 def _holders(lock_fd: int) -> dict[str, int]:
     try:
-        found = json.loads(os.pread(lock_fd, 4096, 0))
+        holders = json.loads(os.pread(lock_fd, 4096, 0))
     except ValueError:
         # The process that has just locked the file has not written its id yet.
         return {}
     return (
-        {name: pid for name, pid in found.items() if isinstance(pid, int)}
-        if isinstance(found, dict)
+        {name: pid for name, pid in holders.items() if isinstance(pid, int)}
+        if isinstance(holders, dict)
         else {}
     )
 

