@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from turnfold.bus.streams import Lag, lag
+from turnfold.bus.stream_state import Lag, lag
 from turnfold.errors import Unavailable
 from turnfold.store.database.statistics import QueueDepths, SqlStatistics
 from turnfold_worker.loops.write_probe import WriteProbe

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from turnfold.bus.streams import Lag
+from turnfold.bus.stream_state import Lag
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack
 from turnfold.ports.ingest import IngestResult
 from turnfold.store.database.statistics import QueueDepths

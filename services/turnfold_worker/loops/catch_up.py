@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from turnfold.bus.streams import ack_floor, read_events
+from turnfold.bus.stream_state import ack_floor, read_events
 from turnfold.errors import Unavailable
 from turnfold.operations.ingest.decode import Delivery
 from turnfold.ports.ingest import IngestStore

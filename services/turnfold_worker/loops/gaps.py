@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from turnfold.bus.asking import asking
-from turnfold.bus.streams import ack_floor
+from turnfold.bus.stream_state import ack_floor
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import Unavailable
 from turnfold.ports.ingest import IngestStore

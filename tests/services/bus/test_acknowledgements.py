@@ -15,7 +15,8 @@ from nats.js.api import DiscardPolicy
 import turnfold
 from tests.nats_server import NatsServer, nats_server
 from tests.running_system import wait_until
-from turnfold.bus.streams import EVENTS, last_sequence
+from turnfold.bus.stream_state import last_sequence
+from turnfold.bus.streams import EVENTS
 from turnfold.client import session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import StreamFull, Unavailable

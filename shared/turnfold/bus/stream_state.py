@@ -1,0 +1,139 @@
+"""The state of the event stream: its sequences, its events, and the lag of the workers."""
+
+import contextlib
+import json
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from turnfold.bus.asking import asking
+from turnfold.contracts.subjects import (
+    EVENTS_CONSUMER,
+    EVENTS_STREAM,
+)
+from turnfold.errors import Unavailable
+
+READ_BYTES = 32 * 1024 * 1024
+READ_SECONDS = 5.0
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+async def last_sequence(client: Client) -> int:
+    """Return the sequence of the newest event, even if it was deleted.
+
+    Raises:
+        Unavailable: the server does not reply.
+    """
+    with asking():
+        return int((await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq)
+
+
+async def ack_floor(client: Client) -> int:
+    """Return the sequence up to which all events are acknowledged and not redelivered.
+
+    Raises:
+        Unavailable: the server does not reply.
+    """
+    with asking():
+        floor = (
+            await client.jetstream(timeout=5.0).consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+        ).ack_floor
+        return int(floor.stream_seq) if floor else 0
+
+
+class StreamMessage(NamedTuple):
+    """A stored event, and its time (ms since 1970)."""
+
+    subject: str
+    payload: bytes
+    stream_seq: int
+    at_ms: int
+
+
+async def read_events(
+    client: Client, *, first_seq: int, last_seq: int, most: int
+) -> list[StreamMessage]:
+    """Return at most `most` events from `first_seq` to `last_seq`, in order, without a consumer.
+
+    A missing sequence was deleted, or the replica that replied does not have it yet.
+
+    Raises:
+        Unavailable: the server does not reply.
+    """
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
+    wanted = {
+        "seq": first_seq,
+        "batch": min(most, last_seq - first_seq + 1),
+        "max_bytes": READ_BYTES,
+    }
+    events: list[StreamMessage] = []
+    try:
+        with asking():
+            await client.publish(
+                f"$JS.API.DIRECT.GET.{EVENTS_STREAM}", json.dumps(wanted).encode(), reply=inbox
+            )
+            while True:
+                message = await subscription.next_msg(timeout=READ_SECONDS)
+                headers = message.headers or {}
+                # An event may carry a forged status. An unterminated header block of an event hides
+                # the server's first line, `Nats-Stream`, but not its line with the sequence.
+                if "Nats-Sequence" in headers:
+                    taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
+                    place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
+                    events.append(StreamMessage(headers["Nats-Subject"], message.data, *place))
+                elif headers.get("Status") in ("204", "404"):
+                    return [event for event in events if first_seq <= event.stream_seq <= last_seq]
+                elif "Status" in headers:
+                    raise Unavailable(f"the stream does not read itself out: {headers['Status']}")
+                # Other messages are replies of other clients.
+    finally:
+        with contextlib.suppress(nats.errors.Error):
+            await subscription.unsubscribe()
+
+
+class Lag(NamedTuple):
+    """The number of events that are not stored yet, and the age of the oldest in seconds."""
+
+    events: int = 0
+    seconds: float = 0.0
+
+
+async def lag(client: Client, *, now_ms: int) -> Lag:
+    """Return how far the workers are behind the stream.
+
+    Raises:
+        Unavailable: the server does not reply, or the consumer was deleted.
+    """
+    jetstream = client.jetstream(timeout=2.0)
+    try:
+        with asking():
+            return await _lag(jetstream, now_ms)
+    except Unavailable as error:
+        if isinstance(error.__cause__, NotFoundError):
+            raise Unavailable(
+                "the stream of events or its consumer is gone; run `turnfold migrate`"
+            ) from None
+        raise
+
+
+async def _lag(jetstream: JetStreamContext, now_ms: int) -> Lag:
+    consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+    events = (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
+    if not events:
+        return Lag()
+    floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+    return Lag(events, await _age_seconds(jetstream, floor + 1, now_ms))
+
+
+async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> float:
+    """Return the age of the first event from a sequence on, or 0 if all were erased."""
+    try:
+        oldest = await jetstream.get_msg(EVENTS_STREAM, seq=seq, subject=">", next=True)
+    except NotFoundError:
+        return 0.0
+    return max(0.0, now_ms / 1000 - oldest.time.timestamp()) if oldest.time else 0.0
