@@ -1,4 +1,4 @@
-"""A worker that can be made to die at a point."""
+"""A worker that kills itself at a given step."""
 
 import asyncio
 import http.client

@@ -1,4 +1,4 @@
-"""One system, faults until so many of its processes were killed, and what a checker finds afterwards."""
+"""One chaos episode: faults until enough processes were killed, then the checks."""
 
 import asyncio
 import contextlib

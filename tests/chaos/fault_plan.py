@@ -1,4 +1,4 @@
-"""What is done to a system and when, drawn from a seed: the same seed deals the same faults in the same order."""
+"""The faults of an episode, drawn from a seed: equal seeds give equal faults in equal order."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A whole system of real processes, each started again whenever it ends, to which faults can be done."""
+"""A system of real processes, each restarted when it exits, into which faults are injected."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Who publishes and who reads while faults are done: everything they were told is kept."""
+"""Clients that publish and read during faults, and record every reply."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The checker of histories sees what is wrong: in a recorded history of a calm system, one thing at a time."""
+"""The history checker detects each violation that is inserted into a valid history."""
 
 import asyncio
 import contextlib

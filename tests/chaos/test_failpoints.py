@@ -1,4 +1,4 @@
-"""A worker is killed between every two steps of its work; another one goes on as if nothing had been, at the cost of one call."""
+"""A worker killed between any two steps: another continues, at the cost of one model call."""
 
 import asyncio
 import shutil

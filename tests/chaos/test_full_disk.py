@@ -1,4 +1,4 @@
-"""A disk without room, by a limit on the size of files: what was acknowledged waits, and is stored when there is room again."""
+"""A full disk, simulated by a file size limit: events wait, and are stored once there is room."""
 
 import resource
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Systems whose processes are killed, stopped, frozen and kept from writing: afterwards every law holds."""
+"""Processes are killed, stopped, frozen and kept from writing: all invariants hold afterwards."""
 
 import secrets
 import sys

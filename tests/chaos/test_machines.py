@@ -1,4 +1,4 @@
-"""Many workers and query servers on one PostgreSQL and one bus: they come, they go, they die, and so does the database."""
+"""Many workers and query servers on one PostgreSQL: they and the database are killed."""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack

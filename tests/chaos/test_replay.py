@@ -1,4 +1,4 @@
-"""Recorded conversations through the whole system in one go, every message accounted for."""
+"""Recorded conversations through the whole system, with every message accounted for."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Services of yesterday beside those of today, on one database and one stream: an upgrade while everything runs."""
+"""A rolling upgrade: services of two versions on one database and one stream."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Everything that writes, at once, on few sessions of one PostgreSQL: no two transactions wait for each other."""
+"""All writers at once on few sessions of one PostgreSQL: no deadlock occurs."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Agents that publish and ask without rest, while services on one bus and one database come, go and die."""
+"""Agents that publish and query continuously while services start, stop and are killed."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Who asked, as the audit names it: keys, tokens, and nobody else, whatever a client sends (A7, C81)."""
+"""The actor in the audit log: a key or a token, which no client can forge (A7, C81)."""
 
 import json
 import sqlite3

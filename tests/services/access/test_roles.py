@@ -1,4 +1,4 @@
-"""The shipped permissions on a real server: with them everything works, and whatever else is tried is refused."""
+"""The shipped permissions on a real server: the system works, and all else is denied."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Bearer tokens in front of HTTP: each reaches its own agents, an operator's everything, and strangers nothing."""
+"""HTTP bearer tokens: each allows its own agents, an operator's allows all, others none."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Publishing beside listeners that reply too, on a real nats-server (O7, C69)."""
+"""Publishing while other subscribers reply as well, on a real nats-server (O7, C69)."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What one client of the bus may take of the server, with the shipped accounts (X6)."""
+"""Resource limits of one bus client, with the shipped accounts (X6)."""
 
 import asyncio
 import contextlib

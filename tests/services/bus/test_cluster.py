@@ -1,4 +1,4 @@
-"""Three NATS servers that keep each event three times: one may die at any moment, the leader of the stream included."""
+"""Three NATS servers with three replicas: any one may be killed, including the stream leader."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a system does at its limits: bad events tried again, a stream that is full or old, and more requests than it can answer."""
+"""Behavior at limits: malformed events, a full or old stream, and too many requests."""
 
 import asyncio
 import json

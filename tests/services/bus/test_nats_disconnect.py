@@ -1,4 +1,4 @@
-"""A client of NATS leaves no connection open behind it, however a server dies under it."""
+"""The NATS client leaves no connection open, however its server ends."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Files are for their owner alone, whatever the umask is (X9)."""
+"""Files are readable by their owner only, for every umask (X9)."""
 
 import os
 import stat

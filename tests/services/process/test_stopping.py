@@ -1,4 +1,4 @@
-"""Services end when they are told to, whatever they stand on does."""
+"""Services stop on a signal even if their database hangs."""
 
 from pathlib import Path
 from signal import SIGTERM

@@ -1,4 +1,4 @@
-"""`turnfold up` on a real nats-server, with small stand-ins for the services."""
+"""`turnfold up` with a real nats-server and small substitutes for the services."""
 
 import contextlib
 import json

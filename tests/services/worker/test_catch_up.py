@@ -1,4 +1,4 @@
-"""A database that is older than its stream, or new beside an old one, holds in the end what the stream holds."""
+"""A restored or empty database catches up with the event stream."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Erasing with real parts: bus, worker, query, files on the disk."""
+"""Erasure in a running system: bus, worker, query server and files on disk."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Who goes before whom: one agent's hanging model keeps up nobody else, and what somebody waits for goes first."""
+"""Fairness: a hanging model of one agent delays no other, and requests precede background work."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The operator's money and keys: no agent chooses the model, the host or the limits beyond what the operator allows."""
+"""Agents cannot choose models, hosts or limits that the operator does not allow."""
 
 import json
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""The process that receives for a worker may die, hang, or be left alone: every event is stored once all the same, and soon."""
+"""The receiver process may exit, hang or lose its worker: each event is still stored once."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What goes on whatever comes from outside: the pull of events, the loops of a worker, the word of an ingest (O7, C69)."""
+"""Foreign messages and errors do not stop the consumer, the loops or ingest signals (O7, C69)."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The worker on a real bus and a real file, on bad days: no event is lost, none is stored twice, and nobody has to restart it."""
+"""The worker under failures, on a real bus: no event is lost or stored twice, without restarts."""
 
 import asyncio
 import contextlib

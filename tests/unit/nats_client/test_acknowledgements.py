@@ -1,4 +1,4 @@
-"""What is an acknowledgement of a stream, and what is not (O7, C69)."""
+"""Which replies count as an acknowledgement of a stream (O7, C69)."""
 
 import json
 from typing import Any

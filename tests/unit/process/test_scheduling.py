@@ -1,4 +1,4 @@
-"""Who stands back does so alone, and not where it would wait for long."""
+"""Lower priority affects one thread only, and is not used under high load."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

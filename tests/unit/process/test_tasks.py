@@ -1,4 +1,4 @@
-"""Who is told to end ends, even where the first word of it is lost."""
+"""Canceled tasks end even if the first cancellation is swallowed."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Turns among askers: who asks most often does not get most (X6)."""
+"""Fair turns: a caller with many requests does not displace the others (X6)."""
 
 import asyncio
 from contextvars import copy_context
