@@ -1,1 +1,1 @@
-"""The rules: pure functions of values, without I/O, time or chance."""
+"""Decisions as pure functions of values: no I/O, no clock, no randomness."""

@@ -1,4 +1,4 @@
-"""When old messages leave the window, and which."""
+"""Decide when old messages leave the window, and which ones."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +12,11 @@ from turnfold.core.policy.presets import Mode, Policy
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
 
 SUMMARY_DELAY_MS: Final = 150
-"""A summary is begun a moment after its eviction: the window that follows a turn goes first, and a burst makes one version."""
+"""The pause before a summary is written, so that windows go first and a burst makes one version."""
 
 
 class Trigger(StrEnum):
-    """What made a compaction due."""
+    """The condition that made a compaction due."""
 
     MESSAGES = "messages"
     TOKENS = "tokens"
@@ -29,7 +29,7 @@ class Trigger(StrEnum):
 
     @property
     def rewrites(self) -> bool:
-        """Whether such a compaction only says again what a version says: it evicts nothing and adds nothing."""
+        """Whether such a compaction rewrites a version, and evicts nothing."""
         return self is Trigger.REGENERATE or self is Trigger.STAND_IN
 
 
@@ -38,14 +38,15 @@ COOLDOWN_MAX_MS: Final = 300_000
 
 
 def cooldown_ms(failures: int) -> int:
-    """How long a session is left alone after so many compactions in a row that came to nothing."""
+    """Return the cooldown after this many failed compactions in a row."""
     return min(COOLDOWN_MS * 2 ** (failures - 1), COOLDOWN_MAX_MS) if failures else 0
 
 
 class SessionLoad(NamedTuple):
-    """What a session's live messages weigh, and how many rounds began since the last eviction; system messages do not count.
+    """Counts of a session's live messages, and rounds since the last eviction.
 
-    `factor` is by how much the session's model counts more, `reported_tokens` what it last reported of its window.
+    System messages do not count. `factor` is the calibration factor. `reported_tokens` is the last
+    usage that the model reported.
     """
 
     messages: int
@@ -61,7 +62,7 @@ class SessionLoad(NamedTuple):
 
 
 def load_of(live: Iterable[Message]) -> SessionLoad:
-    """What these live messages weigh, each request a round."""
+    """Return the load of these live messages; each request is a round."""
     counted = [message for message in live if not message.role.is_system]
     return SessionLoad(
         len(counted),
@@ -72,7 +73,7 @@ def load_of(live: Iterable[Message]) -> SessionLoad:
 
 @dataclass(frozen=True, slots=True)
 class FiredTrigger:
-    """A trigger that fired, and the limit it guards (tokens; 0 where it guards none)."""
+    """A trigger that fired, and its limit in tokens (0 without one)."""
 
     trigger: Trigger
     budget_tokens: int
@@ -80,7 +81,7 @@ class FiredTrigger:
 
 @dataclass(frozen=True, slots=True)
 class NoEviction:
-    """Nothing leaves."""
+    """No message leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Evict:
 
 
 class TriggerLimits(NamedTuple):
-    """What live messages may come to until one of them is one too many; 0 where that is no matter."""
+    """The limits of the triggers; 0 means no limit."""
 
     tokens: int = 0
     messages: int = 0
@@ -100,7 +101,7 @@ class TriggerLimits(NamedTuple):
 
     @classmethod
     def of(cls, policy: Policy, *, model_window: int) -> "TriggerLimits":
-        """Those of a policy; none where nothing leaves by itself."""
+        """Return the limits of a policy; none if it evicts nothing by itself."""
         if policy.mode is not Mode.AUTO:
             return cls()
         budget = token_trigger(policy, model_window=model_window)
@@ -108,7 +109,7 @@ class TriggerLimits(NamedTuple):
         return cls(budget, policy.max_live_messages, policy.every_rounds, reported)
 
     def fired(self, load: SessionLoad) -> list[FiredTrigger]:
-        """The triggers that are set off; where one wins too little, the next may win enough."""
+        """Return the fired triggers; if one gains too little, the next may gain enough."""
         found: list[FiredTrigger] = []
         if self.tokens and load.billed_tokens > self.tokens:
             found.append(FiredTrigger(Trigger.TOKENS, self.tokens))
@@ -124,21 +125,21 @@ class TriggerLimits(NamedTuple):
 def fired_triggers(
     load: SessionLoad, policy: Policy, *, model_window: int
 ) -> Sequence[FiredTrigger]:
-    """The triggers that these live messages set off by themselves under this policy."""
+    """Return the triggers that these live messages fire under this policy."""
     return TriggerLimits.of(policy, model_window=model_window).fired(load)
 
 
 def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
-    """When a session whose last event came then will have been idle for as long as the policy says; None when it says nothing."""
+    """Return when a session becomes idle after its last event; None if the policy has no limit."""
     if policy.mode is not Mode.AUTO or not policy.idle_seconds:
         return None
     return last_event_at_ms + 1_000 * policy.idle_seconds
 
 
 def token_trigger(policy: Policy, *, model_window: int) -> int:
-    """The tokens above which live messages set off an eviction; 0 when no number of tokens does.
+    """Return the tokens above which live messages fire; 0 if no number does.
 
-    Where neither a number nor a ratio is set, what is counted may take what reports may: the window less its reserve.
+    Without a number and a ratio, the limit is the model's window minus its reserve.
     """
     if model_window <= 0:
         return 0
@@ -149,10 +150,10 @@ def token_trigger(policy: Policy, *, model_window: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One eviction: why, what left, what was live before (all messages, and what the triggers count), and when (ms since 1970).
+    """One eviction: its trigger, its messages, the load before, and its time (ms since 1970).
 
-    `gauge` is the session's afterwards, `seq` the event that set it off. `is_escalated`: as little stayed as may. `stays` is what
-    was live afterwards.
+    `gauge` is the usage state afterwards, `seq` the event that caused it. `is_escalated` if as few
+    messages stayed as possible. `stays` are the messages that are still live.
     """
 
     due: FiredTrigger
@@ -172,14 +173,14 @@ class Eviction:
 
     @property
     def is_over(self) -> bool:
-        """Whether what stayed is still over the limit, as far as counting can tell."""
+        """Whether the messages that stayed are still over the limit, as far as counted."""
         left = self.load.tokens - self.tokens
         return (
             self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
         )
 
     def seen_at(self, live: Sequence[Message], load: SessionLoad, at_ms: int) -> "Eviction":
-        """The same eviction with everything counted at this moment, of these live messages."""
+        """Return the same eviction with counts of these live messages at this moment."""
         gone = {message.position for message in self.evicted}
         stays = tuple([message for message in live if message.position not in gone])
         return replace(self, live=len(live), load=load, at_ms=at_ms, stays=stays)
@@ -199,7 +200,7 @@ class Eviction:
 
 
 def _blocks(messages: Iterable[Message]) -> int:
-    """How many blocks these are: a call with its results is one, and so is any other message but a system one."""
+    """Return the number of blocks; a call with its results is one, system messages are none."""
     return sum(
         [message.role is not Role.TOOL and not message.role.is_system for message in messages]
     )
@@ -217,7 +218,7 @@ UNMETERED = UsageInput()
 
 
 class RestoreHold(NamedTuple):
-    """What was restored stays until the session, which holds `total_tokens`, has grown to `to_tokens`."""
+    """Restored messages stay until the session's `total_tokens` reach `to_tokens`."""
 
     to_tokens: int = 0
     total_tokens: int = 0
@@ -236,10 +237,10 @@ def plan_evictions(
     meter: UsageInput = UNMETERED,
     hold: RestoreHold = FREE,
 ) -> tuple[Eviction, ...]:
-    """What leaves as each new event is stored, one after the other, so that a batch leaves what its events alone would.
+    """Decide evictions event by event, so that a batch gives the result of its single events.
 
-    `live` holds the live messages by position, those of the new events (known by their stream sequences) included;
-    `rounds` counts those that began since the last eviction, likewise.
+    `live` holds the live messages by position, including those of the new events. `rounds` counts
+    all rounds since the last eviction.
     """
     gauge, usage_limit = (
         meter.gauge,
@@ -301,13 +302,13 @@ def plan_evictions(
 
 
 EVERY_EVENT_BELOW: Final = 1_024
-"""With more live messages than this, not every event has the session looked at: each look takes time for all of them."""
+"""With more live messages, not every event is examined: each examination is linear in them."""
 
 
 def _is_looked_at(before: int, after: int) -> bool:
-    """Whether it is seen what leaves as the live messages grow so: at least once for each 512th part of very many.
+    """Return whether this growth of live messages is examined.
 
-    Told from the counts alone, so that it does not depend on which events came in one batch.
+    The decision depends on counts alone, so that it does not depend on the batch.
     """
     if after < EVERY_EVENT_BELOW:
         return True
@@ -316,7 +317,7 @@ def _is_looked_at(before: int, after: int) -> bool:
 
 
 def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Eviction:
-    """What this eviction takes; escalated when the usual one would leave the limit broken, or has left it so."""
+    """Return what this eviction takes; escalate if the usual one leaves the limit exceeded."""
     found = eviction.due
     is_escalated = found.trigger is Trigger.USAGE and eviction.gauge.evictions > 0
     if not is_escalated:
@@ -338,7 +339,7 @@ def _relieved(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Ev
 
 
 def clamp_keep_tokens(policy: Policy, found: FiredTrigger) -> Policy:
-    """The policy with a keep that the limit has room for: where it leaves nothing to win, half of the limit is kept."""
+    """Return the policy with `keep_tokens` clamped to half of the limit that fired."""
     limit = found.budget_tokens
     if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
         return policy
@@ -351,10 +352,11 @@ _position = attrgetter("position")
 def decide_eviction(
     live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int
 ) -> Evict | NoEviction:
-    """Say which of the live messages leave when this trigger has fired.
+    """Choose the messages that leave when a trigger has fired.
 
-    The newest stay as far as the policy keeps them, extended to a safe boundary; so do the pinned system message, the
-    newest request, and blocks with a call that may still be answered. Too small a gain changes nothing.
+    The newest stay as far as the policy keeps them, extended to a safe boundary. The system
+    message, the newest request and blocks with open calls stay. A gain below the minimum evicts
+    nothing.
     """
     grouped = group(live)
     blocks = grouped.blocks
@@ -376,7 +378,7 @@ def decide_eviction(
 
 
 def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
-    """The index of the first block that stays: before a user message where one is near, else between two blocks."""
+    """Return the index of the first block that stays: at a user message if one is near."""
     needed = len(blocks)
     messages = tokens = rounds = 0
     least = max(policy.keep_messages, 1)
@@ -399,7 +401,7 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
 
 
 def _surplus(kept: Sequence[Block], policy: Policy) -> Sequence[Block]:
-    """The tool blocks among what is kept that are too many, the oldest ones."""
+    """Return the oldest tool blocks above the number that is kept."""
     tools = [block for block in kept if block.results]
     return tools[: -policy.max_live_tool_blocks] if policy.max_live_tool_blocks else ()
 

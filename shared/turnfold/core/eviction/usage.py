@@ -1,4 +1,4 @@
-"""What providers report to have counted: the factor it teaches, and whether a window has become too full."""
+"""Reported token usage: the calibration factor, and the trigger for a full window."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,30 +8,30 @@ from typing import Any, Final, NamedTuple
 REPORTS_LOOKED_AT: Final = 60
 DIFFERENCES_USED: Final = 20
 DIFFERENCES_NEEDED: Final = 3
-"""A single difference may be an accident: below so many nothing is learnt."""
+"""The fewest differences from which a factor is learned."""
 COMPACTIONS_LOOKED_AT: Final = 8
 FACTOR_AT_LEAST: Final = 0.5
 FACTOR_AT_MOST: Final = 2.5
 REPORT_AT_MOST: Final = 1_000_000_000
 ESCALATIONS: Final = 2
-"""After so many evictions in a row that a report set off, the second of them escalated, reports set off no more."""
+"""After this many evictions in a row by reports, reports fire no more; the second is escalated."""
 NEVER_MS: Final = 1 << 60
 
 
 class UsageReport(NamedTuple):
-    """What a provider counted for the last call of a turn: all that it was sent, and what it wrote."""
+    """The provider's count for the last call of a turn: its input and its output."""
 
     prompt_tokens: int
     completion_tokens: int
 
     @property
     def tokens(self) -> int:
-        """What the next call is sent at least, if nothing leaves the window."""
+        """The least tokens of the next call if nothing leaves the window."""
         return self.prompt_tokens + self.completion_tokens
 
 
 def read_report(usage: Mapping[str, Any] | None) -> UsageReport | None:
-    """The report in a turn's `usage`, in the words of OpenAI or of Anthropic; None where it says nothing that can be meant."""
+    """Read a turn's `usage` in the format of OpenAI or Anthropic; None if it is unusable."""
     if not usage:
         return None
     prompt = _number(usage, "prompt_tokens")
@@ -60,11 +60,11 @@ def _number(usage: Mapping[str, Any], name: str) -> int | None:
 
 
 class ReportDelta(NamedTuple):
-    """By how much two reports of one session differ that follow each other, both of one model.
+    """The difference between two consecutive reports of one session and one model.
 
-    `grown_tokens` is what the later one counted more, `counted_tokens` what was counted here for what stands between
-    them: from the earlier answer to right before the later one. `since_ms` is when the call that the earlier one speaks
-    of can have begun at the earliest, `until_ms` when the later report came, `seq` its place in the stream.
+    `grown_tokens` is the growth by the provider's count, `counted_tokens` by ours. `since_ms` is
+    the earliest time at which the first call can have begun, `until_ms` the time of the later
+    report, `seq` its stream sequence.
     """
 
     session: int
@@ -78,10 +78,11 @@ class ReportDelta(NamedTuple):
 def calibration_factor(
     newest_first: Sequence[ReportDelta], compactions_ms: Mapping[int, Sequence[int]]
 ) -> float:
-    """By how much a model counts more than the vocabulary does: the median of what the newest usable differences say.
+    """Return the ratio of the provider's count to ours: the median of the newest differences.
 
-    A difference is usable when the window grew and no compaction of its session began or ended meanwhile;
-    `compactions_ms` are those moments of the newest compactions of each session. 1 is said where too little is known.
+    A difference is usable if the window grew, and no compaction of its session began or ended in
+    between. `compactions_ms` are the times of the newest compactions per session. Returns 1 if too
+    little is known.
     """
     ratios: list[float] = []
     for one in newest_first:
@@ -100,7 +101,7 @@ def calibration_factor(
 
 
 def _saw_a_compaction(one: ReportDelta, moments: Sequence[int]) -> bool:
-    """Whether one lies between the reports; where older ones are not known, what is older than those that are may have seen one."""
+    """Return whether a compaction may lie between two reports."""
     if len(moments) >= COMPACTIONS_LOOKED_AT and one.since_ms < min(moments):
         return True
     return any(one.since_ms <= moment < one.until_ms for moment in moments)
@@ -110,23 +111,26 @@ def _saw_a_compaction(one: ReportDelta, moments: Sequence[int]) -> bool:
 
 
 def usage_trigger(reserve_tokens: int, *, model_window: int) -> int:
-    """The reported tokens above which something has to leave; 0 when none do. At most half a window is kept in reserve."""
+    """Return the reported tokens above which messages leave; 0 without a limit.
+
+    At most half of a window is kept in reserve.
+    """
     if model_window <= 0 or not reserve_tokens:
         return 0
     return model_window - min(reserve_tokens, model_window // 2)
 
 
 def usage_state(evictions: int) -> str:
-    """In a word what came of the evictions in a row that reports set off; after `escalated` they set off no more."""
+    """Return the state of evictions by reports; after `escalated` reports fire no more."""
     return ("calm", "compacted", "escalated")[min(evictions, ESCALATIONS)]
 
 
 class UsageState(NamedTuple):
-    """How full a session's model said its window was, and what came of it.
+    """The newest report of a session, and the evictions that reports caused.
 
-    `factor` is the factor in force. `seq`, `at_ms` and `tokens` are those of the newest report by the order of the stream.
-    `settled_ms` is when the last compaction was done, and far off while one is not: a report that is not younger
-    speaks of a window that is no more. `evictions` counts the evictions in a row that reports set off.
+    `seq`, `at_ms` and `tokens` belong to the newest report in stream order. `settled_ms` is when
+    the last compaction ended, or far in the future while one is open: older reports describe
+    another window. `evictions` counts evictions in a row.
     """
 
     factor: float = 1.0
@@ -138,29 +142,29 @@ class UsageState(NamedTuple):
 
     @property
     def fresh_tokens(self) -> int:
-        """What the newest report says of the window as it is; 0 where it is stale, or where acting on it did not help."""
+        """The newest reported tokens; 0 if stale, or if evicting did not help."""
         return self.tokens if self.at_ms > self.settled_ms and self.evictions < ESCALATIONS else 0
 
     def told(self, reading: "UsageReading | None", limit: int) -> "UsageState":
-        """After the report of one more event; one that is within the limit ends a row of evictions."""
+        """Return the state after one more report; a report within the limit ends a series."""
         if reading is None or reading.seq <= self.seq:
             return self
         is_relieved = reading.at_ms > self.settled_ms and reading.tokens <= limit
         return self._replace(**reading._asdict(), evictions=0 if is_relieved else self.evictions)
 
     def moved(self, seq: int, to_seq: int, at_ms: int) -> "UsageState":
-        """After the event with this sequence took an earlier place."""
+        """Return the state after an event moved to an earlier sequence."""
         return self._replace(seq=to_seq, at_ms=at_ms) if self.seq == seq else self
 
     def evicted(self, *, by_report: bool, factor: float) -> "UsageState":
-        """After an eviction: what was reported before is spent."""
+        """Return the state after an eviction, which makes earlier reports stale."""
         return self._replace(
             factor=factor, tokens=0, settled_ms=NEVER_MS, evictions=self.evictions + by_report
         )
 
 
 class UsageReading(NamedTuple):
-    """The tokens that an event's report gives, and where and when the stream took it."""
+    """Reported tokens, with the event's stream sequence and time."""
 
     seq: int
     at_ms: int
@@ -169,10 +173,10 @@ class UsageReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsageInput:
-    """What is known of a session's usage when a batch of its events is stored.
+    """Usage of a session when a batch of its events is stored.
 
-    `gauge` is from before the batch, `readings` are those of its events by stream sequence. `learn` says the factor after
-    an eviction: given the newest sequence of the session and the moment (ms since 1970).
+    `gauge` is the state before the batch. `readings` are reports by stream sequence. `learn`
+    returns the factor after an eviction, given the newest sequence and the time (ms since 1970).
     """
 
     gauge: UsageState = field(default_factory=UsageState)
@@ -180,7 +184,7 @@ class UsageInput:
     learn: Callable[[int, int], float] | None = None
 
     def after(self, seq: int, gauge: UsageState, limit: int) -> UsageState:
-        """The gauge after all events of the batch, given what it was after the one with this sequence."""
+        """Return the state after the batch, given the state after the event with this sequence."""
         for later in sorted(self.readings):
             if later > seq:
                 gauge = gauge.told(self.readings[later], limit)

@@ -1,4 +1,4 @@
-"""Which result answers which call: a function of the stream alone, decided for one call id at a time."""
+"""Match tool results with calls, per call id, as a function of the stream alone."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,21 +8,21 @@ from turnfold.messages import CallRef
 
 
 class CallPosition(NamedTuple):
-    """A call of this id: the position of its message and its slot there."""
+    """A call: the position of its message, and its slot there."""
 
     position: int
     slot: int
 
 
 class ResultPosition(NamedTuple):
-    """A result that carries this id; equal contents have equal digests."""
+    """A result; equal contents have equal digests."""
 
     position: int
     digest: bytes
 
 
 class MatchedResult(NamedTuple):
-    """What a result is: the answer to a call, or a copy, or (neither) one that waits for its call."""
+    """A result answers a call, is a copy, or (neither) waits for its call."""
 
     answers: CallRef | None
     is_copy: bool
@@ -34,10 +34,11 @@ WAITS = MatchedResult(None, False)
 def match_results(
     calls: Iterable[CallPosition], results: Iterable[ResultPosition]
 ) -> dict[int, MatchedResult]:
-    """Decide for each result of one call id, by its position.
+    """Match the results of one call id; return the match of each position.
 
-    A result answers the nearest earlier call that is unanswered. Where there is none and it says what the last result
-    said, it is a copy; else it waits for the next call of the id, and the one that waited longest is taken first.
+    A result answers the nearest earlier unanswered call. Without one, it is a copy if it equals the
+    last result; otherwise it waits for the next call, and the oldest waiting result is matched
+    first.
     """
     verdicts: dict[int, MatchedResult] = {}
     unanswered: list[CallPosition] = []

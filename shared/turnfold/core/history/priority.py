@@ -1,4 +1,4 @@
-"""Priority: which messages resist the ladder, told by rule from words, tools and shell commands."""
+"""Classify messages by words, tools and shell commands: which resist trimming?"""
 
 import json
 import re
@@ -17,19 +17,19 @@ _FIRST_IN_SENTENCE: Final = r"(?<![a-z0-9',] {0})(?<![a-z0-9'_-]{0})"
 
 
 class _Phrase(NamedTuple):
-    """A phrase that binds where its pattern is found. Each text that holds it holds one of the `words`."""
+    """A phrase that binds if its pattern matches. Each match contains one of `words`."""
 
     phrase: str
     pattern: re.Pattern[str]
     words: tuple[str, ...]
 
     def binds(self, text: str) -> bool:
-        """Whether a text in lower case holds it, and in this sense."""
+        """Return whether a lower-case text contains the phrase in this sense."""
         return self.phrase in text and self.pattern.search(text) is not None
 
 
 def _opening(phrase: str, unless: str = "", *, word: str = "") -> _Phrase:
-    """A phrase that orders something where it opens a sentence."""
+    """Build a phrase that gives an order at the start of a sentence."""
     pattern = (
         phrase
         + _FIRST_IN_SENTENCE.replace("{0}", phrase)
@@ -40,7 +40,7 @@ def _opening(phrase: str, unless: str = "", *, word: str = "") -> _Phrase:
 
 
 def _phrase(phrase: str, more: str = r"(?![a-z])", *, word: str = "") -> _Phrase:
-    """A phrase that begins with a word of its own; the literal comes first, so that searching it is quick."""
+    """Build a phrase; its literal comes first, so that the search is fast."""
     word = word or phrase
     return _Phrase(
         phrase,
@@ -95,7 +95,7 @@ BINDING: Final = (
 
 
 def _by_word(phrases: Iterable[_Phrase]) -> Mapping[bytes, Sequence[_Phrase]]:
-    """The phrases by their words: most texts hold few of these, and to look a text's words up is quicker than to look for phrases."""
+    """Index phrases by word: looking up the words of a text is faster than searching phrases."""
     found: defaultdict[bytes, list[_Phrase]] = defaultdict(list)
     for phrase in phrases:
         for word in phrase.words:
@@ -125,10 +125,10 @@ CHINESE: Final = re.compile(
 def classify(
     body: Mapping[str, Any], *, tool_name: str | None = None, call: Mapping[str, Any] | None = None
 ) -> Priority:
-    """The priority of one chat message of any shape. A result may be judged by its tool's name, or by the whole call.
+    """Return the priority of a chat message; a result may be judged by its tool or its call.
 
-    HIGH says something that must hold later; LOW looked at something that can be looked at again. Of a long text only
-    the first and last 4,000 characters are read.
+    HIGH must hold later. LOW read something that can be read again. Of a long text the first and
+    last 4,000 characters are examined.
     """
     role = body.get("role")
     if role == "tool":
@@ -148,14 +148,14 @@ def classify(
 
 
 def priority_of(message: Message) -> Priority:
-    """The priority of a message as the rules see it, told at the first time of asking where nobody stored it."""
+    """Return the priority of a message; compute it if it was not stored."""
     if isinstance(message.priority, UnrankedMessage):
         message.priority = classify(message.priority.body, call=message.priority.call)
     return message.priority
 
 
 def _binds(text: str, *, is_advice: bool) -> bool:
-    """Whether a text decides, demands or asks to be remembered. What an assistant tells others to do is advice and binds nobody."""
+    """Return whether a text decides, demands, or asks to remember. Advice does not."""
     if len(text) > 2 * READ_CHARACTERS:
         text = f"{text[:READ_CHARACTERS]}\n{text[-READ_CHARACTERS:]}"
     if not text.isascii() and CHINESE.search(text):
@@ -208,13 +208,13 @@ def _words(name: str) -> frozenset[str]:
 
 
 def _reads(name: str) -> bool:
-    """Whether a tool of this name only looks: `read_file`, `WebSearch`, `FindRestaurants`."""
+    """Return whether a tool with this name only reads, such as `read_file` or `WebSearch`."""
     words = _words(name)
     return not words.isdisjoint(READING) and words.isdisjoint(WRITING)
 
 
 def _looks(call: object) -> bool:
-    """Whether a call only looks, by the name of its tool or by the shell command it runs."""
+    """Return whether a call only reads, by its tool or its shell command."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str):
@@ -228,7 +228,7 @@ def _looks(call: object) -> bool:
 
 
 def _command(arguments: object) -> str:
-    """The shell command in a call's arguments, or an empty string; long arguments are no mere look."""
+    """Return the shell command in a call's arguments; empty if there is none or it is long."""
     if isinstance(arguments, str):
         if len(arguments) > READ_CHARACTERS:
             return ""
@@ -274,7 +274,7 @@ NOTHING_SEEN = re.compile(r"\s*(?:cd(?![\w-])|true|echo(?![\w-])|printf(?![\w-])
 
 @lru_cache(maxsize=256)
 def _command_looks(command: str) -> bool:
-    """Whether each part of a shell command only shows what is there, and at least one part does."""
+    """Return whether all parts of a shell command only read, and there is at least one."""
     if not command or "$(" in command or "`" in command:
         return False
     plain = HARMLESS.sub("", QUOTED.sub("q", command))

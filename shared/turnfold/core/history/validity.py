@@ -1,4 +1,4 @@
-"""What every provider asks of a list of messages: each call answered at once, and nothing answered that was not called."""
+"""Check message lists as providers do: each call answered at once, no answer without a call."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,15 @@ from turnfold.messages import ROLES
 
 
 def is_role(role: object) -> TypeGuard[str]:
-    """Whether a chat message may have this role."""
+    """Return whether a chat message may have this role."""
     return isinstance(role, str) and role in ROLES
 
 
 def validation_errors(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why this list may not be sent, a sentence each; empty when it may.
+    """Return why a list cannot be sent, one sentence each; empty if it can.
 
-    Each tool call is followed directly by exactly one result per call id, in call order, and no result stands elsewhere.
+    Each tool call is followed directly by exactly one result per call id, in call order. No result
+    stands elsewhere.
     """
     found: list[str] = []
     owed: list[Any] = []
@@ -58,10 +59,10 @@ _IDS: Final = re.compile(r"[a-zA-Z0-9_-]+")
 
 
 def anthropic_faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why this list may not be sent in the Anthropic shape, a sentence each; empty when it may.
+    """Return why a list cannot be sent in Anthropic's format, one sentence each; empty if it can.
 
-    Users and assistants take turns, a user first. All calls of a message are answered at the start of the next, in call
-    order. Ids are of letters that are taken and unlike one another. No text is empty.
+    Users and assistants alternate, a user first. The next message begins with the results of all
+    calls, in call order. Ids are valid and unique. No text is empty.
     """
     found: list[str] = []
     owed: list[str] = []

@@ -1,4 +1,4 @@
-"""Counting without a tokenizer: a bound that is never too low, and an estimate that is near."""
+"""Count tokens without a tokenizer: an upper bound, and an estimate."""
 
 import re
 from collections import Counter
@@ -38,16 +38,17 @@ COMMON_LETTERS = re.compile("[a-ilmnopr-wy]+")
 
 
 def token_upper_bound(text: str) -> int:
-    """How many tokens a text has at most, by proof and not by counting; meant for short texts of our own making.
+    """Return an upper bound for the tokens of a short text that Turnfold itself writes.
 
-    A token is at least one byte; three digits are one; and no two letters stay apart where their pair is a token, as
-    all pairs of the common small letters are.
+    The bound is proven, not counted: a token is at least one byte, three digits are one token, and
+    two letters whose pair is a token never stay apart. All pairs of the common small letters are
+    tokens.
     """
     return sum(_bounds(text))
 
 
 def _bounds(text: str) -> Iterator[int]:
-    """How many tokens each piece of a text has at most."""
+    """Yield the most tokens of each piece of a text."""
     for match in BOUNDED.finditer(text):
         piece = match[0]
         kind = match.lastgroup
@@ -96,7 +97,7 @@ PREFIXES: Final = {"'": 0.05, ".": 0.1, "_": 0.12, "\\": 0.15, "(": 0.2, "-": 0.
 
 
 def estimate(text: str) -> int:
-    """How many tokens a text has, about: within 15% on prose, Chinese, Japanese, Korean, code, JSON, base64 and tables."""
+    """Estimate the tokens of a text: within 15% on prose, CJK, code, JSON, base64 and tables."""
     return round(
         sum(_cost(piece) * times for piece, times in Counter(PIECES.findall(text)).items())
     )
@@ -134,7 +135,7 @@ def _word(word: str, *, spaced: bool) -> float:
 
 
 def _dense(run: str) -> float:
-    """A long run without spaces: bytes in base64 or hex, or else words glued together."""
+    """Estimate a long run without spaces: base64, hex, or words joined together."""
     words = WORDS.findall(run)
     if 10 * len(words) < 3 * len(run):
         return (

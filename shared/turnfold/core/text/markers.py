@@ -1,8 +1,8 @@
-"""Markup that models or this service read as a change of speaker, and how a text is defused of it.
+"""Defuse markup that models, or Turnfold itself, read as a change of speaker.
 
-Texts of users, tools and models reach a window as data: in summaries, ledgers, digests and placeholders. In them the first
-character of such markup is replaced by another one. Length and the places of characters stay, so that cuts stay valid.
-Messages that are shown as they were published are not changed.
+Texts of users, tools and models appear in windows as data: in summaries, ledgers, digests and
+placeholders. There the first character of such markup is replaced. Lengths and offsets stay the
+same, so that cuts remain valid. Messages that are shown as published are not changed.
 """
 
 import re
@@ -25,12 +25,15 @@ _MARKERS: Final = re.compile(
 
 
 def markers_in(text: str) -> int:
-    """How many places of a text `defused` changes."""
+    """Return how many places of a text `defused` changes."""
     return sum(1 for _ in _MARKERS.finditer(text))
 
 
 def defused(text: str) -> str:
-    """The text without markup of roles and without our own tags, so that nothing in it can end the frame it stands in."""
+    """Return the text without markup of roles and without Turnfold's own tags.
+
+    Nothing in the result can close the tags around it.
+    """
     return _MARKERS.sub(_replaced, text)
 
 

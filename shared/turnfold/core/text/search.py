@@ -1,4 +1,4 @@
-"""What a query asks for, whether a message answers it, and which answer stands first: the same with an index and without."""
+"""Parse queries, grade messages, and rank hits; the same with an index and without."""
 
 import json
 import re
@@ -24,16 +24,16 @@ from turnfold.core.text.words import (
 )
 
 MOST_WORDS: Final = 100
-"""Words of a query beyond so many are not asked for one by one."""
+"""The most words of a query that are searched one by one."""
 MOST_TERMS: Final = 24
-"""Terms that one lookup in an index names; texts are read to check the rest."""
+"""The most terms of one index lookup; the rest is checked in the texts."""
 FEW_WORDS: Final = 12
 """Words that each text is searched for one by one, in all its characters. Of a longer query the longest so many words tell the relevance,
 and a row of eastern characters is asked for by its pairs: then a text is read once, however many words there are."""
 MOST_PLACES: Final = 1_000
-"""Places of a text that holds the whole query again and again at which it is seen whether it stands there as a value."""
+"""The most places in a text that are checked for the whole query as one value."""
 PREFIX_CHARACTERS: Final = 3
-"""Words of at least so many characters are also found by their beginning."""
+"""Words of at least this length are also found by their beginning."""
 
 _LONG_ENOUGH = 1_000.0
 
@@ -42,18 +42,18 @@ WHOLE, VERBATIM, WORDS, BEGINNINGS = 3, 2, 1, 0
 
 
 class Term(NamedTuple):
-    """A term that a text has, or with `is_prefix` one that begins so."""
+    """An index term, or with `is_prefix` its beginning."""
 
     text: str
     is_prefix: bool = False
 
 
 Lookup = tuple[Term, ...]
-"""The terms that a text must all have to be worth reading."""
+"""Terms that a text must all have."""
 
 
 class Relevance(NamedTuple):
-    """How well one message answers, the better the higher; `relevance` is below one."""
+    """How well a message matches; greater is better. `relevance` is below one."""
 
     tier: int
     relevance: float
@@ -61,14 +61,14 @@ class Relevance(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """A query, taken apart. It has at least one word, or it asks for nothing."""
+    """A parsed query. Without words it matches nothing."""
 
     text: str
     words: tuple[str, ...]
 
     @staticmethod
     def of(query: str) -> "SearchQuery":
-        """The question in the words of a query, which are never more than text."""
+        """Parse a query. Its words are text and have no syntax."""
         text = " ".join(normalize(query).split())
         words = dict.fromkeys(runs(text))
         if len(words) > FEW_WORDS:
@@ -77,19 +77,19 @@ class SearchQuery:
 
     @property
     def is_value(self) -> bool:
-        """Whether it looks like something exact - a path, an id, a figure - that one message named first."""
+        """Whether the query looks like an exact value: a path, an id or a number."""
         return len(self.text) <= 500 and any(
             not character.isalpha() and character != " " for character in self.text
         )
 
     def lookups(self) -> tuple[Lookup, ...]:
-        """What texts are to be read, those of the first lookup before the others: as one value, then by all words."""
+        """Return index lookups in order: the query as one value, then all of its words."""
         words = [term for word in self.words for term in _terms(word)]
         exact = [Term(term) for term in exact_terms(self.text)]
         return (_lookup([*exact, *words]), _lookup(words)) if exact else (_lookup(words),)
 
     def beginnings(self) -> tuple[Lookup, ...]:
-        """What texts are to be read for words that begin like those of the query; none when no word can be found so."""
+        """Return lookups of words that begin like those of the query; none without a prefix."""
         found = [term for word in self.words for term in _beginning(word)]
         return (
             (_lookup(found),)
@@ -98,12 +98,12 @@ class SearchQuery:
         )
 
     def any_word(self) -> tuple[Lookup, ...]:
-        """What texts are to be read that hold some of the words: a lookup each."""
+        """Return one lookup per word, for texts with some of the words."""
         longest = sorted(self.words, key=lambda word: (-len(word), word))[:MOST_TERMS]
         return tuple(_lookup(_terms(word)) for word in longest)
 
     def grade(self, text: str) -> Relevance | None:
-        """How well a folded text answers; None when a word is missing."""
+        """Grade a normalized text; None if a word is missing."""
         if not self._may_hold(text, all):
             return None
         words = TextWords(text, is_read_once=len(self.words) > FEW_WORDS)
@@ -128,14 +128,14 @@ class SearchQuery:
         return Relevance(tier, relevance)
 
     def holds(self, text: str) -> frozenset[int]:
-        """Which words of the query, by their places, a folded text holds."""
+        """Return the indices of the query's words that a normalized text contains."""
         if not self._may_hold(text, any):
             return frozenset()
         words = TextWords(text, is_read_once=len(self.words) > FEW_WORDS)
         return frozenset(place for place, word in enumerate(self.words) if words.hold(word))
 
     def _may_hold(self, text: str, of_words: Callable[[Iterable[bool]], bool]) -> bool:
-        """Whether the letters of all words, or of any, are in a text at all; a long query is not looked for so."""
+        """Return whether a text contains the letters of the words. Skipped for long queries."""
         return len(self.words) > FEW_WORDS or of_words(word in text for word in self.words)
 
     def _longest(self, most: int) -> Sequence[str]:
@@ -146,7 +146,7 @@ class SearchQuery:
         )
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where a text holds the whole query, one blank standing for whatever white space is in it."""
+        """Yield where a text contains the whole query, with any white space for a blank."""
         at = text.find(self.text)
         for _ in range(MOST_PLACES):
             if at < 0:
@@ -156,7 +156,7 @@ class SearchQuery:
 
 
 class TextWords:
-    """The words of a folded text, taken apart once: which words stand in it, and which begin one of its words."""
+    """The words of a normalized text, split once."""
 
     def __init__(self, text: str, *, is_read_once: bool = False) -> None:
         self._text = text
@@ -166,9 +166,10 @@ class TextWords:
         self._pairs: frozenset[str] | None = None
 
     def hold(self, word: str, *, ends: bool = True) -> bool:
-        """Whether a word stands here, or with `ends` false the beginning of one; eastern characters stand anywhere.
+        """Return whether a word occurs, or with `ends` false a word that begins so.
 
-        A word begins inside no other; what follows an escaped line end or tab begins one.
+        CJK characters match anywhere. A word never starts inside another one, except after an
+        escaped line end or tab.
         """
         if is_cjk(word[0]):
             return word in (
@@ -194,12 +195,12 @@ class TextWords:
 
 
 def searchable(body: Mapping[str, Any]) -> str:
-    """The text in which a message is searched, as it is compared."""
+    """Return the normalized text in which a message is searched."""
     return normalize(searched_text(body))
 
 
 def searched_text(body: Mapping[str, Any]) -> str:
-    """What of a message is searched: what it says, and the names and arguments of its calls."""
+    """Return the searched parts of a message: its text, and names and arguments of its calls."""
     return "\n".join([text_of(body), *_called(body)])
 
 
@@ -227,7 +228,7 @@ def _called(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _leaves(value: object) -> Iterator[str]:
-    """Every text, figure and key of a JSON value, in order."""
+    """Yield all texts, numbers and keys of a JSON value, in order."""
     waiting: list[object] = [value]
     while waiting:
         one = waiting.pop()
@@ -241,17 +242,17 @@ def _leaves(value: object) -> Iterator[str]:
 
 
 class SearchHit(NamedTuple):
-    """A message that answers; the score is the higher the better."""
+    """A matching message with its score; greater is better."""
 
     position: int
     score: float
 
 
 def ranked(question: SearchQuery, graded: Mapping[int, Relevance]) -> list[SearchHit]:
-    """The positions of messages that answer, best first: the value itself, all words, relevance, and the newest of equals.
+    """Rank matches: the value itself, all words, relevance, then the newest.
 
-    Who asks for a value wants the message that named it: the first to hold it stands before the others, and so does the
-    first that holds it as part of something larger.
+    A search for a value looks for the message that named it first, so the first message with it
+    ranks before the others.
     """
     scores = {
         position: round(grade.tier + 0.9 * grade.relevance, 4) for position, grade in graded.items()
@@ -268,7 +269,7 @@ def ranked(question: SearchQuery, graded: Mapping[int, Relevance]) -> list[Searc
 
 
 def ranked_by_any(question: SearchQuery, texts: Mapping[int, str]) -> list[SearchHit]:
-    """The positions of messages that hold some of the words, those with the rarest words first."""
+    """Rank messages with some of the words; those with the rarest words come first."""
     held = {position: question.holds(text) for position, text in texts.items()}
     times = Counter(chain.from_iterable(held.values()))
     holders = [times[place] for place in range(len(question.words))]
@@ -285,12 +286,12 @@ def ranked_by_any(question: SearchQuery, texts: Mapping[int, str]) -> list[Searc
 
 
 def _share(times: int, length: int) -> float:
-    """Nearer to one the oftener something occurs, and the shorter the text."""
+    """Return a share of one that grows with occurrences and shrinks with the text."""
     return times / (times + 0.5 + length / _LONG_ENOUGH)
 
 
 def _lookup(asked: Iterable[Term]) -> Lookup:
-    """The most telling of these terms: what is exact first, then what is long."""
+    """Choose the most selective terms: exact ones first, then long ones."""
     return tuple(
         sorted(set(asked), key=lambda term: (term.text[0] != "y", -len(term.text), term))[
             :MOST_TERMS
@@ -299,7 +300,7 @@ def _lookup(asked: Iterable[Term]) -> Lookup:
 
 
 def _terms(word: str) -> list[Term]:
-    """The terms that a text with this word has; several where it is a row of eastern characters."""
+    """Return the index terms of a word; a run of CJK characters has several."""
     if is_cjk(word[0]):
         return (
             [Term(f"x{word}", is_prefix=True)]
@@ -320,7 +321,7 @@ def _beginning(word: str) -> list[Term]:
 
 
 def _parts(word: str) -> list[str]:
-    """A row of more than two eastern characters as its pairs; any other word as it is."""
+    """Split a run of more than two CJK characters into pairs; return other words as they are."""
     return (
         [word]
         if len(word) <= PAIR or not is_cjk(word[0])

@@ -1,4 +1,4 @@
-"""Cuts: what any part of a long text costs, kept as a grid of prices so that nobody counts the text again."""
+"""Token counts at offsets of a long text, so that parts of it are never counted again."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -15,14 +15,14 @@ TAIL_LINES: Final = 10
 
 
 class CutPoint(NamedTuple):
-    """A place to cut a text: the offset in characters, and the tokens on the side that is kept."""
+    """A place to cut a text: its offset in characters, and the tokens of the kept side."""
 
     offset: int
     tokens: int
 
 
 def is_long(text: str) -> bool:
-    """Whether a text is worth a grid: above 512 bytes."""
+    """Return whether a text has offsets: above 512 bytes."""
     return len(text) > LONG_BYTES or (
         4 * len(text) > LONG_BYTES and not text.isascii() and _bytes_of(text) > LONG_BYTES
     )
@@ -34,11 +34,12 @@ def _bytes_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenOffsets:
-    """The grid of a text: at each point its offset, and the tokens and line ends before it.
+    """Points of a text with their offset, and the tokens and line ends before them.
 
-    The first point is the text's start, the last its end, and neighbours are at most some 256 bytes apart. The
-    ends of the first 20 lines and the starts of the last 10 are points where that parts no token, the 20th and the 10th always. Prices add up,
-    and none is below what the tokenizer counts for the text between two points.
+    The first point is the start, the last the end; neighbors are at most about 256 bytes apart. The
+    ends of the first 20 lines and the starts of the last 10 are points where that splits no token,
+    the 20th and the 10th always. Token counts add up, and none is below the tokenizer's count of
+    the same part.
     """
 
     offsets: tuple[int, ...] = (0,)
@@ -47,7 +48,7 @@ class TokenOffsets:
 
     @classmethod
     def of(cls, text: str, count: Count) -> Self:
-        """Price a text, each stretch between two points on its own."""
+        """Count a text, each stretch between two points separately."""
         offsets, tokens, line_ends = [0], [0], [0]
         start = spent = ended = 0
         for end in _grid(text):
@@ -63,7 +64,7 @@ class TokenOffsets:
 
     @classmethod
     def parse(cls, encoded: str) -> Self:
-        """Read what `encode` wrote; of an empty string, the grid of an empty text.
+        """Read the output of `encode`; an empty string stands for an empty text.
 
         Raises:
             ValueError: `encode` never wrote this.
@@ -81,7 +82,7 @@ class TokenOffsets:
         return cls(tuple(offsets), tuple(tokens), tuple(line_ends))
 
     def encode(self) -> str:
-        """The steps from point to point, as text: characters, tokens and, where there are any, line ends."""
+        """Write the steps between points: characters, tokens, and line ends if any."""
         steps = []
         for point in range(1, len(self.offsets)):
             before = point - 1
@@ -101,22 +102,22 @@ class TokenOffsets:
         return self.offsets[-1]
 
     def head(self, max_tokens: int) -> CutPoint:
-        """The longest beginning within these tokens; empty when not even the first stretch is."""
+        """Return the longest beginning within these tokens; empty if no stretch fits."""
         return self._head(max(0, bisect_right(self.tokens, max_tokens) - 1))
 
     def tail(self, max_tokens: int) -> CutPoint:
-        """The longest end within these tokens: where it begins, and what it costs."""
+        """Return the longest end within these tokens: its offset and its tokens."""
         return self._tail(bisect_left(self.tokens, self.total - max(0, max_tokens)))
 
     @property
     def lines(self) -> int:
-        """How many lines the text has, as `lines_of` counts them."""
+        """The number of lines, as `lines_of` counts them."""
         if len(self.offsets) == 1:
             return 0
         return self.line_ends[-1] + (self.line_ends[-1] == self.line_ends[-2])
 
     def head_lines(self, lines: int) -> CutPoint:
-        """A beginning of at most so many lines: exactly 20 for 20; of other numbers the last line may be a part or missing."""
+        """Return a beginning of at most `lines` lines; exact for 20, else the last may be cut."""
         if lines >= self.lines:
             return self._head(len(self.offsets) - 1)
         # Only the end of the 20th line is a point for certain; another point may stand within the line that follows.
@@ -124,21 +125,21 @@ class TokenOffsets:
         return self._head(max(0, point))
 
     def tail_lines(self, lines: int) -> CutPoint:
-        """An end of at most so many lines: exactly 10 for 10; of other numbers the first line may be a part or missing."""
+        """Return an end of at most `lines` lines; exact for 10, else the first may be cut."""
         if lines <= 0:
             return self._tail(len(self.offsets) - 1)
         return self._tail(bisect_left(self.line_ends, max(0, self.lines - lines)))
 
     def at_or_before(self, offset: int) -> int:
-        """The offset of the nearest point that is not behind this offset."""
+        """Return the offset of the nearest point at or before an offset."""
         return self.offsets[self._point_before(offset)]
 
     def at_or_after(self, offset: int) -> int:
-        """The offset of the nearest point that is not before this offset."""
+        """Return the offset of the nearest point at or after an offset."""
         return self.offsets[self._point_after(offset)]
 
     def tokens_between(self, start: int, end: int) -> int:
-        """What the text between two offsets costs at most; exactly, as prices go, where both are points."""
+        """Return the most tokens between two offsets; exact if both are points."""
         return (
             self.tokens[self._point_after(end)] - self.tokens[self._point_before(start)]
             if start < end
@@ -146,7 +147,7 @@ class TokenOffsets:
         )
 
     def line_ends_between(self, start: int, end: int) -> int:
-        """How many line ends stand between two points."""
+        """Return the number of line ends between two points."""
         return (
             self.line_ends[self._point_after(end)] - self.line_ends[self._point_before(start)]
             if start < end
@@ -186,9 +187,10 @@ def _grid(text: str) -> Iterator[int]:
 
 
 def _line_stops(text: str) -> list[int]:
-    """The ends of the first 20 lines, the starts of the last 10, and the end of the text.
+    """Return the ends of the first 20 lines, the starts of the last 10, and the end.
 
-    Line ends in a row are one token: none is named between them, but for the 20th, the 10th and the last.
+    Consecutive line ends are one token: no point lies between them, except the 20th, the 10th and
+    the last.
     """
     head: list[int] = []
     end = 0
@@ -206,7 +208,7 @@ def _line_stops(text: str) -> list[int]:
 
 
 def _cut(text: str, start: int, stop: int, characters: int) -> int:
-    """Where to part a text behind `start`: at a line end, else before a space, else before punctuation, else anywhere."""
+    """Return where to split a text after `start`: at a line end, else a space, else punctuation."""
     limit = start + characters
     if limit >= stop:
         return stop

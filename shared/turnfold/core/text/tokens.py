@@ -1,4 +1,4 @@
-"""Counting: what a message costs, and the ways to price its parts and the texts of our own."""
+"""Count the tokens of messages and of their parts."""
 
 import json
 import re
@@ -51,10 +51,11 @@ NAMES_A_PATH: Final = re.compile(rf'"(?:{"|".join(PATH_KEYS)})"')
 # Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes one.
 @dataclass(slots=True, unsafe_hash=True)
 class MessageTokens:
-    """What one message holds. `tokens` is all of it, overhead included; the other tokens are parts of that.
+    """Counts of one message. `tokens` is the total with overhead; the other token counts are parts.
 
-    `characters` and `lines` are those of its text (`text_of`). `cuts` is the text's grid of prices, empty for texts of
-    at most 512 bytes. `is_irregular` says that `tool_calls` holds what may not be sent.
+    `characters` and `lines` are those of its text (`text_of`). `cuts` encodes its `TokenOffsets`,
+    empty for texts up to 512 bytes. `is_irregular` if `tool_calls` contains entries that cannot be
+    sent.
     """
 
     tokens: int
@@ -70,7 +71,7 @@ class MessageTokens:
 def count_message(
     body: Mapping[str, Any], count: Count, *, image_tokens: int = IMAGE_TOKENS
 ) -> MessageTokens:
-    """Count one chat message, whatever its shape. Media cost `image_tokens` each, however many bytes they are."""
+    """Count a chat message of any shape. Each image or file costs `image_tokens`."""
     text = text_of(body)
     if not is_long(text):
         return measure_with(
@@ -91,9 +92,9 @@ def measure_with(
     image_tokens: int = IMAGE_TOKENS,
     cuts: str = "",
 ) -> MessageTokens:
-    """Count the rest of a chat message whose text (`text_of`) was counted already. `cuts` is handed on.
+    """Count a chat message whose text was counted before; `cuts` is passed through.
 
-    A long text that was counted in one may be a little less than its parts together.
+    A long text counted as a whole may be slightly below the sum of its parts.
     """
     content = body.get("content")
     is_text = content is None or isinstance(content, str)
@@ -122,7 +123,7 @@ def measure_with(
 
 
 def text_of(body: Mapping[str, Any]) -> str:
-    """The text of a message as one string, its text parts one below the other."""
+    """Return the text of a message; several text parts are joined by line ends."""
     content = body.get("content")
     if isinstance(content, str):
         return content
@@ -132,7 +133,7 @@ def text_of(body: Mapping[str, Any]) -> str:
 
 
 def lines_of(text: str) -> int:
-    """How many lines a text has; one that ends with a line end has no empty line after it."""
+    """Return the number of lines; a final line end starts no further line."""
     return text.count("\n") + (0 if text.endswith("\n") else 1) if text else 0
 
 
@@ -147,7 +148,7 @@ def _text_of_part(part: object) -> str | None:
 
 
 def _other_parts(content: object, count: Count, image_tokens: int) -> int:
-    """The tokens of what is content and not text."""
+    """Return the tokens of content parts that are not text."""
     tokens = 0
     for part in content if isinstance(content, list) else (content,):
         if isinstance(content, list) and _text_of_part(part) is not None:
@@ -176,7 +177,7 @@ def _reasoning(body: Mapping[str, Any], count: Count) -> int:
 
 
 def _calls(found: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bool]:
-    """The calls that may be sent, the tokens of all that stands there, and whether anything else stands there."""
+    """Return the valid calls, the tokens of all entries, and whether others exist."""
     if found is None:
         return (), 0, False
     if not isinstance(found, list):
@@ -220,7 +221,7 @@ def _calls(found: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bool
 
 
 def _extras(body: Mapping[str, Any], count: Count) -> int:
-    """What a model is sent besides: names, refusals and calls in the shape before `tool_calls`."""
+    """Yield the other texts that a model receives: names, refusals and legacy calls."""
     tokens = 0
     for key in ("name", "refusal", "function_call"):
         value = body.get(key)
@@ -230,7 +231,7 @@ def _extras(body: Mapping[str, Any], count: Count) -> int:
 
 
 def path_in(arguments: str) -> str | None:
-    """The file that a call's JSON arguments name, if they name one in at most 300 characters."""
+    """Return the file that JSON arguments name, if any, of at most 300 characters."""
     if NAMES_A_PATH.search(arguments) is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a text is found by: its words, its Chinese, Japanese and Korean characters, and its exact values whole and in part."""
+"""Split a text into index terms: words, CJK characters, and exact values whole and in part."""
 
 import re
 import unicodedata
@@ -7,13 +7,13 @@ from functools import lru_cache
 from hashlib import blake2b
 
 EAST = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
-"""The characters of languages that put no spaces between words, as a regular expression's class has them."""
+"""Characters of languages without spaces between words, for a regular expression class."""
 
 LETTER = rf"[^\W_{EAST}]"
 WORD_CHARACTERS = 64
-"""A longer word is known by so many of its first characters, and by a mark of the whole."""
+"""A longer word is indexed by this many first characters, and by a digest of the whole."""
 MOST_BYTES = 600_000
-"""Beyond so many bytes of different terms a text is not taken apart: PostgreSQL holds no more for a row."""
+"""The most bytes of different terms that are indexed; PostgreSQL stores no more per row."""
 
 _RUNS = re.compile(rf"[{EAST}]+|{LETTER}+")
 _ONLY_WORDS = bytes(code if chr(code).isalnum() and code < 128 else 32 for code in range(256))
@@ -38,7 +38,7 @@ _ESCAPE = re.compile(rf"\\[ntr]({LETTER}+)")
 
 
 def normalize(text: str) -> str:
-    """The text as it is compared: whatever its case, and full or half its characters' width."""
+    """Return a text for comparison: without case and full-width forms."""
     return (
         text.lower()
         if text.isascii()
@@ -47,13 +47,13 @@ def normalize(text: str) -> str:
 
 
 MARKS_ON_A_LETTER = 30
-"""More say nothing in any language; to put them in order takes time that grows with their square."""
+"""The most combining marks that are kept; sorting more takes quadratic time."""
 _HALF_WIDTH_MARKS = "\uff9e\uff9f"
 _LONG_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[{_HALF_WIDTH_MARKS}]){{{MARKS_ON_A_LETTER + 1},}}")
 
 
 def _few_marks(found: re.Match[str]) -> str:
-    """A row of signs with no more than so many of them that stand on one letter."""
+    """Return characters with at most MARKS_ON_A_LETTER combining marks in a row."""
     kept: list[str] = []
     marks = 0
     for character in found[0]:
@@ -65,26 +65,27 @@ def _few_marks(found: re.Match[str]) -> str:
 
 
 def is_cjk(character: str) -> bool:
-    """Whether a character belongs to a language without spaces between its words."""
+    """Return whether a character belongs to a language without spaces between words."""
     return character > _BEFORE_EAST and _IS_EAST.match(character) is not None
 
 
 def runs(text: str) -> list[str]:
-    """The words of a folded text in order; a row of eastern characters is one."""
+    """Return the words of a normalized text in order; a run of CJK characters is one."""
     if _is_plain(text):
         return text.encode("ascii", "replace").translate(_ONLY_WORDS).decode().split()
     return _RUNS.findall(text)
 
 
 def _is_plain(text: str) -> bool:
-    """Whether all its letters and digits are ASCII: most texts are so, and quicker to take apart."""
+    """Return whether all letters and digits are ASCII. Most texts are, and split faster."""
     return text.isascii() or _FOREIGN.search(text) is None
 
 
 def terms(text: str) -> frozenset[str] | None:
-    """All that a folded text is found by; None when it is more than an index takes. Linear in the text.
+    """Return all index terms of a normalized text; None if there are too many. Linear time.
 
-    A term that begins with `x` is a word and can be found by its beginning; `y` stands before the mark of something exact.
+    A term with `x` first is a word and can be found by its beginning. `y` precedes the digest of an
+    exact value.
     """
     words = set(runs(text))
     unusual = {word for word in words if len(word) > WORD_CHARACTERS or word[0] > _BEFORE_EAST}
@@ -106,18 +107,18 @@ def terms(text: str) -> frozenset[str] | None:
 
 
 def exact_terms(text: str) -> frozenset[str]:
-    """What a text is found by, besides its words, that holds this folded query as one whole value."""
+    """Return the terms of a text that contains this normalized query as one value."""
     wholes = [_whole(value) for value in _values(text)]
     return frozenset([*_pairs(text), *(mark(whole) for whole in wholes if whole)])
 
 
 def word_term(word: str) -> str:
-    """The term of one word."""
+    """Return the term of one word."""
     return f"x{word[:WORD_CHARACTERS]}"
 
 
 def mark(value: str) -> str:
-    """The term of something exact, however long it is."""
+    """Return the term of an exact value of any length."""
     return _short_mark(value) if len(value) <= WORD_CHARACTERS else _marked(value)
 
 
@@ -126,25 +127,25 @@ def _marked(value: str) -> str:
 
 
 _short_mark = lru_cache(maxsize=4_096)(_marked)
-"""A session names the same paths and figures again and again."""
+"""Cached, because a session names the same paths and numbers again and again."""
 
 
 def _values(text: str) -> set[str]:
-    """What may be more than a word in a folded text."""
+    """Yield parts of a normalized text that may be more than a word."""
     found = set(_VALUES.findall(text))
     found.discard("")
     return found
 
 
 def _of_east(row: str) -> Iterator[str]:
-    """Each two neighbours, and the last character alone, so that every single one begins a term."""
+    """Yield pairs of neighbors, and the last character, so that each character begins a term."""
     for at in range(len(row) - 1):
         yield f"x{row[at : at + 2]}"
     yield f"x{row[-1]}"
 
 
 def _pairs(text: str) -> Iterator[str]:
-    """The marks of each figure and what stands beside it: a unit, a month, a day."""
+    """Yield terms of each number with its neighbor: a unit, a month, a day."""
     if not _DIGIT.search(text):
         return
     if _is_plain(text):
@@ -174,7 +175,7 @@ def _plain_pairs(text: str) -> Iterator[str]:
 
 
 def _whole(value: str) -> str | None:
-    """A value as one thing, without what merely surrounds it; None when that is but a word."""
+    """Return a value without surrounding punctuation; None if it is just a word."""
     core = value.strip(_EDGES)
     if not core or core == value:
         return value if core and _INNER.search(core) else None
@@ -185,7 +186,7 @@ def _whole(value: str) -> str | None:
 
 
 def _of_value(value: str) -> Iterator[str]:
-    """A path, an address, an identifier: whole, and by its parts as far as these are more than words."""
+    """Yield terms of a path, an address or an identifier, whole and in parts."""
     whole = _whole(value)
     if whole is None:
         return
