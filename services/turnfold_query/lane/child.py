@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+from functools import partial
 
 import structlog
 import uvloop
@@ -31,6 +32,8 @@ from turnfold_query.lane import wire
 from turnfold_query.windows import answering_of
 
 log = structlog.get_logger()
+
+Answer = bytes | query.ContextReply | RequestError | None
 
 
 def main(settings: Settings) -> int:
@@ -69,13 +72,16 @@ class Child:
         self._searching = SqlSearchStore(self._database)
         self._answering = answering_of(settings)
         self._writer = writer
-        self._open: dict[int, asyncio.Task[None]] = {}
+        self._open: dict[int, asyncio.Task[Answer]] = {}
 
     def take(self, word: wire.Ask | wire.Cancel | wire.Forget) -> None:
         """Begin with a question, end one, or forget."""
         match word:
             case wire.Ask():
-                self._open[word.number] = asyncio.create_task(self._answer(word))
+                task = asyncio.create_task(self._answer(word))
+                self._open[word.number] = task
+                # A callback, because a task that is cancelled before its first step never runs.
+                task.add_done_callback(partial(self._reply, word.number))
             case wire.Cancel(number):
                 if (task := self._open.get(number)) is not None:
                     task.cancel()
@@ -83,21 +89,24 @@ class Child:
                 self._windows.forget()
                 self._answering.clear_caches()
 
-    async def _answer(self, asked: wire.Ask) -> None:
+    async def _answer(self, asked: wire.Ask) -> Answer:
         ASKER.set(asked.asker)
-        answer: bytes | query.ContextReply | RequestError | None = None
         try:
-            answer = await self._told(asked)
+            return await self._told(asked)
         except asyncio.CancelledError:
             await self._database.settled()
+            return None
         except RequestError as error:
-            answer = error
+            return error
         except Exception:
             log.exception("request.failed", request=type(asked.request).__name__)
-            answer = Unavailable("the request failed; the log of the query service says why")
-        finally:
-            del self._open[asked.number]
-        self._writer.write(encode_frame(encode_message(wire.Told(asked.number, answer))))
+            return Unavailable("the request failed; the log of the query service says why")
+
+    def _reply(self, number: int, task: asyncio.Task[Answer]) -> None:
+        """Send the answer; None if the question was cancelled."""
+        del self._open[number]
+        answer = None if task.cancelled() else task.result()
+        self._writer.write(encode_frame(encode_message(wire.Told(number, answer))))
 
     async def _told(self, asked: wire.Ask) -> bytes | query.ContextReply:
         key, request = asked.key, asked.request

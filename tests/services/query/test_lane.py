@@ -1,7 +1,6 @@
 """The process that does what computes for long beside a query server: it answers the same, and may die or hang at any time."""
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -85,9 +84,14 @@ async def another(server: Service, than: int | None, parts: Parts) -> int:
     return pid
 
 
-async def searched(browser: httpx.AsyncClient) -> dict[str, Any]:
-    """What a search is answered."""
-    return dict((await browser.get(f"{SESSION}/search", params={"q": "order 77"})).json())
+async def answered(browser: httpx.AsyncClient, path: str, **params: Any) -> dict[str, Any]:
+    """Ask as a client does, again while the service is unavailable: a lane loads for long on a starved machine."""
+    async with asyncio.timeout(60):
+        while (
+            response := await browser.get(f"{SESSION}/{path}", params=params)
+        ).status_code == 503:
+            await asyncio.sleep(0.2)
+    return dict(response.json())
 
 
 async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
@@ -161,7 +165,7 @@ async def test_a_lane_that_is_killed_costs_a_request_and_is_followed_by_another(
         os.kill(pid, SIGKILL)
         refused = await waiting
         await another(server, pid, parts)
-        found = await searched(browser)
+        found = await answered(browser, "search", q="order 77")
         figures = (await browser.get("/metrics")).text
     assert small.status_code == 200
     assert (
@@ -184,21 +188,22 @@ async def test_a_lane_that_hangs_after_its_asker_hung_up_is_followed_by_another(
         with pytest.raises(httpx.ReadTimeout):
             await browser.get(f"{SESSION}/context", params={"max_tokens": 90_001}, timeout=0.5)
         await another(server, pid, parts)
-        window = await browser.get(f"{SESSION}/context", params={"max_tokens": 90_002})
+        window = await answered(browser, "context", max_tokens=90_002)
     assert not state_of(pid)
-    assert (window.status_code, json.loads(window.content)["window"]["messages"]) == (200, MANY)
+    assert window["window"]["messages"] == MANY
 
 
 @pytest.mark.proves("X6")
 async def test_an_asker_that_hangs_up_leaves_its_turn_to_its_next_request(tmp_path: Path) -> None:
     async with installation(tmp_path) as (parts, server, browser):
         pid = await another(server, None, parts)
-        for number in range(3):
-            with pytest.raises(httpx.ReadTimeout):
+        # Some are cancelled before the lane began with them: those must end, too, or the lane is taken for hung.
+        for number in range(20):
+            with pytest.raises(httpx.TimeoutException):
                 await browser.get(
                     f"{SESSION}/context", params={"max_tokens": 91_000 + number}, timeout=0.001
                 )
-        found = await searched(browser)
+        found = await answered(browser, "search", q="order 77")
         assert lane_of(server) == pid
     assert found["hits"]
 
