@@ -167,6 +167,8 @@ class Size(NamedTuple):
 
 AT_ONCE = Size(messages=1_024, tokens=500_000)
 """The largest session whose window is built here: 4 ms at the limit, 12 at twice as much."""
+CALLS_AT_ONCE = 1_024
+"""The most tool calls of such a session; each may need a stand-in for its result."""
 
 
 class SqlWindowStore:
@@ -226,9 +228,12 @@ class SqlWindowStore:
                 raise WouldBlock
             evicted = _evicted(connection, sid, known, changes, pending)
             messages_now = [*evicted, *_live_ones(connection, sid, known)]
+            self._known.put(key, known, known.size)
+            calls = sum([len(message.calls) for message in messages_now])
+            if self._most is not None and calls > CALLS_AT_ONCE:
+                raise TooLargeHere
             if evicted:
                 messages_now.sort(key=attrgetter("position"))
-            self._known.put(key, known, known.size)
             waiting = tuple([_waiting(row) for row in pending])
             chosen, positions = choose(
                 WindowSnapshot(
