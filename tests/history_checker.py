@@ -359,7 +359,7 @@ class Checker:
         }
         reigns = {
             row["sid"]: row["version"]
-            for row in self._ask("SELECT sid, version FROM reigns ORDER BY ordinal")
+            for row in self._ask("SELECT sid, version FROM summary_activations ORDER BY ordinal")
         }
         versions: defaultdict[int, list[Row]] = defaultdict(list)
         stored = self._ask(
@@ -444,7 +444,9 @@ class Checker:
     def _ingested(self) -> None:
         ranges = [
             tuple(row)
-            for row in self._ask("SELECT first_seq, last_seq FROM ingested ORDER BY first_seq")
+            for row in self._ask(
+                "SELECT first_seq, last_seq FROM ingested_ranges ORDER BY first_seq"
+            )
         ]
         expected = [(1, self._stream[-1].seq)] if self._stream else []
         if self._is_settled and ranges != expected:

@@ -327,10 +327,10 @@ def _seen(connection: Connection) -> StoreSnapshot:
     )
     summaries = all_of(schema.summaries)
     coverage = all_of(schema.coverage)
-    reigns = sorted(all_of(schema.reigns), key=lambda one: one.ordinal)
+    reigns = sorted(all_of(schema.summary_activations), key=lambda one: one.ordinal)
     audit = all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
     events = all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
-    ingested = all_of(schema.ingested)
+    ingested = all_of(schema.ingested_ranges)
     counts = all_of(schema.session_counts)
     dead = all_of(
         schema.dead_letters.c.stream_seq,

@@ -271,7 +271,7 @@ class Parts:
 
         async def is_stored() -> bool:
             return await self.rows(
-                "SELECT max(last_seq) AS last FROM ingested WHERE first_seq = 1"
+                "SELECT max(last_seq) AS last FROM ingested_ranges WHERE first_seq = 1"
             ) == [{"last": last}]
 
         await eventually(is_stored, seconds=60, told=self.words)

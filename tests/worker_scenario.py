@@ -74,7 +74,7 @@ class Day:
         """Wait until all is stored and summarised."""
         statement = (
             "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM compactions WHERE status IN ('pending', 'running')),"
-            " (SELECT count(*) FROM outbox), (SELECT count(*) FROM ingested), (SELECT max(last_seq) FROM ingested)"
+            " (SELECT count(*) FROM outbox), (SELECT count(*) FROM ingested_ranges), (SELECT max(last_seq) FROM ingested_ranges)"
         )
         last = len(await streamed(self.parts.server.url))
         # What was cut off in the middle of publishing may be in the stream or not.

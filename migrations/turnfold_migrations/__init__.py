@@ -1,4 +1,4 @@
-"""The database's history: every schema it had, and the way from one to the next."""
+"""The database schema, from the first migration to the newest."""
 
 import asyncio
 import fcntl
@@ -17,30 +17,38 @@ from turnfold.bus.streams import ensure_streams
 from turnfold.errors import StartError
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database, split_ssl_options
-from turnfold.store.database.instance_lock import bind_to_stream, bound_stream, next_seq
+from turnfold.store.database.instance_lock import (
+    bind_to_stream,
+    bound_stream,
+    next_seq,
+    refuse_early_schema,
+)
 from turnfold.store.database.schema import REVISION
 
 if TYPE_CHECKING:
-    # It takes a fifth of a second to load, and every start but the first finds nothing to do for it.
+    # Loading Alembic takes 0.2 s, and only a service's first start needs it.
     from alembic.config import Config
 
 _LOCK = 0x7475726E666F6C64
-"""The PostgreSQL advisory lock that migrations take turns with ("turnfold" in ASCII)."""
+"""The PostgreSQL advisory lock that makes migrations take turns ("turnfold" in ASCII)."""
 
 
 async def upgrade(database_url: str, revision: str = "head") -> None:
-    """Bring the database to this revision, made anew if need be; several may try at once.
+    """Migrate the database to this revision, and create it if necessary; safe to run concurrently.
 
     Raises:
-        StartError: the database cannot be reached or written; the text says why.
+        StartError: the database cannot be reached or written, or an early release made it. The text
+            says why.
     """
 
     def work(connection: Connection) -> None:
-        # A database that newer code brought further is left as it is: whoever starts an older service beside it migrates, too.
-        if revision != "head" or (revision_of(connection) or "") < REVISION:
+        current = revision_of(connection)
+        refuse_early_schema(current)
+        # A newer database stays as it is: starting an older service beside newer ones migrates, too.
+        if revision != "head" or (current or "") < REVISION:
             from alembic import command  # noqa: PLC0415
 
-            # Inside of a transaction that looked Alembic would commit nothing by itself.
+            # Inside the transaction of the read above, Alembic would not commit.
             connection.commit()
             command.upgrade(_config(connection), revision)
 
@@ -48,7 +56,7 @@ async def upgrade(database_url: str, revision: str = "head") -> None:
 
 
 async def downgrade(database_url: str, revision: str) -> None:
-    """Bring the database back to this revision; `base` removes everything."""
+    """Migrate the database back to this revision; `base` removes everything."""
 
     def work(connection: Connection) -> None:
         from alembic import command  # noqa: PLC0415
@@ -59,7 +67,7 @@ async def downgrade(database_url: str, revision: str) -> None:
 
 
 def head() -> str:
-    """The newest revision there is a script for."""
+    """Return the newest revision that has a script."""
     from alembic.script import ScriptDirectory  # noqa: PLC0415
 
     newest = ScriptDirectory.from_config(_config(None)).get_current_head()
@@ -68,11 +76,13 @@ def head() -> str:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """The revision a database is at; None before the first."""
+    """Return the revision of the database; None before the first migration."""
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    return found
+    revision: str | None = connection.execute(
+        text("SELECT version_num FROM alembic_version")
+    ).scalar()
+    return revision
 
 
 async def _with_connection(database_url: str, work: Callable[[Connection], None]) -> None:
@@ -104,7 +114,7 @@ async def _run(engine: AsyncEngine, work: Callable[[Connection], None]) -> None:
 
 @contextmanager
 def _one_at_a_time(database_url: str) -> Generator[None]:
-    """SQLite has no lock for this: a file beside the database stands for it."""
+    """Hold a lock file beside a SQLite database, which has no advisory locks."""
     url = make_url(database_url)
     if url.get_backend_name() != "sqlite" or not url.database:
         yield
@@ -133,10 +143,10 @@ def _config(connection: Connection | None) -> "Config":
 
 
 def migrate(settings: Settings) -> None:
-    """Bring database and streams up to date, and record that they belong together.
+    """Migrate the database, create or update the streams, and record that they belong together.
 
     Raises:
-        StartError: one of them cannot be reached, written or brought up to date; the text says why.
+        StartError: one of them cannot be reached, written or updated. The text says why.
     """
     asyncio.run(_migrate(settings))
 

@@ -1,11 +1,12 @@
-"""What Alembic runs: the migrations on the connection it was handed."""
+"""Alembic's entry point: runs the migrations on the connection that it was given."""
 
 from alembic import context
 
 from turnfold.store.database.schema import metadata
 
 connection = context.config.attributes["connection"]
-# Each holds the locks of its own tables alone: all in one transaction would meet services that write meanwhile, in a deadlock.
+# One transaction per migration, so that each locks only its own tables: a transaction that locks all of
+# them could deadlock with services that write meanwhile.
 context.configure(
     connection=connection,
     target_metadata=metadata,

@@ -21,7 +21,7 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
 WAIT_SECONDS = 300.0
 POLL_SECONDS = 0.003
-STORED = "SELECT coalesce(sum(last_seq - first_seq + 1), 0) FROM ingested"
+STORED = "SELECT coalesce(sum(last_seq - first_seq + 1), 0) FROM ingested_ranges"
 UNINDEXED = "SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL"
 PENDING = (
     "SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running')"

@@ -59,7 +59,7 @@ DAMAGES = {
         "INSERT INTO outbox (subject, payload) VALUES ('summary.updated.a.b', '{}')"
     ),
     "I5: dead letters are gone": "DELETE FROM dead_letters",
-    "W5: what was ingested is forgotten": "DELETE FROM ingested",
+    "W5: what was ingested is forgotten": "DELETE FROM ingested_ranges",
 }
 """What the checker must see, each on a copy of the database."""
 

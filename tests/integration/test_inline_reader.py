@@ -26,7 +26,7 @@ async def database(tmp_path: Path) -> AsyncGenerator[Database]:
 
 def sequences(bare: RawConnection) -> int:
     """How many ranges of sequences are stored."""
-    return int(bare.connection.execute("SELECT count(*) FROM ingested").fetchone()[0])
+    return int(bare.connection.execute("SELECT count(*) FROM ingested_ranges").fetchone()[0])
 
 
 async def test_what_is_at_hand_is_one_snapshot(database: Database, tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ async def test_what_is_at_hand_is_one_snapshot(database: Database, tmp_path: Pat
 
         def read(bare: RawConnection) -> tuple[int, int]:
             before = sequences(bare)
-            writer.execute("INSERT INTO ingested VALUES (1, 7)")
+            writer.execute("INSERT INTO ingested_ranges VALUES (1, 7)")
             return before, sequences(bare)
 
         assert database.read_inline(read) == (0, 0)

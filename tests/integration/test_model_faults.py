@@ -333,7 +333,7 @@ async def test_what_is_too_long_is_written_in_parts_in_order_and_all_of_it_is_sh
         "Exponential backoff was chosen." in request["messages"][1]["content"]
         for request in model.requests[1:]
     )
-    assert desk.rows("SELECT count(*) FROM chunks") == [(0,)]
+    assert desk.rows("SELECT count(*) FROM chunk_summaries") == [(0,)]
     ((covered,),) = desk.rows("SELECT messages_covered FROM summaries_view")
     assert covered == (await desk.stores.history.counts(KEY)).messages_covered
 
@@ -347,7 +347,7 @@ async def test_parts_that_were_written_are_not_asked_for_again(
 
     first = await desk.attempt()
     assert isinstance(first, Retry)
-    assert desk.rows("SELECT count(*) FROM chunks") == [(2,)]
+    assert desk.rows("SELECT count(*) FROM chunk_summaries") == [(2,)]
     asked = len(model.requests)
     await desk.evict()
     await desk.finish()
@@ -446,7 +446,7 @@ async def test_a_job_that_takes_too_long_ends_its_attempt_and_keeps_its_parts(
 
     assert await desk.attempt() == Retry("timeout")
 
-    assert desk.rows("SELECT count(*) FROM chunks") == [(2,)]
+    assert desk.rows("SELECT count(*) FROM chunk_summaries") == [(2,)]
     desk.writing = replace(desk.writing, job_timeout_seconds=60)
     assert await desk.finish() == Committed(1, None)
 
@@ -491,7 +491,7 @@ async def test_a_part_of_a_job_that_somebody_else_has_by_now_is_not_kept(
 
     assert type(outcome).__name__ == "Discarded"
     assert len(model.requests) == 1
-    assert desk.rows("SELECT count(*) FROM chunks") == [(0,)]
+    assert desk.rows("SELECT count(*) FROM chunk_summaries") == [(0,)]
     assert job.fence > lost.fence
 
 
@@ -517,7 +517,7 @@ async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(
         # 366 tokens were within the budget, the next 366 went over it.
         assert len(model.requests) == 2
         assert desk.outcomes[-1] == Committed(3, "rate_limited")
-        assert desk.rows("SELECT agent_id, tokens FROM spending") == [("ada", 732)]
+        assert desk.rows("SELECT agent_id, tokens FROM summary_token_usage") == [("ada", 732)]
         desk.now_ms += DAY_MS
         await desk.evict()
         await desk.finish()
@@ -552,7 +552,7 @@ async def test_attempts_that_fail_are_counted_too(desk: Desk, model: ModelServer
 
     await desk.finish()
 
-    assert desk.rows("SELECT tokens FROM spending") == [(732,)]
+    assert desk.rows("SELECT tokens FROM summary_token_usage") == [(732,)]
 
 
 @pytest.mark.parametrize("fault", ["unbilled", "hang"])
@@ -567,7 +567,7 @@ async def test_tokens_are_counted_here_where_no_provider_reports_them(
 
     await desk.attempt()
 
-    ((tokens,),) = desk.rows("SELECT tokens FROM spending")
+    ((tokens,),) = desk.rows("SELECT tokens FROM summary_token_usage")
     characters = sum(len(message["content"]) for message in model.requests[0]["messages"])
     assert characters / 8 < tokens < characters
 

@@ -35,7 +35,7 @@ from turnfold.store.ingest.open_compactions import quoted_texts
 from turnfold_migrations import upgrade
 
 GROWING = (
-    "sessions", "events", "messages", "tool_calls", "usage_reports", "compactions", "summaries", "coverage", "reigns", "audit", "word_index",
+    "sessions", "events", "messages", "tool_calls", "usage_reports", "compactions", "summaries", "coverage", "summary_activations", "audit", "word_index",
 )  # fmt: skip
 COLUMNS = {
     name: [one.name for one in table.columns if one.name != "audit_id"]

@@ -44,7 +44,7 @@ async def test_a_task_patterns_and_a_model_of_its_own_reach_the_provider(tmp_pat
                 return found.summary is not None and found.summary.kind == "llm"
 
             await eventually(written, seconds=60)
-            spent = rows(system.database, "SELECT agent_id, tokens FROM spending")
+            spent = rows(system.database, "SELECT agent_id, tokens FROM summary_token_usage")
             stored = rows(system.database, "SELECT text, ledger, sections FROM summaries")
 
         sent = json.dumps(model.requests)

@@ -83,8 +83,8 @@ class Child:
                 # A callback, because a task that is cancelled before its first step never runs.
                 task.add_done_callback(partial(self._reply, word.number))
             case wire.Cancel(number):
-                if (task := self._open.get(number)) is not None:
-                    task.cancel()
+                if (cancelled := self._open.get(number)) is not None:
+                    cancelled.cancel()
             case wire.Forget():
                 self._windows.forget()
                 self._answering.clear_caches()

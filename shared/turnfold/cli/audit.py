@@ -26,9 +26,6 @@ COLUMNS = (
 )
 VERDICT_COLUMNS = ("agent_id", "session_id", "rows", "verdict")
 INTACT = "intact"
-OLDER_SERVER = (
-    "not to be checked: the query server is older than this program, and leaves out who asked"
-)
 
 Row = dict[str, Any]
 
@@ -77,12 +74,6 @@ def audit(
             empty="No sessions to verify.",
         )
         broken = [one for one in verdicts if one.verdict != INTACT]
-        if any(one.verdict == OLDER_SERVER for one in broken):
-            typer.echo(
-                "turnfold: the query server is older than this program: upgrade it, then verify again",
-                err=True,
-            )
-            raise typer.Exit(1)
         if broken:
             names = ", ".join(f"{one.agent_id} {one.session_id}" for one in broken[:3])
             typer.echo(
@@ -156,11 +147,7 @@ def chain_fault(
         if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
             return f"row {ordinal} is missing"
         if row_hash(hashes[-1], _sealed(row)) != row["hash"]:
-            return (
-                f"row {ordinal} was changed"
-                if any("actor" in one for one in rows)
-                else OLDER_SERVER
-            )
+            return f"row {ordinal} was changed"
         hashes.append(row["hash"])
     if rows_told is not None and rows_told > len(rows):
         return f"the end is cut off: {rows_told} rows were written, {len(rows)} are there"

@@ -247,7 +247,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         assert erased.status == 0, erased.err
         assert (await client.erase_agent("support"))["sessions"] == 1
         await wait_until(
-            lambda: not rows(worker.database, "SELECT 1 FROM purges"), told=worker.words
+            lambda: not rows(worker.database, "SELECT 1 FROM stream_purges"), told=worker.words
         )
         await wait_until(
             lambda: not rows(worker.database, "SELECT 1 FROM outbox"), told=worker.words
@@ -481,10 +481,10 @@ ACTS = (
     "campaigns",
     "compactions",
     "summaries",
-    "reigns",
+    "summary_activations",
     "restorations",
     "erasures",
-    "purges",
+    "stream_purges",
     "audit",
     "outbox",
 )

@@ -154,7 +154,7 @@ async def over_http(http: httpx.AsyncClient, end: float, published: Published) -
 async def is_settled(system: System, published: Published) -> bool:
     """Whether everything that was published is stored, and everything was told of."""
     [ingested] = rows(
-        system.database, "SELECT max(last_seq) AS last FROM ingested WHERE first_seq = 1"
+        system.database, "SELECT max(last_seq) AS last FROM ingested_ranges WHERE first_seq = 1"
     )
     waiting = rows(system.database, "SELECT 1 FROM outbox")
     return bool(ingested["last"] == max(published.seqs.values()) and not waiting)

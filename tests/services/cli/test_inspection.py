@@ -196,18 +196,18 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
 TAMPERED = {
     "was changed": "UPDATE audit SET reason = 'another' WHERE ordinal = 2",
     "row 1 was changed": "UPDATE audit SET actor = 'key:SOMEBODY' WHERE ordinal = 1",
-    "row 3 was changed": "UPDATE audit SET actor = NULL WHERE ordinal = 3",
+    "row 3 was changed": "UPDATE audit SET actor = '' WHERE ordinal = 3",
     "is missing": "DELETE FROM audit WHERE ordinal = 2",
     "row 3 is missing": """
         UPDATE audit SET ordinal = ordinal + 1000 WHERE ordinal > 2;
-        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash)
-        SELECT agent_id, session_id, 3, at_ms, compaction_id, phase, reason, details, prev_hash, hash FROM audit WHERE ordinal = 2;
+        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash, actor)
+        SELECT agent_id, session_id, 3, at_ms, compaction_id, phase, reason, details, prev_hash, hash, actor FROM audit WHERE ordinal = 2;
         UPDATE audit SET ordinal = ordinal - 999 WHERE ordinal > 1000
     """,
     "was added": """
-        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash)
+        INSERT INTO audit (agent_id, session_id, ordinal, at_ms, compaction_id, phase, reason, details, prev_hash, hash, actor)
         SELECT agent_id, session_id, ordinal + 1, at_ms, compaction_id, phase, 'forged', '{}', hash,
-               sealed(hash, agent_id, session_id, ordinal + 1, at_ms, compaction_id, phase, 'forged', NULL, NULL, '{}')
+               sealed(hash, agent_id, session_id, ordinal + 1, at_ms, compaction_id, phase, 'forged', NULL, NULL, '{}'), 'worker'
         FROM audit ORDER BY ordinal DESC LIMIT 1
     """,
     "the end is cut off": "DELETE FROM audit WHERE ordinal = (SELECT max(ordinal) FROM audit)",
@@ -234,7 +234,7 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
             sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)
         ) as connection:
             connection.create_function(
-                "sealed", -1, lambda before, *values: seal(before, values, None)
+                "sealed", -1, lambda before, *values: seal(before, values, "worker")
             )
             # Who may write may also drop what protects the table; only the chain is left to tell.
             connection.executescript(

@@ -50,7 +50,9 @@ async def publish(
 async def is_stored(parts: Parts, seq: int) -> None:
     """Wait until everything up to a sequence is stored."""
     await eventually(
-        lambda: parts.rows(f"SELECT 1 FROM ingested WHERE first_seq = 1 AND last_seq >= {seq}"),
+        lambda: parts.rows(
+            f"SELECT 1 FROM ingested_ranges WHERE first_seq = 1 AND last_seq >= {seq}"
+        ),
         told=parts.words,
     )
 
@@ -59,7 +61,7 @@ async def is_forgotten(parts: Parts) -> None:
     """Wait until the stream has nothing left to forget."""
 
     async def is_empty() -> bool:
-        return not await parts.rows("SELECT 1 FROM purges")
+        return not await parts.rows("SELECT 1 FROM stream_purges")
 
     await eventually(is_empty, told=parts.words)
 

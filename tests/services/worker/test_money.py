@@ -180,7 +180,7 @@ async def test_no_policy_of_an_agent_lifts_a_ceiling(tmp_path: Path) -> None:
             await kinds(system, 1)
             await speak(client.session("ada", "s-2"), model=None)
             found = await kinds(system, 2)
-            (spent,) = rows(system.database, "SELECT tokens FROM spending")
+            (spent,) = rows(system.database, "SELECT tokens FROM summary_token_usage")
 
     assert len(own.requests) == 1
     assert own.requests[0]["max_tokens"] <= 2 * 500 + 512

@@ -18,15 +18,13 @@ LOCAL = "local"
 
 def row_hash(prev_hash: str, row: Mapping[str, Any]) -> str:
     """The hash of an audit row, given by its columns; see `seal`."""
-    return seal(prev_hash, [row[name] for name in SEALED_FIELDS], row.get("actor"))
+    return seal(prev_hash, [row[name] for name in SEALED_FIELDS], row["actor"])
 
 
-def seal(prev_hash: str, values: Sequence[Any], actor: str | None) -> str:
+def seal(prev_hash: str, values: Sequence[Any], actor: str) -> str:
     """SHA-256 over the hash before and the values of the sealed fields, in their order, as canonical JSON.
 
-    `compaction_id` is an integer or null and `details` a JSON text, as in the table. A row without an actor is one of older
-    code, and is sealed as that code did.
+    `compaction_id` is an integer or null and `details` a JSON text, as in the table.
     """
-    named = () if actor is None else (actor,)
-    sealed = json.dumps([prev_hash, *values, *named], ensure_ascii=True, separators=(",", ":"))
+    sealed = json.dumps([prev_hash, *values, actor], ensure_ascii=True, separators=(",", ":"))
     return sha256(sealed.encode()).hexdigest()

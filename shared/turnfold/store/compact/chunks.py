@@ -11,12 +11,12 @@ from turnfold.messages import AgentId, CompactionId
 from turnfold.ports.compact import Job, JobProgress
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.predicates import is_open
-from turnfold.store.database.schema import chunks, compactions, spending
+from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 
 _PARTS = PreparedIn(
-    select(chunks.c.digest, chunks.c.answer).where(
-        chunks.c.compaction_id.in_(bindparam("chosen", expanding=True))
+    select(chunk_summaries.c.digest, chunk_summaries.c.answer).where(
+        chunk_summaries.c.compaction_id.in_(bindparam("chosen", expanding=True))
     ),
     "chosen",
 )
@@ -30,8 +30,9 @@ _REASONS = PreparedIn(
     "chosen",
 )
 _SPENT = Prepared(
-    select(spending.c.tokens).where(
-        spending.c.agent_id == bindparam("of_agent"), spending.c.day == bindparam("on_day")
+    select(summary_token_usage.c.tokens).where(
+        summary_token_usage.c.agent_id == bindparam("of_agent"),
+        summary_token_usage.c.day == bindparam("on_day"),
     ),
     ("of_agent", "on_day"),
 )
@@ -41,7 +42,9 @@ _open = select(compactions.c.compaction_id).where(
     is_open,
 )
 _FORGET = Bulk(
-    delete(chunks).where(chunks.c.sid == bindparam("of_sid"), chunks.c.compaction_id.not_in(_open)),
+    delete(chunk_summaries).where(
+        chunk_summaries.c.sid == bindparam("of_sid"), chunk_summaries.c.compaction_id.not_in(_open)
+    ),
     ("of_sid", "in_sid"),
 )
 
@@ -90,7 +93,7 @@ class SqlModelCallStore:
                 "at_ms": now_ms,
             }
             connection.execute(
-                insert_for(connection)(chunks).values(**row).on_conflict_do_nothing()
+                insert_for(connection)(chunk_summaries).values(**row).on_conflict_do_nothing()
             )
 
         await self._database.write(keep)
@@ -106,13 +109,13 @@ class SqlModelCallStore:
         """Add to the tokens of a day; return the sum."""
 
         def spend(connection: Connection) -> int:
-            made = insert_for(connection)(spending).values(
+            made = insert_for(connection)(summary_token_usage).values(
                 agent_id=agent_id, day=day, tokens=tokens
             )
             added: Any = made.on_conflict_do_update(
                 index_elements=["agent_id", "day"],
-                set_={"tokens": spending.c.tokens + made.excluded.tokens},
-            ).returning(spending.c.tokens)
+                set_={"tokens": summary_token_usage.c.tokens + made.excluded.tokens},
+            ).returning(summary_token_usage.c.tokens)
             return int(connection.execute(added).scalar_one())
 
         return await self._database.write(spend)

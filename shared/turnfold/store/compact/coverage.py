@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 
 from turnfold.store.database.predicates import is_uncovered
-from turnfold.store.database.schema import compactions, coverage, reigns, summaries
+from turnfold.store.database.schema import compactions, coverage, summaries, summary_activations
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
 from turnfold.store.ingest.usage import Calibrator
@@ -23,7 +23,7 @@ from turnfold.store.ingest.usage import Calibrator
 ADD = BulkInsert(coverage, ("sid", "version", "compaction_id"))
 """Insert the evictions that a version covers in addition to those of its base."""
 
-_REIGN = BulkInsert(reigns, ("sid", "ordinal", "at_ms", "version"))
+_REIGN = BulkInsert(summary_activations, ("sid", "ordinal", "at_ms", "version"))
 _of_sid: ColumnElement[int] = bindparam("of_sid")
 
 

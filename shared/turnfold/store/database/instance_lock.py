@@ -14,7 +14,7 @@ from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.private_files import FILE_MODE
-from turnfold.store.database.schema import REVISION, ingested, stream
+from turnfold.store.database.schema import FIRST_REVISION, REVISION, ingested_ranges, stream
 
 POLL_SECONDS = 0.1
 
@@ -26,7 +26,7 @@ async def next_seq(database: Database) -> int:
             int(
                 (
                     await connection.execute(
-                        select(func.coalesce(func.max(ingested.c.last_seq), 0))
+                        select(func.coalesce(func.max(ingested_ranges.c.last_seq), 0))
                     )
                 ).scalar_one()
             )
@@ -96,7 +96,7 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
     Migrations only add, so that older code works on newer tables.
 
     Raises:
-        StartError: the tables are older after `seconds`.
+        StartError: the tables are still older after `seconds`, or an early release made them.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
@@ -107,6 +107,7 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
                 ).scalar()
         except (Unavailable, DBAPIError):
             revision = None
+        refuse_early_schema(revision)
         if revision is not None and revision >= REVISION:
             return
         if asyncio.get_running_loop().time() > deadline:
@@ -114,6 +115,21 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
                 f"the tables are not there after {seconds:g} s; run `turnfold migrate` first"
             )
         await asyncio.sleep(POLL_SECONDS)
+
+
+def refuse_early_schema(revision: str | None) -> None:
+    """Refuse a database whose tables no migration of this code can upgrade.
+
+    Raises:
+        StartError: an early release made the database; the text says how to move its conversations.
+    """
+    if revision is not None and revision < FIRST_REVISION:
+        raise StartError(
+            f"this database was made by an early release (schema {revision}) and cannot be upgraded:"
+            " start with an empty one. Its worker stores the events that the stream still holds;"
+            " older messages: save those of `GET …/history` from the early release to a file, then"
+            " publish it with `turnfold replay`"
+        )
 
 
 class WriterLock:

@@ -26,8 +26,10 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0014"
-"""The migration that builds this schema. Services wait for it without loading Alembic."""
+REVISION = "1001"
+"""The migration that creates this schema. Services wait for it without loading Alembic."""
+FIRST_REVISION = "1001"
+"""The oldest migration. Early releases had others, 0001 to 0014, with other tables."""
 
 metadata = MetaData(
     naming_convention={
@@ -55,8 +57,8 @@ stream = Table(
 )
 """The stream that this database belongs to, by its creation time."""
 
-ingested = Table(
-    "ingested",
+ingested_ranges = Table(
+    "ingested_ranges",
     metadata,
     Column("first_seq", Big, primary_key=True, autoincrement=False),
     Column("last_seq", Big, nullable=False),
@@ -142,8 +144,6 @@ session_counts = Table(
     "session_counts",
     metadata,
     Column("agent_id", Text, primary_key=True),
-    # What services from before migration 0012 count, each for itself.
-    Column("sessions", Big, nullable=False, server_default=text("0")),
     Column("total", Big, nullable=False, server_default=text("0")),
     sqlite_with_rowid=False,
 )
@@ -328,8 +328,7 @@ campaigns = Table(
     Column("opened", Integer, nullable=False, server_default=text("0")),
     Column("requested_at_ms", Big, nullable=False),
     Column("finished_at_ms", Big),
-    # Null in rows of before migration 0014.
-    Column("actor", Text),
+    Column("actor", Text, nullable=False),
     Index(
         "ix_campaigns_unfinished",
         "requested_at_ms",
@@ -385,8 +384,8 @@ coverage = Table(
 )
 """The evictions that each version covers in addition to those of its base."""
 
-reigns = Table(
-    "reigns",
+summary_activations = Table(
+    "summary_activations",
     metadata,
     _session_key(primary=True),
     # The audit row that tells of it.
@@ -408,8 +407,8 @@ restorations = Table(
 )
 """Ranges of messages that a restored compaction had evicted; `as_of` needs them."""
 
-copies = Table(
-    "copies",
+duplicate_events = Table(
+    "duplicate_events",
     metadata,
     _session_key(primary=True),
     Column("stream_seq", Big, primary_key=True, autoincrement=False),
@@ -441,15 +440,15 @@ erased_events = Table(
 )
 """Erased events, as digests of agent and event id."""
 
-purges = Table(
-    "purges",
+stream_purges = Table(
+    "stream_purges",
     metadata,
     Column("stream_seq", Big, primary_key=True, autoincrement=False),
 )
 """Sequences that must still be deleted from the stream."""
 
-chunks = Table(
-    "chunks",
+chunk_summaries = Table(
+    "chunk_summaries",
     metadata,
     # The oldest compaction of the job; what is evicted while it is tried again joins it.
     Column("compaction_id", Big, primary_key=True, autoincrement=False),
@@ -459,13 +458,13 @@ chunks = Table(
     Column("answer", Text, nullable=False),
     Column("at_ms", Big, nullable=False),
     # Erasing: what a session has left here.
-    Index("ix_chunks_session", "sid"),
+    Index("ix_chunk_summaries_session", "sid"),
     sqlite_with_rowid=False,
 )
 """Answers for parts of a long input, by digest of the prompt; deleted when the job ends."""
 
-spending = Table(
-    "spending",
+summary_token_usage = Table(
+    "summary_token_usage",
     metadata,
     Column("agent_id", Text, primary_key=True),
     Column("day", Integer, primary_key=True, autoincrement=False),
@@ -490,8 +489,7 @@ audit = Table(
     Column("details", Text, nullable=False),
     Column("prev_hash", Text, nullable=False),
     Column("hash", Text, nullable=False),
-    # Null in rows of code from before migration 0014; those are sealed without it.
-    Column("actor", Text),
+    Column("actor", Text, nullable=False),
     UniqueConstraint("agent_id", "session_id", "ordinal"),
     sqlite_autoincrement=True,
 )
@@ -533,8 +531,8 @@ dead_letters = Table(
     sqlite_autoincrement=True,
 )
 
-leftovers = Table(
-    "leftovers",
+index_removals = Table(
+    "index_removals",
     metadata,
     Column("position", Big, primary_key=True, autoincrement=False),
     # No key of a session: that is gone.

@@ -5,19 +5,22 @@ from itertools import pairwise
 
 from sqlalchemy import Connection, bindparam, delete, func, select, text
 
-from turnfold.store.database.schema import ingested
+from turnfold.store.database.schema import ingested_ranges
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
 Range = tuple[int, int]
 
 _MEETING = Prepared(
-    select(ingested).where(
-        ingested.c.first_seq <= bindparam("high"), ingested.c.last_seq >= bindparam("low")
+    select(ingested_ranges).where(
+        ingested_ranges.c.first_seq <= bindparam("high"),
+        ingested_ranges.c.last_seq >= bindparam("low"),
     ),
     ("high", "low"),
 )
-_REMOVE = Bulk(delete(ingested).where(ingested.c.first_seq == bindparam("first")), ("first",))
-_INSERT = BulkInsert(ingested, ("first_seq", "last_seq"))
+_REMOVE = Bulk(
+    delete(ingested_ranges).where(ingested_ranges.c.first_seq == bindparam("first")), ("first",)
+)
+_INSERT = BulkInsert(ingested_ranges, ("first_seq", "last_seq"))
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
@@ -54,14 +57,16 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
 def _alone(connection: Connection) -> None:
     """Exclude other transactions that join ranges: two at once could leave ranges that touch."""
     if connection.dialect.name == "postgresql":
-        connection.execute(text("LOCK TABLE ingested IN SHARE ROW EXCLUSIVE MODE"))
+        connection.execute(text("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def whole_to(connection: Connection) -> int:
     """Return the sequence up to which every event is ingested."""
     return int(
         connection.execute(
-            select(func.coalesce(func.max(ingested.c.last_seq), 0)).where(ingested.c.first_seq == 1)
+            select(func.coalesce(func.max(ingested_ranges.c.last_seq), 0)).where(
+                ingested_ranges.c.first_seq == 1
+            )
         ).scalar_one()
     )
 
@@ -70,7 +75,9 @@ def gaps(connection: Connection, up_to: int) -> Sequence[Range]:
     """Return the missing ranges, up to `up_to` or the highest ingested sequence."""
     stored = [
         (first, last)
-        for first, last in connection.execute(select(ingested).order_by(ingested.c.first_seq))
+        for first, last in connection.execute(
+            select(ingested_ranges).order_by(ingested_ranges.c.first_seq)
+        )
     ]
     behind = pairwise([(0, 0), *stored, (up_to + 1, up_to + 1)])
     return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]

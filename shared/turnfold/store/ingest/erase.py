@@ -27,17 +27,17 @@ from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import (
     agents,
-    copies,
     dead_letters,
+    duplicate_events,
     erased_events,
     events,
-    ingested,
+    ingested_ranges,
     messages,
     metadata,
-    purges,
     session_counts,
     sessions,
-    spending,
+    stream_purges,
+    summary_token_usage,
 )
 from turnfold.store.database.session_rows import (
     ANY_NUMBER,
@@ -72,12 +72,14 @@ HANGING: Sequence[Table] = [
 ]
 """All tables with rows of a session, found by their foreign keys, so that none is missed."""
 _PURGES = Prepared(
-    select(purges.c.stream_seq)
-    .order_by(purges.c.stream_seq)
+    select(stream_purges.c.stream_seq)
+    .order_by(stream_purges.c.stream_seq)
     .limit(bindparam("most", type_=Integer)),
     ("most",),
 )
-_PURGED = Bulk(delete(purges).where(purges.c.stream_seq == bindparam("seq")), ("seq",))
+_PURGED = Bulk(
+    delete(stream_purges).where(stream_purges.c.stream_seq == bindparam("seq")), ("seq",)
+)
 _BEHIND = Prepared(
     select(
         sessions.c.sid,
@@ -105,7 +107,7 @@ _MISMATCHED = Prepared(
     ("why", "after", "most"),
 )
 _INGESTED_TO = Prepared(
-    select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")), ()
+    select(ingested_ranges.c.last_seq).where(ingested_ranges.c.first_seq == literal_column("1")), ()
 )
 
 
@@ -173,7 +175,7 @@ def erase(
         ]
         is_known = True
         connection.execute(delete(agents).where(agents.c.agent_id == key))
-        connection.execute(delete(spending).where(spending.c.agent_id == key))
+        connection.execute(delete(summary_token_usage).where(summary_token_usage.c.agent_id == key))
         add_tombstone(connection, SessionKey(key, SessionId(ALL_SESSIONS)), last_seq, now_ms)
     _erase_letters(connection, key)
     erased = _erase_sessions(
@@ -224,7 +226,9 @@ def _erase_sessions(
             )
         ).all()
         further = (
-            connection.execute(select(copies.c.stream_seq).where(copies.c.sid.in_(sids)))
+            connection.execute(
+                select(duplicate_events.c.stream_seq).where(duplicate_events.c.sid.in_(sids))
+            )
             .scalars()
             .all()
         )

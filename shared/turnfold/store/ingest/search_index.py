@@ -33,7 +33,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from turnfold.core.text.search import searchable
 from turnfold.core.text.words import terms
 from turnfold.store.database.engine import Database
-from turnfold.store.database.schema import leftovers, messages, sessions, word_index
+from turnfold.store.database.schema import index_removals, messages, sessions, word_index
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
 
 SESSIONS_AT_ONCE = 50
@@ -236,7 +236,7 @@ def queue_index_removal(connection: Connection, sids: Sequence[int]) -> None:
     aside = select(messages.c.position, messages.c.sid, messages.c.body).where(
         messages.c.sid.in_(sids), indexed
     )
-    connection.execute(insert(leftovers).from_select(["position", "sid", "body"], aside))
+    connection.execute(insert(index_removals).from_select(["position", "sid", "body"], aside))
 
 
 async def remove_indexed(database: Database) -> None:
@@ -244,8 +244,8 @@ async def remove_indexed(database: Database) -> None:
     if not database.is_sqlite:
         return
     waiting = (
-        select(leftovers.c.sid, leftovers.c.position, leftovers.c.body)
-        .where(leftovers.c.body != "")
+        select(index_removals.c.sid, index_removals.c.position, index_removals.c.body)
+        .where(index_removals.c.body != "")
         .limit(MESSAGES_AT_ONCE)
     )
     while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
@@ -253,13 +253,15 @@ async def remove_indexed(database: Database) -> None:
         await database.write(partial(_clear, gone=gone))
     # A word goes from the file when the part of the index that names it is written anew.
     if await database.snapshot(
-        lambda connection: connection.execute(select(leftovers.c.position).limit(1)).first()
+        lambda connection: connection.execute(select(index_removals.c.position).limit(1)).first()
     ):
         pages = -MERGED_PAGES
         while await database.write(partial(_merged, pages=pages)):
             pages = MERGED_PAGES
         await database.write(
-            lambda connection: connection.execute(delete(leftovers).where(leftovers.c.body == ""))
+            lambda connection: connection.execute(
+                delete(index_removals).where(index_removals.c.body == "")
+            )
         )
 
 
@@ -271,8 +273,8 @@ def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
     """Remove some queued words; the rest stays queued."""
     connection.execute(_DELETE_SQLITE, gone)
     connection.execute(
-        update(leftovers)
-        .where(leftovers.c.position.in_([row["position"] for row in gone]))
+        update(index_removals)
+        .where(index_removals.c.position.in_([row["position"] for row in gone]))
         .values(body="")
     )
 

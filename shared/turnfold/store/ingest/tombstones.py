@@ -18,10 +18,10 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.schema import (
-    copies,
+    duplicate_events,
     erased_events,
     erasures,
-    purges,
+    stream_purges,
 )
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, PreparedPairs
 
@@ -171,7 +171,7 @@ def record_duplicates(connection: Connection, places: Iterable[tuple[int, int]])
     """Record other sequences at which the stream holds an event."""
     rows = [{"sid": sid, "stream_seq": seq} for sid, seq in sorted(places)]
     if rows:
-        connection.execute(insert_for(connection)(copies).on_conflict_do_nothing(), rows)
+        connection.execute(insert_for(connection)(duplicate_events).on_conflict_do_nothing(), rows)
 
 
 def digest_of(agent_id: str, event_id: str) -> bytes:
@@ -184,7 +184,7 @@ def digest_of(agent_id: str, event_id: str) -> bytes:
 
 def purge_from_stream(connection: Connection, sequences: Iterable[int]) -> None:
     """Queue sequences to be deleted from the stream."""
-    insert_missing(connection, purges, sorted(set(sequences)))
+    insert_missing(connection, stream_purges, sorted(set(sequences)))
 
 
 def insert_missing(connection: Connection, table: Table, values: Sequence[Any]) -> None:

@@ -29,9 +29,9 @@ from turnfold.store.database.schema import (
     coverage,
     events,
     messages,
-    reigns,
     restorations,
     summaries,
+    summary_activations,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
@@ -54,9 +54,9 @@ _COVERAGE = Prepared(
     ("of_sid",),
 )
 _REIGNS = Prepared(
-    select(reigns.c.at_ms, reigns.c.version)
-    .where(reigns.c.sid == bindparam("of_sid"))
-    .order_by(reigns.c.ordinal),
+    select(summary_activations.c.at_ms, summary_activations.c.version)
+    .where(summary_activations.c.sid == bindparam("of_sid"))
+    .order_by(summary_activations.c.ordinal),
     ("of_sid",),
 )
 _EVICTIONS = Prepared(

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Select, func, select, update
 from turnfold.ports.admin import StoredDeadLetter
 from turnfold.ports.query import DeadLetterRow
 from turnfold.store.database.engine import Database
-from turnfold.store.database.schema import dead_letters, ingested
+from turnfold.store.database.schema import dead_letters, ingested_ranges
 from turnfold.store.query.history import DEAD
 
 _LETTERS = select(*DEAD, dead_letters.c.payload).order_by(dead_letters.c.dead_letter_id)
@@ -56,8 +56,8 @@ class SqlDeadLetterStore:
         def read(connection: Connection) -> dict[int, DeadLetterRow | None]:
             outcomes: dict[int, DeadLetterRow | None] = {}
             for seq in sequences:
-                holds = select(ingested.c.first_seq).where(
-                    ingested.c.first_seq <= seq, ingested.c.last_seq >= seq
+                holds = select(ingested_ranges.c.first_seq).where(
+                    ingested_ranges.c.first_seq <= seq, ingested_ranges.c.last_seq >= seq
                 )
                 if connection.execute(holds).first() is not None:
                     outcomes[seq] = None

@@ -27,7 +27,7 @@ from turnfold.store.database.predicates import is_live, is_pending
 from turnfold.store.database.schema import (
     agents,
     compactions,
-    ingested,
+    ingested_ranges,
     messages,
     sessions,
     summaries,
@@ -37,7 +37,9 @@ from turnfold.store.query.as_of import messages_as_of, timeline_state
 from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
 
 _INGESTED_TO = (
-    select(ingested.c.last_seq).where(ingested.c.first_seq == literal_column("1")).scalar_subquery()
+    select(ingested_ranges.c.last_seq)
+    .where(ingested_ranges.c.first_seq == literal_column("1"))
+    .scalar_subquery()
 )
 _REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
 _ONE = select(literal_column("1").label("one")).subquery("one")
