@@ -86,11 +86,12 @@ async def another(server: Service, than: int | None, parts: Parts) -> int:
 
 async def answered(browser: httpx.AsyncClient, path: str, **params: Any) -> dict[str, Any]:
     """Ask as a client does, again while the service is unavailable: a lane loads for long on a starved machine."""
+    response = await browser.get(f"{SESSION}/{path}", params=params)
     for _ in range(300):
-        response = await browser.get(f"{SESSION}/{path}", params=params)
         if response.status_code != 503:
             break
         await asyncio.sleep(0.2)
+        response = await browser.get(f"{SESSION}/{path}", params=params)
     return dict(response.json())
 
 
