@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.postgres import Postgres
@@ -30,7 +30,6 @@ from turnfold.core.history.audit_chain import WORKER, row_hash
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.query import AuditRow
-from turnfold.store.database.schema import audit, sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,27 +234,3 @@ async def test_what_somebody_asked_for_names_who(opened: Opened, commit: str) ->
         (KEY.session_id, {"overrides": {"commit": commit}}),
         ("", {"mode": "manual"}),
     ]
-
-
-@pytest.mark.proves("A7", "O6")
-async def test_rows_that_older_code_adds_verify_between_those_that_name_an_actor(
-    opened: Opened,
-) -> None:
-    stores = opened.stores
-    await stores.ingest(*turns(1, 7))
-    (session,) = await opened.rows("SELECT * FROM sessions")
-    engine = create_async_engine(opened.url)
-    async with engine.begin() as connection:
-        row: dict[str, Any] = {
-            **KEY._asdict(), "ordinal": session["audit_rows"] + 1, "at_ms": NOON, "compaction_id": None, "phase": "stale", "reason": None,
-            "tokens_before": None, "tokens_after": None, "details": "{}", "prev_hash": session["audit_hash"],
-        }  # fmt: skip
-        row["hash"] = row_hash(row["prev_hash"], row)
-        await connection.execute(insert(audit), row)
-        await connection.execute(
-            sessions.update().values(audit_rows=row["ordinal"], audit_hash=row["hash"])
-        )
-    await engine.dispose()
-    await stores.ingest(*turns(20, 7))
-
-    assert [actor for _, actor in await opened.actors()] == [WORKER, None, WORKER]
