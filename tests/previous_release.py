@@ -1,4 +1,4 @@
-"""The code of an earlier commit, to run beside that of today."""
+"""The code of an earlier commit, to run beside today's."""
 
 import os
 import subprocess
@@ -10,18 +10,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SHELVES = ("shared", "services", "migrations")
 
-EXACT = "f03081a0c56d0c9b1edf8ed8ed8bda0d7bd7a2c9"
-"""The last code that starts on no schema but its own, which it made itself; what runs when the tables are migrated runs on."""
-TOLERANT = "4ee296221591ce063ac5aa23acb73b74cb0de470"
-"""Code from before the newest migration that starts on newer tables, too."""
+PREVIOUS = "13993cc4429c1f2ad5c6f4bf6aecb0a25068a867"
+"""The first code on the tables of migration 1001."""
 
 
 class NoHistory(Exception):
-    """A commit is not to be had here; the text says which, and why."""
+    """A commit cannot be read here; the text says which, and why."""
 
 
 def code_of(commit: str, directory: Path) -> Mapping[str, str]:
-    """Unpack the code of a commit; what the environment of a process needs to run it.
+    """Unpack the code of a commit and return the environment that a process needs to run it.
 
     Raises:
         NoHistory: this is no clone, or a shallow one.

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from tests.chaos.episode import run
 from tests.chaos.fault_plan import Topology
-from tests.previous_release import TOLERANT, NoHistory, code_of
+from tests.previous_release import PREVIOUS, NoHistory, code_of
 
 EACH = 30
 MODEL_EVERY = 4
@@ -112,8 +112,6 @@ def _episode(
     directory = Path(tempfile.mkdtemp(prefix=f"turnfold-chaos-{topology}-{seed}-"))
     try:
         yesterday = _yesterday(directory, console) if seed % MIXED_EVERY == 0 else None
-        # Older code believes strangers.
-        has_strangers = strangers and yesterday is None
         episode = run(
             directory,
             topology,
@@ -121,7 +119,7 @@ def _episode(
             kills=kills,
             has_model=has_model,
             yesterday=yesterday,
-            has_strangers=has_strangers,
+            has_strangers=strangers,
         )
         told_here, history = asyncio.run(episode)
     except Exception:
@@ -150,7 +148,7 @@ def _episode(
 def _yesterday(directory: Path, console: Console) -> Mapping[str, str] | None:
     """The environment of older code; None, and a word of it, where that is not to be had."""
     try:
-        return code_of(TOLERANT, directory / "yesterday")
+        return code_of(PREVIOUS, directory / "yesterday")
     except NoHistory as error:
         console.print(f"no older code takes part: {error}", markup=False, soft_wrap=True)
         return None
