@@ -18,7 +18,6 @@ from turnfold.ports.query import AuditRow
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.testing.kept import Memory
 
 
 class Stored(NamedTuple):
@@ -90,7 +89,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSeen:
-    """Everything a store holds of one session. Compactions go by their ordinals, which two stores share.
+    """Everything a store holds of one session. Compactions go by their ordinals, which two stores share; `compaction_ids` are their ids.
 
     `spans` are the first and last position that a compaction's row names, where the store keeps them; `gauge` is what is
     known of the usage that its model reported. `speaks_for` names the rows of each version, `reigns` which was in force when.
@@ -108,6 +107,7 @@ class SessionSeen:
     reigns: tuple[tuple[int, int | None], ...] = ()
     model_rests: tuple[int, int, str | None] = (0, 0, None)
     held_to_tokens: int = 0
+    compaction_ids: tuple[CompactionId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,11 +300,38 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
     phases = [row.phase for row in session.audit]
     # What was erased is told of still, and is there no more.
     phases = phases[len(phases) - phases[::-1].index("erased") :] if "erased" in phases else phases
+    yield from _token_faults(session, session.audit[len(session.audit) - len(phases) :])
     evicted, done = phases.count("evicted"), phases.count("summary_done")
     if evicted != sum(row.messages_evicted > 0 for row in session.rows) or done != len(
         session.versions
     ):
         yield f"the audit knows of {evicted} evictions and {done} versions"
+
+
+def _token_faults(session: SessionSeen, audit: Sequence[AuditRow]) -> Iterable[str]:
+    """Check the tokens of audit rows against the compactions and their messages."""
+    tokens: Counter[CompactionId | None] = Counter()
+    for entry in session.messages:
+        if not entry.message.role.is_system:
+            tokens[entry.message.compaction_id] += entry.message.tokens
+    rows = dict(zip(map(int, session.compaction_ids), session.rows, strict=True))
+    for sealed in audit:
+        row = rows.get(sealed.compaction_id or 0)
+        if row is None:
+            continue
+        before, after = sealed.tokens_before, sealed.tokens_after
+        if sealed.phase == "evicted" and before != row.tokens_before:
+            yield f"the audit says {before} tokens before {row}"
+        if sealed.phase == "evicted" and row.status != "restored":
+            left = tokens[CompactionId(str(row.ordinal))]
+            if before is None or after is None or before - after != left:
+                yield f"the audit says that {before} tokens became {after}, but {left} left: {row}"
+        if (
+            sealed.phase == "summary_done"
+            and row.status == "committed"
+            and row.tokens_after != after
+        ):
+            yield f"the audit says {after} tokens after {row}"
 
 
 # --- what a store holds
@@ -383,6 +410,7 @@ def _seen(connection: Connection) -> StoreSnapshot:
             reigns=tuple((one.at_ms, one.version) for one in reigns if one.sid == row.sid),
             model_rests=(row.failures, row.cooldown_until_ms, row.cooldown_reason),
             held_to_tokens=row.held_to_tokens,
+            compaction_ids=tuple(CompactionId(str(one.compaction_id)) for one in mine),
         )  # fmt: skip
 
     return StoreSnapshot(
@@ -403,54 +431,3 @@ def _closed(
         mine = frozenset(row for by, row in added if by == version)
         found[version] = mine | found.get(bases[version] or 0, frozenset())
     return found
-
-
-def seen_in_memory(memory: Memory) -> StoreSnapshot:
-    """Everything in a double."""
-    found: dict[SessionKey, SessionSeen] = {}
-    for key, session in memory.sessions.items():
-        facts = session.facts(memory.wishes_of(key.agent_id))
-        ordinals = {row.compaction_id: row.ordinal for row in session.compactions}
-        found[key] = SessionSeen(
-            counters=Counters(
-                **{name: getattr(facts, name) for name in Counters.__slots__ if name != "wishes"},
-                wishes=(session.wishes.preset, session.wishes.mode, session.wishes.overrides),
-            ),
-            messages=tuple(
-                Stored(
-                    replace(one.message, compaction_id=CompactionId(str(ordinals[row])) if (row := one.message.compaction_id) else None),
-                    one.body,
-                    one.original,
-                    one.is_error,
-                )
-                for one in session.kept
-            ),
-            rows=tuple(
-                Row(*(getattr(row, name) for name in Row._fields))._replace(evicted_at_ms=row.evicted_at_ms if row.evicted else None)
-                for row in session.compactions
-            ),
-            versions=tuple(
-                Version(
-                    one.version, one.base_version, ordinals[one.compaction_id], one.kind, one.model, one.text, one.ledger, one.tokens,
-                    one.messages_covered, one.created_at_ms,
-                )
-                for one in session.summaries
-            ),
-            audit=tuple(session.audit),
-            events={event_id: arrival.stream_seq for event_id, arrival in session.events.items()},
-            gauge=session.gauge._replace(settled_ms=-1),
-            speaks_for={
-                version: frozenset(ordinals[row] for row in rows) for version, rows in session.speaks_for.items() if version is not None
-            },
-            reigns=tuple((one.at_ms, one.version) for one in session.reigns),
-            model_rests=(session.failures, session.cooldown_until_ms, session.cooldown_reason),
-            held_to_tokens=session.held_to_tokens,
-        )  # fmt: skip
-    return StoreSnapshot(
-        sessions=found,
-        counted=Counter(key.agent_id for key in found),
-        ingested=tuple(memory.ingested),
-        dead_letters=tuple(
-            sorted((row.stream_seq, row.reason, row.subject) for row in memory.dead_letters)
-        ),
-    )

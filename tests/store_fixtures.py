@@ -14,7 +14,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from tests.invariants import StoreSnapshot, seen_in_database, seen_in_memory
+import asyncpg
+
+from tests.invariants import StoreSnapshot, seen_in_database
 from tests.postgres import Postgres
 from turnfold.core.policy.allowance import Allowance
 from turnfold.core.policy.presets import PRESETS, Policy, adjusted
@@ -47,6 +49,7 @@ from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import SqlOutboxStore
+from turnfold.store.database.schema import metadata, word_index
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
@@ -55,7 +58,6 @@ from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
-from turnfold.testing.memory import MemoryStore
 from turnfold_migrations import upgrade
 
 Json = dict[str, Any]
@@ -140,35 +142,6 @@ def installation_of(policy: Policy, *, first_id: int = 1) -> tuple[Installation,
     return replace(made, new_id=lambda: next(numbers)), policy_of
 
 
-def memory_stores(policy: Policy = SMALL) -> Stores:
-    """The double."""
-    installation, policy_of = installation_of(policy)
-    store = MemoryStore(new_id=installation.new_id)
-
-    async def seen() -> StoreSnapshot:
-        return seen_in_memory(store.memory)
-
-    return Stores(
-        "memory",
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        store,
-        installation,
-        policy_of,
-        seen,
-    )
-
-
 @asynccontextmanager
 async def sql_stores(
     url: str, policy: Policy = SMALL, *, first_id: int = 1
@@ -213,6 +186,21 @@ async def new_postgres(server: Postgres) -> str:
         _migrated_on[server] = await server.create_database()
         await upgrade(server.url(_migrated_on[server]))
     return server.url(await server.create_database(like=_migrated_on[server]))
+
+
+async def empty_postgres(url: str) -> None:
+    """Delete all rows of a migrated PostgreSQL database, and start its sequences again at 1."""
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        # A replica fires no triggers, so that audit rows may be deleted. DELETE is faster than
+        # TRUNCATE for so few rows, because TRUNCATE makes new files for each table and index.
+        deletes = (f'DELETE FROM "{name}"' for name in (*metadata.tables, word_index.name))
+        from_one = "SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'"
+        await connection.execute(
+            "; ".join(("SET session_replication_role = replica", *deletes, from_one))
+        )
+    finally:
+        await connection.close()
 
 
 _migrated_on: dict[Postgres, str] = {}

@@ -1,1 +1,1 @@
-"""Small honest doubles of what the operations need from outside; no production code imports them."""
+"""A state model of the store, for the state machine in the tests; no product code imports it."""

@@ -1,21 +1,25 @@
 """What a regeneration may ask for."""
 
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.store_fixtures import KEY, NOON, Stores, memory_stores, summary, turns
+from tests.store_fixtures import KEY, NOON, Stores, new_sqlite, sql_stores, summary, turns
 from turnfold.contracts.requests import RegenerateRequest
 from turnfold.errors import BadRequest
 from turnfold.operations.compact.versions import regenerate
 
 
-async def a_session_with_a_version() -> Stores:
-    stores = memory_stores()
-    await stores.ingest(*turns(1, 7))
-    (job,) = await stores.claim()
-    await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
-    return stores
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncGenerator[Stores]:
+    """Open a database that holds one session with one version."""
+    async with sql_stores(new_sqlite(tmp_path)) as stores:
+        await stores.ingest(*turns(1, 7))
+        (job,) = await stores.claim()
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+        yield stores
 
 
 @pytest.mark.parametrize(
@@ -28,10 +32,8 @@ async def a_session_with_a_version() -> Stores:
 )
 @pytest.mark.proves("A4")
 async def test_a_prompt_that_does_not_parse_and_a_name_that_is_none_are_refused_at_once(
-    asked: dict[str, Any], told: str
+    stores: Stores, asked: dict[str, Any], told: str
 ) -> None:
-    stores = await a_session_with_a_version()
-
     with pytest.raises(BadRequest) as caught:
         await regenerate(
             KEY,
@@ -46,9 +48,7 @@ async def test_a_prompt_that_does_not_parse_and_a_name_that_is_none_are_refused_
 
 
 @pytest.mark.proves("A4")
-async def test_a_prompt_of_ones_own_is_work_to_do() -> None:
-    stores = await a_session_with_a_version()
-
+async def test_a_prompt_of_ones_own_is_work_to_do(stores: Stores) -> None:
     asked = RegenerateRequest(prompt="Sum it up in {words} words.", model="openai/y")
     await regenerate(
         KEY, asked, store=stores.versions, installation=stores.installation, now_ms=NOON

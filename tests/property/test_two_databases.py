@@ -1,0 +1,224 @@
+"""A random walk through the states of sessions, in SQLite and in PostgreSQL.
+
+Beside the calls that the state model has, this walk reports usage, sets overrides of agents, looks
+for idle sessions, erases, runs campaigns, searches and sends notices.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from tests.invariants import StoreSnapshot, faults
+from tests.postgres import Postgres
+from tests.state_rules import StateRules, keys, numbers, said
+from tests.state_walk import KEYS, TIGHT, Outcome, outcome
+from tests.store_fixtures import (
+    Stores,
+    assistant,
+    empty_postgres,
+    new_postgres,
+    sql_stores,
+    turn,
+    user,
+)
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.text.search import SearchQuery
+from turnfold.messages import SessionKey
+from turnfold.operations.query.search import found
+from turnfold.ports.admin import CampaignProgress, Notice
+from turnfold.ports.compact import Job, RegenerateOptions
+from turnfold.ports.query import Scope
+from turnfold.testing.model import StateModel
+
+usages = st.builds(
+    lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)
+)
+FULL_WINDOWS = {
+    "max_live_messages": 0,
+    "trigger_tokens": 0,
+    "every_rounds": 0,
+    "context_window": 400,
+    "reserve_tokens": 100,
+}
+
+
+class DatabaseWalk(StateRules):
+    """The other side is a PostgreSQL database."""
+
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run(empty_postgres(self.url))
+        self.postgres = self.run(self.open.enter_async_context(sql_stores(self.url, TIGHT)))
+
+    def call_peer(
+        self,
+        work: Callable[[Stores], Awaitable[Any]],
+        model_work: Callable[[StateModel], Any],  # noqa: ARG002 - for the model
+    ) -> Outcome | None:
+        return self.run(outcome(work(self.postgres)))
+
+    def in_databases(self, work: Callable[[Stores], Awaitable[Any]]) -> None:
+        """Make a call that the model does not have."""
+        self.both(work, lambda _: None)
+
+    def claim_on_peer(self, jobs: list[Job], limit: int) -> list[Job]:
+        peer_jobs = self.run(self.claimed(self.postgres, limit))
+        assert [replace(job, sid=0) for job in jobs] == [replace(job, sid=0) for job in peer_jobs]
+        return peer_jobs
+
+    def compare_input(self, job: Job, peer_job: Job) -> None:
+        given = self.run(self.sqlite.jobs.load(job, now_ms=self.now_ms))
+        assert given == self.run(self.postgres.jobs.load(peer_job, now_ms=self.now_ms))
+
+    def compare_states(self) -> None:
+        peer = self.run(self.postgres.seen())
+        assert faults(peer) == []
+        assert by_session(self.seen) == by_session(peer)
+        assert self.run(due_times(self.sqlite)) == self.run(due_times(self.postgres))
+
+    def peer_stores(self) -> Stores:
+        return self.postgres
+
+    # --- usage
+
+    @rule(key=keys, messages=st.lists(said, min_size=1, max_size=4), usage=usages)
+    def publish_a_turn_with_usage(
+        self, key: SessionKey, messages: list[Any], usage: dict[str, int]
+    ) -> None:
+        self.publish_turn(key, messages, model="m-1", usage=usage)
+
+    @rule(prompts=st.lists(st.integers(1, 120), min_size=3, max_size=6), is_delivered=st.booleans())
+    def publish_reports_that_teach(self, prompts: list[int], is_delivered: bool) -> None:
+        reported = 20
+        for grown in prompts:
+            reported += grown
+            usage = {"prompt_tokens": reported, "completion_tokens": 5}
+            messages = [user("and then?"), assistant("x" * 60)]
+            self.publish_turn(KEYS[0], messages, model="m-1", usage=usage)
+        if is_delivered:
+            self.deliver_what_is_new()
+
+    @rule(times=st.integers(1, 4), prompt=st.sampled_from([100, 390, 390, 390]))
+    def report_full_windows(self, times: int, prompt: int) -> None:
+        self.set_a_policy(KEYS[0], mode="auto", overrides=FULL_WINDOWS)
+        messages = [user("and then?"), assistant("x" * 60)] * 2
+        fields: dict[str, Any] = {"key": KEYS[0], "usage": {"prompt_tokens": prompt}}
+        for _ in range(times):
+            self.let_time_pass(1_000)
+            self.publish(lambda seq, _: turn(seq, *messages, at_ms=self.now_ms, **fields))
+            self.deliver_what_is_new()
+            self.let_time_pass(1_000)
+            self.claim(3, "They spoke.", is_quick=True)
+
+    # --- agents, idle sessions, erasure
+
+    @rule(key=keys, mode=st.sampled_from([None, "auto", "manual", "off"]), overrides=numbers)
+    def set_a_policy_of_an_agent(
+        self, key: SessionKey, mode: Any, overrides: dict[str, Any]
+    ) -> None:
+        request = PolicyRequest(mode=mode, overrides=overrides)
+        self.in_databases(
+            lambda stores: stores.changes.set_policy(
+                key.agent_id, request, installation=stores.installation, now_ms=self.now_ms
+            )
+        )
+
+    @rule()
+    def look_for_idle_sessions(self) -> None:
+        self.in_databases(
+            lambda stores: stores.idle.evict_idle(
+                limit=5, installation=stores.installation, now_ms=self.now_ms
+            )
+        )
+
+    @precondition(lambda self: self.steps > 8)
+    @rule(key=keys, is_agent=st.sampled_from([False, False, True]), is_behind=st.booleans())
+    def erase(self, key: SessionKey, is_agent: bool, is_behind: bool) -> None:
+        """Erase up to the end of the stream, sometimes before all of it was delivered."""
+        if not is_behind:
+            self.deliver_what_is_new()
+        target = key.agent_id if is_agent else key
+        last_seq = len(self.stream)
+        self.in_databases(
+            lambda stores: stores.changes.erase(target, last_seq=last_seq, now_ms=self.now_ms)
+        )
+        for erased in KEYS:
+            if target in (erased, erased.agent_id):
+                self.erased_to[erased] = last_seq
+
+    # --- campaigns, search, notices
+
+    @rule(is_agent=st.booleans(), model=st.sampled_from([None, "m-2"]), at_once=st.integers(1, 2))
+    def run_a_campaign(self, is_agent: bool, model: str | None, at_once: int) -> None:
+        agent_id = KEYS[0].agent_id if is_agent else None
+        wanted = RegenerateOptions(model=model)
+
+        async def work(stores: Stores) -> tuple[int, CampaignProgress | None]:
+            campaign = await stores.campaigns.begin(
+                agent_id,
+                wanted,
+                at_once=at_once,
+                installation=stores.installation,
+                now_ms=self.now_ms,
+            )
+            opened = await stores.campaigns.advance(
+                installation=stores.installation, now_ms=self.now_ms
+            )
+            return opened, await stores.campaigns.progress(campaign.campaign_id)
+
+        self.in_databases(work)
+
+    @rule(
+        key=keys,
+        query=st.sampled_from(["and then", "remember 8443", "ok", "port", "42 more"]),
+        is_indexed=st.booleans(),
+    )
+    def search(self, key: SessionKey, query: str, is_indexed: bool) -> None:
+        async def work(stores: Stores) -> list[tuple[str, float]]:
+            while is_indexed and await stores.index.index_some():
+                pass
+            question = SearchQuery.of(query)
+            hits = await found(key, question, scope=Scope(), limit=5, store=stores.search)
+            return [(original.message_id, score) for original, score in hits]
+
+        self.in_databases(work)
+
+    @rule(limit=st.integers(1, 4))
+    def send_notices(self, limit: int) -> None:
+        async def send(stores: Stores) -> list[Notice]:
+            notices = [*await stores.outbox.unsent(limit)]
+            await stores.outbox.sent(notices)
+            return notices
+
+        self.in_databases(send)
+
+
+def by_session(seen: StoreSnapshot) -> Any:
+    """Return everything that two databases must agree on."""
+    return dict(sorted(seen.sessions.items())), seen.counted, seen.ingested, seen.dead_letters
+
+
+async def due_times(stores: Stores) -> tuple[int | None, int | None]:
+    return await stores.jobs.next_due_ms(), await stores.idle.next_idle_ms()
+
+
+@pytest.mark.proves(
+    "L1", "L2", "L3", "L5", "L7", "L10", "L12", "I1", "E2", "S1", "S8", "A1", "A3",
+    "C28", "C47", "C48", "C50", "C51", "C52",
+)  # fmt: skip
+def test_sqlite_and_postgresql_walk_alike(postgres: Postgres) -> None:
+    class WalkOnServer(DatabaseWalk):
+        url = asyncio.run(new_postgres(postgres))
+
+    run_state_machine_as_test(
+        WalkOnServer,
+        settings=settings(max_examples=settings().max_examples * 3 // 10, stateful_step_count=30),
+    )
