@@ -5,8 +5,10 @@ for idle sessions, erases, runs campaigns, searches and sends notices.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import pytest
@@ -14,11 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from tests.invariants import StoreSnapshot, faults
+from tests.invariants import SessionSeen, StoreSnapshot, faults
 from tests.postgres import Postgres
 from tests.state_rules import StateRules, keys, numbers, said
 from tests.state_walk import KEYS, TIGHT, Outcome, outcome
 from tests.store_fixtures import (
+    LEASE_MS,
     Stores,
     assistant,
     empty_postgres,
@@ -28,24 +31,32 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.eviction.usage import (
+    COMPACTIONS_LOOKED_AT,
+    REPORTS_LOOKED_AT,
+    ReportDelta,
+    calibration_factor,
+)
 from turnfold.core.text.search import SearchQuery
-from turnfold.messages import SessionKey
+from turnfold.messages import Message, Role, SessionKey, position_of
 from turnfold.operations.query.search import found
 from turnfold.ports.admin import CampaignProgress, Notice
-from turnfold.ports.compact import Job, RegenerateOptions
+from turnfold.ports.compact import Job, RegenerateOptions, Version
+from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.query import Scope
 from turnfold.testing.model import StateModel
 
 usages = st.builds(
     lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)
 )
-FULL_WINDOWS = {
+NO_TRIGGERS = {
     "max_live_messages": 0,
     "trigger_tokens": 0,
     "every_rounds": 0,
-    "context_window": 400,
-    "reserve_tokens": 100,
+    "reserve_tokens": 0,
+    "commit": "immediate",
 }
+FULL_WINDOWS = NO_TRIGGERS | {"context_window": 400, "reserve_tokens": 100}
 
 
 class DatabaseWalk(StateRules):
@@ -78,7 +89,16 @@ class DatabaseWalk(StateRules):
         given = self.run(self.sqlite.jobs.load(job, now_ms=self.now_ms))
         assert given == self.run(self.postgres.jobs.load(peer_job, now_ms=self.now_ms))
 
+    def carry_out(self, jobs: tuple[Job, Job], version: Version, reason: str | None = None) -> None:
+        super().carry_out(jobs, version, reason)
+        seen, key = self.run(self.sqlite.seen()), jobs[0].key
+        before = self.seen.sessions.get(key)
+        if key in seen.sessions and before and before.reigns < seen.sessions[key].reigns:
+            assert seen.sessions[key].gauge.factor == learned_factor(seen, key, self.stream)
+
     def compare_states(self) -> None:
+        for key, session in self.seen.sessions.items():
+            assert all(seq > self.erased_to[key] for seq in session.events.values())
         peer = self.run(self.postgres.seen())
         assert faults(peer) == []
         assert by_session(self.seen) == by_session(peer)
@@ -95,16 +115,25 @@ class DatabaseWalk(StateRules):
     ) -> None:
         self.publish_turn(key, messages, model="m-1", usage=usage)
 
-    @rule(prompts=st.lists(st.integers(1, 120), min_size=3, max_size=6), is_delivered=st.booleans())
-    def publish_reports_that_teach(self, prompts: list[int], is_delivered: bool) -> None:
+    @rule(
+        prompts=st.lists(st.integers(1, 120), min_size=3, max_size=6),
+        is_compacted=st.booleans(),
+    )
+    def publish_reports_that_teach(self, prompts: list[int], is_compacted: bool) -> None:
+        """Report growing windows with no eviction between them; commit a version afterwards."""
+        self.set_a_policy(KEYS[0], mode="auto", overrides=NO_TRIGGERS)
         reported = 20
-        for grown in prompts:
+        for grown in [0, *prompts]:
             reported += grown
             usage = {"prompt_tokens": reported, "completion_tokens": 5}
             messages = [user("and then?"), assistant("x" * 60)]
             self.publish_turn(KEYS[0], messages, model="m-1", usage=usage)
-        if is_delivered:
-            self.deliver_what_is_new()
+        self.deliver_what_is_new()
+        if is_compacted:
+            self.let_time_pass(LEASE_MS)
+            self.request_a_compaction(KEYS[0])
+            self.let_time_pass(1_000)
+            self.claim(3, "They spoke.", is_quick=True)
 
     @rule(times=st.integers(1, 4), prompt=st.sampled_from([100, 390, 390, 390]))
     def report_full_windows(self, times: int, prompt: int) -> None:
@@ -204,6 +233,71 @@ class DatabaseWalk(StateRules):
 def by_session(seen: StoreSnapshot) -> Any:
     """Return everything that two databases must agree on."""
     return dict(sorted(seen.sessions.items())), seen.counted, seen.ingested, seen.dead_letters
+
+
+def learned_factor(seen: StoreSnapshot, key: SessionKey, stream: list[DecodedEvent]) -> float:
+    """Calculate the calibration factor of a session from all events, as if nothing were cached."""
+    sessions = [session for other, session in seen.sessions.items() if other[0] == key[0]]
+    events = [stream[seq - 1] for seq in sorted(seen.sessions[key].events.values())]
+    model = next((event.model for event in reversed(events) if event.model), None)
+    deltas = [
+        delta
+        for number, session in enumerate(sessions)
+        for delta in report_deltas(number, session, stream, model)
+    ]
+    deltas.sort(key=itemgetter(0), reverse=True)
+    usable = [delta for _, delta in deltas[:REPORTS_LOOKED_AT] if delta is not None]
+    moments = {
+        number: [
+            moment
+            for row in session.rows[-COMPACTIONS_LOOKED_AT:]
+            for moment in (row.requested_at_ms, row.finished_at_ms, row.restored_at_ms)
+            if moment is not None
+        ]
+        for number, session in enumerate(sessions)
+    }
+    return calibration_factor(usable, moments)
+
+
+def report_deltas(
+    number: int, session: SessionSeen, stream: list[DecodedEvent], model: str | None
+) -> Iterator[tuple[int, ReportDelta | None]]:
+    """Yield the reports of a model by sequence, and the growth since the report before."""
+    messages = [stored.message for stored in session.messages]
+    events = [stream[seq - 1] for seq in sorted(session.events.values())]
+    reports = [
+        event for event in events if event.report and event.model and event.answer is not None
+    ]
+    if reports and reports[0].model == model:
+        yield reports[0].stream_seq, None
+    for earlier, later in pairwise(reports):
+        if later.model == model:
+            yield later.stream_seq, growth(number, messages, earlier, later)
+
+
+def growth(
+    number: int, messages: list[Message], earlier: DecodedEvent, later: DecodedEvent
+) -> ReportDelta | None:
+    """Return the growth between two reports; None if they cannot be compared."""
+    assert earlier.report
+    assert later.report
+    first, last = (position_of(event.stream_seq, event.answer or 0) for event in (earlier, later))
+    between = [message for message in messages if first <= message.position < last]
+    if earlier.model != later.model or any(
+        message.role.is_system or message.reasoning_tokens for message in between
+    ):
+        return None
+    start = position_of(earlier.stream_seq, 0)
+    before = [message.created_at_ms for message in messages if message.position < start]
+    shown = [message for message in between if message.role is not Role.TOOL or message.answers]
+    return ReportDelta(
+        number,
+        later.stream_seq,
+        before[-1] if before else 0,
+        later.at_ms,
+        later.report.prompt_tokens - earlier.report.prompt_tokens,
+        sum(message.tokens for message in shown),
+    )
 
 
 async def due_times(stores: Stores) -> tuple[int | None, int | None]:
