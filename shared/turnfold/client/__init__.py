@@ -1,4 +1,7 @@
-"""What an agent uses: publish turns, and ask what the model should see next. Needs a bus, no database and no model."""
+"""The client library for agents: publish turns and request context windows.
+
+It needs a connection to NATS. It needs neither a database nor a model.
+"""
 
 from turnfold.client.buffer import BufferOptions
 from turnfold.client.client import Client, connect

@@ -1,4 +1,7 @@
-"""Events that wait in memory while the bus is away, and go out in order when it is back."""
+"""A buffer in memory for events that are published while NATS is unavailable.
+
+The client uses it if `connect` receives `BufferOptions`. Events of one session stay in order.
+"""
 
 import asyncio
 import logging
@@ -15,10 +18,11 @@ log = logging.getLogger("turnfold.client")
 
 @dataclass(frozen=True, slots=True)
 class BufferOptions:
-    """How much may wait. What does not fit is refused with `Unavailable`, and nothing that waits is given up for it.
+    """Limits of the buffer.
 
-    `wait_seconds` is how long publishing waits for the acknowledgement before it leaves the event to the buffer,
-    `close_seconds` how long closing the client waits for what is left.
+    An event that exceeds the limits is rejected with `Unavailable`. Buffered events are never
+    dropped. `publish` waits `wait_seconds` for the acknowledgement before it leaves the event in
+    the buffer. Closing the client waits `close_seconds` for the remaining events.
     """
 
     max_events: int = 10_000
@@ -28,59 +32,69 @@ class BufferOptions:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingEvent:
     event: OutgoingEvent
     receipt: asyncio.Future[Receipt]
 
 
 class Buffer:
-    """Publishes each session's events one after the other, each until it is acknowledged, and sessions side by side."""
+    """A queue of events per session.
+
+    Each event is retried until it is acknowledged. Sessions are published concurrently.
+    """
 
     def __init__(
-        self, publish: Callable[[OutgoingEvent], Awaitable[Receipt]], buffering: BufferOptions
+        self, publish: Callable[[OutgoingEvent], Awaitable[Receipt]], options: BufferOptions
     ) -> None:
         self._publish = publish
-        self._buffering = buffering
-        self._lanes: dict[SessionKey, deque[_Waiting]] = {}
+        self._options = options
+        self._queues: dict[SessionKey, deque[_WaitingEvent]] = {}
         self._tasks: dict[SessionKey, asyncio.Task[None]] = {}
         self._events = 0
         self._bytes = 0
 
     @property
     def waiting(self) -> tuple[OutgoingEvent, ...]:
-        """What was not acknowledged yet, each session's events in order."""
-        return tuple(waiting.event for lane in self._lanes.values() for waiting in lane)
+        """Events that are not acknowledged yet, in order within each session."""
+        return tuple(waiting.event for queue in self._queues.values() for waiting in queue)
 
     def holds(self, key: SessionKey) -> bool:
-        """Whether events of this session wait."""
-        return key in self._lanes
+        """Return whether events of this session are in the buffer."""
+        return key in self._queues
 
     async def publish(self, event: OutgoingEvent) -> Receipt:
-        """The receipt of the event, or one that says that it waits.
+        """Publish an event and return its receipt.
+
+        The receipt has `is_waiting` set if no acknowledgement arrived in time.
 
         Raises:
-            Unavailable: there is no room; the event is not published unless it is given again.
-            TurnfoldError: the event can never be published, as of `Connection.publish`.
+            Unavailable: the buffer is full. The event was not accepted.
+            TurnfoldError: the event can never be published; see `Connection.publish`.
         """
-        room = self._buffering
-        if self._events >= room.max_events or self._bytes + len(event.payload) > room.max_bytes:
+        options = self._options
+        size_bytes = self._bytes + len(event.payload)
+        if self._events >= options.max_events or size_bytes > options.max_bytes:
             raise Unavailable(
-                f"{self._events} events wait for the bus, and there is no room for event {event.event_id}: publish it later"
+                f"buffer is full ({self._events} events wait for the bus);"
+                f" publish event {event.event_id} later"
             )
-        waiting = _Waiting(event, asyncio.get_running_loop().create_future())
-        self._lanes.setdefault(event.key, deque()).append(waiting)
+        waiting = _WaitingEvent(event, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(event.key, deque()).append(waiting)
         self._events += 1
         self._bytes += len(event.payload)
         if event.key not in self._tasks:
             self._tasks[event.key] = asyncio.create_task(self._drain(event.key))
-        done, _ = await asyncio.wait((waiting.receipt,), timeout=room.wait_seconds)
-        return waiting.receipt.result() if done else Receipt(event.event_id, 0, is_waiting=True)
+        settled, _ = await asyncio.wait((waiting.receipt,), timeout=options.wait_seconds)
+        return waiting.receipt.result() if settled else Receipt(event.event_id, 0, is_waiting=True)
 
     async def close(self) -> None:
-        """Wait a while for what is left, then stop; `waiting` still tells what was not acknowledged."""
+        """Wait for the remaining events until the time limit, then stop publishing.
+
+        `waiting` still returns the events that were not acknowledged.
+        """
         tasks = list(self._tasks.values())
         if tasks:
-            await asyncio.wait(tasks, timeout=self._buffering.close_seconds)
+            await asyncio.wait(tasks, timeout=self._options.close_seconds)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -88,27 +102,29 @@ class Buffer:
             log.error("events.unpublished", extra={"events": left})
 
     async def _drain(self, key: SessionKey) -> None:
-        lane = self._lanes[key]
+        queue = self._queues[key]
         try:
-            while lane:
-                waiting = lane[0]
+            while queue:
+                waiting = queue[0]
                 try:
                     receipt = await self._publish(waiting.event)
                 except Unavailable:
                     await asyncio.sleep(0.2)
                     continue
                 except TurnfoldError as error:
-                    log.error(  # noqa: TRY400 - the text of the error names the subject
+                    log.error(  # noqa: TRY400 - the text contains user ids
                         "event.refused",
                         extra={"event_id": waiting.event.event_id, "error": type(error).__name__},
                     )
                     waiting.receipt.set_exception(error)
-                    waiting.receipt.exception()  # whoever left it to the buffer does not come back for it
+                    # The publisher may have returned already. Reading the exception here keeps
+                    # asyncio from logging that it was never retrieved.
+                    waiting.receipt.exception()
                 else:
                     waiting.receipt.set_result(receipt)
-                lane.popleft()
+                queue.popleft()
                 self._events -= 1
                 self._bytes -= len(waiting.event.payload)
-            del self._lanes[key]
+            del self._queues[key]
         finally:
             del self._tasks[key]

@@ -1,4 +1,7 @@
-"""The way in: a connection, the sessions behind it, and what was acknowledged for each."""
+"""The client: one connection, its sessions, and the freshness token of each.
+
+Agents call `connect`, and `Client.session` for each conversation.
+"""
 
 import asyncio
 import os
@@ -32,18 +35,23 @@ async def connect(
     buffering: BufferOptions | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> AsyncGenerator["Client", None]:
-    """Connect to the bus; several servers are separated by commas, and without any it is `TURNFOLD_NATS_URL`.
+    """Connect to NATS and yield a client.
 
-    `timeout_seconds` bounds the connecting, each request and each of the `attempts` to publish. Who we are stands in
-    `TURNFOLD_NATS_NKEY` (a file of `turnfold keys new agent`), `_CREDS`, or `_USER` and `_PASSWORD`; `TURNFOLD_NATS_CA`,
-    `_CERTIFICATE`, `_CERTIFICATE_KEY` and `_TLS_FIRST` say how the connection is encrypted. Answers arrive where the
-    permissions of `turnfold keys nats` let this key listen; `inbox_prefix` names another place.
+    `url` may list several servers, separated by commas. Without it, `TURNFOLD_NATS_URL` is used.
+    `timeout_seconds` applies to the connection, to each request and to each of the `attempts` to
+    publish.
 
-    With `buffering` no agent waits for a bus that is away: this returns also while no server answers and connects as
-    soon as one does, and events that are not acknowledged in time wait in memory (`Client.publish`).
+    Credentials come from `TURNFOLD_NATS_NKEY` (a file of `turnfold keys new agent`), `_CREDS`, or
+    `_USER` and `_PASSWORD`. `TURNFOLD_NATS_CA`, `_CERTIFICATE`, `_CERTIFICATE_KEY` and `_TLS_FIRST`
+    configure encryption. Replies arrive at subjects that the permissions of `turnfold keys nats`
+    allow. `inbox_prefix` sets another prefix.
 
-    With `TURNFOLD_TRACES=1` what is published and asked is traced, through the OpenTelemetry that the program has set up, else
-    to where the standard `OTEL_*` variables say.
+    With `buffering`, publishing continues while NATS is unavailable: this function also returns if
+    no server answers and connects later, and events without an acknowledgement wait in memory
+    (`Client.publish`).
+
+    With `TURNFOLD_TRACES=1`, events and requests are traced. Spans go to the OpenTelemetry provider
+    of the program. Without one, the standard `OTEL_*` variables apply.
 
     ```python
     async with turnfold.connect("nats://127.0.0.1:4222") as client:
@@ -53,13 +61,14 @@ async def connect(
     ```
 
     Raises:
-        Unavailable: no server answered in time, and nothing is buffered.
-        NotAllowed: the credentials cannot be read, or the server does not accept them.
-        StartError: traces are asked for, and their packages are not installed.
+        Unavailable: no server answered in time, and `buffering` is not set.
+        NotAllowed: the credentials cannot be read, or the server rejects them.
+        StartError: traces are enabled, and their packages are not installed.
     """
     if is_requested(environ):
         begin("turnfold-agent")
-    from turnfold.client.connection import Connection  # noqa: PLC0415  # a service that only reads our names need not load nats
+    # Imported late, so that programs that only use the names of this package do not load nats-py.
+    from turnfold.client.connection import Connection  # noqa: PLC0415
 
     chosen = url or environ.get("TURNFOLD_NATS_URL") or DEFAULT_URL
     connection = await Connection.open(
@@ -79,47 +88,54 @@ async def connect(
 
 
 class Client:
-    """Publishes events and asks requests over one connection; made by `connect`."""
+    """A client that publishes events and sends requests over one connection.
+
+    `connect` creates and closes it.
+    """
 
     def __init__(self, connection: "Connection", *, buffering: BufferOptions | None = None) -> None:
         self._connection = connection
         self._buffer = Buffer(self._publish_now, buffering) if buffering is not None else None
         self._newest: OrderedDict[SessionKey, int] = OrderedDict()
-        self._forgotten = 0
+        self._newest_dropped = 0
 
     def session(self, agent_id: str, session_id: str) -> Session:
-        """A conversation of an agent, whether anything was published there yet or not.
+        """Return a session of an agent; it does not have to exist yet.
 
         Raises:
-            BadRequest: an id is empty, longer than 256 bytes or holds control characters.
+            BadRequest: an id is empty, longer than 256 bytes or contains control characters.
         """
         return Session(self, session_key(agent_id, session_id))
 
     def newest_seq(self, key: SessionKey) -> int:
-        """The freshness token of the newest event published here for a session; 0 when there is none.
+        """Return the freshness token of the newest event published here for a session, or 0.
 
-        For sessions that were forgotten because so many others followed, it is the newest of all those.
+        The client remembers 10,000 sessions. For older ones, this is the newest token of all
+        sessions that were dropped.
         """
-        return self._newest.get(key, self._forgotten)
+        return self._newest.get(key, self._newest_dropped)
 
     @property
     def unpublished(self) -> tuple[OutgoingEvent, ...]:
-        """The events that wait for the bus, each session's in order; after the client is closed, those it could not publish."""
+        """Events in the buffer, in order within each session.
+
+        After `close`, these are the events that could not be published.
+        """
         return self._buffer.waiting if self._buffer is not None else ()
 
     async def publish(self, event: OutgoingEvent) -> Receipt:
-        """Publish one event until the stream has it (see `Connection.publish` for the errors).
+        """Publish one event and wait for its acknowledgement; see `Connection.publish` for errors.
 
-        With a buffer the receipt of an event that is not acknowledged in time says `is_waiting`; it goes out later, after
-        the events of its session that came before it, and with the same event id. A full buffer refuses the event with
-        `Unavailable`.
+        With a buffer, the receipt has `is_waiting` set if no acknowledgement arrived in time. The
+        event is published later with the same id, after the earlier events of its session. A full
+        buffer rejects the event with `Unavailable`.
         """
         return await (
             self._publish_now(event) if self._buffer is None else self._buffer.publish(event)
         )
 
     async def close(self) -> None:
-        """Give what is buffered a last while to go out; `connect` does this at its end."""
+        """Wait for buffered events until the time limit; `connect` calls this at its end."""
         if self._buffer is not None:
             await self._buffer.close()
 
@@ -132,37 +148,43 @@ class Client:
         self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
         if len(self._newest) > REMEMBERED_SESSIONS:
             _, seq = self._newest.popitem(last=False)
-            self._forgotten = max(self._forgotten, seq)
+            self._newest_dropped = max(self._newest_dropped, seq)
 
     async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
-        """Publish up to 1,000 events, of one session or of many, at once: the stream takes all of them or none, in this order.
+        """Publish at most 1,000 events, of one or many sessions, all or none, in this order.
 
-        Much faster than one by one, for the bus waits for its disk once. An event that stands here twice is published
-        once. A bus that takes no such batches (older than 2.12), or has one of the events already, gets them one by one;
-        an error may then leave the first of them published. To publish the same again is right after every error.
+        A batch is much faster than single events, because the server waits for its disk only once.
+        An event that occurs twice in the list is published once. If the server does not support
+        batches (before 2.12) or already has one of the events, the events are published singly. An
+        error may then leave the first of them published. It is always safe to publish the same
+        events again.
 
-        The connection's `timeout_seconds` has to do for the whole batch. Batches are not buffered; while the bus is away they
-        end as `Unavailable`.
+        The connection's `timeout_seconds` applies to the whole batch. Batches are not buffered:
+        they fail with `Unavailable` while NATS is unavailable.
 
         Raises:
-            TooLarge: more than 1,000 events, or one of them is more than the server carries; nothing was published.
-            Unavailable: no acknowledgement came, or earlier events of one of the sessions still wait in the buffer.
+            TooLarge: more than 1,000 events, or an event exceeds the server's limit. Nothing
+                was published.
+            Unavailable: no acknowledgement arrived, or earlier events of one of the sessions
+                are still in the buffer.
         """
-        given = list(events)
-        if len(given) > BATCH_EVENTS:
-            raise TooLarge(f"{len(given)} events; publish at most {BATCH_EVENTS} at once")
-        if self._buffer is not None and any(self._buffer.holds(event.key) for event in given):
+        requested = list(events)
+        if len(requested) > BATCH_EVENTS:
+            raise TooLarge(f"{len(requested)} events; publish at most {BATCH_EVENTS} at unique")
+        if self._buffer is not None and any(self._buffer.holds(event.key) for event in requested):
             raise Unavailable(
-                "earlier events of one of these sessions wait for the bus: publish the batch later"
+                "earlier events of one of these sessions wait for the bus; publish the batch later"
             )
-        once: dict[tuple[str, str], OutgoingEvent] = {}
-        for event in given:
-            once.setdefault(_identity(event), event)
-        told = await self._connection.publish_together(list(once.values())) if once else []
-        receipts = dict(zip(once, told, strict=True))
-        for identity, event in once.items():
+        unique: dict[tuple[str, str], OutgoingEvent] = {}
+        for event in requested:
+            unique.setdefault(_identity(event), event)
+        acknowledged = (
+            await self._connection.publish_together(list(unique.values())) if unique else []
+        )
+        receipts = dict(zip(unique, acknowledged, strict=True))
+        for identity, event in unique.items():
             self._note(event, receipts[identity])
-        return [receipts[_identity(event)] for event in given]
+        return [receipts[_identity(event)] for event in requested]
 
     async def publish_sessions(
         self,
@@ -172,17 +194,18 @@ class Client:
         at_once: int = 1,
         published: Callable[[OutgoingEvent, Receipt], Awaitable[None]] | None = None,
     ) -> int:
-        """Publish many sessions side by side, each one's events in order, at most `in_flight` at a time.
+        """Publish many sessions concurrently and return the number of events published.
 
-        With `at_once` a session's events go in batches of so many (`publish_batch`). Sessions are taken from the iterable
-        only as others end. `published` is awaited after each event. Returns how many events were published; the first error
-        ends all.
+        At most `in_flight` sessions are published at a time, each with its events in order. If
+        `at_once` is above 1, the events of a session are published in batches of this size
+        (`publish_batch`). The iterable of sessions is read only as sessions end. `published` is
+        awaited after each event. The first error cancels the rest.
         """
         slots = asyncio.Semaphore(in_flight)
-        counted = 0
+        published_events = 0
 
-        async def one(events: Iterable[OutgoingEvent]) -> None:
-            nonlocal counted
+        async def publish_session(events: Iterable[OutgoingEvent]) -> None:
+            nonlocal published_events
             try:
                 for batch in batches(events, most=at_once):
                     receipts = (
@@ -190,7 +213,7 @@ class Client:
                         if at_once > 1
                         else [await self.publish(batch[0])]
                     )
-                    counted += len(receipts)
+                    published_events += len(receipts)
                     if published is not None:
                         for event, receipt in zip(batch, receipts, strict=True):
                             await published(event, receipt)
@@ -201,17 +224,17 @@ class Client:
             async with asyncio.TaskGroup() as group:
                 for events in sessions:
                     await slots.acquire()
-                    group.create_task(one(events))
+                    group.create_task(publish_session(events))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures
-        return counted
+        return published_events
 
     async def ask(
         self, subject: str, request: Json, *, patience_seconds: float = 0.0
     ) -> dict[str, Any]:
-        """Ask any request of the contract by its whole subject; fields that are None are left out."""
-        given = {name: value for name, value in request.items() if value is not None}
-        return await self._connection.ask(subject, given, patience_seconds=patience_seconds)
+        """Send any request of the contract by its full subject; omit fields that are None."""
+        fields = {name: value for name, value in request.items() if value is not None}
+        return await self._connection.ask(subject, fields, patience_seconds=patience_seconds)
 
     async def agent_policy(
         self,
@@ -221,14 +244,14 @@ class Client:
         preset: str | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Set how all sessions of an agent are compacted where they set nothing else."""
+        """Set the compaction policy of an agent; a session's own policy takes precedence."""
         return await self.ask(
             f"agent.policy.{token_of(agent_id)}",
             {"mode": mode, "preset": preset, "overrides": overrides},
         )
 
     async def erase_agent(self, agent_id: str) -> dict[str, Any]:
-        """Erase every session of an agent; there is no way back."""
+        """Erase every session of an agent; this cannot be undone."""
         return await self.ask(f"agent.erase.{token_of(agent_id)}", {})
 
 

@@ -1,4 +1,4 @@
-"""The connection to the bus: requests and publishes that end in an answer or in an error of ours."""
+"""The connection to NATS: requests and publishes that end with a value or a `TurnfoldError`."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,10 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, overload
-from urllib.parse import urlsplit
 
 import nats.errors
 
-from turnfold.access.identity import INBOX, Identity
+from turnfold.client.credentials import identity_options, without_password
 from turnfold.client.events import OutgoingEvent, Receipt, encoded
 from turnfold.client.replies import error_from_json
 from turnfold.contracts.answers import read_answer, request_name
@@ -35,14 +34,14 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 _DENIED = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 Send = Callable[[], Coroutine[Any, Any, Acknowledgement | Rejection]]
 
 log = logging.getLogger("turnfold.client")
 
 
 class Connection:
-    """A connection that comes back by itself, for ever; what cannot wait for it ends as `Unavailable`."""
+    """A connection that reconnects without limit; operations that time out raise `Unavailable`."""
 
     def __init__(self, bus: Bus, *, timeout_seconds: float, attempts: int) -> None:
         self._bus = bus
@@ -51,7 +50,8 @@ class Connection:
         self._waiting: dict[str, set[asyncio.Future[str]]] = {}
         self._opening: asyncio.Future[None] | None = None
         self._publisher = Publisher(bus, EVENTS_STREAM, read=self._read)
-        # What another client publishes is never taken for a copy of ours, whatever ids it guesses.
+        # Part of the broker's deduplication id: another client cannot suppress our events by
+        # guessing their ids.
         self._secret = secrets.token_urlsafe(12)
 
     @classmethod
@@ -65,24 +65,19 @@ class Connection:
         inbox_prefix: str | None,
         may_be_away: bool = False,
     ) -> "Connection":
-        """Connect; who we are stands in the URL or in `TURNFOLD_NATS_*` (see `Identity`).
+        """Connect, with the credentials of the URL or of `TURNFOLD_NATS_*` (see `Identity`).
 
-        With `may_be_away` it goes on connecting where no server answers in time, and until then every request ends as
-        one that was not answered.
+        With `may_be_away`, the connection is returned even if no server answers in time, and it
+        continues to connect in the background. Until then every request fails as unanswered.
 
         Raises:
-            NotAllowed: the credentials cannot be read, or the server does not accept them.
+            NotAllowed: the credentials cannot be read, or the server rejects them.
             Unavailable: no server answered in time.
         """
-        try:
-            signing: dict[str, Any] = {"inbox_prefix": INBOX} | Identity.of(environ).options()
-        except ValueError as error:
-            raise NotAllowed(f"the credentials of the bus cannot be used: {error}") from error
-        if inbox_prefix is not None:
-            signing["inbox_prefix"] = inbox_prefix
+        options = identity_options(environ, inbox_prefix)
         connection = cls(Bus(), timeout_seconds=timeout_seconds, attempts=attempts)
         servers = [server.strip() for server in url.split(",")]
-        shown = ", ".join(_without_password(server) for server in servers)
+        shown = ", ".join(without_password(server) for server in servers)
         bus = connection._bus
         opening = asyncio.ensure_future(
             bus.connect(
@@ -92,7 +87,7 @@ class Connection:
                 reconnect_time_wait=1,
                 pending_size=_PENDING_BYTES,
                 error_cb=connection._on_error,
-                **signing,
+                **options,
             )
         )
         try:
@@ -104,23 +99,25 @@ class Connection:
             if may_be_away and not opening.done() and not is_refused:
                 connection._opening = opening
                 return connection
-            await _given_up(opening, bus)
+            await _stop_connecting(opening, bus)
             if is_refused:
                 raise NotAllowed(
-                    f"{shown} refuses these credentials: set TURNFOLD_NATS_CREDS, _NKEY, or _USER and _PASSWORD"
+                    f"{shown} refuses these credentials;"
+                    " set TURNFOLD_NATS_CREDS, _NKEY, or _USER and _PASSWORD"
                 ) from error
             raise Unavailable(
-                f"no server answers at {shown}: start one with `turnfold up`, or set TURNFOLD_NATS_URL"
+                f"no server answers at {shown};"
+                " start one with `turnfold up`, or set TURNFOLD_NATS_URL"
             ) from error
         except asyncio.CancelledError:
-            await _given_up(opening, bus)
+            await _stop_connecting(opening, bus)
             raise
         return connection
 
     async def close(self) -> None:
-        """Send what is waiting to be sent, then hang up."""
+        """Flush outgoing data, then close the connection."""
         if self._opening is not None and not self._opening.done():
-            await _given_up(self._opening, self._bus)
+            await _stop_connecting(self._opening, self._bus)
             return
         with contextlib.suppress(nats.errors.Error, OSError):
             if self._bus.is_connected:
@@ -131,10 +128,14 @@ class Connection:
     async def ask(
         self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0
     ) -> dict[str, Any]:
-        """The answer to a request; `patience_seconds` is what the answerer was allowed to take on top.
+        """Send a request and return its answer.
+
+        The time limit is that of the connection plus `patience_seconds`, the time for which the
+        request allows the service to wait.
 
         Raises:
-            RequestError: the answer is an error, or nobody answered; the class is that of the code.
+            RequestError: the answer is an error, or no answer arrived. The class follows the
+                error code.
         """
         try:
             with span(request_name(subject), kind="client") as asking:
@@ -147,28 +148,33 @@ class Connection:
                 )
         except nats.errors.NoRespondersError as error:
             raise Unavailable(
-                "nobody answers this request now: see that the worker and the query service run"
+                "no service answers this request; check that the worker and the query service run"
             ) from error
         except nats.errors.TimeoutError as error:
             raise Unavailable(
-                f"no answer within {self._timeout_seconds + patience_seconds:g} seconds: try again"
+                f"no answer within {self._timeout_seconds + patience_seconds:g} seconds; try again"
             ) from error
         except nats.errors.MaxPayloadError as error:
-            raise TooLarge("the request is larger than the bus carries") from error
+            raise TooLarge(
+                "the request is larger than the NATS server accepts; send less at once"
+            ) from error
         except nats.errors.Error as error:
             raise Unavailable(f"the bus cannot be reached: {error}") from error
-        if (told := answer.get("error")) is not None:
-            raise error_from_json(told)
+        if (error_json := answer.get("error")) is not None:
+            raise error_from_json(error_json)
         return answer
 
     async def publish(self, event: OutgoingEvent) -> Receipt:
-        """Publish until the stream acknowledges, each time as the same event; a copy that we published is recognised by the broker.
+        """Publish an event until the stream acknowledges it.
+
+        All attempts carry the same id, so that the broker recognizes copies.
 
         Raises:
-            NotAllowed: these credentials may not publish for this session.
-            TooLarge: the server carries no event of this size.
-            StreamFull: the stream has no room; the event was not stored.
-            Unavailable: no acknowledgement came; the event may be stored or not, and may be published again as it is.
+            NotAllowed: these credentials may not publish to this session.
+            TooLarge: the event exceeds the server's limit.
+            StreamFull: the stream is full. The event was not stored.
+            Unavailable: no acknowledgement arrived. The event may be stored or not. It may be
+                published again as it is.
         """
         with span("publish", kind="producer", event=event.kind) as publishing:
             headers = self._headers(event) | dict(publishing.headers)
@@ -178,21 +184,24 @@ class Connection:
                     event.subject, event.payload, headers=headers, seconds=self._timeout_seconds
                 )
 
-            taken = await self._acknowledged({event.subject}, send, f"event {event.event_id}")
-            publishing.set_attributes(stream_seq=taken.seq)
-            return Receipt(event.event_id, taken.seq, taken.is_duplicate)
+            acknowledgement = await self._acknowledged(
+                {event.subject}, send, f"event {event.event_id}"
+            )
+            publishing.set_attributes(stream_seq=acknowledgement.seq)
+            return Receipt(event.event_id, acknowledgement.seq, acknowledgement.is_duplicate)
 
     async def publish_together(self, events: Sequence[OutgoingEvent]) -> list[Receipt]:
-        """Publish different events so that the stream takes all of them or none, in this order.
+        """Publish different events, all or none, in this order.
 
-        Where it cannot do that, or has one of them already, they go one by one, and an error may leave the first of them
-        published.
+        If the server does not support that, or already has one of the events, they are published
+        singly. An error may then leave the first of them published.
 
         Raises:
-            NotAllowed: these credentials may not publish for one of the sessions.
-            TooLarge: the server carries no event of this size, or not so many at once.
-            StreamFull: the stream has no room; none of the events was stored.
-            Unavailable: no acknowledgement came; the events may be stored or not, and may be published again as they are.
+            NotAllowed: these credentials may not publish to one of the sessions.
+            TooLarge: an event or the batch exceeds the server's limit.
+            StreamFull: the stream is full. None of the events was stored.
+            Unavailable: no acknowledgement arrived. The events may be stored or not. They may
+                be published again as they are.
         """
         subjects = {event.subject for event in events}
         with span("publish", kind="producer", events=len(events)) as publishing:
@@ -201,25 +210,27 @@ class Connection:
             async def send() -> Acknowledgement | Rejection:
                 return await self._batch(events, tracing)
 
-            taken = await self._acknowledged(
+            acknowledgement = await self._acknowledged(
                 subjects, send, f"the batch of event {events[0].event_id}", takes_no_batch=True
             )
-            if taken is not None and taken.is_batch:
-                publishing.set_attributes(stream_seq=taken.seq)
+            if acknowledgement is not None and acknowledgement.is_batch:
+                publishing.set_attributes(stream_seq=acknowledgement.seq)
                 return [
                     Receipt(event.event_id, seq)
-                    for seq, event in enumerate(events, taken.seq - len(events) + 1)
+                    for seq, event in enumerate(events, acknowledgement.seq - len(events) + 1)
                 ]
-        # A server that knows no batches has taken the first event as what it is.
+        # A server without batches has stored the first event as a single message.
         receipts = (
-            [] if taken is None else [Receipt(events[0].event_id, taken.seq, taken.is_duplicate)]
+            []
+            if acknowledgement is None
+            else [Receipt(events[0].event_id, acknowledgement.seq, acknowledgement.is_duplicate)]
         )
         return receipts + [await self.publish(event) for event in events[len(receipts) :]]
 
     async def _batch(
         self, events: Sequence[OutgoingEvent], tracing: dict[str, str]
     ) -> Acknowledgement | Rejection:
-        """What the stream says to the last event, or already to the first where it opens no batch for it."""
+        """Return the reply to the last event, or to the first if the stream opens no batch."""
         batch_id = secrets.token_hex(16)
 
         def headers_of(number: int) -> dict[str, str]:
@@ -231,11 +242,11 @@ class Connection:
 
         first, *middle, last = (events[0], *events[1:-1], events[-1])
         if len(events) > 1:
-            told = await self._publisher.open_batch(
+            reply = await self._publisher.open_batch(
                 first.subject, first.payload, headers=headers_of(1), seconds=self._timeout_seconds
             )
-            if told is not None:
-                return told
+            if reply is not None:
+                return reply
             for number, event in enumerate(middle, 2):
                 await self._bus.publish(event.subject, event.payload, headers=headers_of(number))
         headers = headers_of(len(events)) | {"Nats-Batch-Commit": "1"}
@@ -261,31 +272,34 @@ class Connection:
     async def _acknowledged(
         self, subjects: Collection[str], send: Send, what: str, *, takes_no_batch: bool = False
     ) -> Acknowledgement | None:
-        """The acknowledgement of the stream; None where it may say that it takes no batch, and does."""
+        """Return the acknowledgement.
+
+        Return None if `takes_no_batch` is set and the server does not support batches.
+        """
         cause: Exception | None = None
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
             try:
-                told = await self._unless_denied(
+                reply = await self._raise_if_denied(
                     subjects, send, timeout_seconds=self._timeout_seconds
                 )
             except nats.errors.MaxPayloadError as error:
-                raise TooLarge(f"{what} is more than the server carries") from error
+                raise TooLarge(f"{what} is larger than the NATS server accepts") from error
             except nats.errors.ConnectionClosedError as error:
                 raise Unavailable("the client is closed") from error
             except nats.errors.Error as error:
                 cause = error
                 continue
-            if isinstance(told, Acknowledgement):
-                return told
-            if takes_no_batch and told.code in NO_BATCH:
+            if isinstance(reply, Acknowledgement):
+                return reply
+            if takes_no_batch and reply.code in NO_BATCH:
                 return None
-            cause = publish_error(told.code, told.description)
+            cause = publish_error(reply.code, reply.description)
             if isinstance(cause, StreamFull):
                 raise cause
         raise Unavailable(
-            f"{what} was not acknowledged ({cause}): publish it again with the same event_id"
+            f"{what} was not acknowledged ({cause}); publish it again with the same event_id"
         ) from cause
 
     async def _read(self, subject: str, body: bytes) -> bytes:
@@ -294,7 +308,7 @@ class Connection:
         async def ask() -> bytes:
             return (await self._bus.request(subject, body, timeout=READ_SECONDS)).data
 
-        return await self._unless_denied({subject}, ask, timeout_seconds=READ_SECONDS)
+        return await self._raise_if_denied({subject}, ask, timeout_seconds=READ_SECONDS)
 
     async def _answer(
         self,
@@ -304,7 +318,7 @@ class Connection:
         timeout_seconds: float,
         headers: dict[str, str] | None,
     ) -> dict[str, Any]:
-        """The answer to one request."""
+        """Return the answer to one request."""
         name = request_name(subject)
 
         async def ask() -> dict[str, Any]:
@@ -316,16 +330,19 @@ class Connection:
                 read=lambda reply: read_answer(name, reply.data),
             )
 
-        return await self._unless_denied({subject}, ask, timeout_seconds=timeout_seconds)
+        return await self._raise_if_denied({subject}, ask, timeout_seconds=timeout_seconds)
 
-    async def _unless_denied(
+    async def _raise_if_denied(
         self,
         subjects: Collection[str],
-        ask: Callable[[], Coroutine[Any, Any, Told]],
+        ask: Callable[[], Coroutine[Any, Any, Result]],
         *,
         timeout_seconds: float,
-    ) -> Told:
-        """What comes of publishing there. The server tells a forbidden subject beside the connection, so that is listened for too."""
+    ) -> Result:
+        """Run `ask`, and raise `NotAllowed` if the server reports one of the subjects as forbidden.
+
+        The server sends that report as an error of the connection, not as a reply.
+        """
         if self._opening is not None:
             await self._opened(timeout_seconds)
         denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -358,20 +375,15 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         if denial := _DENIED.search(str(error)):
-            # nats-py tells it in lower case.
+            # nats-py converts the server's error text to lower case.
             for waiting in self._waiting.get(denial[1].lower(), ()):
                 if not waiting.done():
                     waiting.set_result(denial[1])
         log.debug("bus.failed", exc_info=error)
 
 
-async def _given_up(opening: asyncio.Future[None], bus: Bus) -> None:
-    """Stop connecting."""
+async def _stop_connecting(opening: asyncio.Future[None], bus: Bus) -> None:
+    """Cancel the connection attempt and close the client."""
     await cancel_and_wait(opening)
     with contextlib.suppress(Exception):
         await bus.close()
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,4 +1,4 @@
-"""Events as a client makes them: an id, a subject and the bytes that are published."""
+"""Outgoing events: their ids, subjects and encoded payloads."""
 
 import json
 import secrets
@@ -14,7 +14,7 @@ from turnfold.errors import BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey
 
 BATCH_EVENTS = 1_000
-"""How many messages a NATS server takes in one batch."""
+"""The maximum number of messages in one batch of a NATS server."""
 BATCH_BYTES = 8 * 1024 * 1024
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -22,7 +22,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class OutgoingEvent:
-    """One event, ready to be published as often as it takes: each copy is the same event."""
+    """One encoded event. Publishing it again publishes the same event."""
 
     kind: str
     key: SessionKey
@@ -31,15 +31,16 @@ class OutgoingEvent:
 
     @property
     def subject(self) -> str:
-        """Where it is published."""
+        """The NATS subject of the event."""
         return session_subject(self.kind, self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The stream has the event: `seq` is its place there and the freshness token of a query.
+    """The acknowledgement of one event.
 
-    With `is_waiting` the bus is away and the event waits in the client's buffer; `seq` is 0 then.
+    `seq` is the position in the stream and the freshness token of a query. `is_waiting` means that
+    the event is in the client's buffer. `seq` is 0 then.
     """
 
     event_id: str
@@ -49,7 +50,7 @@ class Receipt:
 
 
 def batches(events: Iterable[OutgoingEvent], *, most: int) -> Iterator[list[OutgoingEvent]]:
-    """Events in order, at most so many at once, and few where they are large."""
+    """Split events into batches of at most `most` events and about 8 MiB, in order."""
     batch: list[OutgoingEvent] = []
     size = 0
     for event in events:
@@ -63,10 +64,10 @@ def batches(events: Iterable[OutgoingEvent], *, most: int) -> Iterator[list[Outg
 
 
 def session_key(agent_id: str, session_id: str) -> SessionKey:
-    """The key of these two ids.
+    """Return the session key of these two ids.
 
     Raises:
-        BadRequest: one of them is empty, longer than 256 bytes or holds control characters.
+        BadRequest: an id is empty, longer than 256 bytes or contains control characters.
     """
     for name, identifier in (("agent_id", agent_id), ("session_id", session_id)):
         if fault := id_fault(identifier):
@@ -85,14 +86,14 @@ def turn_event(
     metadata: Json | None = None,
     occurred_at: datetime | None = None,
 ) -> OutgoingEvent:
-    """A `turn.completed` of these OpenAI chat messages.
+    """Build a `turn.completed` event from OpenAI chat messages.
 
     Raises:
-        BadRequest: there are no messages, or something in them is not JSON.
+        BadRequest: there are no messages, or a value is not JSON.
         TooLarge: more than 1,000 messages or 4 MiB.
     """
     if not messages:
-        raise BadRequest("a turn holds at least one message")
+        raise BadRequest("a turn must hold at least one message")
     if len(messages) > LIMITS.messages:
         raise TooLarge(f"{len(messages)} messages; publish at most {LIMITS.messages} in one event")
     fields = {
@@ -122,20 +123,20 @@ def result_event(
     metadata: Json | None = None,
     occurred_at: datetime | None = None,
 ) -> OutgoingEvent:
-    """A `tool.result`; the content is a string, parts, or any JSON, null included.
+    """Build a `tool.result` event; `content` is a string, parts, or any JSON, including null.
 
     Raises:
-        BadRequest: something in it is not JSON.
+        BadRequest: a value is not JSON.
         TooLarge: more than 4 MiB.
     """
     fields = {"name": name, "is_error": is_error or None, "metadata": metadata}
-    given = {name: value for name, value in fields.items() if value is not None}
+    optional = {name: value for name, value in fields.items() if value is not None}
     return _event(
         TOOL_RESULT,
         key,
         event_id,
         occurred_at,
-        {"tool_call_id": tool_call_id, "content": content, **given},
+        {"tool_call_id": tool_call_id, "content": content, **optional},
     )
 
 
@@ -159,16 +160,17 @@ def _event(
     payload = encoded(identity | dict(fields))
     if len(payload) > LIMITS.bytes:
         raise TooLarge(
-            f"{len(payload)} bytes; an event holds at most {LIMITS.bytes}: publish fewer messages at once"
+            f"event is too large ({len(payload)} bytes, at most {LIMITS.bytes});"
+            " publish fewer messages at once"
         )
     return OutgoingEvent(kind, key, event_id, payload)
 
 
 def encoded(value: Any) -> bytes:
-    """JSON as it travels; text stays as it is, and only a lone surrogate makes it travel escaped.
+    """Encode a value as compact JSON; escape it only if it contains a lone surrogate.
 
     Raises:
-        BadRequest: the value, or something in it, is not JSON.
+        BadRequest: the value, or a part of it, is not JSON.
     """
     try:
         try:
@@ -178,11 +180,11 @@ def encoded(value: Any) -> bytes:
         except UnicodeEncodeError:
             return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest(f"this cannot be sent as JSON: {error}") from error
+        raise BadRequest(f"value cannot be sent as JSON: {error}") from error
 
 
 def new_event_id() -> str:
-    """A ULID: 26 characters that sort by the millisecond in which they were made.
+    """Return a new ULID: 26 characters that sort by creation time in milliseconds.
 
     >>> len(new_event_id())
     26

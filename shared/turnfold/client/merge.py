@@ -1,4 +1,4 @@
-"""Joining what a provider tells with an agent's own list, which may hold more: nothing twice, and nothing newer left out."""
+"""Merge the service's history with the agent's own messages, without duplicates or gaps."""
 
 import json
 from collections.abc import Sequence
@@ -10,56 +10,64 @@ from turnfold.messages import Json
 
 
 class MergedHistory(NamedTuple):
-    """What an assembler puts together: the agent's system messages, what was told, and what is not told yet."""
+    """The input of an assembler.
+
+    `systems` are the agent's system messages, `provided` is the service's history, and `newer`
+    holds the agent's messages that are not in it yet.
+    """
 
     systems: list[dict[str, Any]]
-    told: list[dict[str, Any]]
+    provided: list[dict[str, Any]]
     newer: list[dict[str, Any]]
 
 
 def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
-    """The history as told, and what the agent has beyond it.
+    """Split both lists into system messages, the provided history, and the agent's newer messages.
 
-    Where the agent's list begins with system messages, those of the history are left out. Results that stand in for
-    others are left out too: the real ones may be in the agent's list.
+    If the agent's list begins with system messages, those of the history are dropped. Placeholder
+    tool results are dropped too, because the agent's list may contain the real ones.
     """
     systems = leading_systems(own)
-    told = [body for place, body in enumerate(history.messages) if place not in history.synthesised]
+    provided = [
+        body for place, body in enumerate(history.messages) if place not in history.synthesised
+    ]
     if systems:
-        told = [body for body in told if body.get("role") not in SYSTEM_ROLES]
+        provided = [body for body in provided if body.get("role") not in SYSTEM_ROLES]
     rest = without_notes(own[len(systems) :])
     return MergedHistory(
-        systems, told, _newer(rest, [body for body in told if not is_context_note(body)])
+        systems, provided, _newer(rest, [body for body in provided if not is_context_note(body)])
     )
 
 
-def _newer(own: Sequence[dict[str, Any]], told: Sequence[Json]) -> list[dict[str, Any]]:
-    """What the agent said after the newest message that was told; everything, where nothing of it was told.
+def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict[str, Any]]:
+    """Return the agent's messages after the newest provided one, or all if none was provided.
 
-    The place in the agent's list is where the longest run of equal messages ends, so that a word said twice is not
-    taken for the other time. A list that ends with a request always has it answered: where more was told after such a
-    request, it is asked again.
+    The two lists are aligned where the longest run of equal messages ends, so that a repeated
+    message is not mistaken for its earlier copy. A list that ends with a user message always keeps
+    it: if the history continues after that message, the message is sent again.
     """
-    ours, theirs = [_key(body) for body in own], [_key(body) for body in told]
+    own_keys, provided_keys = [_key(body) for body in own], [_key(body) for body in provided]
     places: dict[str, list[int]] = {}
-    for place, key in enumerate(ours):
+    for place, key in enumerate(own_keys):
         places.setdefault(key, []).append(place)
-    for end in range(len(theirs) - 1, -1, -1):
-        if candidates := places.get(theirs[end]):
-            newer = list(own[_ends_longest_run(ours, theirs, end, candidates) + 1 :])
-            is_asked_again = not newer and end < len(theirs) - 1 and own[-1].get("role") == "user"
+    for end in range(len(provided_keys) - 1, -1, -1):
+        if candidates := places.get(provided_keys[end]):
+            newer = list(own[_ends_longest_run(own_keys, provided_keys, end, candidates) + 1 :])
+            is_asked_again = (
+                not newer and end < len(provided_keys) - 1 and own[-1].get("role") == "user"
+            )
             return [own[-1]] if is_asked_again else newer
     return list(own)
 
 
 def _ends_longest_run(
-    ours: Sequence[str], theirs: Sequence[str], end: int, candidates: Sequence[int]
+    own_keys: Sequence[str], provided_keys: Sequence[str], end: int, candidates: Sequence[int]
 ) -> int:
-    """The earliest of the places at which the longest run ends."""
+    """Return the first of the candidate positions at which the longest run ends."""
     best, longest = candidates[0], 0
     for place in candidates:
         run = 0
-        while run <= min(place, end) and ours[place - run] == theirs[end - run]:
+        while run <= min(place, end) and own_keys[place - run] == provided_keys[end - run]:
             run += 1
         if run > longest:
             best, longest = place, run
@@ -67,7 +75,10 @@ def _ends_longest_run(
 
 
 def _key(body: Json) -> str:
-    """Equal for two forms of one message: a call and a result are known by their ids, however they were shortened."""
+    """Return a key that is equal for two forms of one message.
+
+    Calls and results are compared by their ids, because a window may contain them shortened.
+    """
     role = body.get("role")
     if role == "tool":
         return json.dumps(["tool", body.get("tool_call_id")], default=repr)

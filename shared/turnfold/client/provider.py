@@ -1,4 +1,4 @@
-"""Where an agent's history comes from: the service, or whatever else an agent brings."""
+"""Sources of an agent's history: the query service, or any other `Provider` of the agent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,15 @@ from turnfold.client.session import Session
 from turnfold.core.window.framing import DIGEST_HEADING, HEADING
 from turnfold.messages import Json
 
-NOTES: Final = (HEADING, DIGEST_HEADING)
+NOTE_HEADINGS: Final = (HEADING, DIGEST_HEADING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBudget:
-    """What there is room for: tokens as the model counts them, without what the caller sends besides."""
+    """The tokens that the history may take, as the model counts them.
+
+    System messages, tools and the answer are not part of it.
+    """
 
     budget_tokens: int
     model: str | None = None
@@ -22,9 +25,10 @@ class ContextBudget:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was said so far, ready to be sent: the summary as a user message, then messages. `tokens` counts all of it.
+    """The history so far, ready to send: the summary as a user message, then messages.
 
-    `synthesised` are the indexes of results that stand in for those nobody has sent yet.
+    `tokens` counts all messages. `synthesised` holds the indexes of placeholder tool results, whose
+    real results were not published.
     """
 
     messages: list[dict[str, Any]]
@@ -33,42 +37,49 @@ class History:
 
 
 class Provider(Protocol):
-    """Knows what was said in a session. The only one of the three parts that may do I/O."""
+    """A source of a session's history. Of the three parts of recovery, only this one may do I/O."""
 
-    async def history(self, room: ContextBudget) -> History:
-        """The history of the session within this room.
+    async def history(self, budget: ContextBudget) -> History:
+        """Return the history of the session within this budget.
 
         Raises:
-            RequestError: it cannot be told now; `CannotFit` where no history is as small as the room.
+            RequestError: the history is not available now. `CannotFit` if no history is that
+                small.
         """
         ...
 
 
 class SessionProvider:
-    """The history as the query service tells it."""
+    """The history that the query service returns for a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def history(self, room: ContextBudget) -> History:
-        """The window of the session, with everything in it that was published through its client before."""
-        mode: Literal["emergency"] | None = "emergency" if room.is_emergency else None
+    async def history(self, budget: ContextBudget) -> History:
+        """Return the session's window, including everything its client has published so far."""
+        mode: Literal["emergency"] | None = "emergency" if budget.is_emergency else None
         window = await self._session.context(
-            max_tokens=room.budget_tokens, model=room.model, mode=mode, placement="user"
+            max_tokens=budget.budget_tokens, model=budget.model, mode=mode, placement="user"
         )
-        places = enumerate(zip(window.messages, window.message_ids, strict=True))
+        numbered = enumerate(zip(window.messages, window.message_ids, strict=True))
         synthesised = frozenset(
-            place for place, (body, known) in places if known is None and body.get("role") == "tool"
+            index
+            for index, (body, message_id) in numbered
+            if message_id is None and body.get("role") == "tool"
         )
         return History(window.messages, window.tokens, synthesised)
 
 
 def is_context_note(body: Json) -> bool:
-    """Whether a message is a summary or a digest that a window showed."""
+    """Return whether a message is a summary or a digest from a window."""
     content = body.get("content")
-    return body.get("role") == "user" and isinstance(content, str) and content.startswith(NOTES)
+    return (
+        body.get("role") == "user"
+        and isinstance(content, str)
+        and content.startswith(NOTE_HEADINGS)
+    )
 
 
 def without_notes(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """The messages but for the summaries and digests of earlier windows."""
+    """Return the messages without the summaries and digests of earlier windows."""
     return [dict(body) for body in messages if not is_context_note(body)]

@@ -1,4 +1,8 @@
-"""Calling a model from an agent's loop, in such a way that a conversation that grew too long does not end it."""
+"""Model calls that recover from context overflow.
+
+`ContextRecovery` wraps a model call of an agent's loop. It sends messages that fit, and repeats a
+call that was too long with a shorter window.
+"""
 
 import asyncio
 import json
@@ -29,15 +33,15 @@ from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
 from turnfold.messages import Json
 from turnfold.model_info.context_windows import ModelWindows
 
-LEAST_CORRECTION: Final = 0.4
-"""However many tokens more a provider counts than we do, a budget is corrected by no more than this."""
+MIN_CORRECTION: Final = 0.4
+"""The lowest factor for a budget, however many more tokens the provider counts than we do."""
 
 log = logging.getLogger("turnfold.client")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What one call leaves room for: `budget_tokens` for its messages; `tools_tokens` and `output_tokens` go besides."""
+class CallBudget:
+    """The token budget of one call: `budget_tokens` for its messages, without tools and output."""
 
     model: str | None
     budget_tokens: int
@@ -46,32 +50,35 @@ class _Asked:
 
 
 class ContextRecovery:
-    """Calls a model as `call` does, with the messages that fit; a drop-in for it in an agent's loop.
+    """A drop-in replacement for a model call in an agent's loop, which sends messages that fit.
 
-    `call` is any async function of litellm's shape, such as `litellm.acompletion`: it takes `messages` and whatever else
-    by name, and everything else is handed through. Each call of this object
+    `call` is any async function with litellm's signature, such as `litellm.acompletion`. It takes
+    `messages` and other keyword arguments, which are passed through. Each call of this object
 
-    1. asks the session (or another `Provider`) for its window, and adds what the agent's list has beyond it: the system
-       messages it begins with, and what was said after the newest message of the window. Where nobody answers within
-       `patience_seconds`, the agent's own list is trimmed by the same rules instead, and nobody is asked again for
-       `away_seconds`. Without a session that is what happens always;
-    2. calls. When that fails because the conversation is too long for the model, or succeeds and reports more input
-       than the model reads, it calls once more, with the emergency window: at most three fifths of what was too much;
-    3. puts that shorter list in the place of the agent's own (`messages` itself is changed), and asks for windows of
-       that size from then on, so that the loop goes on with what fits.
+    1. requests the session's window (or the history of another `Provider`) and adds the agent's
+       messages that are not in it: the leading system messages, and those after the newest message
+       of the window. If there is no answer within `patience_seconds`, the agent's own list is
+       trimmed by the same rules, and no window is requested for `away_seconds`. Without a session,
+       the agent's own list is always used;
+    2. calls the model. If the call fails because the conversation is too long, or succeeds and
+       reports more input than the model reads, it is repeated once with the emergency window: at
+       most three fifths of the size that was too large;
+    3. after a repeated call, replaces the content of `messages` with that shorter list and requests
+       windows of that size from then on, so that the loop continues with messages that fit.
 
-    The budget of the messages is `budget_tokens`, else what the model leaves besides its answer and the tools;
-    `context_window` says how many tokens it reads where litellm's map of models is not installed or does not know. All
-    sizes are tokens. `compressor` and `assembler` may be your own. A window holds what was published: publish each step before the call that needs it, or after; what
-    is not in the window yet is taken from the list.
+    All sizes are tokens. The budget of the messages is `budget_tokens`, or else the model's context
+    window minus answer and tools. `context_window` sets the model's size if litellm's map of models
+    is not installed or lacks the model. `compressor` and `assembler` can be replaced. Steps may be
+    published before or after the call that needs them, because missing messages are taken from the
+    agent's list.
 
-    Use one object for each conversation; calls of it are meant to follow each other.
+    Use one object per conversation, and do not call it concurrently.
 
     Raises (when called):
-        ContextOverflow: also the shortened list is too long, or nothing sendable is short enough. Its text is meant for
-            people; the agent's list is as it was.
-        BadRequest: an entry of `messages` is no chat message.
-        Exception: any other error of `call`, untouched.
+        ContextOverflow: the shortened list is too long as well, or no valid list is short
+            enough. Its text is meant for people. The agent's list is unchanged.
+        BadRequest: an entry of `messages` is not a chat message.
+        Exception: any other error of `call`, unchanged.
     """
 
     def __init__(
@@ -92,7 +99,7 @@ class ContextRecovery:
         )
         self._context_window = context_window
         self._budget_tokens = budget_tokens
-        self._given = compressor
+        self._compressor = compressor
         self._assemble = assembler
         self._patience_seconds = patience_seconds
         self._away_seconds = away_seconds
@@ -100,34 +107,38 @@ class ContextRecovery:
         self._learned: dict[str | None, int] = {}
         self._notes: list[dict[str, Any]] = []
         self.second_failure: BaseException | None = None
-        """The error that ended the newest call after its first attempt had overflowed; None where there was none."""
+        """The error of the newest call's second attempt, which follows an overflow; or None."""
 
     async def __call__(self, *, messages: MutableSequence[Any], **rest: Any) -> Any:
-        """What `call` answers to the messages that fit. See the class for what becomes of `messages`, and for the errors."""
+        """Call the model with messages that fit; see the class for side effects and errors."""
         self.second_failure = None
-        compressor = self._given or LadderCompressor(await load())
+        compressor = self._compressor or LadderCompressor(await load())
         own = [_as_json(message) for message in messages]
-        asked = await self._asked(rest, compressor)
+        call_budget = await self._call_budget(rest, compressor)
         window = await self._window(
-            own, ContextBudget(budget_tokens=asked.budget_tokens, model=asked.model), compressor
+            own,
+            ContextBudget(budget_tokens=call_budget.budget_tokens, model=call_budget.model),
+            compressor,
         )
-        answer = await self._attempt(window.messages, rest, asked.model)
+        answer = await self._attempt(window.messages, rest, call_budget.model)
         if not isinstance(answer, _TooLong):
             return answer
-        budget_tokens = self._lowered(asked, answer.overflow, window.tokens)
-        emergency = await self._shorter(own, asked, budget_tokens, compressor, answer)
-        again = await self._again(emergency.messages, rest, asked.model)
-        if isinstance(again, _TooLong):
-            raise again.error(after=answer)
+        budget_tokens = self._lower_budget(call_budget, answer.overflow, window.tokens)
+        emergency = await self._emergency_window(
+            own, call_budget, budget_tokens, compressor, answer
+        )
+        second = await self._second_attempt(emergency.messages, rest, call_budget.model)
+        if isinstance(second, _TooLong):
+            raise second.error(after=answer)
         messages[:] = emergency.messages
-        return again
+        return second
 
     # Calling
 
     async def _attempt(
         self, messages: Sequence[dict[str, Any]], rest: Mapping[str, Any], model: str | None
     ) -> Any:
-        """The answer, or how the call told that the messages are too long; any other error rises."""
+        """Return the answer, or `_TooLong` if the messages exceed the model's window."""
         try:
             answer = await self._call(messages=list(messages), **rest)
         except Exception as error:
@@ -135,25 +146,25 @@ class ContextRecovery:
             if overflow is None:
                 raise
             return _TooLong(overflow, error)
-        overflow = overflow_reported(answer, await self._reads(model))
+        overflow = overflow_reported(answer, await self._known_window(model))
         return answer if overflow is None else _TooLong(overflow, None)
 
-    async def _again(
+    async def _second_attempt(
         self, messages: Sequence[dict[str, Any]], rest: Mapping[str, Any], model: str | None
     ) -> Any:
         try:
-            again = await self._attempt(messages, rest, model)
+            answer = await self._attempt(messages, rest, model)
         except Exception as error:
             self.second_failure = error
             raise
-        if isinstance(again, _TooLong):
+        if isinstance(answer, _TooLong):
             log.warning("overflow.repeated")
-        return again
+        return answer
 
-    async def _shorter(
+    async def _emergency_window(
         self,
         own: Sequence[dict[str, Any]],
-        asked: _Asked,
+        call_budget: CallBudget,
         budget_tokens: int,
         compressor: Compressor,
         first: "_TooLong",
@@ -165,15 +176,17 @@ class ContextRecovery:
         try:
             return await self._window(
                 own,
-                ContextBudget(budget_tokens=budget_tokens, model=asked.model, is_emergency=True),
+                ContextBudget(
+                    budget_tokens=budget_tokens, model=call_budget.model, is_emergency=True
+                ),
                 compressor,
             )
         except ContextOverflow as error:
             raise first.error(after=first) from error
 
-    # How much there is room for
+    # Budgets
 
-    async def _asked(self, rest: Mapping[str, Any], compressor: Compressor) -> _Asked:
+    async def _call_budget(self, rest: Mapping[str, Any], compressor: Compressor) -> CallBudget:
         model = rest.get("model") if isinstance(rest.get("model"), str) else None
         outputs = (rest.get("max_completion_tokens"), rest.get("max_tokens"))
         output = next((tokens for tokens in outputs if isinstance(tokens, int)), None)
@@ -183,71 +196,77 @@ class ContextRecovery:
             if tools
             else 0
         )
-        asked = _Asked(model, self._budget_tokens or 0, tools_tokens, output)
+        call_budget = CallBudget(model, self._budget_tokens or 0, tools_tokens, output)
         if self._budget_tokens is None:
             window = (
                 self._context_window
                 if self._context_window is not None
                 else await asyncio.to_thread(_windows(), model)
             )
-            asked = replace(asked, budget_tokens=_left_of(window, asked))
+            call_budget = replace(call_budget, budget_tokens=_message_budget(window, call_budget))
         return replace(
-            asked,
-            budget_tokens=min(asked.budget_tokens, self._learned.get(model, asked.budget_tokens)),
+            call_budget,
+            budget_tokens=min(
+                call_budget.budget_tokens, self._learned.get(model, call_budget.budget_tokens)
+            ),
         )
 
-    async def _reads(self, model: str | None) -> int | None:
-        """How much the model reads, where that is known and not guessed."""
+    async def _known_window(self, model: str | None) -> int | None:
+        """Return the model's context window in tokens, or None if it is not known."""
         if self._context_window is not None:
             return self._context_window
         return await asyncio.to_thread(_windows().known, model)
 
-    def _lowered(self, asked: _Asked, overflow: Overflow, sent_tokens: int) -> int:
-        """The budget of which an emergency window takes three fifths; what later windows may take is remembered."""
-        counted = sent_tokens + asked.tools_tokens
+    def _lower_budget(self, call_budget: CallBudget, overflow: Overflow, sent_tokens: int) -> int:
+        """Return the budget for the emergency window, and remember the limit for later windows.
+
+        The emergency window takes three fifths of the returned budget.
+        """
+        counted = sent_tokens + call_budget.tools_tokens
         if overflow.limit_tokens is None:
-            budget = min(asked.budget_tokens, sent_tokens)
-            self._learned[asked.model] = max(budget * EMERGENCY_FIFTHS // 5, 1)
+            budget = min(call_budget.budget_tokens, sent_tokens)
+            self._learned[call_budget.model] = max(budget * EMERGENCY_FIFTHS // 5, 1)
             return budget
         factor = counted / overflow.tokens if overflow.tokens else 1.0
         budget = int(
-            _left_of(overflow.limit_tokens, asked) * min(1.0, max(LEAST_CORRECTION, factor))
+            _message_budget(overflow.limit_tokens, call_budget)
+            * min(1.0, max(MIN_CORRECTION, factor))
         )
-        budget = min(asked.budget_tokens, budget)
-        self._learned[asked.model] = max(budget, 1)
+        budget = min(call_budget.budget_tokens, budget)
+        self._learned[call_budget.model] = max(budget, 1)
         return min(budget, sent_tokens)
 
     # Windows
 
     async def _window(
-        self, own: Sequence[dict[str, Any]], room: ContextBudget, compressor: Compressor
+        self, own: Sequence[dict[str, Any]], budget: ContextBudget, compressor: Compressor
     ) -> Compressed:
-        """The messages to send, within the room.
+        """Return the messages to send, within the budget.
 
         Raises:
-            ContextOverflow: nothing sendable is as small as that.
+            ContextOverflow: no valid list is that small.
         """
         systems = leading_systems(own)
-        history = await self._told(
-            replace(room, budget_tokens=max(1, room.budget_tokens - compressor.tokens(systems)))
+        history = await self._history(
+            replace(budget, budget_tokens=max(1, budget.budget_tokens - compressor.tokens(systems)))
         )
         try:
-            # Long lists take long to weigh, and the loop has others to serve.
+            # Counting the tokens of a long list takes long; in a thread it does not block the loop.
             if history is None:
-                return await asyncio.to_thread(self._alone, own, room, compressor)
+                return await asyncio.to_thread(self._own_window, own, budget, compressor)
             self._notes = [body for body in history.messages if is_context_note(body)]
-            return await asyncio.to_thread(self._together, own, history, room, compressor)
+            return await asyncio.to_thread(self._merged_window, own, history, budget, compressor)
         except CannotFit as error:
             raise ContextOverflow from error
 
-    async def _told(self, room: ContextBudget) -> History | None:
-        """The history of the session, or None where nobody tells it now."""
+    async def _history(self, budget: ContextBudget) -> History | None:
+        """Return the session's history, or None if it is not available now."""
         loop = asyncio.get_running_loop()
         if self._provider is None or loop.time() < self._away_until:
             return None
         try:
             async with asyncio.timeout(self._patience_seconds):
-                return await self._provider.history(room)
+                return await self._provider.history(budget)
         except CannotFit:
             return None
         except BadRequest:
@@ -257,68 +276,81 @@ class ContextRecovery:
             log.warning("context.unavailable", extra={"error": type(error).__name__})
             return None
 
-    def _together(
+    def _merged_window(
         self,
         own: Sequence[dict[str, Any]],
         history: History,
-        room: ContextBudget,
+        budget: ContextBudget,
         compressor: Compressor,
     ) -> Compressed:
-        """What was told and what the agent has beyond it, trimmed where both do not fit."""
-        systems, told, newer = merge_history(own, history)
-        whole = self._assemble(systems, told, newer)
+        """Merge the history with the agent's newer messages, and trim them if they do not fit."""
+        systems, provided, newer = merge_history(own, history)
+        whole = self._assemble(systems, provided, newer)
         total = history.tokens + compressor.tokens([*systems, *newer])
-        if total <= _cap(room) and whole and not validation_errors(whole):
+        if total <= _max_tokens(budget) and whole and not validation_errors(whole):
             return Compressed(whole, total)
-        return _fitted(
-            [body for body in told if is_context_note(body)], without_notes(whole), room, compressor
+        return _fit(
+            [body for body in provided if is_context_note(body)],
+            without_notes(whole),
+            budget,
+            compressor,
         )
 
-    def _alone(
-        self, own: Sequence[dict[str, Any]], room: ContextBudget, compressor: Compressor
+    def _own_window(
+        self, own: Sequence[dict[str, Any]], budget: ContextBudget, compressor: Compressor
     ) -> Compressed:
-        """The agent's own list, trimmed where that is needed; the newest summary we were told speaks for what is left out."""
+        """Return the agent's own list, trimmed if it does not fit.
+
+        The newest summary received from the service then stands for the omitted messages.
+        """
         total = compressor.tokens(own)
-        if total <= _cap(room) and own and not validation_errors(own):
+        if total <= _max_tokens(budget) and own and not validation_errors(own):
             return Compressed(list(own), total)
         notes = [body for body in own if is_context_note(body)] or self._notes
-        return _fitted(notes, without_notes(own), room, compressor)
+        return _fit(notes, without_notes(own), budget, compressor)
 
 
-def _fitted(
+def _fit(
     notes: Sequence[dict[str, Any]],
     rest: Sequence[dict[str, Any]],
-    room: ContextBudget,
+    budget: ContextBudget,
     compressor: Compressor,
 ) -> Compressed:
-    """The rest in what the notes leave of the room, with the notes in their place; without them where both do not fit."""
+    """Trim the messages to the budget that the notes leave, and insert the notes.
+
+    If both do not fit, the notes are left out.
+    """
     if notes:
         notes_tokens = compressor.tokens(notes)
-        left = max(0, _cap(room) - notes_tokens)
-        budget_tokens = -(-left * 5 // EMERGENCY_FIFTHS) if room.is_emergency else left
+        left = max(0, _max_tokens(budget) - notes_tokens)
+        budget_tokens = -(-left * 5 // EMERGENCY_FIFTHS) if budget.is_emergency else left
         try:
-            fitted = compressor.compress(rest, budget_tokens, is_emergency=room.is_emergency)
+            fitted = compressor.compress(rest, budget_tokens, is_emergency=budget.is_emergency)
         except CannotFit:
-            return compressor.compress(rest, room.budget_tokens, is_emergency=room.is_emergency)
+            return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)
         systems = len(leading_systems(fitted.messages))
         messages = [*fitted.messages[:systems], *notes, *fitted.messages[systems:]]
         return replace(fitted, messages=messages, tokens=fitted.tokens + notes_tokens)
-    return compressor.compress(rest, room.budget_tokens, is_emergency=room.is_emergency)
+    return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)
 
 
-def _cap(room: ContextBudget) -> int:
-    return room.budget_tokens * EMERGENCY_FIFTHS // 5 if room.is_emergency else room.budget_tokens
+def _max_tokens(budget: ContextBudget) -> int:
+    return (
+        budget.budget_tokens * EMERGENCY_FIFTHS // 5
+        if budget.is_emergency
+        else budget.budget_tokens
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _TooLong:
-    """A call told that its messages are too long, by an error or in its answer."""
+    """An overflow of the model's window, reported by an error or in an answer."""
 
     overflow: Overflow
     cause: Exception | None
 
     def error(self, *, after: "_TooLong") -> ContextOverflow:
-        """What the agent is told, with the provider's own error as its cause."""
+        """Return the error for the agent, with the provider's error as its cause."""
         error = ContextOverflow(
             limit_tokens=self.overflow.limit_tokens or after.overflow.limit_tokens,
             tokens=self.overflow.tokens or after.overflow.tokens,
@@ -327,13 +359,13 @@ class _TooLong:
         return error
 
 
-def _left_of(window_tokens: int, asked: _Asked) -> int:
+def _message_budget(window_tokens: int, call_budget: CallBudget) -> int:
     return budget_of(
         max_tokens=None,
         model_window=window_tokens,
         policy=Policy(),
-        tools_tokens=asked.tools_tokens,
-        max_output_tokens=asked.output_tokens,
+        tools_tokens=call_budget.tools_tokens,
+        max_output_tokens=call_budget.output_tokens,
     )
 
 
@@ -343,7 +375,7 @@ def _windows() -> ModelWindows:
 
 
 def _as_json(message: Any) -> dict[str, Any]:
-    """A message as a dictionary; those that libraries make of answers are turned into one."""
+    """Return a message as a dictionary; model objects of libraries are converted."""
     if isinstance(message, Mapping):
         return dict[str, Any](message)
     dump = getattr(message, "model_dump", None)

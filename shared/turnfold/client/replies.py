@@ -1,4 +1,4 @@
-"""What a client is told, as values."""
+"""The answers of the services as values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ _ERRORS: dict[str, type[RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A version of the summary: prose, its sections, and the exact values carried beside it."""
+    """A version of the summary: its text, its sections and its ledger of exact values."""
 
     version: int
     kind: str
@@ -40,26 +40,29 @@ class Summary:
     in_force: bool | None = None
 
     @classmethod
-    def of(cls, told: Fields) -> Self:
-        """The summary in an answer; `in_force` is None where the answer does not say."""
+    def of(cls, answer: Fields) -> Self:
+        """Read the summary from an answer; `in_force` is None if the answer does not contain it."""
         return cls(
-            version=told["version"],
-            kind=told.get("kind") or "",
-            text=told.get("text") or "",
-            tokens=told.get("tokens") or 0,
-            style=told.get("style"),
-            model=told.get("model"),
-            sections=told.get("sections") or {},
-            ledger=tuple(str(entry) for entry in told.get("ledger") or ()),
-            covers=told.get("covers") or {},
-            created_at=told.get("created_at"),
-            in_force=told.get("in_force"),
+            version=answer["version"],
+            kind=answer.get("kind") or "",
+            text=answer.get("text") or "",
+            tokens=answer.get("tokens") or 0,
+            style=answer.get("style"),
+            model=answer.get("model"),
+            sections=answer.get("sections") or {},
+            ledger=tuple(str(entry) for entry in answer.get("ledger") or ()),
+            covers=answer.get("covers") or {},
+            created_at=answer.get("created_at"),
+            in_force=answer.get("in_force"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where every message of the session is: shown + folded + covered + pending_shown + pending_digested = total."""
+    """The session's messages by state and treatment.
+
+    shown + folded + covered + pending_shown + pending_digested = total.
+    """
 
     total: int = 0
     shown: int = 0
@@ -72,19 +75,20 @@ class Account:
     synthesised: int = 0
 
     @classmethod
-    def of(cls, told: Fields) -> Self:
-        """The account in an answer."""
-        return cls(**{name: told.get(name) or 0 for name in cls.__slots__})
+    def of(cls, answer: Fields) -> Self:
+        """Read the account from an answer."""
+        return cls(**{name: answer.get(name) or 0 for name in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the model should see next.
+    """The model's next input.
 
-    `messages` are as many dictionaries as there are `message_ids`, in the order in which they may be sent; an id is None
-    for what is no stored message, and a list where several messages became one. `system` is the system text of the
-    Anthropic shape, where it stands apart. `tokens` is counted for the model that was named, the summary included. `fresh` says
-    that everything published up to the freshness token is in it. `raw` is the whole answer.
+    `messages` and `message_ids` have the same length. Messages may be sent in this order. An id is
+    None if the message is not stored, and a list if several messages were merged. `system` is the
+    separate system text of the Anthropic format. `tokens` includes the summary and is counted for
+    the requested model. `fresh` means that the window includes all events up to the freshness
+    token. `raw` is the whole answer.
     """
 
     agent_id: str
@@ -101,28 +105,31 @@ class Window:
     raw: Fields = field(repr=False)
 
     @classmethod
-    def of(cls, told: Fields) -> Self:
-        """The window in an answer of `context.get`."""
-        window, summary = told.get("window") or {}, told.get("summary")
+    def of(cls, answer: Fields) -> Self:
+        """Read the window from an answer to `context.get`."""
+        window, summary = answer.get("window") or {}, answer.get("summary")
         return cls(
-            agent_id=told["agent_id"],
-            session_id=told["session_id"],
-            messages=list(told["messages"]),
-            message_ids=list(told.get("message_ids") or ()),
+            agent_id=answer["agent_id"],
+            session_id=answer["session_id"],
+            messages=list(answer["messages"]),
+            message_ids=list(answer.get("message_ids") or ()),
             summary=Summary.of(summary) if summary else None,
             tokens=window.get("tokens") or 0,
             budget_tokens=window.get("budget_tokens"),
-            account=Account.of(told.get("account") or {}),
-            fresh=bool(told.get("fresh")),
-            etag=told.get("etag") or "",
-            system=told.get("system"),
-            raw=told,
+            account=Account.of(answer.get("account") or {}),
+            fresh=bool(answer.get("fresh")),
+            etag=answer.get("etag") or "",
+            system=answer.get("system"),
+            raw=answer,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message of the history as it was published; `state` is live, pending or covered, `score` that of a search."""
+    """One original message of the history.
+
+    `state` is live, pending or covered. `score` is set by a search.
+    """
 
     message_id: str
     position: int
@@ -131,54 +138,62 @@ class StoredMessage:
     score: float | None = None
 
     @classmethod
-    def of(cls, told: Fields) -> Self:
-        """The message in an entry of `history.get` or `history.search`."""
+    def of(cls, answer: Fields) -> Self:
+        """Read the message from an entry of `history.get` or `history.search`."""
         return cls(
-            told["message_id"], told["position"], told["state"], told["message"], told.get("score")
+            answer["message_id"],
+            answer["position"],
+            answer["state"],
+            answer["message"],
+            answer.get("score"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """Some of the history in order; `next_position` goes into the next request and is None at the end."""
+    """A page of the history, in order.
+
+    `next_position` is the start of the next page, and None at the end.
+    """
 
     messages: tuple[StoredMessage, ...]
     next_position: int | None
 
     @classmethod
-    def of(cls, told: Fields) -> Self:
-        """The page in an answer of `history.get`."""
+    def of(cls, answer: Fields) -> Self:
+        """Read the page from an answer to `history.get`."""
         return cls(
-            tuple(StoredMessage.of(entry) for entry in told["messages"]), told.get("next_position")
+            tuple(StoredMessage.of(entry) for entry in answer["messages"]),
+            answer.get("next_position"),
         )
 
 
-def read(of: Callable[[Fields], Read], told: Fields) -> Read:
-    """An answer as a value.
+def read(of: Callable[[Fields], Read], answer: Fields) -> Read:
+    """Convert an answer to a value.
 
     Raises:
-        Unavailable: something in it is not as the contract says, so somebody else replied.
+        Unavailable: the answer does not follow the contract, so another program sent it.
     """
     try:
-        return of(told)
+        return of(answer)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Unavailable(
-            "the reply to this request is none of Turnfold's: somebody else on the bus replies to it"
+            "reply does not follow the contract; another program on the bus answers this subject"
         ) from error
 
 
-def error_from_json(told: Mapping[str, Any]) -> RequestError:
-    """The error an answer speaks of, as an exception."""
-    message = str(told.get("message") or told.get("code"))
-    if told.get("code") == CannotFit.code:
+def error_from_json(error_json: Mapping[str, Any]) -> RequestError:
+    """Convert the error of an answer to an exception."""
+    message = str(error_json.get("message") or error_json.get("code"))
+    if error_json.get("code") == CannotFit.code:
         return CannotFit(
             message,
-            needed_tokens=told.get("needed_tokens"),
-            needed_messages=told.get("needed_messages"),
+            needed_tokens=error_json.get("needed_tokens"),
+            needed_messages=error_json.get("needed_messages"),
         )
-    if told.get("code") == Unavailable.code:
-        retry_after_ms = told.get("retry_after_ms")
+    if error_json.get("code") == Unavailable.code:
+        retry_after_ms = error_json.get("retry_after_ms")
         return Unavailable(
             message, retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None
         )
-    return _ERRORS.get(str(told.get("code")), RequestError)(message)
+    return _ERRORS.get(str(error_json.get("code")), RequestError)(message)

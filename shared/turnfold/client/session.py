@@ -1,30 +1,53 @@
-"""One conversation as an agent uses it: publish, ask, and look back."""
+"""A session as an agent uses it: publish, query, inspect and control one conversation."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
-from turnfold.client.events import Receipt, new_event_id, result_event, turn_event
+from turnfold.client.events import (
+    OutgoingEvent,
+    Receipt,
+    new_event_id,
+    result_event,
+    session_key,
+    turn_event,
+)
 from turnfold.client.replies import HistoryPage, StoredMessage, Summary, Window, read
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import TooLarge
 from turnfold.messages import Json, SessionId, SessionKey
 
-if TYPE_CHECKING:
-    from turnfold.client.client import Client
-
 CONTEXT_WAIT_MS = 250
-PAGE = 200
-MOST_ID_BYTES = 256
+PAGE_MESSAGES = 200
+MAX_ID_BYTES = 256
+
+
+class SessionTransport(Protocol):
+    """The part of `Client` that a session uses."""
+
+    def newest_seq(self, key: SessionKey) -> int:
+        """Return the freshness token of the newest event published for the session, or 0."""
+        ...
+
+    async def publish(self, event: OutgoingEvent) -> Receipt:
+        """Publish one event."""
+        ...
+
+    async def ask(
+        self, subject: str, request: Json, *, patience_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Send one request and return its answer."""
+        ...
 
 
 class Session:
-    """A conversation of an agent. What was published through this client is in the windows it asks for.
+    """One conversation of an agent.
 
-    Every method raises the errors of `turnfold.errors.RequestError`; `Unavailable` when nobody answers.
+    Windows include everything that this client has published before. Every method raises the
+    subclasses of `turnfold.errors.RequestError`, among them `Unavailable` if no service answers.
     """
 
-    def __init__(self, client: "Client", key: SessionKey) -> None:
+    def __init__(self, client: SessionTransport, key: SessionKey) -> None:
         self._client = client
         self.key = key
 
@@ -32,17 +55,18 @@ class Session:
         return f"Session({self.key.agent_id!r}, {self.key.session_id!r})"
 
     def subsession(self, name: str | None = None) -> "Session":
-        """The session of a sub-agent of this one: another conversation of the same agent, by default a new one each time.
+        """Return the session of a sub-agent: another conversation of the same agent.
 
-        Its id is this session's, a slash and the name; where that is too long for an id, this session's is digested.
+        Its id is this session's id, a slash and the name. Without a name, each call makes a new
+        one. If the result is too long for an id, this session's id is replaced by its hash.
 
         Raises:
-            BadRequest: the name is no part of an id.
+            BadRequest: the name cannot be part of an id.
         """
         own, name = self.key.session_id, name if name is not None else new_event_id()
-        if len(f"{own}/{name}".encode()) > MOST_ID_BYTES:
+        if len(f"{own}/{name}".encode()) > MAX_ID_BYTES:
             own = SessionId(blake2b(own.encode(), digest_size=16).hexdigest())
-        return self._client.session(self.key.agent_id, f"{own}/{name}")
+        return Session(self._client, session_key(self.key.agent_id, f"{own}/{name}"))
 
     # --- publish
 
@@ -56,19 +80,20 @@ class Session:
         metadata: Json | None = None,
         event_id: str | None = None,
     ) -> Receipt:
-        """Publish the OpenAI chat messages of a turn; returns when the stream has them.
+        """Publish the OpenAI chat messages of a turn; return when the stream has stored them.
 
-        `usage` is what the provider reported, `is_meta` says that the user messages were made by a machine. The event
-        id is made here; give one of your own to publish the same event again after an error.
+        `usage` is the provider's usage report. `is_meta` marks user messages that a program wrote.
+        By default the event gets a new id. Pass your own to publish the same event again after an
+        error.
         """
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "model": model,
             "usage": usage,
             "is_meta": is_meta,
             "metadata": metadata,
             "event_id": event_id,
         }
-        return await self._client.publish(turn_event(self.key, messages, **given))
+        return await self._client.publish(turn_event(self.key, messages, **fields))
 
     async def tool_result(
         self,
@@ -80,14 +105,14 @@ class Session:
         metadata: Json | None = None,
         event_id: str | None = None,
     ) -> Receipt:
-        """Publish what a tool returned as soon as it did; the call itself may be published later."""
-        given: dict[str, Any] = {
+        """Publish the result of a tool call; the call itself may be published later."""
+        fields: dict[str, Any] = {
             "name": name,
             "is_error": is_error,
             "metadata": metadata,
             "event_id": event_id,
         }
-        return await self._client.publish(result_event(self.key, tool_call_id, content, **given))
+        return await self._client.publish(result_event(self.key, tool_call_id, content, **fields))
 
     # --- ask
 
@@ -109,16 +134,18 @@ class Session:
         wait_ms: int | None = None,
         known: Window | None = None,
     ) -> Window:
-        """What the model should see next: the summary, and the messages after it.
+        """Return the model's next input: the summary and the messages after it.
 
-        Sizes are tokens. `after` is a freshness token; without it, it is that of the newest event published for this
-        session through this client, and the answer waits up to `wait_ms` (at most 5,000) until that event is stored.
-        `known` is a window asked for in the same way before: it comes back itself when nothing has changed.
-        `format` "anthropic" puts the messages into the shape of that interface and the system text into `Window.system`.
-        `as_of` shows the window as it was: a version of the summary, a message id, or a time of RFC 3339.
+        Sizes are tokens. `after` is a freshness token. By default it is that of the newest event
+        that this client published for the session. The service waits at most `wait_ms` (limit
+        5,000) until that event is stored. `known` is a window from an earlier call with the same
+        options: it is returned itself if nothing has changed. With `format` "anthropic", messages
+        have the shape of that API, and the system text is in `Window.system`. `as_of` returns an
+        earlier window: by summary version, message id or RFC 3339 time.
 
         Raises:
-            CannotFit: nothing sendable is as small as that; ask again with its `needed_tokens` or `needed_messages`.
+            CannotFit: no valid window is that small. Retry with its `needed_tokens` or
+                `needed_messages`.
         """
         after = after if after is not None else self._client.newest_seq(self.key)
         fields: dict[str, Any] = {
@@ -144,7 +171,7 @@ class Session:
         return read(Window.of, answer)
 
     async def status(self) -> dict[str, Any]:
-        """The counters of the session: its messages by state, tokens, policy and the version in force."""
+        """Return the session's counters: messages by state, tokens, policy and version in force."""
         return await self.ask("session.get")
 
     # --- look back
@@ -156,7 +183,7 @@ class Session:
         limit: int | None = None,
         message_ids: Sequence[str] | None = None,
     ) -> HistoryPage:
-        """A page of the originals, or the ones with these ids, whatever their state."""
+        """Return a page of the original messages, or those with these ids, in any state."""
         wanted = list(message_ids) if message_ids is not None else None
         return read(
             HistoryPage.of,
@@ -167,9 +194,13 @@ class Session:
         )
 
     async def originals(self) -> AsyncIterator[StoredMessage]:
-        """Every message of the session, oldest first, a page at a time; pages shrink where messages are large."""
+        """Iterate over all messages of the session, oldest first.
+
+        Messages are fetched in pages. A page that is too large is requested again with a smaller
+        limit.
+        """
         position: int | None = None
-        limit = PAGE
+        limit = PAGE_MESSAGES
         while True:
             try:
                 page = await self.history(after_position=position, limit=limit)
@@ -185,39 +216,42 @@ class Session:
             position = page.next_position
 
     async def search(self, q: str, *, limit: int | None = None) -> list[StoredMessage]:
-        """The messages that speak of this, best first, evicted ones included."""
+        """Return the messages that match a query, best first, including evicted ones."""
         return [
             read(StoredMessage.of, hit)
             for hit in (await self.ask("history.search", {"q": q, "limit": limit}))["hits"]
         ]
 
     async def summaries(self) -> list[Summary]:
-        """All versions of the summary."""
+        """Return all versions of the summary."""
         return [read(Summary.of, entry) for entry in (await self.ask("summary.list"))["summaries"]]
 
     async def summary(self, version: int) -> Summary:
-        """One version of the summary."""
+        """Return one version of the summary."""
         return read(Summary.of, await self.ask("summary.get", {"version": version}))
 
     async def expand(
         self, version: int, *, entry: int | None = None, line: int | None = None
     ) -> dict[str, Any]:
-        """The messages that an entry of a version's ledger, or a line of its text, came from; both count from 0."""
+        """Return the source messages of a ledger entry or of a line of the summary.
+
+        `entry` and `line` count from 0.
+        """
         return await self.ask("summary.expand", {"version": version, "entry": entry, "line": line})
 
     async def audit(
         self, *, after: int | None = None, limit: int | None = None
     ) -> list[dict[str, Any]]:
-        """Audit rows in the order in which they were written, from behind the row `after`."""
+        """Return audit rows in the order in which they were written, after the row `after`."""
         rows: list[dict[str, Any]] = (
             await self.ask("audit.list", {"after": after, "limit": limit})
         )["audit"]
         return rows
 
     async def audit_trail(self) -> AsyncIterator[dict[str, Any]]:
-        """Every audit row of the session, a page at a time."""
+        """Iterate over all audit rows of the session, fetched in pages."""
         after: int | None = None
-        while rows := await self.audit(after=after, limit=PAGE):
+        while rows := await self.audit(after=after, limit=PAGE_MESSAGES):
             for row in rows:
                 yield row
             after = rows[-1]["audit_id"]
@@ -225,7 +259,7 @@ class Session:
     # --- steer
 
     async def compact(self) -> str | int | None:
-        """Ask for a compaction now; its id, or None when there is nothing to evict."""
+        """Request a compaction now; return its id, or None if there is nothing to evict."""
         compaction_id: str | int | None = (await self.ask("compaction.request"))["compaction_id"]
         return compaction_id
 
@@ -233,14 +267,17 @@ class Session:
         """Undo a compaction: its messages are live again.
 
         Raises:
-            Conflict: a newer version covers part of it; restore that one first.
+            Conflict: a newer version covers part of it. Restore that one first.
         """
         return await self.ask("compaction.restore", {"compaction_id": compaction_id})
 
     async def regenerate(
         self, *, model: str | None = None, style: str | None = None, from_version: int | None = None
     ) -> dict[str, Any]:
-        """Have the summary written anew in the background; the old version stays in force until the new is promoted."""
+        """Request a new summary, written in the background.
+
+        The old version stays in force until the new one is promoted.
+        """
         return await self.ask(
             "summary.regenerate", {"model": model, "style": style, "from_version": from_version}
         )
@@ -256,19 +293,26 @@ class Session:
         preset: str | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Set how this session is compacted: `mode` off, manual or auto; a preset by name; numbers that differ from it."""
+        """Set the compaction policy of this session.
+
+        `mode` is off, manual or auto. `preset` is a policy's name. `overrides` are settings that
+        differ from it.
+        """
         return await self.ask(
             "session.policy", {"mode": mode, "preset": preset, "overrides": overrides}
         )
 
     async def erase(self) -> dict[str, Any]:
-        """Erase the session with all that was derived from it; there is no way back."""
+        """Erase the session and everything derived from it; this cannot be undone."""
         return await self.ask("session.erase")
 
     async def ask(
         self, name: str, fields: Json | None = None, *, patience_seconds: float = 0.0
     ) -> dict[str, Any]:
-        """Ask any request of the contract about this session, such as `session.get`; the answer as it came."""
+        """Send any request of the contract about this session and return the answer unchanged.
+
+        `name` is the request's name, such as `session.get`.
+        """
         return await self._client.ask(
             session_subject(name, self.key), fields or {}, patience_seconds=patience_seconds
         )

@@ -1,4 +1,4 @@
-"""A task that a second agent does in a conversation of its own, and that ends with a text whatever becomes of it."""
+"""Sub-agents: a task in a session of its own that always ends with a text for its parent."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,15 +9,18 @@ from turnfold.client.session import Session
 from turnfold.errors import ContextOverflow
 
 ENDED: Final = (
-    "The sub-task was ended before it was done: its conversation became too long for its model, also after it was shortened. "
-    "Divide it into smaller sub-tasks, or go on without it."
+    "The sub-task was ended before it was done: its conversation became too long for its model, "
+    "also after it was shortened. Divide it into smaller sub-tasks, or go on without it."
 )
-FAILED: Final = "The sub-task was ended before it was done: its conversation became too long, and the shorter attempt failed ({error})."
+FAILED: Final = (
+    "The sub-task was ended before it was done: its conversation became too long, "
+    "and the shorter attempt failed ({error})."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SubagentResult:
-    """The sub-agent did its task; `text` is its result."""
+    """The result of a sub-agent that finished its task, in `text`."""
 
     text: str
     session: Session
@@ -25,7 +28,10 @@ class SubagentResult:
 
 @dataclass(frozen=True, slots=True)
 class SubagentFailure:
-    """The sub-agent could not go on; `text` says so to the parent's model, and `error` is what happened."""
+    """The failure of a sub-agent.
+
+    `text` explains it to the parent's model, and `error` is the cause.
+    """
 
     text: str
     session: Session
@@ -40,12 +46,13 @@ async def run_subagent(
     name: str | None = None,
     **options: Any,
 ) -> SubagentResult | SubagentFailure:
-    """Have `work` done beside a parent's conversation; its result, or the text that it ended.
+    """Run `work` in a session of its own, and return its result or the reason why it ended.
 
-    `work` is given a `Recovering` around `call` and the sub-agent's own session (`parent.subsession(name)`), publishes
-    there, and returns the text of its result. `options` are those of `Recovering`. A call that overflows twice, or whose
-    second attempt fails, ends the task; the parent's list and session are not touched by either. Any other error of
-    `work` rises as it is.
+    `work` receives a `ContextRecovery` around `call` and the sub-agent's session
+    (`parent.subsession(name)`). It publishes to that session and returns the text of its result.
+    `options` are passed to `ContextRecovery`. A call that overflows twice, or whose second attempt
+    fails, ends the task. Neither changes the parent's messages and session. Any other error of
+    `work` is raised unchanged.
     """
     session = parent.subsession(name)
     complete = ContextRecovery(call, session, **options)

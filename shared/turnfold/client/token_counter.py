@@ -1,4 +1,4 @@
-"""Counting in the agent: with the tokenizer where it is installed, else by estimate."""
+"""Token counts on the agent's side: with the tokenizer if it is installed, else an estimate."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,9 +11,10 @@ from turnfold.model_info.tokenizer import load_counter
 
 @cache
 def counter() -> Callable[[str], int]:
-    """What counts the tokens of a text here; about 0.2 s and 33 MB the first time in a process, where toktok is installed.
+    """Return the function that counts the tokens of a text in this process.
 
-    Without it this is an estimate, a tenth too high rather than too low.
+    If toktok is installed, the first call takes about 0.2 s and 33 MB. Otherwise the count is an
+    estimate, which is about a tenth too high rather than too low.
     """
     try:
         return load_counter()
@@ -22,5 +23,5 @@ def counter() -> Callable[[str], int]:
 
 
 async def load() -> Callable[[str], int]:
-    """The same, with nobody waiting for the vocabulary but the caller."""
+    """Return `counter()`, loaded in a thread so that the event loop is not blocked."""
     return await asyncio.to_thread(counter)

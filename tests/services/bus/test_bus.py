@@ -239,7 +239,7 @@ async def test_the_bus_is_encrypted_with_certificates_of_ones_own(
         broker = NatsBroker(**broker_options(settings, "test"), logger=None)
         async with turnfold.connect(url, environ=environ) as client, broker:
             await broker.start()
-            with pytest.raises(Unavailable, match="nobody answers"):
+            with pytest.raises(Unavailable, match="no service answers"):
                 await client.session("support", "s").context()
         await plain.close()
 

@@ -288,7 +288,7 @@ async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
 
     assert child.returncode == 1
     assert err.decode().splitlines() == [
-        "turnfold: no server answers at nats://127.0.0.1:1: start one with `turnfold up`, or set TURNFOLD_NATS_URL"
+        "turnfold: no server answers at nats://127.0.0.1:1; start one with `turnfold up`, or set TURNFOLD_NATS_URL"
     ]
 
 

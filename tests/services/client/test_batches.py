@@ -98,7 +98,7 @@ async def test_a_batch_that_cannot_go_whole_leaves_nothing(server: NatsServer, b
     batch = [*events(5), event("large", says="x" * 100_000), *events(5, "later")]
 
     async with turnfold.connect(server.url) as client:
-        with pytest.raises(TooLarge, match="more than the server carries"):
+        with pytest.raises(TooLarge, match="larger than the NATS server accepts"):
             await client.publish_batch(batch)
         assert await stored(bus) == []
         receipts = await client.publish_batch([one for one in batch if one.event_id != "large"])
