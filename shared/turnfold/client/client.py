@@ -170,7 +170,7 @@ class Client:
         """
         requested = list(events)
         if len(requested) > BATCH_EVENTS:
-            raise TooLarge(f"{len(requested)} events; publish at most {BATCH_EVENTS} at unique")
+            raise TooLarge(f"{len(requested)} events; publish at most {BATCH_EVENTS} at once")
         if self._buffer is not None and any(self._buffer.holds(event.key) for event in requested):
             raise Unavailable(
                 "earlier events of one of these sessions wait for the bus; publish the batch later"
