@@ -229,6 +229,16 @@ class StateRules(Walk):
             lambda model: model.restore(key, chosen, self.now_ms),
         )
 
+    @precondition(lambda self: self.keys_with_versions())
+    @rule(data=st.data(), is_restored=st.booleans())
+    def promote_and_go_on(self, data: st.DataObject, is_restored: bool) -> None:
+        """Let a worker write the next version on one that was promoted, perhaps after a restore."""
+        if is_restored:
+            self.restore(data, is_newest=True)
+        self.promote(data, is_sure=True)
+        self.let_time_pass(1_000)
+        self.claim(3, "They spoke.", is_quick=True)
+
     def versions_of(self, key: SessionKey) -> list[int]:
         session = self.seen.sessions.get(key)
         return [version.version for version in session.versions] if session else []
