@@ -107,6 +107,7 @@ class SessionSeen:
     reigns: tuple[tuple[int, int | None], ...] = ()
     model_rests: tuple[int, int, str | None] = (0, 0, None)
     held_to_tokens: int = 0
+    rounds: int = 0
     compaction_ids: tuple[CompactionId, ...] = ()
 
 
@@ -410,6 +411,7 @@ def _seen(connection: Connection) -> StoreSnapshot:
             reigns=tuple((one.at_ms, one.version) for one in reigns if one.sid == row.sid),
             model_rests=(row.failures, row.cooldown_until_ms, row.cooldown_reason),
             held_to_tokens=row.held_to_tokens,
+            rounds=row.rounds,
             compaction_ids=tuple(CompactionId(str(one.compaction_id)) for one in mine),
         )  # fmt: skip
 

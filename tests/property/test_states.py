@@ -123,6 +123,7 @@ def of_database(session: SessionSeen) -> dict[str, Any]:
         "activations": list(session.reigns),
         "cooldown": session.model_rests,
         "held_to_tokens": session.held_to_tokens,
+        "rounds": session.rounds,
     }  # fmt: skip
 
 
@@ -151,6 +152,7 @@ def of_model(state: SessionState) -> dict[str, Any]:
         "activations": state.activations,
         "cooldown": (state.failures, state.cooldown_until_ms, state.cooldown_reason),
         "held_to_tokens": state.held_to_tokens,
+        "rounds": state.rounds,
     }  # fmt: skip
 
 
