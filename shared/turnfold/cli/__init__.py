@@ -8,12 +8,15 @@ from turnfold.errors import TurnfoldError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and end the process: 0 done, 1 failed (one line says what to do), 2 wrong usage."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # What any command or service writes is for its owner alone: the database, logs, streams and keys.
+    """Run one command and exit: 0 on success, 1 on failure, 2 on wrong usage.
+
+    A failure prints one line that says what to do.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Databases, logs, streams and keys are readable by their owner alone.
     os.umask(0o077)
     try:
-        sys.exit(_run(given))
+        sys.exit(_run(words))
     except TurnfoldError as error:
         sys.stderr.write(f"turnfold: {' '.join(str(error).split())}\n")
         sys.exit(1)
@@ -21,13 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _run(given: list[str]) -> int:
+def _run(words: list[str]) -> int:
     from turnfold.cli.services import SERVICES
 
-    # Three of these start together under `turnfold up`; without options they need no parser, which takes a third of a second.
-    if len(given) == 1 and given[0] in SERVICES:
-        return SERVICES[given[0]]()
+    # `turnfold up` starts three services at once. Without options they skip the parser, which
+    # takes a third of a second to load.
+    if len(words) == 1 and words[0] in SERVICES:
+        return SERVICES[words[0]]()
     from turnfold.cli.application import application
 
-    application(given)(args=given, prog_name="turnfold")
+    application(words)(args=words, prog_name="turnfold")
     return 0

@@ -1,4 +1,7 @@
-"""The command line: every module of this package adds its commands with `register`."""
+"""The command line application.
+
+Every module of this package adds its commands with a function `register`.
+"""
 
 import importlib
 import pkgutil
@@ -12,7 +15,7 @@ from turnfold.cli.services import SERVICES
 
 
 def application(arguments: Sequence[str] = ()) -> typer.Typer:
-    """The command line with all that these arguments may need."""
+    """Build the application with all commands that these arguments may need."""
     app = typer.Typer(
         name="turnfold",
         help="Background compaction for LLM agents.",
@@ -22,12 +25,12 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_options)
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
-    # What runs the system starts without loading the other commands.
+    # Services and `up` start faster without the modules of the other commands.
     is_running = command == "up" or command in SERVICES
     for name in (
         ["run"]
         if is_running
-        else sorted(found.name for found in pkgutil.iter_modules(turnfold.cli.__path__))
+        else sorted(module.name for module in pkgutil.iter_modules(turnfold.cli.__path__))
     ):
         if not name.startswith("_"):
             register = getattr(importlib.import_module(f"turnfold.cli.{name}"), "register", None)
@@ -48,7 +51,7 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show the version and end."
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:

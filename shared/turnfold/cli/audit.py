@@ -1,4 +1,4 @@
-"""`turnfold audit`: what happened to a session and why; `turnfold audit verify`: whether anybody changed that record."""
+"""`turnfold audit` shows the audit log, and `turnfold audit verify` verifies its hash chain."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AuditCheck:
-    """What a look at one session's chain showed; `verdict` is `intact` or says where it breaks."""
+    """The result of verifying one session; `verdict` is `intact` or describes the first fault."""
 
     agent_id: str
     session_id: str
@@ -49,35 +49,41 @@ def audit(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[verify] [AGENT SESSION]", help="One session; without it, the newest 1,000."
+            metavar="[verify] [AGENT SESSION]", help="One session (default: the newest 1,000)."
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="The newest so many rows; 0 shows all.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Show at most this many rows, the newest; 0 shows all.")
+    ] = 50,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """Tell what happened to one session or to all, or verify that nobody changed the record.
+    """Show the audit log, or verify its hash chain.
 
-    `verify` recomputes the hash chain of each session and ends with status 1 where a row was changed, left out or cut off.
+    `verify` recomputes the hash chain of each session.
+    It exits with status 1 if a row was changed, omitted or cut off.
     """
-    given = words or []
-    is_verify = given[:1] == ["verify"] and len(given) != 2
-    session = given[1:] if is_verify else given
+    arguments = words or []
+    is_verify = arguments[:1] == ["verify"] and len(arguments) != 2
+    session = arguments[1:] if is_verify else arguments
     if len(session) not in (0, 2):
-        raise typer.BadParameter("give an agent and a session, or neither")
+        raise typer.BadParameter("specify AGENT SESSION, or neither")
     if is_verify:
-        verdicts = asyncio.run(_verdicts(session))
+        checks = asyncio.run(_verdicts(session))
         print_rows(
             "audit",
             VERDICT_COLUMNS,
-            (asdict(one) for one in verdicts),
+            (asdict(check) for check in checks),
             as_json=as_json,
             empty="No sessions to verify.",
         )
-        broken = [one for one in verdicts if one.verdict != INTACT]
+        broken = [check for check in checks if check.verdict != INTACT]
         if broken:
-            names = ", ".join(f"{one.agent_id} {one.session_id}" for one in broken[:3])
+            names = ", ".join(f"{check.agent_id} {check.session_id}" for check in broken[:3])
             typer.echo(
-                f"turnfold: the audit of {names} was changed: compare it with a backup and with the notices",
+                f"turnfold: the audit of {names} was changed;"
+                " compare it with a backup and with the notices",
                 err=True,
             )
             raise typer.Exit(1)
@@ -92,7 +98,7 @@ def audit(
             columns,
             rows[-limit:] if limit else rows,
             as_json=as_json,
-            empty="Nothing happened yet.",
+            empty="No audit rows yet.",
         )
 
 
@@ -109,21 +115,26 @@ async def _verdicts(session: Sequence[str]) -> list[AuditCheck]:
 
 
 async def _verdict(client: Client, key: tuple[str, str]) -> AuditCheck:
-    """The end of the chain is asked for first: what is written meanwhile must not look like a break.
+    """Verify the chain of one session.
 
-    Nor may what somebody added pass for written meanwhile: rows beyond that end have to be known by the session afterwards.
+    The end of the chain is read before the rows, because a row that is written meanwhile must not
+    look like a fault. It is read again if there are more rows, because forged rows at the end must
+    not pass for new ones.
     """
     end = await _end(client, key)
     rows = await _trail(client, key)
-    fault = chain_fault(rows, rows_told=end.get("rows"), hash_told=end.get("hash"))
+    fault = chain_fault(rows, stored_rows=end.get("rows"), stored_hash=end.get("hash"))
     if fault is None and len(rows) > end.get("rows", len(rows)):
         later = await _end(client, key)
-        fault = chain_fault(rows, rows_at_most=later.get("rows"))
+        fault = chain_fault(rows, max_rows=later.get("rows"))
     return AuditCheck(*key, rows=len(rows), verdict=fault or INTACT)
 
 
 async def _end(client: Client, key: tuple[str, str]) -> Row:
-    """What the session says of the end of its chain; nothing where it was erased, which leaves its audit behind."""
+    """Return the end of the chain from the session row; empty for an erased session.
+
+    The audit rows of an erased session stay.
+    """
     try:
         end: Row = (await client.session(*key).status()).get("audit") or {}
     except UnknownSession:
@@ -134,13 +145,14 @@ async def _end(client: Client, key: tuple[str, str]) -> Row:
 def chain_fault(
     rows: Sequence[Row],
     *,
-    rows_told: int | None = None,
-    hash_told: str | None = None,
-    rows_at_most: int | None = None,
+    stored_rows: int | None = None,
+    stored_hash: str | None = None,
+    max_rows: int | None = None,
 ) -> str | None:
-    """Where the chain of a session breaks, or None; `rows_told` and `hash_told` are what its session row says of the end.
+    """Return a description of the first fault in a session's chain, or None.
 
-    `rows_at_most` is what it says after the rows were read: there cannot be more.
+    `stored_rows` and `stored_hash` come from the session row, read before the audit rows.
+    `max_rows` is the number of rows it names after that; there cannot be more.
     """
     hashes = [""]
     for ordinal, row in enumerate(rows, start=1):
@@ -149,17 +161,17 @@ def chain_fault(
         if row_hash(hashes[-1], _sealed(row)) != row["hash"]:
             return f"row {ordinal} was changed"
         hashes.append(row["hash"])
-    if rows_told is not None and rows_told > len(rows):
-        return f"the end is cut off: {rows_told} rows were written, {len(rows)} are there"
-    if rows_at_most is not None and len(rows) > rows_at_most:
-        return f"row {rows_at_most + 1} was added: {rows_at_most} rows were written, {len(rows)} are there"
-    if rows_told is not None and hash_told is not None and hashes[rows_told] != hash_told:
-        return f"row {rows_told} is another than the session remembers"
+    if stored_rows is not None and stored_rows > len(rows):
+        return f"the end is cut off: {stored_rows} rows were written, {len(rows)} are there"
+    if max_rows is not None and len(rows) > max_rows:
+        return f"row {max_rows + 1} was added: {max_rows} rows were written, {len(rows)} are there"
+    if stored_rows is not None and stored_hash is not None and hashes[stored_rows] != stored_hash:
+        return f"row {stored_rows} differs from the hash in the session row"
     return None
 
 
 def _sealed(row: Row) -> Row:
-    """The row as it was sealed, where a compaction id was a number."""
+    """Return the row as it was hashed, with a numeric compaction id as a number."""
     compaction_id = row["compaction_id"]
     is_digits = isinstance(compaction_id, str) and compaction_id.isdigit()
     return row | {"compaction_id": int(compaction_id)} if is_digits else row

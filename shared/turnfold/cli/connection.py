@@ -1,4 +1,4 @@
-"""How a command reaches the running system: over the bus, and where the contract has no request, over HTTP."""
+"""Connections of commands to the running system: over NATS, or over HTTP for the other requests."""
 
 import asyncio
 import http.client
@@ -23,37 +23,40 @@ HTTP_SECONDS = 30
 
 
 class System(NamedTuple):
-    """The system that a command acts on: how it is reached, and how it is named to people."""
+    """The system that a command uses: its settings, and its name in messages."""
 
     settings: Settings
     name: str
 
 
 def system_here(environ: Mapping[str, str] | None = None, *, changes: bool = False) -> System:
-    """Find the system that the environment names: by the URL of its bus, or by the data directory in which it runs.
+    """Find the system that the environment names, by its NATS URL or its data directory.
 
-    With nothing named it is the system that runs in `.turnfold`. The default ports serve reading alone: a command that `changes`
-    something needs a name.
+    If the environment names none, this is the system that runs in `.turnfold`. A command that only
+    reads falls back to the default ports. A command with `changes` requires a name.
 
     Raises:
-        StartError: no system runs in the named directory, nothing is named, or a setting is not valid.
+        StartError: no system runs in the named directory, none is named, or a setting is
+            invalid.
     """
-    found = dict(os.environ if environ is None else environ)
-    settings = read_settings(found)
+    variables = dict(os.environ if environ is None else environ)
+    settings = read_settings(variables)
     if "nats_url" in settings.explicit_names:
         return System(settings, redacted(settings.nats_url))
     if settings.data_dir is not None:
         if running_system(settings.data_dir) is None:
             raise StartError(
-                f"no system runs in {settings.data_dir}; start it with `turnfold up`, or correct TURNFOLD_DATA_DIR or set TURNFOLD_NATS_URL"
+                f"no system runs in {settings.data_dir}; start it with `turnfold up`,"
+                " or correct TURNFOLD_DATA_DIR or set TURNFOLD_NATS_URL"
             )
         return System(settings, _in_directory(settings.data_dir, settings))
     if running_system(DEFAULT_DATA_DIR) is not None:
-        settings = read_settings({**found, "TURNFOLD_DATA_DIR": str(DEFAULT_DATA_DIR)})
+        settings = read_settings({**variables, "TURNFOLD_DATA_DIR": str(DEFAULT_DATA_DIR)})
         return System(settings, _in_directory(DEFAULT_DATA_DIR, settings))
     if changes:
         raise StartError(
-            "no system is named; set TURNFOLD_NATS_URL, or TURNFOLD_DATA_DIR to the data directory of the system that is to be changed"
+            "no system is named; set TURNFOLD_NATS_URL, or TURNFOLD_DATA_DIR"
+            " to the data directory of the system to change"
         )
     return System(settings, f"{redacted(settings.nats_url)}, the default")
 
@@ -69,7 +72,7 @@ def system_to_change() -> System:
 
 @asynccontextmanager
 async def changing(system: System) -> AsyncGenerator[Client, None]:
-    """A client of the system that a command changes; when all is done, the system is named on standard error."""
+    """Yield a client for a command that changes a system; name the system on stderr at the end."""
     async with connected_client(system.settings) as client:
         yield client
     typer.echo(f"system: {system.name}", err=True)
@@ -81,25 +84,27 @@ def _in_directory(path: Path, settings: Settings) -> str:
 
 @asynccontextmanager
 async def connected_client(settings: Settings | None = None) -> AsyncGenerator[Client, None]:
-    """A client of the running system; without `settings` it may be used for reading alone."""
+    """Yield a client for the running system; use it only to read unless `settings` are passed."""
     chosen = settings or system_here().settings
     async with connect(chosen.nats_url, environ=chosen.identity.as_environ()) as client:
         yield client
 
 
 async def http_get(path: str) -> dict[str, Any]:
-    """What the query service answers on HTTP.
+    """Return the query service's answer to an HTTP request.
 
     Raises:
-        RequestError: it answers an error, or nothing answers there.
-        StartError: the bus is named and HTTP is not, so the default port may be that of another system.
+        RequestError: the answer is an error, or no server answers.
+        StartError: the environment names NATS but not HTTP, and the default port may belong to
+            another system.
     """
     chosen = system_here().settings
     if "nats_url" in chosen.explicit_names and {"http_host", "http_port"}.isdisjoint(
         chosen.explicit_names
     ):
         raise StartError(
-            "TURNFOLD_NATS_URL names a system, and this command reads over HTTP; set TURNFOLD_HTTP_HOST and _PORT as well"
+            "this command reads over HTTP, and TURNFOLD_NATS_URL does not name the HTTP server;"
+            " set TURNFOLD_HTTP_HOST and _PORT as well"
         )
     return await asyncio.to_thread(_http_get, chosen.http_url, path, chosen.http_token)
 
@@ -113,13 +118,14 @@ def _http_get(url: str, path: str, token: str | None) -> dict[str, Any]:
             {"Authorization": f"Bearer {token}"} if token is not None else {}
         )
         connection.request("GET", target.path.rstrip("/") + path, headers=headers)
-        told = json.loads(connection.getresponse().read())
+        answer = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unavailable(
-            f"no query service answers at {url}: start the system with `turnfold up`, or set TURNFOLD_DATA_DIR"
+            f"no query service answers at {url};"
+            " start the system with `turnfold up`, or set TURNFOLD_DATA_DIR"
         ) from error
     finally:
         connection.close()
-    if isinstance(told, dict) and isinstance(failure := told.get("error"), Mapping):
+    if isinstance(answer, dict) and isinstance(failure := answer.get("error"), Mapping):
         raise error_from_json(failure)
-    return dict(told)
+    return dict(answer)

@@ -1,4 +1,4 @@
-"""`turnfold context`: the window a model would get, as a person reads it."""
+"""`turnfold context`: a readable view of the window for the model."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from turnfold.client import Summary, Window
 from turnfold.core.window.framing import Placement
 
 CLIP = 600
-ROLE_COLOURS = {
+ROLE_COLORS = {
     "system": "magenta",
     "developer": "magenta",
     "user": "green",
@@ -28,7 +28,7 @@ ROLE_COLOURS = {
 
 
 class OutputFormat(StrEnum):
-    """Whose interface the messages are for."""
+    """The API for which messages are formatted."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -43,51 +43,51 @@ def context(
     agent: Annotated[str, typer.Argument(help="The agent's id.")],
     session: Annotated[str, typer.Argument(help="The session's id.")],
     max_tokens: Annotated[
-        int | None, typer.Option(min=0, help="The whole window, summary included.")
+        int | None, typer.Option(min=0, help="Size of the whole window, including the summary.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Fit the window to this model.")] = None,
     as_of: Annotated[
         str | None,
-        typer.Option(help="As it was then: a message id, an RFC 3339 time or a summary version."),
+        typer.Option(help="Show an earlier window: message id, RFC 3339 time or summary version."),
     ] = None,
     shape: Annotated[
-        OutputFormat, typer.Option("--format", help="The shape of the messages.")
+        OutputFormat, typer.Option("--format", help="Format of the messages.")
     ] = OutputFormat.OPENAI,
     placement: Annotated[
-        Placement, typer.Option(help="Where the summary stands.")
+        Placement, typer.Option(help="Position of the summary.")
     ] = Placement.SEPARATE,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The answer itself, on one line.")
+        bool, typer.Option("--json", help="Print the answer as one JSON object.")
     ] = False,
 ) -> None:
-    """Show what the model would see next: the summary, then the messages after it."""
-    wanted = {
+    """Show the model's next input: the summary, then the messages after it."""
+    fields = {
         "max_tokens": max_tokens,
         "model": model,
         "as_of": as_of,
         "format": str(shape),
         "placement": str(placement),
     }
-    window = asyncio.run(_window(agent, session, **wanted))
+    window = asyncio.run(_window(agent, session, **fields))
     if as_json:
         show_json(window.raw)
     else:
         show_window(console(), window)
 
 
-async def _window(agent: str, session: str, **wanted: Any) -> Window:
+async def _window(agent: str, session: str, **fields: Any) -> Window:
     async with connected_client() as client:
-        return await client.session(agent, session).context(**wanted)
+        return await client.session(agent, session).context(**fields)
 
 
 def show_window(
     out: Console, window: Window, *, with_summary: bool = True, last: int | None = None
 ) -> None:
-    """The summary in a panel, each message (or the `last` so many) with its role, and where the rest is."""
+    """Print the summary, the messages (or the `last` ones) with their roles, and the account."""
     if window.summary is not None and with_summary:
         out.print(summary_panel(window.summary))
     if not window.messages:
-        out.print("No messages: nothing was published for this session yet.")
+        out.print("No messages yet. Publish a turn to this session.")
     if window.system:
         out.print(_rendered({"role": "system", "content": window.system}, "apart"))
     shown = list(zip(window.messages, window.message_ids, strict=False))
@@ -97,7 +97,7 @@ def show_window(
 
 
 def summary_panel(summary: Summary, *, lines: int = 40, entries: int = 12) -> Panel:
-    """A version of the summary: so many lines of its text, and so many of the exact values beside it."""
+    """Build a panel for a version, with limits for the lines of text and the ledger entries."""
     text = [clipped(_printable(line), CLIP) for line in summary.text.strip().splitlines()]
     parts: list[RenderableType] = [Text("\n".join(text[:lines]) + _more(text, lines, "lines"))]
     if summary.ledger:
@@ -105,7 +105,7 @@ def summary_panel(summary: Summary, *, lines: int = 40, entries: int = 12) -> Pa
             f"· {clipped(_printable(entry), 160)}" for entry in summary.ledger[:entries]
         )
         parts.append(
-            Text(f"\nexact values\n{values}{_more(summary.ledger, entries, 'values')}", style="dim")
+            Text(f"\nledger\n{values}{_more(summary.ledger, entries, 'entries')}", style="dim")
         )
     covered = summary.covers.get("messages")
     about = [
@@ -121,12 +121,12 @@ def summary_panel(summary: Summary, *, lines: int = 40, entries: int = 12) -> Pa
     )
 
 
-def _more(found: Sequence[str], shown: int, what: str) -> str:
-    return f"\n… and {len(found) - shown} more {what}" if len(found) > shown else ""
+def _more(entries: Sequence[str], shown: int, what: str) -> str:
+    return f"\n… and {len(entries) - shown} more {what}" if len(entries) > shown else ""
 
 
 def account_line(window: Window) -> str:
-    """Where every message of the session is, in one line."""
+    """Return one line that counts the session's messages by state and treatment."""
     account = window.account
     budget = f" of {window.budget_tokens:,}" if window.budget_tokens is not None else ""
     places = {
@@ -139,24 +139,25 @@ def account_line(window: Window) -> str:
         "recalled": account.recalled,
         "synthesised": account.synthesised,
     }
-    told = ", ".join(f"{count:,} {place}" for place, count in places.items() if count)
-    return f"{window.tokens:,}{budget} tokens · {account.total:,} messages: {told or 'none'}{'' if window.fresh else ' · not fresh yet'}"
+    counts = ", ".join(f"{count:,} {place}" for place, count in places.items() if count)
+    freshness = "" if window.fresh else " · not fresh yet"
+    tokens = f"{window.tokens:,}{budget} tokens"
+    return f"{tokens} · {account.total:,} messages: {counts or 'none'}{freshness}"
 
 
 def _rendered(message: dict[str, Any], message_id: Any) -> Table:
     role = str(message.get("role"))
-    told = (
-        message_id
-        if isinstance(message_id, str)
-        else ", ".join(map(str, message_id))
-        if message_id
-        else "made for the window"
-    )
+    if isinstance(message_id, str):
+        id_text = message_id
+    elif message_id:
+        id_text = ", ".join(map(str, message_id))
+    else:
+        id_text = "generated for the window"
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=9, no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(
-        Text(role, style=f"bold {ROLE_COLOURS.get(role, 'white')}"), Text(told, style="dim")
+        Text(role, style=f"bold {ROLE_COLORS.get(role, 'white')}"), Text(id_text, style="dim")
     )
     for text, style in _parts(message):
         if shown := clipped(_printable(text.strip()), CLIP):
@@ -198,7 +199,7 @@ def _part(part: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what would steer the terminal."""
+    """Replace characters that could control the terminal."""
     return "".join(
         character if character in "\n\t" or character.isprintable() else "\N{REPLACEMENT CHARACTER}"
         for character in text

@@ -1,4 +1,4 @@
-"""`turnfold deadletters list|show|replay`: events that could not be stored, and a second try after a fix."""
+"""`turnfold deadletters list|show|replay`: events that could not be stored."""
 
 import asyncio
 import base64
@@ -12,22 +12,22 @@ from turnfold.cli.connection import System, changing, http_get, system_to_change
 from turnfold.cli.output import print_rows, show_json
 from turnfold.errors import Conflict
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 LISTED = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
 REPLAYED = ("dead_letter_id", "subject", "outcome", "seq", "reason", "became")
-AT_ONCE = 50
+IDS_PER_REQUEST = 50
 PATIENCE_SECONDS = 30.0
-GOOD = ("stored", "replayed_before")
-"""What needs no further look."""
+SUCCESSFUL = ("stored", "replayed_before")
+"""Outcomes that need no further action."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    letters = group(app, "deadletters", "Events that could not be stored.")
-    letters.command("list")(list_)
-    letters.command("show")(show)
-    letters.command("replay")(replay)
+    dead_letters = group(app, "deadletters", "Inspect and replay events that could not be stored.")
+    dead_letters.command("list")(list_)
+    dead_letters.command("show")(show)
+    dead_letters.command("replay")(replay)
 
 
 def list_(as_json: AsJson = False) -> None:
@@ -37,19 +37,24 @@ def list_(as_json: AsJson = False) -> None:
 
 
 def show(
-    dead_letter_id: Annotated[int, typer.Argument(min=1, help="Its number in the list.")],
+    dead_letter_id: Annotated[int, typer.Argument(min=1, help="The number in the list.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show one of them with its bytes, as far as they were kept; what could move a terminal's cursor is escaped."""
-    told = asyncio.run(http_get(f"/v1/deadletters/{dead_letter_id}"))
+    """Show one dead letter with its content, as far as it was kept.
+
+    Characters that could control the terminal are escaped.
+    """
+    dead_letter = asyncio.run(http_get(f"/v1/deadletters/{dead_letter_id}"))
     if as_json:
-        show_json(told)
+        show_json(dead_letter)
         return
-    text = told.pop("payload", None)
+    text = dead_letter.pop("payload", None)
     kept = (
-        text if text is not None else base64.b64decode(told.pop("payload_base64")).decode("latin-1")
+        text
+        if text is not None
+        else base64.b64decode(dead_letter.pop("payload_base64")).decode("latin-1")
     )
-    for name, value in told.items():
+    for name, value in dead_letter.items():
         typer.echo(f"{name}: {printable(str(value))}")
     typer.echo("")
     typer.echo(printable(kept))
@@ -58,23 +63,26 @@ def show(
 def replay(
     ids: Annotated[
         list[int] | None,
-        typer.Argument(min=1, metavar="[ID]...", help="Their numbers in the list."),
+        typer.Argument(min=1, metavar="[ID]...", help="The numbers in the list."),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option(help="Those with this reason that were not replayed yet.")
+        str | None, typer.Option(help="Replay those with this reason that were not replayed yet.")
     ] = None,
-    is_all: Annotated[bool, typer.Option("--all", help="All that were not replayed yet.")] = False,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Replay all that were not replayed yet.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish dead letters again, after what was wrong with them is mended; each once."""
+    """Publish dead letters again after their cause is fixed; each one only once."""
     if [bool(ids), reason is not None, is_all].count(True) != 1:
-        raise typer.BadParameter("name letters by their numbers, or give --reason, or --all")
+        raise typer.BadParameter("specify ID..., --reason or --all")
     rows = asyncio.run(_replayed(system_to_change(), ids or (), reason))
     print_rows("replayed", REPLAYED, rows, as_json=as_json, empty="Nothing to replay.")
-    if bad := [row for row in rows if row["outcome"] not in GOOD]:
+    if failed := [row for row in rows if row["outcome"] not in SUCCESSFUL]:
         raise Conflict(
-            f"{len(bad)} of {len(rows)} are not stored (first: {bad[0]['dead_letter_id']}, {bad[0]['outcome']}); "
-            "`turnfold deadletters show` has their bytes"
+            f"{len(failed)} of {len(rows)} were not stored"
+            f" (first: {failed[0]['dead_letter_id']}, {failed[0]['outcome']});"
+            " inspect them with `turnfold deadletters show`"
         )
 
 
@@ -86,26 +94,30 @@ async def _pages(
     system: System, ids: Sequence[int], reason: str | None
 ) -> AsyncGenerator[list[dict[str, Any]]]:
     async with changing(system) as client:
-        for start in range(0, len(ids), AT_ONCE):
-            asked: dict[str, Any] = {"dead_letter_ids": list(ids[start : start + AT_ONCE])}
+        for start in range(0, len(ids), IDS_PER_REQUEST):
+            request: dict[str, Any] = {
+                "dead_letter_ids": list(ids[start : start + IDS_PER_REQUEST])
+            }
             yield (
-                await client.ask("deadletters.replay", asked, patience_seconds=PATIENCE_SECONDS)
+                await client.ask("deadletters.replay", request, patience_seconds=PATIENCE_SECONDS)
             )["dead_letters"]
-        is_done, asked = bool(ids), {"reason": reason} if reason is not None else {"all": True}
+        is_done, request = bool(ids), {"reason": reason} if reason is not None else {"all": True}
         while not is_done:
-            told = await client.ask("deadletters.replay", asked, patience_seconds=PATIENCE_SECONDS)
-            yield told["dead_letters"]
-            is_done, asked = (
-                told["is_done"],
-                asked | {"after": told["after"], "until": told["until"]},
+            answer = await client.ask(
+                "deadletters.replay", request, patience_seconds=PATIENCE_SECONDS
+            )
+            yield answer["dead_letters"]
+            is_done, request = (
+                answer["is_done"],
+                request | {"after": answer["after"], "until": answer["until"]},
             )
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that is no character to be seen, line ends and tabs apart."""
+    """Escape all characters that are not printable, except line breaks and tabs."""
     return "".join(
-        one
-        if one.isprintable() or one in "\n\t"
-        else one.encode("unicode_escape", "backslashreplace").decode()
-        for one in text
+        character
+        if character.isprintable() or character in "\n\t"
+        else character.encode("unicode_escape", "backslashreplace").decode()
+        for character in text
     )

@@ -1,4 +1,4 @@
-"""`turnfold demo`: the whole system started, fed with conversations, looked at and stopped again."""
+"""`turnfold demo`: start a system, replay conversations, show the results and stop."""
 
 import asyncio
 import contextlib
@@ -28,14 +28,14 @@ from turnfold.settings import Settings, read_settings
 EXAMPLES = Path("examples")
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
-EVENTS_A_SECOND = 25.0
-"""In each session; at full speed all would arrive as one batch, and one eviction would do for all of it."""
+EVENTS_PER_SECOND = 25.0
+"""The rate of each session. At full speed, one batch and one eviction would take everything."""
 LAST_MESSAGES = 4
 SUMMARY_LINES = 14
 LEDGER_ENTRIES = 6
 AUDIT_ROWS = 8
-ELSEWHERE = ("TURNFOLD_NATS_", "TURNFOLD_DATABASE_URL", "TURNFOLD_DATA_DIR", "TURNFOLD_HTTP_")
-"""Settings that would lead the demo to another system than its own."""
+OTHER_SYSTEM = ("TURNFOLD_NATS_", "TURNFOLD_DATABASE_URL", "TURNFOLD_DATA_DIR", "TURNFOLD_HTTP_")
+"""Prefixes of settings that would connect the demo to another system."""
 
 
 def register(app: typer.Typer) -> None:
@@ -46,18 +46,16 @@ def register(app: typer.Typer) -> None:
 def demo(
     files: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[FILE...]", help="Conversations; without any, those in ./examples."
-        ),
+        typer.Argument(metavar="[FILE...]", help="Conversations (default: those in ./examples)."),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Keep everything there; without it all is gone at the end.")
+        Path | None, typer.Option(help="Keep all data there (default: delete it at the end).")
     ] = None,
 ) -> None:
-    """Start the whole system, replay conversations through it, show what became of them, and stop it."""
+    """Start the whole system, replay conversations, show the results, and stop it."""
     chosen = files or sorted(str(path) for path in EXAMPLES.glob("*.jsonl"))
     if not chosen:
-        raise typer.BadParameter("there are no conversations in ./examples: name a file")
+        raise typer.BadParameter("no conversations in ./examples; specify FILE")
     recordings = load_recordings(chosen)
     with contextlib.ExitStack() as stack:
         if data_dir is None:
@@ -72,7 +70,7 @@ def demo(
         asyncio.run(_demo(recordings, directory))
     if data_dir is not None:
         typer.echo(
-            f"Everything is kept in {data_dir}: `turnfold up --data-dir {data_dir}` starts it again."
+            f"All data is kept in {data_dir}. Restart with `turnfold up --data-dir {data_dir}`."
         )
 
 
@@ -89,20 +87,18 @@ async def _demo(recordings: Sequence[Recording], data_dir: Path) -> None:
 async def _show(out: Console, settings: Settings, recordings: Sequence[Recording]) -> None:
     async with connected_client(settings) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
-            told = await replayed(client, recordings, bar, speed=EVENTS_A_SECOND)
+            summaries = await replayed(client, recordings, bar, speed=EVENTS_PER_SECOND)
         windows = [await client.session(*recording.key).context() for recording in recordings]
         out.print()
-        out.print(
-            build_table("what became of each conversation", OVERVIEW, map(_overview, told, windows))
-        )
-        for recording, one, window in zip(recordings, told, windows, strict=True):
-            await _show_session(out, client, recording, one, window)
+        out.print(build_table("conversations", OVERVIEW, map(_overview, summaries, windows)))
+        for recording, summary, window in zip(recordings, summaries, windows, strict=True):
+            await _show_session(out, client, recording, summary, window)
 
 
 OVERVIEW = (
     "session",
     "messages",
-    "in_the_window",
+    "window",
     "tokens_before",
     "tokens_after",
     "saved",
@@ -111,34 +107,34 @@ OVERVIEW = (
 )
 
 
-def _overview(told: ReplaySummary, window: Window) -> dict[str, Any]:
-    saved = 1 - window.tokens / told.tokens_total if told.tokens_total else 0.0
+def _overview(summary: ReplaySummary, window: Window) -> dict[str, Any]:
+    saved = 1 - window.tokens / summary.tokens_total if summary.tokens_total else 0.0
     return {
-        "session": told.session_id,
-        "messages": told.messages,
-        "in_the_window": len(window.messages),
-        "tokens_before": told.tokens_total,
+        "session": summary.session_id,
+        "messages": summary.messages,
+        "window": len(window.messages),
+        "tokens_before": summary.tokens_total,
         "tokens_after": window.tokens,
         "saved": f"{saved:.0%}",
-        "evictions": told.evictions,
-        "summary_versions": told.summary_versions,
+        "evictions": summary.evictions,
+        "summary_versions": summary.summary_versions,
     }
 
 
 async def _show_session(
-    out: Console, client: Client, recording: Recording, told: ReplaySummary, window: Window
+    out: Console, client: Client, recording: Recording, summary: ReplaySummary, window: Window
 ) -> None:
     session = client.session(*recording.key)
     out.print()
-    out.print(Rule(f"{told.agent_id} / {told.session_id}", align="left", style="bold"))
+    out.print(Rule(f"{summary.agent_id} / {summary.session_id}", align="left", style="bold"))
     if window.summary is not None:
         out.print(summary_panel(window.summary, lines=SUMMARY_LINES, entries=LEDGER_ENTRIES))
     left_out = max(len(window.messages) - LAST_MESSAGES, 0)
     out.print(
         Text(
-            f"the window a model gets, without its first {left_out} messages:"
+            f"the window for the model, without its first {left_out} messages:"
             if left_out
-            else "the window a model gets:",
+            else "the window for the model:",
             style="bold",
         )
     )
@@ -166,31 +162,37 @@ def _version(summary: Summary) -> dict[str, Any]:
 
 
 def _audited(row: Mapping[str, Any]) -> dict[str, Any]:
-    """An audit row in a line: the time of day, what was done, and the beginning of its hash."""
+    """Return an audit row for the table: time of day, description, and the start of its hash."""
     details: dict[str, Any] = json.loads(row["details"])
-    told = {
-        "evicted": f"{details.get('trigger')}: {details.get('evicted')} left, {details.get('kept')} stay",
+    descriptions = {
+        "evicted": (
+            f"{details.get('trigger')}: {details.get('evicted')} left, {details.get('kept')} stay"
+        ),
         "summary_start": f"attempt {details.get('attempt')}",
         "summary_done": f"version {details.get('version')}, {details.get('kind')}",
     }
     time_of_day = str(row["at"])[11:23]
-    what = told.get(row["phase"], row["reason"] or "")
+    what = descriptions.get(row["phase"], row["reason"] or "")
     return {**row, "time": time_of_day, "what": what, "seal": row["hash"][:12]}
 
 
 @asynccontextmanager
 async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
-    """The system as a child process, from its ready line to its end.
+    """Run the system as a child process and yield its ready line.
 
     Raises:
-        StartError: it ended, or was not ready within a minute; the text tells the last line of its log.
+        StartError: it exited, or was not ready within a minute. The text has the last line of
+            its log.
     """
     log = data_dir / "demo.log"
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(ELSEWHERE)}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(OTHER_SYSTEM)
+    }
     ports = ("--nats-port", "0", "--http-port", "0")
     with log.open("ab") as errors:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "turnfold.cli", "up", "--json", "--data-dir", str(data_dir), *ports,
+            sys.executable, "-m", "turnfold.cli", "up", "--json", "--data-dir", str(data_dir),
+            *ports,
             stdout=asyncio.subprocess.PIPE, stderr=errors, env=environ,
         )  # fmt: skip
     assert child.stdout is not None
@@ -202,7 +204,7 @@ async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
             line = b""
         if not line:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or [
-                "it said nothing"
+                "its log is empty"
             ]
             raise StartError(f"the system did not start: {lines[-1]}")
         reading = asyncio.create_task(_drained(child.stdout))

@@ -1,4 +1,7 @@
-"""What the figures of a running system mean, and what to do about it: plain functions, so that each can be tried."""
+"""Findings of `turnfold doctor` from metrics of a running system, with advice.
+
+All functions are pure, so that each can be tested alone.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +16,11 @@ if TYPE_CHECKING:
 SKEW_MS = 2_000
 LAG_MS = 60_000
 STUCK_MS = 600_000
-MOST_ATTEMPTS = 10
-"""An attempt that fails is counted, and so is one whose worker died; the third failure ends a job, so many more mean deaths."""
+MAX_ATTEMPTS = 10
+"""The number of attempts above which a worker must have died during some of them.
+
+Failed attempts count as well, but the third failure ends a job.
+"""
 NEARLY_FULL, FULL = 0.8, 0.98
 DISK_WARNING, DISK_FAILED = (0.05, 1 << 30), (0.01, 200 << 20)
 """What is left of a disk, as a share and in bytes, below which there is something to say."""
@@ -24,7 +30,7 @@ Outcome = Literal["ok", "unknown", "warning", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check saw, and what to do about it when it is not `ok`; `unknown` is what cannot be seen from here."""
+    """The result of one check, with advice if it is not `ok`; `unknown` if it cannot be checked."""
 
     check: str
     outcome: Outcome
@@ -33,11 +39,14 @@ class Finding:
 
 
 def of_disk_writes(is_always: bool | None, monitoring_url: str) -> Finding:
-    """Whether what the bus acknowledges is on its disk."""
+    """Check that NATS writes events to disk before it acknowledges them."""
     if is_always is None:
-        found = f"cannot be seen: no monitoring port answers at {monitoring_url}"
-        advice = "name the monitoring port of the server with --monitoring, or see that its configuration says sync_interval: always"
-        return Finding("disk writes", "unknown", found, advice)
+        finding_text = f"unknown: no monitoring port answers at {monitoring_url}"
+        advice = (
+            "name the monitoring port of the server with --monitoring,"
+            " or check that its configuration has sync_interval: always"
+        )
+        return Finding("disk writes", "unknown", finding_text, advice)
     if is_always:
         return Finding("disk writes", "ok", "an acknowledged event is on the disk")
     advice = "set `jetstream { sync_interval: always }` in the configuration of the server"
@@ -50,129 +59,156 @@ def of_disk_writes(is_always: bool | None, monitoring_url: str) -> Finding:
 
 
 def of_clock(name: str, clock_ms: int, *, own_ms: int) -> Finding:
-    """Whether another clock agrees with ours: leases are told by one, ages by the other."""
+    """Check that another clock agrees with this one, because leases and ages compare the two."""
     skew_ms = clock_ms - own_ms
     if abs(skew_ms) <= SKEW_MS:
         return Finding(f"clock of the {name}", "ok", "agrees with this machine's")
-    found = f"{abs(skew_ms) / 1000:,.1f} s {'ahead of' if skew_ms > 0 else 'behind'} this machine's"
+    finding_text = (
+        f"{abs(skew_ms) / 1000:,.1f} s {'ahead of' if skew_ms > 0 else 'behind'} this machine's"
+    )
     return Finding(
         f"clock of the {name}",
         "warning",
-        found,
-        "have every machine keep its clock by NTP: leases of jobs depend on it",
+        finding_text,
+        "synchronize the clocks of all machines with NTP: job leases depend on them",
     )
 
 
 def of_lag(bus: "BusHealth", *, has_writer: bool | None) -> Finding:
-    """Whether a worker asks for events, and keeps up; `has_writer` says whether one holds the lock of a SQLite file."""
-    lag = f"{bus.waiting:,} events wait, {bus.in_hand:,} are in hand"
+    """Check that a worker fetches events and keeps up.
+
+    `has_writer` tells whether a worker holds the lock of a SQLite file. It is None on PostgreSQL.
+    """
+    lag = f"{bus.waiting:,} events wait, {bus.in_hand:,} are being processed"
     if not bus.asking and has_writer:
-        advice = "a worker holds the database and does not ask: see its log, and start it again"
+        advice = (
+            "a worker holds the database and does not fetch events: read its log, and restart it"
+        )
         return Finding(
             "worker",
             "failed",
-            f"one holds the writer's lock, and nobody asks for events; {lag}",
+            f"one holds the writer's lock, and no worker fetches events; {lag}",
             advice,
         )
     if not bus.asking:
         return Finding(
             "worker",
             "failed",
-            f"nobody asks for events; {lag}",
-            "start `turnfold worker`, or see its log",
+            f"no worker fetches events; {lag}",
+            "start `turnfold worker`, or read its log",
         )
     behind_ms = 0 if bus.oldest_ms is None else bus.clock_ms - bus.oldest_ms
     if behind_ms > LAG_MS:
-        advice = "see the log of the worker; on PostgreSQL start more of them"
+        advice = "read the log of the worker; on PostgreSQL start more workers"
         return Finding(
             "worker",
             "warning",
-            f"the oldest event waits for {behind_ms / 1000:,.0f} s; {lag}",
+            f"the oldest event has waited for {behind_ms / 1000:,.0f} s; {lag}",
             advice,
         )
-    return Finding("worker", "ok", f"asks for events; {lag}")
+    return Finding("worker", "ok", f"fetches events; {lag}")
 
 
 def of_room(bus: "BusHealth") -> Finding:
-    """Whether the stream of events has room."""
+    """Check that the stream of events is not full."""
     bounds = ((bus.bytes, bus.max_bytes, "bytes"), (bus.messages, bus.max_messages, "events"))
     shares = [
-        (used / most, f"{used:,} of {most:,} {what}") for used, most, what in bounds if most > 0
+        (used / limit, f"{used:,} of {limit:,} {unit}") for used, limit, unit in bounds if limit > 0
     ]
     if not shares:
         return Finding("stream", "ok", f"{bus.messages:,} events, {bus.bytes:,} bytes, no limit")
-    share, found = max(shares)
-    advice = "raise TURNFOLD_STREAM_MAX_BYTES and run `turnfold migrate`, or lower TURNFOLD_STREAM_RETENTION_HOURS"
+    share, finding_text = max(shares)
+    advice = (
+        "raise TURNFOLD_STREAM_MAX_BYTES and run `turnfold migrate`,"
+        " or lower TURNFOLD_STREAM_RETENTION_HOURS"
+    )
     if share >= FULL:
-        return Finding("stream", "failed", f"full: {found}; nothing can be published", advice)
+        return Finding(
+            "stream", "failed", f"full: {finding_text}; no event can be published", advice
+        )
     return Finding(
         "stream",
         "warning" if share >= NEARLY_FULL else "ok",
-        found,
+        finding_text,
         advice if share >= NEARLY_FULL else "",
     )
 
 
 def of_work(health: "DatabaseHealth", *, now_ms: int, is_outbox_moving: bool) -> Iterator[Finding]:
-    """Whether summaries are written, notices sent, and events taken as they are."""
+    """Check that summaries are written, notices are published, and events are accepted."""
     faults = []
     if health.overdue and health.oldest_due_ms is not None:
+        overdue_minutes = (now_ms - health.oldest_due_ms) / 60_000
         faults.append(
-            f"{health.overdue:,} are due and nobody takes them, the oldest for {(now_ms - health.oldest_due_ms) / 60_000:,.0f} min"
+            f"{health.overdue:,} are due and no worker claims them,"
+            f" the oldest for {overdue_minutes:,.0f} min"
         )
     if health.abandoned:
         faults.append(
-            f"{health.abandoned:,} were begun by somebody who is gone, and nobody goes on"
+            f"{health.abandoned:,} were started by a worker that ended, and no other continues them"
         )
     if faults:
-        advice = "see the log of the worker; if it runs and is not busy, start it again, else start more or raise TURNFOLD_SUMMARY_CONCURRENCY"
+        advice = (
+            "read the log of the worker; if it runs and is not busy, restart it,"
+            " else start more workers or raise TURNFOLD_SUMMARY_CONCURRENCY"
+        )
         yield Finding("jobs", "failed", "; ".join(faults), advice)
     elif health.retried:
-        advice = "a worker dies whenever it works on them: see its log, and `turnfold audit` of the sessions in compactions_view"
+        advice = (
+            "workers die while they process them: read their logs,"
+            " and `turnfold audit` of the sessions in compactions_view"
+        )
         yield Finding(
             "jobs",
             "warning",
-            f"{health.retried:,} were begun more than {MOST_ATTEMPTS} times",
+            f"{health.retried:,} were started more than {MAX_ATTEMPTS} times",
             advice,
         )
     else:
         yield Finding("jobs", "ok", "none is stuck")
     if health.outbox and not is_outbox_moving:
-        advice = "see the log of the worker for work.delayed, and whether the stream of notices takes messages"
-        yield Finding("notices", "failed", f"{health.outbox:,} wait, and none goes out", advice)
+        advice = (
+            "read the log of the worker for loop.delayed,"
+            " and check that the stream of notices accepts messages"
+        )
+        yield Finding("notices", "failed", f"{health.outbox:,} wait, and none is published", advice)
     else:
         yield Finding("notices", "ok", f"{health.outbox:,} wait")
     if health.dead_letters:
         advice = (
-            "`turnfold deadletters list` says why; after a fix: `turnfold deadletters replay --all`"
+            "see the reasons with `turnfold deadletters list`;"
+            " after a fix run `turnfold deadletters replay --all`"
         )
         yield Finding(
             "dead letters", "warning", f"{health.dead_letters:,} events could not be stored", advice
         )
     else:
-        yield Finding("dead letters", "ok", "none that was not replayed")
+        yield Finding("dead letters", "ok", "none to replay")
 
 
 def of_disk(path: str, *, free: int, total: int) -> Finding:
-    """Whether the disk below a path has room."""
-    found = f"{free / (1 << 30):,.1f} GiB of {total / (1 << 30):,.1f} GiB are free below {path}"
+    """Check the free space of the disk that holds a path."""
+    finding_text = f"{free / (1 << 30):,.1f} GiB of {total / (1 << 30):,.1f} GiB are free at {path}"
     outcome: Outcome = "ok"
     for name, (share, least) in (("warning", DISK_WARNING), ("failed", DISK_FAILED)):
         if free < share * total or free < least:
             outcome = "failed" if name == "failed" else "warning"
-    advice = "make room: with a full disk nothing is stored; TURNFOLD_STREAM_RETENTION_HOURS and retain_days bound what is kept"
-    return Finding("disk", outcome, found, advice if outcome != "ok" else "")
+    advice = (
+        "free space: on a full disk no event is stored;"
+        " TURNFOLD_STREAM_RETENTION_HOURS and retain_days limit how long data is kept"
+    )
+    return Finding("disk", outcome, finding_text, advice if outcome != "ok" else "")
 
 
 def of_exposure(host: str, *, checks_tokens: bool) -> Finding:
-    """Whether HTTP is open to others without asking who they are."""
+    """Check that HTTP is not open to other machines without authentication."""
     if checks_tokens or is_loopback(host):
         return Finding(
             "exposure",
             "ok",
             f"HTTP listens on {host}{' and checks tokens' if checks_tokens else ''}",
         )
-    advice = "set TURNFOLD_HTTP_TOKENS, or see that what stands in front of it checks who asks"
+    advice = "set TURNFOLD_HTTP_TOKENS, or check that a proxy in front authenticates callers"
     return Finding(
-        "exposure", "warning", f"HTTP listens on {host} and answers whoever reaches it", advice
+        "exposure", "warning", f"HTTP listens on {host} and does not authenticate callers", advice
     )

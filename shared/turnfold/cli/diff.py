@@ -1,4 +1,4 @@
-"""How two versions of a summary differ, as lines that a person reads."""
+"""Differences between two versions of a summary, as lines."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -21,7 +21,7 @@ LISTS = (
 
 
 class Mark(StrEnum):
-    """What became of a line."""
+    """The kind of difference."""
 
     GONE = "-"
     NEW = "+"
@@ -29,7 +29,7 @@ class Mark(StrEnum):
 
 
 class Line(NamedTuple):
-    """A line of one part of a summary, and whether both versions have it."""
+    """A line of one part of a summary, and which of the versions contain it."""
 
     part: str
     mark: Mark
@@ -37,40 +37,43 @@ class Line(NamedTuple):
 
 
 def differences(before: Summary, after: Summary) -> list[Line]:
-    """Part by part: the lines that are gone, new, or in both; in the order of the later version, the gone ones where they stood."""
-    found: list[Line] = []
+    """Compare two versions part by part; return removed, added and common lines.
+
+    Lines follow the order of the later version. Removed lines keep their place.
+    """
+    lines: list[Line] = []
     for part, old, new in _parts(before, after):
-        found += [Line(part, mark, text) for mark, text in _compared(old, new)]
-    return found
+        lines += [Line(part, mark, text) for mark, text in _compared(old, new)]
+    return lines
 
 
 def _parts(before: Summary, after: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
     old, new = before.sections, after.sections
-    if any(one.get(name) for one in (old, new) for name in LISTS):
+    if any(sections.get(name) for sections in (old, new) for name in LISTS):
         for name in LISTS:
             yield name.replace("_", " "), _entries(old.get(name)), _entries(new.get(name))
-        yield "context", _told(old.get("context")), _told(new.get("context"))
+        yield "context", _sentences(old.get("context")), _sentences(new.get("context"))
     else:
-        yield "text", _told(before.text), _told(after.text)
+        yield "text", _sentences(before.text), _sentences(after.text)
     yield "files", _files(old.get("file_changes")), _files(new.get("file_changes"))
     yield "exact values", before.ledger, after.ledger
 
 
-def _told(prose: Any) -> list[str]:
+def _sentences(prose: Any) -> list[str]:
     return list(sentences(str(prose or "")))
 
 
 def _entries(value: Any) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list | tuple) else []
+    return [str(entry) for entry in value] if isinstance(value, list | tuple) else []
 
 
 def _files(value: Any) -> list[str]:
     changes = (
-        [one for one in value if isinstance(one, Mapping)]
+        [change for change in value if isinstance(change, Mapping)]
         if isinstance(value, list | tuple)
         else []
     )
-    return [f"{one.get('path')} ({one.get('action')})" for one in changes]
+    return [f"{change.get('path')} ({change.get('action')})" for change in changes]
 
 
 def _compared(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[Mark, str]]:

@@ -1,9 +1,8 @@
-"""`turnfold doctor`: looks at every part of a running system, and says of what is wrong how to set it right."""
+"""`turnfold doctor`: check every part of a running system and give advice."""
 
 import asyncio
 import contextlib
 import http.client
-import json
 import shutil
 import sqlite3
 import time
@@ -17,7 +16,7 @@ import typer
 
 from turnfold.cli.connection import system_here
 from turnfold.cli.diagnoses import (
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
     STUCK_MS,
     Finding,
     of_clock,
@@ -28,10 +27,10 @@ from turnfold.cli.diagnoses import (
     of_room,
     of_work,
 )
+from turnfold.cli.model_checks import check_model, request_summary
 from turnfold.cli.output import print_rows
 from turnfold.errors import TurnfoldError
-from turnfold.process.directory import is_alive
-from turnfold.settings import READY_FILE, Settings, redacted
+from turnfold.settings import Settings, redacted
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -40,13 +39,15 @@ if TYPE_CHECKING:
     from turnfold.store.database.health import DatabaseHealth
 
 BUS_SECONDS = 3.0
-MODEL_SECONDS = 5.0
 MONITORING_PORT = 8222
 OUTBOX_SECONDS = 3.0
 WORKER_SECONDS = 3.0
 QUERY_SECONDS = 5.0
 SAFE_SQLITE = (3, 51, 3)
-"""Before it, two processes that write or checkpoint at the same moment can corrupt a file; here one does."""
+"""The first SQLite release in which concurrent writers cannot corrupt a file.
+
+Turnfold itself has only one writer.
+"""
 
 
 def register(app: typer.Typer) -> None:
@@ -57,36 +58,36 @@ def register(app: typer.Typer) -> None:
 def doctor(
     asks_model: Annotated[
         bool,
-        typer.Option(
-            "--model", help="Have the model write a summary of two sentences, as a worker would."
-        ),
+        typer.Option("--model", help="Request a summary of two sentences from the model."),
     ] = False,
     monitoring: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="The monitoring port of the bus; port 8222 of its host unless said otherwise.",
+            help="Monitoring port of NATS (default: port 8222 of its host).",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """Check the bus, the database, the worker, the query service, the model and the machine."""
+    """Check NATS, the database, the worker, the query service, the model and the machine."""
     from turnfold.observability.logs import configure_logs
 
     system = system_here()
     settings = system.settings
-    # What it sees is in its findings.
+    # The findings report errors. Log lines would only repeat them.
     configure_logs(role="doctor", level="critical", format=settings.log_format)
     findings = asyncio.run(examine(settings, asks_model=asks_model, monitoring_url=monitoring))
     findings.insert(0, Finding("system", "ok", system.name))
     print_rows(
         "turnfold doctor",
         ("check", "outcome", "found", "advice"),
-        [asdict(one) for one in findings],
+        [asdict(finding) for finding in findings],
         as_json=as_json,
-        empty="Nothing.",
+        empty="No checks.",
     )
-    faults = [one for one in findings if one.outcome == "failed"]
+    faults = [finding for finding in findings if finding.outcome == "failed"]
     if faults:
         raise TurnfoldError(
             f"{len(faults)} of {len(findings)} checks failed; first: {faults[0].advice}"
@@ -96,16 +97,17 @@ def doctor(
 async def examine(
     settings: Settings, *, asks_model: bool = False, monitoring_url: str | None = None
 ) -> list[Finding]:
-    """Every check once, the independent ones at the same time."""
+    """Run every check once, independent ones concurrently."""
     groups = await asyncio.gather(
-        _bus(settings, monitoring_url or _monitoring_of(settings)),
+        _bus(settings, monitoring_url or _default_monitoring_url(settings)),
         _database(settings),
         _query(settings),
-        _model_asked(settings) if asks_model and settings.summary_model else _model(settings),
+        request_summary(settings)
+        if asks_model and settings.summary_model
+        else check_model(settings),
     )
-    found = [finding for group in groups for finding in group]
     return [
-        *found,
+        *(finding for group in groups for finding in group),
         *_disk(settings),
         of_exposure(settings.http_host, checks_tokens=settings.http_tokens is not None),
     ]
@@ -126,7 +128,7 @@ async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
             findings.append(await _disk_writes(settings, monitoring_url))
             try:
                 differing = await config_differences(client)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong there is the finding
+            except Exception as error:  # noqa: BLE001 - any error is reported as a finding
                 findings.append(
                     Finding(
                         "streams",
@@ -141,14 +143,14 @@ async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
                 Finding(
                     "streams",
                     "failed" if differing else "ok",
-                    "; ".join(differing) or "as they should be",
+                    "; ".join(differing) or "up to date",
                     advice,
                 )
             )
             if not differing:
                 findings += await _stream(settings, client)
     except TurnfoldError as error:
-        findings.append(Finding("bus", "failed", "cannot be used", str(error)))
+        findings.append(Finding("bus", "failed", "not usable", str(error)))
     return findings
 
 
@@ -163,15 +165,16 @@ async def _connected(settings: Settings) -> AsyncGenerator["Client", None]:
         await client.close()
 
 
-def _monitoring_of(settings: Settings) -> str:
-    """Where a server usually tells how it is set up."""
-    return f"http://{urlsplit(settings.nats_url.split(',')[0]).hostname or '127.0.0.1'}:{MONITORING_PORT}"
+def _default_monitoring_url(settings: Settings) -> str:
+    """Return the usual monitoring URL of a NATS server."""
+    first_server = settings.nats_url.split(",")[0]
+    return f"http://{urlsplit(first_server).hostname or '127.0.0.1'}:{MONITORING_PORT}"
 
 
 async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
     from turnfold.bus.health import syncs_always
 
-    # The server that `turnfold up` starts is set up so.
+    # `turnfold up` configures its server with sync_interval: always.
     is_embedded = settings.data_dir is not None and "nats_url" not in settings.explicit_names
     return of_disk_writes(
         True if is_embedded else await syncs_always(monitoring_url), monitoring_url
@@ -179,13 +182,16 @@ async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
 
 
 async def _stream(settings: Settings, client: "Client") -> list[Finding]:
-    """A worker that lives asks for events all the time; the server counts who waits."""
+    """Check the stream of events. A running worker always has a pending fetch at the server."""
     from turnfold.bus.health import read_bus_health
     from turnfold.store.database.health import file_of, is_writer_there
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + WORKER_SECONDS
-    while not (health := await read_bus_health(client)).asking and loop.time() < deadline:  # noqa: ASYNC110  # the server tells nobody
+    # The server publishes no event when a worker starts to fetch, so its state is polled.
+    while (  # noqa: ASYNC110
+        not (health := await read_bus_health(client)).asking and loop.time() < deadline
+    ):
         await asyncio.sleep(0.05)
     has_writer = is_writer_there(settings.database_url) if file_of(settings.database_url) else None
     return [
@@ -207,7 +213,7 @@ async def _database(settings: Settings) -> list[Finding]:
             async with database.read() as connection:
                 revision = await connection.run_sync(revision_of)
             if revision == head():
-                findings += await _work(database)
+                findings += await _jobs_and_notices(database)
         finally:
             await database.close()
     except TurnfoldError as error:
@@ -222,13 +228,13 @@ async def _database(settings: Settings) -> list[Finding]:
     else:
         newest = head()
         is_current = revision == newest
-        found = f"{where}, schema {revision or 'none'}" + ("" if is_current else f", not {newest}")
+        text = f"{where}, schema {revision or 'none'}" + ("" if is_current else f", not {newest}")
         findings.insert(
             0,
             Finding(
                 "database",
                 "ok" if is_current else "failed",
-                found,
+                text,
                 "" if is_current else "run `turnfold migrate`",
             ),
         )
@@ -236,21 +242,21 @@ async def _database(settings: Settings) -> list[Finding]:
         note = (
             ""
             if sqlite3.sqlite_version_info >= SAFE_SQLITE
-            else "; let no other program write to the file"
+            else "; do not write to the file with another program"
         )
         findings.append(Finding("sqlite", "ok", f"{sqlite3.sqlite_version}{note}"))
     return findings
 
 
-async def _work(database: "Database") -> list[Finding]:
+async def _jobs_and_notices(database: "Database") -> list[Finding]:
     from turnfold.store.database.health import SqlHealth
 
-    async def look() -> "DatabaseHealth":
+    async def read_health() -> "DatabaseHealth":
         return await SqlHealth(database).look(
-            now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MOST_ATTEMPTS
+            now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MAX_ATTEMPTS
         )
 
-    first = health = await look()
+    first = health = await read_health()
     deadline = asyncio.get_running_loop().time() + OUTBOX_SECONDS
     while (
         health.outbox
@@ -258,7 +264,7 @@ async def _work(database: "Database") -> list[Finding]:
         and asyncio.get_running_loop().time() < deadline
     ):
         await asyncio.sleep(0.1)
-        health = await look()
+        health = await read_health()
     is_moving = health.outbox_first != first.outbox_first
     findings = list(of_work(health, now_ms=_now_ms(), is_outbox_moving=is_moving))
     if health.clock_ms is not None:
@@ -267,7 +273,7 @@ async def _work(database: "Database") -> list[Finding]:
 
 
 async def _query(settings: Settings) -> list[Finding]:
-    advice = "start `turnfold query`, or see its log"
+    advice = "start `turnfold query`, or read its log"
     try:
         status = await asyncio.to_thread(_readiness, settings.http_url)
     except (OSError, http.client.HTTPException) as error:
@@ -285,7 +291,7 @@ async def _query(settings: Settings) -> list[Finding]:
 
 
 def _readiness(url: str) -> int:
-    """The HTTP status of `/readyz`."""
+    """Return the HTTP status of `/readyz`."""
     target = urlsplit(url)
     kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
     connection = kind(target.hostname or "127.0.0.1", target.port, timeout=QUERY_SECONDS)
@@ -294,98 +300,8 @@ def _readiness(url: str) -> int:
         return connection.getresponse().status
 
 
-async def _model(settings: Settings) -> list[Finding]:
-    if settings.summary_model is None:
-        return [Finding("model", "ok", "none configured: summaries are extractive")]
-    if settings.lacks_session_models:
-        advice = (
-            "set TURNFOLD_SUMMARY_MODELS to the models that sessions may name, such as openai/*"
-        )
-        return [
-            Finding(
-                "model",
-                "warning",
-                "session, and no model is allowed: summaries are extractive",
-                advice,
-            )
-        ]
-    pid = _model_pid(settings)
-    if pid is not None and not is_alive(pid):
-        return [
-            Finding("model", "failed", f"its process {pid} is gone", "see the log of the worker")
-        ]
-    if settings.summary_api_base is None:
-        return [Finding("model", "ok", f"{settings.summary_model}; --model asks it")]
-    where = redacted(settings.summary_api_base)
-    target = urlsplit(settings.summary_api_base)
-    try:
-        async with asyncio.timeout(MODEL_SECONDS):
-            _, writer = await asyncio.open_connection(
-                target.hostname, target.port or (443 if target.scheme == "https" else 80)
-            )
-        writer.close()
-    except (OSError, TimeoutError) as error:
-        advice = "correct TURNFOLD_SUMMARY_API_BASE, or start what should listen there; summaries are extractive meanwhile"
-        return [
-            Finding(
-                "model",
-                "failed",
-                f"{settings.summary_model}: nothing listens at {where} ({type(error).__name__})",
-                advice,
-            )
-        ]
-    return [
-        Finding(
-            "model",
-            "ok",
-            f"{settings.summary_model}: something listens at {where}; --model asks it",
-        )
-    ]
-
-
-async def _model_asked(settings: Settings) -> list[Finding]:
-    """Have the model write, the way a worker does: in a process that loads litellm."""
-    from turnfold.core.summary.gate import Reason
-    from turnfold.core.summary.sources import Source, SummaryJob
-    from turnfold.errors import SummarizerError
-    from turnfold.models import ChildSummarizer
-
-    asked = SummaryJob(
-        sources=(
-            Source("doctor#0", "user", "Is the summariser there?"),
-            Source("doctor#1", "assistant", "It is being asked just now."),
-        ),
-        model=settings.summary_model,
-        api_base=settings.summary_api_base,
-        api_key=settings.summary_api_key,
-        timeout_seconds=settings.summary_timeout_seconds,
-        job_timeout_seconds=settings.summary_job_timeout_seconds,
-    )
-    summarizer = ChildSummarizer()
-    try:
-        draft = await summarizer.summarize(asked)
-    except SummarizerError as error:
-        if error.reason in (Reason.TIMEOUT, Reason.PROVIDER_ERROR, Reason.RATE_LIMITED):
-            advice = "correct TURNFOLD_SUMMARY_MODEL, _API_BASE or _API_KEY, or wait until the provider is back; summaries are extractive meanwhile"
-            return [
-                Finding(
-                    "model", "failed", f"{settings.summary_model} gives nothing: {error}", advice
-                )
-            ]
-        return [
-            Finding(
-                "model",
-                "ok",
-                f"{settings.summary_model} answers; of two sentences it makes no summary ({error.reason})",
-            )
-        ]
-    finally:
-        await summarizer.close()
-    return [Finding("model", "ok", f"{draft.model or settings.summary_model} writes")]
-
-
 def _disk(settings: Settings) -> list[Finding]:
-    """The disks of this machine that something is kept on, each once."""
+    """Check the disks of this machine that hold data, each once."""
     from turnfold.store.database.health import file_of
 
     file = file_of(settings.database_url)
@@ -401,16 +317,3 @@ def _disk(settings: Settings) -> list[Finding]:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _model_pid(settings: Settings) -> int | None:
-    """The process that calls the model, where the system of the data directory names one."""
-    if settings.data_dir is None:
-        return None
-    try:
-        pid = json.loads((settings.data_dir / READY_FILE).read_text(encoding="utf-8"))["pids"][
-            "model"
-        ]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return pid if isinstance(pid, int) else None

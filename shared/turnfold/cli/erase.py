@@ -1,4 +1,4 @@
-"""`turnfold erase`: a session, or all of an agent, for good."""
+"""`turnfold erase`: erase a session, or an agent with all its data."""
 
 import asyncio
 import sys
@@ -18,12 +18,14 @@ def register(app: typer.Typer) -> None:
 def erase(
     agent: Annotated[str, typer.Argument(help="The agent's id.")],
     session: Annotated[
-        str | None, typer.Argument(help="The session's id; without it, all sessions of the agent.")
+        str | None, typer.Argument(help="The session's id (default: all sessions of the agent).")
     ] = None,
-    is_confirmed: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    is_confirmed: Annotated[
+        bool, typer.Option("--yes", help="Erase without confirmation.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Erase a session, or an agent with all its sessions and its policy. Nothing brings it back."""
+    """Erase a session, or an agent with all its sessions and its policy. This cannot be undone."""
     what = (
         f"the session {session} of {agent}"
         if session is not None
@@ -33,15 +35,16 @@ def erase(
     if not is_confirmed:
         if not sys.stdin.isatty():
             raise typer.BadParameter(
-                f"this would erase {what} for good from the system {system.name}; say so with --yes"
+                f"this would erase {what} from the system {system.name}; confirm with --yes"
             )
         typer.confirm(f"Erase {what} for good from the system {system.name}?", abort=True, err=True)
-    told = asyncio.run(_erased(system, agent, session))
+    counts = asyncio.run(_erased(system, agent, session))
     if as_json:
-        show_json(told)
+        show_json(counts)
         return
     typer.echo(
-        f"Erased {what}: {told['sessions']:,} sessions, {told['messages']:,} messages. System: {system.name}"
+        f"Erased {what}: {counts['sessions']:,} sessions, {counts['messages']:,} messages."
+        f" System: {system.name}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`turnfold keys`: who may do what, on the bus by keys and over HTTP by tokens."""
+"""`turnfold keys`: permissions on NATS by keys, and over HTTP by tokens."""
 
 import os
 from enum import StrEnum
@@ -14,26 +14,25 @@ from turnfold.errors import TurnfoldError
 KEYS_DIR = Path("keys")
 TOKENS_FILE = "tokens.json"
 COLUMNS = ("kind", "name", "role", "agents", "actor", "created_at")
-LEAST_OF_A_NAME = 6
+MIN_PREFIX_LENGTH = 6
 
-Directory = Annotated[
-    Path, typer.Option("--dir", help="Where keys, tokens and what is known of them are kept.")
-]
+Directory = Annotated[Path, typer.Option("--dir", help="Directory of keys and tokens.")]
 NatsFile = Annotated[
     Path | None,
     typer.Option(
         "--nats",
         metavar="FILE",
-        help="Write the accounts of all keys into this file, which the NATS server includes.",
+        help="Write the accounts of all keys to this file, which the NATS server includes.",
     ),
 ]
 RELOAD = (
-    "Have the NATS server read {} again, for a new agent twice: docs/security.md#set-up-the-bus."
+    "Reload the NATS server so that it reads {}; twice for a new agent:"
+    " docs/security.md#set-up-the-bus."
 )
 
 
 class RoleName(StrEnum):
-    """Who signs in."""
+    """The role of a key."""
 
     AGENT = "agent"
     WORKER = "worker"
@@ -45,7 +44,7 @@ class RoleName(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    keys = group(app, "keys", "Who may do what: keys of the bus, tokens of HTTP.")
+    keys = group(app, "keys", "Manage keys for NATS and tokens for HTTP.")
     keys.command("new")(new)
     keys.command("token")(token)
     keys.command("list")(list_all)
@@ -54,19 +53,20 @@ def register(app: typer.Typer) -> None:
 
 
 def new(
-    role: Annotated[RoleName, typer.Argument(help="What it may do.")],
+    role: Annotated[RoleName, typer.Argument(help="The role of the key.")],
     agent: Annotated[str | None, typer.Argument(help="The agent's id, for the role agent.")] = None,
     directory: Directory = KEYS_DIR,
     nats_file: NatsFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make a key of the bus: its seed goes into a file that only you may read, its public half into keys.json."""
+    """Create a key for NATS: a seed file that only you can read, and an entry in keys.json."""
     from turnfold.access.keys import new_key, write_accounts
     from turnfold.contracts.subjects import id_fault
 
     if (role is RoleName.AGENT) == (agent is None):
         raise typer.BadParameter(
-            "an agent is named, and nobody else: turnfold keys new agent AGENT, turnfold keys new worker"
+            "only the role agent takes an id:"
+            " turnfold keys new agent AGENT, turnfold keys new worker"
         )
     if agent is not None and (fault := id_fault(agent)):
         raise typer.BadParameter(f"the agent's id {fault}")
@@ -77,85 +77,96 @@ def new(
         show_json({**key._asdict(), "file": str(path)})
         return
     typer.echo(
-        f"{path} holds the key: name it in TURNFOLD_NATS_NKEY where {agent if agent is not None else f'the {role.value}'} runs."
+        f"Wrote the key to {path}."
+        f" Set TURNFOLD_NATS_NKEY to this path where {agent or f'the {role.value}'} runs."
     )
     typer.echo(
         RELOAD.format(nats_file)
         if nats_file
-        else "It holds from the next `turnfold keys nats` that the server reads."
+        else "It is valid once the server has read the output of `turnfold keys nats`."
     )
 
 
 def token(
     agents: Annotated[
-        list[str] | None, typer.Argument(help="The ids of the agents it reaches.")
+        list[str] | None, typer.Argument(help="Ids of the agents that the token may access.")
     ] = None,
     is_operators: Annotated[
-        bool, typer.Option("--operator", help="It reaches every agent, the figures and the manual.")
+        bool,
+        typer.Option(
+            "--operator", help="Allow access to all agents, metrics and the API reference."
+        ),
     ] = False,
     name: Annotated[
         str | None,
-        typer.Option(help="What the audit calls it; else the first 12 characters of its hash."),
+        typer.Option(help="Name in the audit log (default: the first 12 characters of its hash)."),
     ] = None,
     directory: Directory = KEYS_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make a bearer token of HTTP and show it, this once. The file of TURNFOLD_HTTP_TOKENS (else tokens.json) gets its hash."""
+    """Create a bearer token for HTTP and print it once.
+
+    Its hash is added to the file of TURNFOLD_HTTP_TOKENS (default: tokens.json).
+    """
     from turnfold.access.bearers import EVERY_AGENT, name_fault, new_token
     from turnfold.contracts.subjects import id_fault
 
     if is_operators == bool(agents):
-        raise typer.BadParameter("name the agents that it reaches, or say --operator")
+        raise typer.BadParameter("specify AGENT... or --operator")
     for agent in agents or ():
         if fault := id_fault(agent):
             raise typer.BadParameter(f"the agent's id {fault}")
         if agent == EVERY_AGENT:
-            raise typer.BadParameter("an agent called * can have no token of its own")
+            raise typer.BadParameter("an agent with the id * cannot have its own token")
     if name is not None and (fault := name_fault(name)):
         raise typer.BadParameter(f"the name {fault}")
     path = _tokens_file(directory)
-    made = new_token(path, agents or [EVERY_AGENT], name=name)
+    bearer_token = new_token(path, agents or [EVERY_AGENT], name=name)
     if as_json:
-        show_json({"token": made, "agents": agents or [EVERY_AGENT], "file": str(path)})
+        show_json({"token": bearer_token, "agents": agents or [EVERY_AGENT], "file": str(path)})
     else:
-        typer.echo(made)
-        typer.echo(f"It is shown this once; {path} holds its hash.", err=True)
+        typer.echo(bearer_token)
+        typer.echo(f"The token is shown only once; {path} contains its hash.", err=True)
 
 
 def list_all(
     directory: Directory = KEYS_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """List the keys and the tokens that hold."""
+    """List the valid keys and tokens."""
     print_rows(
         "keys",
         COLUMNS,
         _known(directory),
         as_json=as_json,
-        empty="No keys yet: turnfold keys new ROLE, turnfold keys token AGENT.",
+        empty="No keys yet. Run `turnfold keys new ROLE` or `turnfold keys token AGENT`.",
     )
 
 
 def revoke(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A key or the hash of a token as `keys list` names it, or how it begins."
-        ),
+        typer.Argument(help="A key or token hash of `keys list`, or its first characters."),
     ],
     directory: Directory = KEYS_DIR,
     nats_file: NatsFile = None,
 ) -> None:
-    """Have a key or a token hold no longer: a token at once, a key when the NATS server reads its accounts again."""
+    """Revoke a key or a token.
+
+    A token is revoked at once, a key when the NATS server reads its accounts again.
+    """
     from turnfold.access.bearers import revoke_token
     from turnfold.access.keys import read_keys, revoke_key, write_accounts
 
-    found = [row for row in _known(directory) if row["name"].startswith(name)]
-    if len(found) != 1 or len(name) < LEAST_OF_A_NAME:
+    matches = [row for row in _known(directory) if row["name"].startswith(name)]
+    if len(matches) != 1 or len(name) < MIN_PREFIX_LENGTH:
         raise TurnfoldError(
-            f"{len(found)} keys and tokens begin so; name one by its first {LEAST_OF_A_NAME} characters or more"
+            f"{len(matches)} keys and tokens match {name!r};"
+            f" specify one by at least {MIN_PREFIX_LENGTH} characters"
         )
-    (row,) = found
+    (row,) = matches
     if row["kind"] == "token":
         revoke_token(_tokens_file(directory), row["name"])
     else:
@@ -167,7 +178,7 @@ def revoke(
 
 
 def nats(directory: Directory = KEYS_DIR) -> None:
-    """Print the accounts and permissions of all keys, for the configuration of a NATS server to include."""
+    """Print the accounts and permissions of all keys, to include in a NATS configuration."""
     from turnfold.access.keys import read_keys
     from turnfold.access.roles import configuration
 

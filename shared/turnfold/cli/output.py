@@ -1,4 +1,4 @@
-"""How commands show what they found: tables on a terminal, tab-separated lines in a pipe, JSON where asked."""
+"""Output of commands: tables on a terminal, tab-separated lines in a pipe, JSON on request."""
 
 import json
 import sys
@@ -11,18 +11,18 @@ from rich.markup import escape
 from rich.table import Table
 
 PIPE_WIDTH = 120
-MIN_WIDTH = 14
+MIN_COLUMN_WIDTH = 14
 
 
 def console() -> Console:
-    """Standard output as people read it; in a pipe without colours and with a fixed width."""
+    """Return a console for stdout; in a pipe it has no colors and a fixed width."""
     return Console(
         width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False
     )
 
 
 def show_json(value: Any) -> None:
-    """One value on one line."""
+    """Print a value as one line of JSON."""
     typer.echo(
         json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
         .encode("utf-8", "backslashreplace")
@@ -38,39 +38,39 @@ def print_rows(
     as_json: bool,
     empty: str,
 ) -> None:
-    """Rows of these columns; as JSON each row stands whole on a line of its own, whatever the columns."""
+    """Print rows with these columns; as JSON, print each whole row on one line."""
     if as_json:
         for row in rows:
             show_json(row)
         return
-    found = list(rows)
+    row_list = list(rows)
     if not sys.stdout.isatty():
         typer.echo("\t".join(columns))
-        for row in found:
+        for row in row_list:
             typer.echo("\t".join(" ".join(cell(row.get(column)).split()) for column in columns))
         return
-    if not found:
+    if not row_list:
         typer.echo(empty)
         return
-    console().print(build_table(title, columns, found))
+    console().print(build_table(title, columns, row_list))
 
 
 def build_table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A table for a terminal; numbers stand to the right, and those that count something with their thousands apart."""
-    found = list(rows)
+    """Build a table for a terminal, with numbers right-aligned and counts grouped by thousands."""
+    row_list = list(rows)
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        is_number = bool(found) and all(
-            isinstance(row.get(column), int | float | None) for row in found
+        is_number = bool(row_list) and all(
+            isinstance(row.get(column), int | float | None) for row in row_list
         )
-        widest = max((len(cell(row.get(column))) for row in found), default=0)
+        widest = max((len(cell(row.get(column))) for row in row_list), default=0)
         table.add_column(
             column.replace("_", " "),
             justify="right" if is_number else "left",
             overflow="fold",
-            min_width=min(widest, MIN_WIDTH),
+            min_width=min(widest, MIN_COLUMN_WIDTH),
         )
-    for row in found:
+    for row in row_list:
         table.add_row(*(escape(_counted(column, row.get(column))) for column in columns))
     return table
 
@@ -85,7 +85,7 @@ def _counted(column: str, value: Any) -> str:
 
 
 def cell(value: Any) -> str:
-    """One value as a reader wants it."""
+    """Return the text of one value."""
     match value:
         case None:
             return ""
@@ -98,7 +98,7 @@ def cell(value: Any) -> str:
 
 
 def clipped(text: str, characters: int) -> str:
-    """The text with its middle left out where it is longer than that."""
+    """Return the text; if it exceeds the length, leave out its middle."""
     if len(text) <= characters:
         return text
     head, tail = characters * 2 // 3, characters // 4

@@ -1,4 +1,4 @@
-"""Recorded conversations as events: the same recording always makes the same events."""
+"""Recorded conversations as events; one recording always makes the same events."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ ENVELOPE_BYTES = 64 * 1024
 
 
 class Step(StrEnum):
-    """What one event carries."""
+    """The content of one event."""
 
     TURN = "turn"
     MESSAGE = "message"
@@ -27,20 +27,22 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A conversation and the session it is published to."""
+    """A conversation and the session to which it is published."""
 
     key: SessionKey
     conversation: Conversation
 
 
 def load_recordings(files: Iterable[str], agent: str | None = None) -> list[Recording]:
-    """The conversations of all files, each with a session of its own; where an id comes twice the later one is numbered.
+    """Load the conversations of all files, each with its own session.
+
+    If an id repeats, a number is appended to the later ones.
 
     Raises:
-        UnreadableTranscript: a file cannot be read; the text names the line.
+        UnreadableTranscript: a file cannot be read. The text names the line.
     """
     taken: Counter[SessionKey] = Counter()
-    found: list[Recording] = []
+    recordings: list[Recording] = []
     for file in files:
         for conversation in read_conversations(file):
             agent_id = agent or conversation.agent or DEFAULT_AGENT
@@ -48,22 +50,22 @@ def load_recordings(files: Iterable[str], agent: str | None = None) -> list[Reco
             taken[key] += 1
             if taken[key] > 1:
                 key = session_key(agent_id, f"{conversation.conversation_id}-{taken[key]}")
-            found.append(Recording(key, conversation))
-    return found
+            recordings.append(Recording(key, conversation))
+    return recordings
 
 
 def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[OutgoingEvent, int]]:
-    """The events of a conversation in order, made as they are asked for, each with how many messages it carries.
+    """Iterate over a conversation's events, each with its number of messages.
 
-    Their ids follow from the session and their number.
+    Event ids derive from the session and the number of the event.
 
     Raises:
-        TooLarge: one message alone is larger than an event may be.
+        TooLarge: one message alone exceeds the size of an event.
     """
     conversation = recording.conversation
-    told = sha256(f"{recording.key.session_id}\n{step}".encode()).hexdigest()[:20]
+    digest = sha256(f"{recording.key.session_id}\n{step}".encode()).hexdigest()[:20]
     for number, part in enumerate(_parts(conversation, step)):
-        event_id = f"{told}-{number:06d}"
+        event_id = f"{digest}-{number:06d}"
         message = part.messages[0]
         try:
             if step is Step.MESSAGE and _is_plain_result(message):
@@ -88,7 +90,8 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ou
                 )
         except TooLarge as error:
             raise TooLarge(
-                f"{conversation.conversation_id}: one message is larger than an event may be ({error})"
+                f"{conversation.conversation_id}: one message is larger than an event may be"
+                f" ({error})"
             ) from error
         yield event, len(part.messages)
 
@@ -99,16 +102,19 @@ def pieces(
     max_messages: int = LIMITS.messages,
     max_bytes: int = LIMITS.bytes - ENVELOPE_BYTES,
 ) -> Iterator[Turn]:
-    """A turn in as few events as its size allows, parted between messages; a message above the limit stands alone."""
+    """Split a turn between messages into as few events as its size allows.
+
+    A message above the limit is alone in its event.
+    """
     piece: list[Json] = []
     size = 0
     for message in turn.messages:
-        more = len(encoded(message)) + 1
-        if piece and (len(piece) == max_messages or size + more > max_bytes):
+        message_bytes = len(encoded(message)) + 1
+        if piece and (len(piece) == max_messages or size + message_bytes > max_bytes):
             yield Turn(tuple(piece), turn.is_meta)
             piece, size = [], 0
         piece.append(message)
-        size += more
+        size += message_bytes
     yield Turn(tuple(piece), turn.is_meta)
 
 
@@ -121,7 +127,7 @@ def _parts(conversation: Conversation, step: Step) -> Iterator[Turn]:
 
 
 def _is_plain_result(message: Json) -> bool:
-    """Whether a `tool.result` carries all that stands in this message."""
+    """Return whether a `tool.result` event can carry all fields of the message."""
     known = {"role", "tool_call_id", "content", "name", "is_error"}
     named = isinstance(message.get("tool_call_id"), str) and isinstance(
         message.get("name"), str | None

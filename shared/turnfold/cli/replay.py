@@ -1,4 +1,4 @@
-"""`turnfold replay`: recorded conversations, published as if they happened now."""
+"""`turnfold replay`: publish recorded conversations as if they happened now."""
 
 import asyncio
 import sys
@@ -25,11 +25,11 @@ from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, Receipt, Session
 from turnfold.errors import CannotFit, TooLarge, Unavailable
 
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
 IN_FLIGHT = 32
-AT_ONCE = 100
-"""Events of a session in one batch, where nobody asked for a speed."""
+BATCH_EVENTS = 100
+"""Events of a session in one batch, if no speed is set."""
 WHOLE_WINDOW_TOKENS = 10_000_000
 STALLED_SECONDS = 60.0
 COLUMNS = (
@@ -47,9 +47,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """A session after a replay: what was published, and what the service made of it.
+    """A session after a replay: the published events, and the result in the service.
 
-    `evicted` counts messages that left the window, `tokens_live` is what stayed, without the summary.
+    `evicted` counts messages that left the window. `tokens_live` counts the remaining ones, without
+    the summary.
     """
 
     agent_id: str
@@ -73,37 +74,35 @@ def replay(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...", help="Conversation files, gzipped or not; - is standard input."
+            metavar="FILE...", help="Conversation files, gzipped or not. Use - for standard input."
         ),
     ],
     agent: Annotated[
         str | None,
-        typer.Option(help="The agent id of all; without it each conversation's own, or 'replay'."),
+        typer.Option(help="Agent id for all (default: each conversation's own, or replay)."),
     ] = None,
-    step: Annotated[Step, typer.Option(help="What one event carries.")] = Step.TURN,
+    step: Annotated[Step, typer.Option(help="Content of one event.")] = Step.TURN,
     speed: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, help="Events a second in each session; without it as fast as it goes."
-        ),
+        typer.Option(min=0.001, help="Events per second and session (default: no limit)."),
     ] = None,
     wait_seconds: Annotated[
-        float, typer.Option(min=0, help="How long to wait for summaries once all is stored.")
+        float, typer.Option(min=0, help="Time to wait for summaries after all events are stored.")
     ] = 10.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a session, on a line of its own.")
+        bool, typer.Option("--json", help="Print one JSON object per session and line.")
     ] = False,
 ) -> None:
-    """Publish recorded conversations and say what became of each.
+    """Publish recorded conversations and show the result of each.
 
-    Understood are this project's JSONL, JSON lists of chat messages and Claude Code transcripts. An event that was
-    published before is not stored again, so a replay can be repeated.
+    Formats: this project's JSONL, JSON lists of chat messages, Claude Code logs.
+    A replay can be repeated. Events that were published before are not stored again.
     """
-    told = asyncio.run(_replay(system_to_change(), files, agent, step, speed, wait_seconds))
+    summaries = asyncio.run(_replay(system_to_change(), files, agent, step, speed, wait_seconds))
     print_rows(
         "replayed",
         COLUMNS,
-        (asdict(one) for one in told),
+        (asdict(summary) for summary in summaries),
         as_json=as_json,
         empty="No conversations in these files.",
     )
@@ -134,30 +133,38 @@ async def replayed(
     speed: float | None = None,
     wait_seconds: float = 10.0,
 ) -> list[ReplaySummary]:
-    """Publish all, wait until all is stored, then at most `wait_seconds` for summaries still being written.
+    """Publish all recordings, wait until they are stored, then wait for pending summaries.
+
+    The wait for summaries takes at most `wait_seconds`.
 
     Raises:
-        TooLarge: one message alone is larger than an event may be.
-        Unavailable: the bus or the services stopped answering, or nothing was stored for a minute.
+        TooLarge: one message alone exceeds the size of an event.
+        Unavailable: NATS or the services stopped answering, or no event was stored for a
+            minute.
     """
     counts = await _published(client, recordings, bar, step, speed)
     await _for_each(
         recordings,
-        lambda one: _ingested(client.session(*one.key), len(one.conversation.messages)),
+        lambda recording: _ingested(
+            client.session(*recording.key), len(recording.conversation.messages)
+        ),
         bar,
         "storing",
     )
     deadline = time.monotonic() + wait_seconds
     await _for_each(
-        recordings, lambda one: _summarised(client.session(*one.key), deadline), bar, "summarising"
+        recordings,
+        lambda recording: _summarized(client.session(*recording.key), deadline),
+        bar,
+        "summarizing",
     )
     return await _for_each(
-        recordings, lambda one: _outcome(client, one, counts), bar, "looking back"
+        recordings, lambda recording: _outcome(client, recording, counts), bar, "reading results"
     )
 
 
 def progress(console: Console, *, disabled: bool = False) -> Progress:
-    """A bar for each stage, gone when all is done."""
+    """Return a progress display with one bar per stage, which disappears at the end."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description:<12}"),
@@ -171,10 +178,10 @@ def progress(console: Console, *, disabled: bool = False) -> Progress:
 async def _published(
     client: Client, recordings: Sequence[Recording], bar: Progress, step: Step, speed: float | None
 ) -> dict[tuple[str, str], int]:
-    """Publish all, sessions side by side; how many events each session has."""
-    counts: dict[tuple[str, str], int] = {one.key: 0 for one in recordings}
+    """Publish all sessions concurrently; return the number of events per session."""
+    counts: dict[tuple[str, str], int] = {recording.key: 0 for recording in recordings}
     task = bar.add_task(
-        "publishing", total=sum(len(one.conversation.messages) for one in recordings)
+        "publishing", total=sum(len(recording.conversation.messages) for recording in recordings)
     )
 
     def counted(recording: Recording, task: TaskID) -> Iterator[OutgoingEvent]:
@@ -188,9 +195,9 @@ async def _published(
         if speed is not None:
             await asyncio.sleep(1 / speed)
 
-    at_once = AT_ONCE if speed is None else 1
+    at_once = BATCH_EVENTS if speed is None else 1
     await client.publish_sessions(
-        (counted(one, task) for one in recordings),
+        (counted(recording, task) for recording in recordings),
         in_flight=IN_FLIGHT,
         at_once=at_once,
         published=paced,
@@ -199,8 +206,11 @@ async def _published(
 
 
 async def _ingested(session: Session, messages: int) -> None:
-    """Wait until every event published for the session is stored; where no window can be had, until so many messages are."""
-    seen, seen_at = -1, time.monotonic()
+    """Wait until every event of the session is stored.
+
+    If no window fits, wait until the session has this number of messages.
+    """
+    newest, newest_at = -1, time.monotonic()
     while True:
         try:
             if (await session.context(max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000)).fresh:
@@ -211,15 +221,16 @@ async def _ingested(session: Session, messages: int) -> None:
             if stored >= messages:
                 return
             await asyncio.sleep(0.2)
-        if stored != seen:
-            seen, seen_at = stored, time.monotonic()
-        elif time.monotonic() - seen_at > STALLED_SECONDS:
+        if stored != newest:
+            newest, newest_at = stored, time.monotonic()
+        elif time.monotonic() - newest_at > STALLED_SECONDS:
             raise Unavailable(
-                f"nothing was stored for {STALLED_SECONDS:g} seconds: see that a worker runs (`turnfold doctor`)"
+                f"nothing was stored for {STALLED_SECONDS:g} seconds;"
+                " check that a worker runs (`turnfold doctor`)"
             )
 
 
-async def _summarised(session: Session, deadline: float) -> None:
+async def _summarized(session: Session, deadline: float) -> None:
     while time.monotonic() < deadline:
         if not (await session.status()).get("messages_pending"):
             return
@@ -248,23 +259,26 @@ async def _outcome(
 
 async def _for_each(
     recordings: Sequence[Recording],
-    work: Callable[[Recording], Awaitable[Told]],
+    work: Callable[[Recording], Awaitable[Result]],
     bar: Progress,
     description: str,
-) -> list[Told]:
-    """What the work says of each recording, in order; so many at a time, and the first error ends all."""
-    slots = asyncio.Semaphore(IN_FLIGHT)
-    task = bar.add_task(description, total=len(recordings))
+) -> list[Result]:
+    """Run `work` on all recordings with limited concurrency; return the results in order.
 
-    async def one(recording: Recording) -> Told:
+    The first error cancels the rest.
+    """
+    slots = asyncio.Semaphore(IN_FLIGHT)
+    progress_task = bar.add_task(description, total=len(recordings))
+
+    async def run(recording: Recording) -> Result:
         async with slots:
-            told = await work(recording)
-        bar.advance(task)
-        return told
+            result = await work(recording)
+        bar.advance(progress_task)
+        return result
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(recording)) for recording in recordings]
+            tasks = [group.create_task(run(recording)) for recording in recordings]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
-    return [done.result() for done in tasks]
+    return [task.result() for task in tasks]

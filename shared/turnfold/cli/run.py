@@ -1,4 +1,4 @@
-"""Commands that run the system: all of it under one roof, or its parts one by one."""
+"""Commands that run the whole system or one of its services."""
 
 import asyncio
 import functools
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli import services as serving
+from turnfold.cli import services
 from turnfold.settings import Settings, read_settings
 
 DATA_DIR = Path(".turnfold")
@@ -29,27 +29,27 @@ def register(app: typer.Typer) -> None:
 def up(
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="Where everything is kept (TURNFOLD_DATA_DIR, else .turnfold)."),
+        typer.Option(help="Directory for all data (default: TURNFOLD_DATA_DIR, else .turnfold)."),
     ] = None,
     nats_port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port of the bus; 0 picks a free one.")
+        int, typer.Option(min=0, max=65_535, help="Port of NATS; 0 picks a free one.")
     ] = NATS_PORT,
     http_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Port of HTTP; 0 picks a free one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
-    """Run the whole system: bus, database, worker and query. Stop it with Ctrl-C."""
+    """Run the whole system: NATS, database, worker and query service. Stop it with Ctrl-C."""
     from turnfold.access.bearers import check_bind_address
     from turnfold.process.supervisor import SystemConfig, run
 
-    # The bus is the one that starts here, whatever ran on this directory before.
-    given = {
+    # NATS starts here. The URL of an earlier run in this directory must not be used.
+    options = {
         "data_dir": data_dir,
         "http_port": http_port,
         "nats_url": f"nats://127.0.0.1:{nats_port}",
     }
-    settings = read_settings(os.environ, given)
+    settings = read_settings(os.environ, options)
     check_bind_address(
         settings.http_host,
         has_tokens=settings.http_tokens is not None,
@@ -70,22 +70,25 @@ def up(
 
 
 def worker() -> None:
-    """Ingest events and compact sessions, with the bus and the database of the environment."""
-    raise typer.Exit(serving.worker())
+    """Run a worker: ingest events and compact sessions. Configure it with TURNFOLD_* variables."""
+    raise typer.Exit(services.worker())
 
 
 def query() -> None:
-    """Answer requests on the bus and over HTTP, with the bus and the database of the environment."""
-    raise typer.Exit(serving.query())
+    """Run a query service on NATS and HTTP. Configure it with TURNFOLD_* variables."""
+    raise typer.Exit(services.query())
 
 
 def migrate() -> None:
-    """Make the tables and the streams, or bring them up to date."""
-    raise typer.Exit(serving.migrate())
+    """Create or update the tables and the streams."""
+    raise typer.Exit(services.migrate())
 
 
 def _logger(settings: Settings) -> Callable[..., None]:
-    """Logs of the supervisor, set up when there is something to say: the start is quicker so."""
+    """Return the supervisor's log function; it configures logs at the first line.
+
+    Most starts log nothing, and are faster without the import.
+    """
 
     @functools.cache
     def ready() -> Any:
@@ -107,8 +110,9 @@ def _print_json(ready: Mapping[str, Any]) -> None:
         sys.stdout.write(json.dumps(ready) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads the ready line any more; the system serves on.
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it lives as long as the process
+        # The reader of the ready line has closed the pipe. The system continues to run.
+        # The file stays open as long as the process.
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _print_panel(ready: Mapping[str, Any]) -> None:
@@ -119,14 +123,15 @@ def _print_panel(ready: Mapping[str, Any]) -> None:
     from turnfold.settings import redacted
 
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("bus", redacted(ready["nats_url"]))
+    rows.add_row("nats", redacted(ready["nats_url"]))
     rows.add_row("http", f"{ready['http_url']}  (docs at {ready['http_url']}/docs)")
-    rows.add_row("figures", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
+    rows.add_row("metrics", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
     rows.add_row("database", redacted(ready["database_url"]))
     rows.add_row("processes", ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items()))
     rows.add_row(
         "try",
-        "turnfold replay FILE, then turnfold sessions (with TURNFOLD_DATA_DIR set to this data directory)",
+        "turnfold replay FILE, then turnfold sessions"
+        " (with TURNFOLD_DATA_DIR set to this data directory)",
     )
     rows.add_row("stop", "Ctrl-C")
     Console().print(Panel(rows, title="turnfold is ready", expand=False))

@@ -1,4 +1,4 @@
-"""`turnfold search`: words and exact values in everything a session ever held."""
+"""`turnfold search`: find words and exact values in all messages of a session."""
 
 import asyncio
 import re
@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from turnfold.cli.connection import connected_client
-from turnfold.cli.context import ROLE_COLOURS
+from turnfold.cli.context import ROLE_COLORS
 from turnfold.cli.output import console, show_json
 from turnfold.core.text.search import searched_text
 from turnfold.messages import State
 
 COLUMNS = ("position", "message_id", "state", "role", "score", "snippet")
-STATE_COLOURS = {"live": "green", "pending": "yellow", "covered": "blue"}
+STATE_COLORS = {"live": "green", "pending": "yellow", "covered": "blue"}
 HIT_STYLE = "bold reverse"
 BEFORE, AROUND = 60, 200
 MOST_HITS = 100
@@ -27,7 +27,7 @@ Hit = dict[str, Any]
 
 
 class Speaker(StrEnum):
-    """Whose messages."""
+    """The role of a message."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -46,14 +46,18 @@ def search(
     session: Annotated[str, typer.Argument(help="The session's id.")],
     query: Annotated[
         list[str],
-        typer.Argument(help="Words, a path, an id, a number; several words are one query."),
+        typer.Argument(help="Words, a path, an id or a number. Several words form one query."),
     ],
-    limit: Annotated[int, typer.Option(min=1, max=MOST_HITS, help="The best so many.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MOST_HITS, help="Show at most this many, best first.")
+    ] = 20,
     state: Annotated[State | None, typer.Option(help="Only messages in this state.")] = None,
     role: Annotated[Speaker | None, typer.Option(help="Only messages of this role.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
 ) -> None:
-    """Find messages of a session, those included that have left the window, the best first."""
+    """Find messages of a session, best first, including those that left the window."""
     q = " ".join(query)
     hits = asyncio.run(_hits(agent, session, q, limit=limit, state=state, role=role))
     if as_json:
@@ -63,15 +67,15 @@ def search(
         typer.echo("\t".join(COLUMNS))
         for hit in hits:
             snippet, _ = snippet_of(searched_text(hit["message"]), q)
-            typer.echo("\t".join(str(one) for one in (*_facts(hit), snippet)))
+            typer.echo("\t".join(str(value) for value in (*_columns(hit), snippet)))
     elif hits:
         console().print(_table(hits, q))
     else:
-        typer.echo("Nothing found: try fewer words, or the beginning of one.")
+        typer.echo("No matches. Try fewer words, or the beginning of one.")
 
 
-async def _hits(agent: str, session: str, q: str, **wanted: Any) -> list[Hit]:
-    fields = {"q": q} | {name: value for name, value in wanted.items() if value is not None}
+async def _hits(agent: str, session: str, q: str, **filters: Any) -> list[Hit]:
+    fields = {"q": q} | {name: value for name, value in filters.items() if value is not None}
     async with connected_client() as client:
         hits: list[Hit] = (await client.session(agent, session).ask("history.search", fields))[
             "hits"
@@ -79,7 +83,7 @@ async def _hits(agent: str, session: str, q: str, **wanted: Any) -> list[Hit]:
         return hits
 
 
-def _facts(hit: Hit) -> tuple[int, str, str, str, float]:
+def _columns(hit: Hit) -> tuple[int, str, str, str, float]:
     return (
         hit["position"],
         hit["message_id"],
@@ -90,37 +94,42 @@ def _facts(hit: Hit) -> tuple[int, str, str, str, float]:
 
 
 def _table(hits: Sequence[Hit], q: str) -> Table:
-    table = Table(title=f"{len(hits)} found", title_justify="left", header_style="bold")
+    table = Table(title=f"{len(hits)} matches", title_justify="left", header_style="bold")
     table.add_column("position", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("role", no_wrap=True)
     table.add_column("snippet", overflow="fold")
     for hit in hits:
-        position, _, state, role, _ = _facts(hit)
+        position, _, state, role, _ = _columns(hit)
         snippet, places = snippet_of(searched_text(hit["message"]), q)
         shown = Text(snippet)
         for start, end in places:
             shown.stylize(HIT_STYLE, start, end)
         table.add_row(
             str(position),
-            Text(state, style=STATE_COLOURS.get(state, "")),
-            Text(role, style=ROLE_COLOURS.get(role, "white")),
+            Text(state, style=STATE_COLORS.get(state, "")),
+            Text(role, style=ROLE_COLORS.get(role, "white")),
             shown,
         )
     return table
 
 
 def snippet_of(text: str, q: str) -> tuple[str, list[tuple[int, int]]]:
-    """What of a text to show on one line, and where in that the query, or else its words, stand."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    """Return a one-line excerpt around the query, and the positions of matches in it.
+
+    If the query does not occur as a whole, its words are matched.
+    """
+    line = " ".join(
+        "".join(character if character.isprintable() else " " for character in text).split()
+    )
     whole = re.compile(re.escape(" ".join(q.split())), re.IGNORECASE)
     words = re.compile(
         "|".join(re.escape(word) for word in sorted(q.split(), key=len, reverse=True)) or "(?!)",
         re.IGNORECASE,
     )
-    seen = whole if whole.search(line) else words
-    first = seen.search(line)
+    pattern = whole if whole.search(line) else words
+    first = pattern.search(line)
     start = max(0, first.start() - BEFORE) if first else 0
     head, tail = ("…" if start else ""), ("…" if start + AROUND < len(line) else "")
     shown = f"{head}{line[start : start + AROUND]}{tail}"
-    return shown, [match.span() for match in seen.finditer(shown)]
+    return shown, [match.span() for match in pattern.finditer(shown)]

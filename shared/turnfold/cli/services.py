@@ -1,4 +1,4 @@
-"""The services one by one, from the environment: what `turnfold worker`, `query` and `migrate` do."""
+"""Entry points of the services, configured from the environment."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ from turnfold.settings import Settings, read_settings
 
 
 def worker() -> int:
-    """Ingest events and compact sessions until told to stop; the exit status."""
+    """Run the worker until it is stopped; return the exit status."""
     settings = _settings("worker")
     from turnfold_worker.receiver import ReceiverProcess
 
-    # The process loads while this one imports the worker.
+    # The child process loads while this one imports the worker.
     process = ReceiverProcess()
     from turnfold_worker.app import main
 
@@ -22,7 +22,7 @@ def worker() -> int:
 
 
 def receiver() -> int:
-    """Receive events for the worker at the other end of standard input, which starts this by itself; the exit status."""
+    """Run the receiver, which the worker starts and controls over stdin; return the exit status."""
     settings = _settings("receiver")
     from turnfold_worker.receiver.child import main
 
@@ -30,11 +30,11 @@ def receiver() -> int:
 
 
 def query() -> int:
-    """Answer requests on the bus and over HTTP until told to stop; the exit status."""
+    """Run the query service on NATS and HTTP until it is stopped; return the exit status."""
     settings = _settings("query")
     from turnfold_query.lane import Lane
 
-    # Its process loads while we load.
+    # The child process loads while this one does.
     lane = Lane()
     lane.begin()
     from turnfold_query.app import main
@@ -43,7 +43,10 @@ def query() -> int:
 
 
 def lane() -> int:
-    """Do what computes for long for the query server at the other end of standard input, which starts this by itself; the exit status."""
+    """Run the lane, the query service's process for long computations; return the exit status.
+
+    The query service starts it and controls it over stdin.
+    """
     from turnfold.process.scheduling import step_aside
 
     step_aside()
@@ -54,7 +57,7 @@ def lane() -> int:
 
 
 def migrate() -> int:
-    """Make the tables and the streams, or bring them up to date."""
+    """Create or update the tables and the streams."""
     settings = _settings("migrate")
     from turnfold_migrations import migrate as bring_up_to_date
 
@@ -62,13 +65,15 @@ def migrate() -> int:
     return 0
 
 
-def _travel_light(settings: Settings) -> None:
-    """Keep out what libraries load only because it is there: 13 MB and a third of a second for each service.
+def _skip_unused_imports(settings: Settings) -> None:
+    """Block optional imports of libraries, which cost each service 13 MB and a third of a second.
 
-    nats-py takes aiohttp for websocket URLs alone, and structlog takes rich for tracebacks, which are not shown here.
+    nats-py uses aiohttp only for websocket URLs. structlog uses rich only for tracebacks, which the
+    services do not print.
     """
     for name in ["rich"] if "ws" in urlsplit(settings.nats_url).scheme else ["rich", "aiohttp"]:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # how Python says that a module is not to be had
+        # None in sys.modules makes an import fail.
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # the stubs allow modules only
 
 
 SERVICES: Mapping[str, Callable[[], int]] = {
@@ -81,10 +86,10 @@ SERVICES: Mapping[str, Callable[[], int]] = {
 
 
 def _settings(role: str) -> Settings:
-    """The settings of a service, with its logs set up and its life bound to its supervisor's."""
+    """Read the settings of a service, configure its logs, and bind its life to its parent's."""
     settings = read_settings(os.environ)
-    _check_named(settings, role)
-    _travel_light(settings)
+    _check_system_is_named(settings, role)
+    _skip_unused_imports(settings)
     from turnfold.observability.logs import configure_logs
     from turnfold.process.ready import follow_parent
 
@@ -97,11 +102,12 @@ def _settings(role: str) -> Settings:
     return settings
 
 
-def _check_named(settings: Settings, role: str) -> None:
-    """Refuse to act on a system that was not named.
+def _check_system_is_named(settings: Settings, role: str) -> None:
+    """Refuse to use a system that is not named.
 
     Raises:
-        StartError: no system runs in the named data directory, or tables and streams would be made where nobody said.
+        StartError: no system runs in the named data directory, or `migrate` was started without
+            a named system.
     """
     from turnfold.process.directory import running_system
 
@@ -110,9 +116,11 @@ def _check_named(settings: Settings, role: str) -> None:
     if settings.data_dir is not None:
         if running_system(settings.data_dir) is None:
             raise StartError(
-                f"no system runs in {settings.data_dir}; set TURNFOLD_NATS_URL, or start all of it with `turnfold up`"
+                f"no system runs in {settings.data_dir};"
+                " set TURNFOLD_NATS_URL, or start the whole system with `turnfold up`"
             )
     elif role == "migrate" and "database_url" not in settings.explicit_names:
         raise StartError(
-            "no system is named; set TURNFOLD_NATS_URL and TURNFOLD_DATABASE_URL to what `turnfold migrate` is to set up"
+            "no system is named; set TURNFOLD_NATS_URL and TURNFOLD_DATABASE_URL"
+            " to the system that `turnfold migrate` sets up"
         )

@@ -1,4 +1,4 @@
-"""`turnfold sessions` and `summaries list|show`: what is there."""
+"""`turnfold sessions` and `summaries list|show`: sessions and their summaries."""
 
 import asyncio
 from typing import Annotated, Any
@@ -15,10 +15,21 @@ from turnfold.errors import Conflict
 
 Agent = Annotated[str, typer.Argument(help="The agent's id.")]
 SessionName = Annotated[str, typer.Argument(help="The session's id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
-SESSION_COLUMNS = ("agent_id", "session_id", "messages_total", "messages_live", "messages_pending", "messages_covered",
-                   "tokens_total", "tokens_live", "factor", "summary_version", "last_event_at")  # fmt: skip
+SESSION_COLUMNS = (
+    "agent_id",
+    "session_id",
+    "messages_total",
+    "messages_live",
+    "messages_pending",
+    "messages_covered",
+    "tokens_total",
+    "tokens_live",
+    "factor",
+    "summary_version",
+    "last_event_at",
+)
 SUMMARY_COLUMNS = (
     "version",
     "in_force",
@@ -36,47 +47,47 @@ PAGE = 1_000
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("sessions")(sessions)
-    summaries = group(app, "summaries", "The versions of a session's summary.")
+    summaries = group(app, "summaries", "Inspect and change the versions of a summary.")
     summaries.command("list")(summaries_list)
     summaries.command("show")(summaries_show)
 
 
 def sessions(
-    agent: Annotated[str | None, typer.Option(help="Those of one agent.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    agent: Annotated[str | None, typer.Option(help="Only sessions of this agent.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many, newest first.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List the sessions with their counters, the one with the newest event first."""
+    """List the sessions with their counters, newest event first."""
     rows = asyncio.run(newest_sessions(agent_id=agent, limit=limit))
     print_rows(
         "sessions",
         SESSION_COLUMNS,
         rows,
         as_json=as_json,
-        empty="No sessions yet: publish a turn, or `turnfold replay FILE`.",
+        empty="No sessions yet. Publish a turn, or run `turnfold replay FILE`.",
     )
 
 
 async def newest_sessions(
     *, agent_id: str | None = None, limit: int = PAGE
 ) -> list[dict[str, Any]]:
-    """The rows of the sessions whose events are the newest, page by page."""
+    """Return the rows of the sessions with the newest events, fetched in pages."""
     rows: list[dict[str, Any]] = []
-    asked: dict[str, Any] = {} if agent_id is None else {"agent_id": agent_id}
+    query: dict[str, Any] = {} if agent_id is None else {"agent_id": agent_id}
     while len(rows) < limit:
-        told = await http_get(
-            f"/v1/sessions?{urlencode(asked | {'limit': min(PAGE, limit - len(rows))})}"
+        page = await http_get(
+            f"/v1/sessions?{urlencode(query | {'limit': min(PAGE, limit - len(rows))})}"
         )
-        rows += told["sessions"]
-        if told["next_after"] is None:
+        rows += page["sessions"]
+        if page["next_after"] is None:
             break
-        asked["after"] = told["next_after"]
+        query["after"] = page["next_after"]
     return rows
 
 
 def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:
     """List the versions of the summary."""
-    rows = asyncio.run(_asked(agent, session, "summary.list"))["summaries"]
+    rows = asyncio.run(_ask(agent, session, "summary.list"))["summaries"]
     shown = (
         rows
         if as_json
@@ -90,7 +101,7 @@ def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) 
         SUMMARY_COLUMNS,
         shown,
         as_json=as_json,
-        empty="No summary yet: nothing was evicted.",
+        empty="No summary yet: no message was evicted.",
     )
 
 
@@ -98,33 +109,33 @@ def summaries_show(
     agent: Agent,
     session: SessionName,
     version: Annotated[
-        int | None, typer.Argument(min=1, help="The version; without it, the one in force.")
+        int | None, typer.Argument(min=1, help="The version (default: the one in force).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one version of the summary in full."""
-    told = asyncio.run(_version(agent, session, version))
+    summary = asyncio.run(_version(agent, session, version))
     if as_json:
-        show_json(told)
+        show_json(summary)
         return
-    console().print(summary_panel(Summary.of(told), lines=1 << 20, entries=1 << 20))
+    console().print(summary_panel(Summary.of(summary), lines=1 << 20, entries=1 << 20))
 
 
-async def _asked(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
+async def _ask(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
     async with connected_client() as client:
         return await client.session(agent, session).ask(name, fields)
 
 
 async def _version(agent: str, session: str, version: int | None) -> dict[str, Any]:
     async with connected_client() as client:
-        asked = client.session(agent, session)
-        return await asked.ask(
-            "summary.get", {"version": version if version is not None else await _in_force(asked)}
+        chosen = client.session(agent, session)
+        return await chosen.ask(
+            "summary.get", {"version": version if version is not None else await _in_force(chosen)}
         )
 
 
 async def _in_force(session: Session) -> int:
     version: int | None = (await session.status()).get("summary_version")
     if not version:
-        raise Conflict("there is no summary yet: nothing was evicted")
+        raise Conflict("session has no summary yet; no message was evicted")
     return version

@@ -1,4 +1,4 @@
-"""`turnfold summaries diff|promote|regenerate` and `turnfold restore`: versions that change places."""
+"""`turnfold summaries diff|promote|regenerate` and `turnfold restore`."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ from turnfold.contracts.subjects import token_of
 from turnfold.errors import BadRequest, Conflict, Unavailable
 
 Version = Annotated[int, typer.Argument(min=1, help="The number of a version.")]
-COLOURS = {Mark.GONE: "red", Mark.NEW: "green", Mark.SAME: "dim"}
-LINE = 400
+COLORS = {Mark.GONE: "red", Mark.NEW: "green", Mark.SAME: "dim"}
+MAX_LINE_LENGTH = 400
 CAMPAIGN_COLUMNS = (
     "campaign_id",
     "agent_id",
@@ -40,8 +40,10 @@ CAMPAIGN_COLUMNS = (
     "finished_at",
 )
 POLL_SECONDS = 0.2
-ENDED_BADLY = {
-    "rejected": "the gate refused what was written",
+PART_TITLES = {"exact values": "ledger"}
+"""Titles that differ from the part's name in the JSON output."""
+FAILED_PHASES = {
+    "rejected": "the gate rejected the text",
     "rollback": "the model failed",
     "stale": "another version took its place",
 }
@@ -49,7 +51,7 @@ ENDED_BADLY = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    summaries = group(app, "summaries", "The versions of a session's summary.")
+    summaries = group(app, "summaries", "Inspect and change the versions of a summary.")
     summaries.command("diff")(diff)
     summaries.command("promote")(promote)
     summaries.command("regenerate")(regenerate)
@@ -64,13 +66,15 @@ def diff(
     session: SessionName,
     before: Version,
     after: Annotated[
-        int | None, typer.Argument(min=1, help="The other version; without it, the one in force.")
+        int | None, typer.Argument(min=1, help="The other version (default: the one in force).")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show what both have, too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show lines that both versions have.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two versions: what is gone, and what is new."""
-    old, new = asyncio.run(_both(agent, session, before, after))
+    """Compare two versions: removed and added lines."""
+    old, new = asyncio.run(_read_versions(agent, session, before, after))
     lines = differences(old, new)
     if as_json:
         for line in lines:
@@ -85,45 +89,51 @@ def diff(
     _show(console(), old, new, lines, everything=everything)
 
 
-async def _both(
+async def _read_versions(
     agent: str, session: str, before: int, after: int | None
 ) -> tuple[Summary, Summary]:
     async with connected_client() as client:
-        asked = client.session(agent, session)
+        chosen = client.session(agent, session)
         if after is None:
-            after = (await asked.status()).get("summary_version")
+            after = (await chosen.status()).get("summary_version")
         if after is None:
-            raise Conflict("there is no summary in force; name two versions")
-        return await asked.summary(before), await asked.summary(after)
+            raise Conflict("session has no summary in force; specify two versions")
+        return await chosen.summary(before), await chosen.summary(after)
 
 
 def _show(
     out: Console, old: Summary, new: Summary, lines: Sequence[Line], *, everything: bool
 ) -> None:
     for summary, mark in ((old, Mark.GONE), (new, Mark.NEW)):
-        out.print(Text(f"{mark * 3} {_about(summary)}", style=f"bold {COLOURS[mark]}"))
+        out.print(Text(f"{mark * 3} {_about(summary)}", style=f"bold {COLORS[mark]}"))
     shown = 0
-    for part, some in groupby(lines, key=lambda line: line.part):
-        found = list(some)
-        changed = [line for line in found if everything or line.mark is not Mark.SAME]
-        same = sum(line.mark is Mark.SAME for line in found)
+    for part, part_lines in groupby(lines, key=lambda line: line.part):
+        all_lines = list(part_lines)
+        changed = [line for line in all_lines if everything or line.mark is not Mark.SAME]
+        same = sum(line.mark is Mark.SAME for line in all_lines)
         if changed:
             shown += 1
             out.print(
-                Text(f"\n{part}", style="bold")
+                Text(f"\n{PART_TITLES.get(part, part)}", style="bold")
                 + Text("" if everything or not same else f"  ({same} in both)", style="dim")
             )
         for line in changed:
             out.print(
-                Text(f"{line.mark} {clipped(_one_line(line.text), LINE)}", style=COLOURS[line.mark])
+                Text(
+                    f"{line.mark} {clipped(_one_line(line.text), MAX_LINE_LENGTH)}",
+                    style=COLORS[line.mark],
+                )
             )
     if not shown:
-        out.print("\nThey say the same.")
+        out.print("\nThe versions do not differ.")
 
 
 def _about(summary: Summary) -> str:
-    who = summary.model if summary.kind == "llm" and summary.model else summary.kind
-    return f"version {summary.version} · {who} · {summary.tokens:,} tokens · {summary.covers.get('messages', 0):,} messages"
+    author = summary.model if summary.kind == "llm" and summary.model else summary.kind
+    covered = summary.covers.get("messages", 0)
+    return (
+        f"version {summary.version} · {author} · {summary.tokens:,} tokens · {covered:,} messages"
+    )
 
 
 def _one_line(text: str) -> str:
@@ -138,13 +148,13 @@ def promote(
     session: SessionName,
     version: Version,
     over: Annotated[
-        int | None, typer.Option(min=1, help="Only if this version is in force.")
+        int | None, typer.Option(min=1, help="Promote only if this version is in force.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a version in force; the others stay, and any of them can be promoted again."""
-    told = asyncio.run(
-        _asked(
+    """Put a version in force. The others stay, and any of them can be promoted again."""
+    promoted = asyncio.run(
+        _ask(
             system_to_change(),
             agent,
             session,
@@ -153,150 +163,154 @@ def promote(
         )
     )
     if as_json:
-        show_json(told)
+        show_json(promoted)
     else:
-        console().print(summary_panel(Summary.of(told)))
+        console().print(summary_panel(Summary.of(promoted)))
 
 
 def regenerate(  # noqa: PLR0917  # a parameter for each option
     agent: Annotated[
-        str | None, typer.Argument(help="The agent's id; without it, say --all.")
+        str | None, typer.Argument(help="The agent's id; required unless --all is set.")
     ] = None,
     session: Annotated[
-        str | None, typer.Argument(help="The session's id; without it, all of the agent.")
+        str | None, typer.Argument(help="The session's id (default: all sessions of the agent).")
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every session of every agent.")
+        bool, typer.Option("--all", help="Regenerate every session of every agent.")
     ] = False,
-    model: Annotated[str | None, typer.Option(help="Another model than the policy's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model (default: the policy's).")] = None,
     style: Annotated[str | None, typer.Option(help="narrative or structured.")] = None,
     prompt: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="A file that tells the task in other words."
-        ),
+        typer.Option(exists=True, dir_okay=False, help="A file with another task for the model."),
     ] = None,
     from_version: Annotated[
-        int | None, typer.Option(min=1, help="Write on this version, and read what came after it.")
+        int | None, typer.Option(min=1, help="Extend this version with the messages after it.")
     ] = None,
     at_once: Annotated[
         int,
-        typer.Option(
-            min=1, max=100, help="Sessions in work at the same time, where there are many."
-        ),
+        typer.Option(min=1, max=100, help="Sessions to regenerate at the same time."),
     ] = 2,
     wait: Annotated[
-        bool, typer.Option(help="Wait until it is written; it goes on without you as well.")
+        bool, typer.Option(help="Wait for the result; the work continues without waiting.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Have summaries written again from the originals, in the background; the versions in force stay until you promote others."""
+    """Regenerate summaries from the original messages, in the background.
+
+    The versions in force stay until you promote others.
+    """
     if everything == bool(agent):
-        raise typer.BadParameter("give an agent, an agent and a session, or --all")
-    wanted: dict[str, Any] = {
+        raise typer.BadParameter("specify AGENT, AGENT SESSION or --all")
+    if (agent is None or session is None) and from_version is not None:
+        raise typer.BadParameter("--from-version requires SESSION")
+    options: dict[str, Any] = {
         "model": model,
         "style": style,
         "prompt": prompt.read_text() if prompt else None,
     }
-    if (agent is None or session is None) and from_version is not None:
-        raise typer.BadParameter("--from-version names a version of one session: give the session")
     system = system_to_change()
     if agent is None or session is None:
-        told = asyncio.run(
-            _campaign(system, agent, wanted | {"at_once": at_once}, wait=wait, is_quiet=as_json)
-        )
-        print_rows("campaign", CAMPAIGN_COLUMNS, [told], as_json=as_json, empty="")
+        options["at_once"] = at_once
+        campaign = asyncio.run(_run_campaign(system, agent, options, wait=wait, is_quiet=as_json))
+        print_rows("campaign", CAMPAIGN_COLUMNS, [campaign], as_json=as_json, empty="")
         return
-    told = asyncio.run(
-        _regenerated(
-            system,
-            agent,
-            session,
-            wanted | {"from_version": from_version},
-            wait=wait,
-            is_quiet=as_json,
-        )
+    options["from_version"] = from_version
+    summary = asyncio.run(
+        _regenerate_session(system, agent, session, options, wait=wait, is_quiet=as_json)
     )
     if as_json:
-        show_json(told)
-    elif "version" in told:
-        console().print(summary_panel(Summary.of(told)))
-        names = f"{shlex.quote(agent)} {shlex.quote(session)} {told['version']}"
+        show_json(summary)
+    else:
+        _print_regenerated(agent, session, summary)
+
+
+def _print_regenerated(agent: str, session: str, summary: dict[str, Any]) -> None:
+    if "version" in summary:
+        console().print(summary_panel(Summary.of(summary)))
+        names = f"{shlex.quote(agent)} {shlex.quote(session)} {summary['version']}"
         typer.echo(f"compare:       turnfold summaries diff {names}")
         typer.echo(f"put in force:  turnfold summaries promote {names}")
     else:
         typer.echo(
-            f"It is being written (compaction {told['compaction_id']}); see `turnfold summaries list`."
+            f"The summary is being regenerated (compaction {summary['compaction_id']});"
+            " see `turnfold summaries list`."
         )
 
 
-async def _campaign(
-    system: System, agent: str | None, wanted: dict[str, Any], *, wait: bool, is_quiet: bool
+async def _run_campaign(
+    system: System, agent: str | None, options: dict[str, Any], *, wait: bool, is_quiet: bool
 ) -> dict[str, Any]:
-    """Many sessions, and how far that is: whoever asks for the same again looks on."""
+    """Regenerate many sessions and follow the progress.
+
+    The same request again does not start a second campaign. It follows the first one.
+    """
     subject = (
         f"agent.regenerate.{token_of(agent)}" if agent is not None else "installation.regenerate"
     )
     async with changing(system) as client:
-        told = await client.ask(
-            subject, {name: value for name, value in wanted.items() if value is not None}
+        campaign = await client.ask(
+            subject, {name: value for name, value in options.items() if value is not None}
         )
         err = Console(stderr=True)
         with progress(err, disabled=is_quiet or not err.is_terminal) as bar:
-            task = bar.add_task("sessions written again", total=told["sessions"])
-            while wait and told["finished_at"] is None:
+            task = bar.add_task("sessions regenerated", total=campaign["sessions"])
+            while wait and campaign["finished_at"] is None:
                 await asyncio.sleep(POLL_SECONDS)
-                # The work is stored: a worker that is away for a moment stops nothing.
+                # The campaign is stored, and continues after a worker restarts.
                 with contextlib.suppress(Unavailable):
-                    told = await client.ask("campaign.get", {"campaign_id": told["campaign_id"]})
-                bar.update(task, completed=told["written"] + told["failed"])
-    return told
+                    campaign = await client.ask(
+                        "campaign.get", {"campaign_id": campaign["campaign_id"]}
+                    )
+                bar.update(task, completed=campaign["written"] + campaign["failed"])
+    return campaign
 
 
-async def _regenerated(
-    system: System, agent: str, session: str, wanted: dict[str, Any], *, wait: bool, is_quiet: bool
+async def _regenerate_session(
+    system: System, agent: str, session: str, options: dict[str, Any], *, wait: bool, is_quiet: bool
 ) -> dict[str, Any]:
     async with changing(system) as client:
-        asked = client.session(agent, session)
-        told = await asked.ask("summary.regenerate", wanted)
+        chosen = client.session(agent, session)
+        request = await chosen.ask("summary.regenerate", options)
         if not wait:
-            return told
+            return request
         err = Console(stderr=True)
         with (
-            err.status("the summary is being written again", spinner="dots")
+            err.status("regenerating the summary", spinner="dots")
             if err.is_terminal and not is_quiet
             else contextlib.nullcontext()
         ):
-            version = await _written(asked, str(told["compaction_id"]))
-        return await asked.ask("summary.get", {"version": version})
+            version = await _wait_for_version(chosen, str(request["compaction_id"]))
+        return await chosen.ask("summary.get", {"version": version})
 
 
-async def _written(session: Session, compaction_id: str) -> int:
-    """The version that a compaction came to.
+async def _wait_for_version(session: Session, compaction_id: str) -> int:
+    """Wait for the version that a compaction writes, and return its number.
 
     Raises:
-        Conflict: it came to none.
+        Conflict: the compaction ended without a version.
     """
-    async for row in _followed(session):
+    async for row in _follow(session):
         if row["compaction_id"] != compaction_id:
             continue
         if row["phase"] == "summary_done":
             rows = (await session.ask("summary.list"))["summaries"]
             return next(
-                int(one["version"])
-                for one in reversed(rows)
-                if one["compaction_id"] == compaction_id
+                int(summary["version"])
+                for summary in reversed(rows)
+                if summary["compaction_id"] == compaction_id
             )
-        if row["phase"] in ENDED_BADLY:
-            why = f" ({row['reason']})" if row["reason"] else ""
+        if row["phase"] in FAILED_PHASES:
+            reason = f" ({row['reason']})" if row["reason"] else ""
             raise Conflict(
-                f"nothing was written: {ENDED_BADLY[row['phase']]}{why}; the version in force stays"
+                f"no version was written: {FAILED_PHASES[row['phase']]}{reason};"
+                " the version in force is unchanged"
             )
-    raise AssertionError("an audit has no end")
+    raise AssertionError("_follow never ends")
 
 
-async def _followed(session: Session) -> AsyncIterator[dict[str, Any]]:
-    """Every audit row, and those that are still to come."""
+async def _follow(session: Session) -> AsyncIterator[dict[str, Any]]:
+    """Iterate over the audit rows of the session, including future ones."""
     after: int | None = None
     while True:
         rows = await session.audit(after=after, limit=1_000)
@@ -316,33 +330,33 @@ def restore(
     session: SessionName,
     compaction_id: Annotated[
         str | None,
-        typer.Argument(help="The compaction; without it, the newest that can be undone."),
+        typer.Argument(help="The compaction (default: the newest that can be undone)."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Restore without confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Undo a compaction: its messages are live again, and the version before it is in force."""
+    """Undo a compaction: its messages are live again, and the previous version is in force."""
     system = system_to_change()
-    chosen = compaction_id or asyncio.run(_newest(system, agent, session))
+    chosen = compaction_id or asyncio.run(_newest_compaction(system, agent, session))
     question = (
-        f"Bring back what compaction {chosen} took out of the window, in the system {system.name}?"
+        f"Undo compaction {chosen} and make its messages live again, in the system {system.name}?"
     )
     if not yes and sys.stdin.isatty() and not typer.confirm(question):
         raise typer.Exit(1)
-    told = asyncio.run(
-        _asked(system, agent, session, "compaction.restore", {"compaction_id": chosen})
+    restored = asyncio.run(
+        _ask(system, agent, session, "compaction.restore", {"compaction_id": chosen})
     )
     if as_json:
-        show_json(told)
+        show_json(restored)
         return
-    now = (
-        f"version {told['version']} is in force"
-        if told["version"] is not None
+    version_text = (
+        f"version {restored['version']} is in force"
+        if restored["version"] is not None
         else "no summary is in force"
     )
     console().print(
         Panel(
-            f"Its messages are live again; {now}.",
+            f"Its messages are live again; {version_text}.",
             title=f"compaction {chosen}",
             border_style="blue",
             expand=False,
@@ -350,18 +364,18 @@ def restore(
     )
 
 
-async def _newest(system: System, agent: str, session: str) -> str:
-    """The newest compaction that evicted messages and was not undone."""
+async def _newest_compaction(system: System, agent: str, session: str) -> str:
+    """Return the newest compaction that evicted messages and was not undone."""
     async with connected_client(system.settings) as client:
         rows = [row async for row in client.session(agent, session).audit_trail()]
     undone = {row["compaction_id"] for row in rows if row["phase"] == "restored"}
     for row in reversed(rows):
         if row["phase"] == "evicted" and row["compaction_id"] not in undone:
             return str(row["compaction_id"])
-    raise BadRequest("nothing was evicted from this session, so there is nothing to restore")
+    raise BadRequest("session has no evicted messages; nothing to restore")
 
 
-async def _asked(
+async def _ask(
     system: System, agent: str, session: str, name: str, fields: dict[str, Any]
 ) -> dict[str, Any]:
     async with changing(system) as client:

@@ -224,12 +224,12 @@ async def test_stuck_jobs_notices_that_stay_and_dead_letters_are_found_in_the_da
 
     assert the(findings, "jobs").outcome == "failed"
     assert (
-        the(findings, "jobs").found
-        == "1 are due and nobody takes them, the oldest for 60 min; 1 were begun by somebody who is gone, and nobody goes on"
+        the(findings, "jobs").found == "1 are due and no worker claims them, the oldest for 60 min;"
+        " 1 were started by a worker that ended, and no other continues them"
     )
     assert (the(findings, "notices").outcome, the(findings, "notices").found) == (
         "failed",
-        "1 wait, and none goes out",
+        "1 wait, and none is published",
     )
     assert the(findings, "dead letters").outcome == "warning"
     assert "deadletters replay" in the(findings, "dead letters").advice
@@ -311,7 +311,7 @@ def test_jobs_that_were_begun_very_often_are_told_of() -> None:
         DatabaseHealth(None, 0, None, 0, 2, 0, None, 0), now_ms=0, is_outbox_moving=True
     )
 
-    assert (jobs.outcome, jobs.found) == ("warning", "2 were begun more than 10 times")
+    assert (jobs.outcome, jobs.found) == ("warning", "2 were started more than 10 times")
 
 
 @pytest.mark.parametrize(("host", "tokens", "outcome"), [("127.0.0.1", False, "ok"), ("::1", False, "ok"), ("localhost", False, "ok"),

@@ -250,7 +250,7 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
                 )
                 assert status == 1, told
                 assert told in json.loads(out)["verdict"]
-                assert "was changed: compare it with a backup" in err
+                assert "was changed; compare it with a backup" in err
             assert (await command(tmp_path, "audit", "verify"))[0] == 0
 
 

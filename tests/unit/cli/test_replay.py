@@ -197,10 +197,10 @@ def test_an_untouched_chain_is_intact_also_where_rows_came_after_the_look_at_its
     rows = chain(3)
 
     assert (
-        chain_fault(rows, rows_told=told, hash_told=rows[told - 1]["hash"] if told else None)
+        chain_fault(rows, stored_rows=told, stored_hash=rows[told - 1]["hash"] if told else None)
         is None
     )
-    assert chain_fault([], rows_told=0, hash_told="") is None
+    assert chain_fault([], stored_rows=0, stored_hash="") is None
 
 
 @pytest.mark.proves("A1")
@@ -226,7 +226,7 @@ def test_a_cut_off_tail_shows() -> None:
     rows = chain(3)
 
     assert (
-        chain_fault(rows[:2], rows_told=3, hash_told=rows[2]["hash"])
+        chain_fault(rows[:2], stored_rows=3, stored_hash=rows[2]["hash"])
         == "the end is cut off: 3 rows were written, 2 are there"
     )
 
@@ -251,9 +251,9 @@ def test_a_row_put_between_shows() -> None:
 def test_a_well_sealed_row_at_the_end_shows_where_the_session_did_not_write_it() -> None:
     rows = chain(4)
 
-    assert chain_fault(rows, rows_told=3, hash_told=rows[2]["hash"]) is None
-    assert chain_fault(rows, rows_at_most=4) is None
-    assert chain_fault(rows, rows_at_most=3) == "row 4 was added: 3 rows were written, 4 are there"
+    assert chain_fault(rows, stored_rows=3, stored_hash=rows[2]["hash"]) is None
+    assert chain_fault(rows, max_rows=4) is None
+    assert chain_fault(rows, max_rows=3) == "row 4 was added: 3 rows were written, 4 are there"
 
 
 @pytest.mark.proves("A1")
@@ -264,6 +264,6 @@ def test_a_chain_written_anew_shows_against_what_the_session_remembers() -> None
     rows[2]["hash"] = row_hash(rows[2]["prev_hash"], rows[2])
 
     assert (
-        chain_fault(rows, rows_told=3, hash_told=remembered)
-        == "row 3 is another than the session remembers"
+        chain_fault(rows, stored_rows=3, stored_hash=remembered)
+        == "row 3 differs from the hash in the session row"
     )

@@ -1,0 +1,124 @@
+"""Checks of the summary model for `turnfold doctor`."""
+
+import asyncio
+import json
+from urllib.parse import urlsplit
+
+from turnfold.cli.diagnoses import Finding
+from turnfold.process.directory import is_alive
+from turnfold.settings import READY_FILE, Settings, redacted
+
+MODEL_SECONDS = 5.0
+
+
+async def check_model(settings: Settings) -> list[Finding]:
+    """Check the model's configuration and its process, without a request to the model."""
+    if settings.summary_model is None:
+        return [Finding("model", "ok", "none configured: summaries are extractive")]
+    if settings.lacks_session_models:
+        advice = (
+            "set TURNFOLD_SUMMARY_MODELS to the models that sessions may name, such as openai/*"
+        )
+        return [
+            Finding(
+                "model",
+                "warning",
+                "session, but no model is allowed: summaries are extractive",
+                advice,
+            )
+        ]
+    pid = _model_pid(settings)
+    if pid is not None and not is_alive(pid):
+        return [
+            Finding("model", "failed", f"its process {pid} has ended", "read the log of the worker")
+        ]
+    if settings.summary_api_base is None:
+        return [Finding("model", "ok", f"{settings.summary_model}; test it with --model")]
+    where = redacted(settings.summary_api_base)
+    target = urlsplit(settings.summary_api_base)
+    try:
+        async with asyncio.timeout(MODEL_SECONDS):
+            _, writer = await asyncio.open_connection(
+                target.hostname, target.port or (443 if target.scheme == "https" else 80)
+            )
+        writer.close()
+    except (OSError, TimeoutError) as error:
+        advice = (
+            "correct TURNFOLD_SUMMARY_API_BASE, or start the server there;"
+            " until then summaries are extractive"
+        )
+        return [
+            Finding(
+                "model",
+                "failed",
+                f"{settings.summary_model}: nothing listens at {where} ({type(error).__name__})",
+                advice,
+            )
+        ]
+    return [
+        Finding(
+            "model",
+            "ok",
+            f"{settings.summary_model}: a server listens at {where}; test it with --model",
+        )
+    ]
+
+
+async def request_summary(settings: Settings) -> list[Finding]:
+    """Request a short summary as a worker does: in a child process, which loads litellm."""
+    from turnfold.core.summary.gate import Reason
+    from turnfold.core.summary.sources import Source, SummaryJob
+    from turnfold.errors import SummarizerError
+    from turnfold.models import ChildSummarizer
+
+    job = SummaryJob(
+        sources=(
+            Source("doctor#0", "user", "Is the summarizer available?"),
+            Source("doctor#1", "assistant", "It is being tested now."),
+        ),
+        model=settings.summary_model,
+        api_base=settings.summary_api_base,
+        api_key=settings.summary_api_key,
+        timeout_seconds=settings.summary_timeout_seconds,
+        job_timeout_seconds=settings.summary_job_timeout_seconds,
+    )
+    summarizer = ChildSummarizer()
+    try:
+        draft = await summarizer.summarize(job)
+    except SummarizerError as error:
+        if error.reason in (Reason.TIMEOUT, Reason.PROVIDER_ERROR, Reason.RATE_LIMITED):
+            advice = (
+                "correct TURNFOLD_SUMMARY_MODEL, _API_BASE or _API_KEY,"
+                " or wait for the provider; until then summaries are extractive"
+            )
+            return [
+                Finding(
+                    "model",
+                    "failed",
+                    f"{settings.summary_model} returns no summary: {error}",
+                    advice,
+                )
+            ]
+        return [
+            Finding(
+                "model",
+                "ok",
+                f"{settings.summary_model} answers, but without a usable summary ({error.reason})",
+            )
+        ]
+    finally:
+        await summarizer.close()
+    return [Finding("model", "ok", f"{draft.model or settings.summary_model} returns a summary")]
+
+
+def _model_pid(settings: Settings) -> int | None:
+    """Return the id of the process that calls the model, if the data directory names it."""
+    if settings.data_dir is None:
+        return None
+    try:
+        pid = json.loads((settings.data_dir / READY_FILE).read_text(encoding="utf-8"))["pids"][
+            "model"
+        ]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return pid if isinstance(pid, int) else None
