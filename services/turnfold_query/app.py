@@ -36,7 +36,7 @@ from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
-from turnfold_query.http import make_http
+from turnfold_query.http.app import make_http
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.windows import answering_of
@@ -239,7 +239,7 @@ async def _serve(
         arrivals.tell()
 
     app = make_http(
-        questions=questions,
+        dispatcher=questions,
         histories=histories,
         dead_letters=SqlDeadLetterStore(database),
         client=client,

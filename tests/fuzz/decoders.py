@@ -61,7 +61,8 @@ from turnfold.operations.query.as_of import parse_as_of
 from turnfold.process.child_process import encode_frame, read_frame
 from turnfold.settings import read_settings
 from turnfold.transcripts import UnreadableTranscript, read_conversations, turns
-from turnfold_query.http import _kind_of, _with
+from turnfold_query.http.commands import add_fields
+from turnfold_query.http.publish import event_type_of
 
 GOLDEN = Path(__file__).parent.parent / "contract" / "golden"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -225,9 +226,9 @@ def _query(data: bytes, _: Path) -> None:
 
 def _body(data: bytes, _: Path) -> None:
     with suppress(BadRequest):
-        _kind_of(data)
+        event_type_of(data)
     with suppress(BadRequest):
-        assert json.loads(_with(data, {"version": 1}))["version"] == 1
+        assert json.loads(add_fields(data, {"version": 1}))["version"] == 1
 
 
 def _moment(data: bytes, _: Path) -> None:

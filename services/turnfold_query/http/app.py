@@ -1,0 +1,113 @@
+"""The HTTP application: routes, error responses and middleware put together."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from turnfold import contracts
+from turnfold.access.bearers import TokenRegistry
+from turnfold.bus.admission import ConcurrencyLimiter
+from turnfold.contracts.events import EventLimits
+from turnfold.contracts.requests import MAX_WAIT_MS, ErrorReply
+from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.errors import BadRequest, NotAllowed, RequestError, UnknownSession
+from turnfold.nats_client.acknowledgements import Publisher
+from turnfold.nats_client.connection import NatsClient
+from turnfold.observability.tracing import is_enabled
+from turnfold.ports.admin import DeadLetterStore
+from turnfold.ports.query import HistoryStore
+from turnfold_query.admission import BODY_SHARE, BodyMemory, ConcurrencyMiddleware, refusal
+from turnfold_query.auth import AuthMiddleware
+from turnfold_query.handlers import QueryDispatcher
+from turnfold_query.http.commands import Forwarder, add_commands
+from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
+from turnfold_query.http.pages import add_lists, add_pages
+from turnfold_query.http.publish import add_publish
+from turnfold_query.http.reads import add_policies, add_reads
+from turnfold_query.http.responses import json_response
+from turnfold_query.metrics import QueryMetrics
+
+ENVELOPE_BYTES = 64 * 1024
+"""The bytes that the body of an event may have beyond the limit of its messages."""
+REQUEST_BYTES = 256 * 1024
+
+
+def make_http(  # noqa: PLR0913  # all collaborators of the routes
+    *,
+    dispatcher: QueryDispatcher,
+    histories: HistoryStore,
+    dead_letters: DeadLetterStore,
+    client: NatsClient,
+    metrics: QueryMetrics,
+    limits: EventLimits,
+    is_ready: Callable[[], Awaitable[list[str]]],
+    asyncapi: Callable[[], str],
+    admission: ConcurrencyLimiter,
+    memory_bytes: int,
+    request_seconds: float,
+    read_secret: Callable[[], Awaitable[str]],
+    bearers: TokenRegistry | None = None,
+) -> ASGIApp:
+    """Build the HTTP application. With `bearers`, callers must present a token."""
+    app = FastAPI(
+        title="Turnfold",
+        summary="What should my model see next?",
+        description=contracts.__doc__ or "",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        responses={"default": {"model": ErrorReply, "description": "The error and its remedy."}},
+    )
+    _add_error_handlers(app)
+    add_reads(app, dispatcher)
+    add_policies(app, dispatcher)
+    add_publish(app, Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed), limits)
+    add_commands(app, Forwarder(client, read_secret).forward)
+    add_lists(app, histories, dead_letters)
+    add_pages(app, histories, metrics, is_ready, asyncapi)
+    event_bytes = limits.bytes + ENVELOPE_BYTES
+    limited = ConcurrencyMiddleware(
+        app,
+        admission,
+        BodyMemory(memory_bytes, max(int(memory_bytes * BODY_SHARE), event_bytes)),
+        most_bytes=lambda scope: (
+            event_bytes if scope["path"].endswith("/events") else REQUEST_BYTES
+        ),
+        seconds=request_seconds + MAX_WAIT_MS / 1000,
+        on_refusal=lambda code: metrics.refused("http", code),
+    )
+    guarded: ASGIApp = limited
+    if bearers is not None:
+        guarded = AuthMiddleware(
+            limited, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code)
+        )
+    return EncodedPaths(TracingMiddleware(guarded) if is_enabled() else guarded)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Return every error in the form of the contract."""
+
+    @app.exception_handler(RequestError)
+    async def on_request_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return refusal(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return json_response(BadRequest(message).as_json(), BadRequest.status)
+
+    @app.exception_handler(HTTPException)
+    async def on_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        request_error = (
+            UnknownSession(f"nothing is here: {error.detail}")
+            if error.status_code == UnknownSession.status
+            else BadRequest(str(error.detail))
+        )
+        return json_response(request_error.as_json(), error.status_code)

@@ -1,0 +1,103 @@
+"""The route that publishes an event for callers without a NATS client."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import nats.errors
+from fastapi import FastAPI, Request, Response
+
+from turnfold.contracts.events import EventLimits, read_payload
+from turnfold.contracts.publish_errors import publish_error
+from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject
+from turnfold.errors import BadEvent, BadRequest, TooLarge
+from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
+from turnfold.observability.tracing import span
+from turnfold_query.http.responses import (
+    SESSION,
+    AgentPath,
+    SessionPath,
+    json_response,
+    session_key,
+)
+
+PUBLISH_SECONDS = 5.0
+NOT_ON_WIRE = "type"
+"""The field of the body that names the event's type; on NATS the subject does."""
+
+EVENT_BODY: Final[Mapping[str, Any]] = {
+    "required": True,
+    "description": "An event as it travels, and its `type`.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["type", "event_id", "agent_id", "session_id"],
+                "properties": {
+                    "type": {"enum": list(EVENT_TYPES)},
+                    "event_id": {"type": "string"},
+                    "agent_id": {"type": "string"},
+                    "session_id": {"type": "string"},
+                },
+            }
+        }
+    },
+}
+
+
+def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None:
+    """Add the route that publishes an event and returns its stream sequence."""
+    secret = secrets.token_urlsafe(12)
+
+    @app.post(
+        SESSION + "/events",
+        summary="Publish an event",
+        response_model=None,
+        openapi_extra={"requestBody": EVENT_BODY},
+    )
+    async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        key, body = session_key(agent_id, session_id), await http.body()
+        event_type = event_type_of(body)
+        try:
+            event = read_payload(event_type, body, limits)
+        except BadEvent as error:
+            raise (TooLarge if error.reason == "too_large" else BadRequest)(str(error)) from None
+        if event.key != key:
+            raise BadRequest("the event names another agent or session than the path")
+        headers = {
+            "Nats-Expected-Stream": EVENTS_STREAM,
+            "Nats-Msg-Id": message_header(key.agent_id, event.event_id, secret),
+        }
+        try:
+            with span("publish", kind="producer", event=event_type) as publish_span:
+                outcome = await publisher.publish(
+                    session_subject(event_type, key),
+                    body,
+                    headers=headers | dict(publish_span.headers),
+                    seconds=PUBLISH_SECONDS,
+                )
+                publish_span.set_attributes(
+                    stream_seq=outcome.seq if isinstance(outcome, Acknowledgement) else None
+                )
+        except nats.errors.Error as error:
+            raise publish_error(None, type(error).__name__) from None
+        if isinstance(outcome, Rejection):
+            raise publish_error(outcome.code, outcome.description)
+        return json_response({"seq": outcome.seq})
+
+
+def event_type_of(body: bytes) -> str:
+    """Return the type that the body of an event names.
+
+    Raises:
+        BadRequest: the body is not JSON, or names no known type.
+    """
+    try:
+        event_json = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadRequest("the body is no JSON") from None
+    event_type = event_json.get(NOT_ON_WIRE) if isinstance(event_json, dict) else None
+    if event_type not in EVENT_TYPES:
+        raise BadRequest(f"type must be one of {', '.join(EVENT_TYPES)}")
+    return str(event_type)

@@ -1,0 +1,51 @@
+"""Helpers of all routes: paths and the ids in them, and JSON responses."""
+
+import json
+from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
+
+from fastapi import Path, Response
+
+from turnfold.contracts.subjects import id_fault
+from turnfold.errors import BadRequest
+from turnfold.messages import AgentId, SessionId, SessionKey
+
+AGENT = "/v1/agents/{agent_id}"
+SESSION = AGENT + "/sessions/{session_id}"
+
+AgentPath = Annotated[str, Path(description="One percent-encoded segment.")]
+SessionPath = Annotated[str, Path(description="One percent-encoded segment.")]
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """Return a value as JSON."""
+    return bytes_response(json.dumps(value).encode(), status)
+
+
+def bytes_response(body: bytes, status: int = 200, **headers: str) -> Response:
+    """Return JSON that is already encoded."""
+    return Response(body, status, media_type="application/json", headers=headers)
+
+
+def decode_id(segment: str) -> str:
+    """Decode an id from a path segment.
+
+    Raises:
+        BadRequest: the segment is not UTF-8, or not an id.
+    """
+    try:
+        decoded = unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError:
+        raise BadRequest("an id in the path is no UTF-8 text") from None
+    if fault := id_fault(decoded):
+        raise BadRequest(f"an id in the path {fault}")
+    return decoded
+
+
+def session_key(agent_id: str, session_id: str) -> SessionKey:
+    """Decode the two ids of a session's path.
+
+    Raises:
+        BadRequest: a segment is not an id.
+    """
+    return SessionKey(AgentId(decode_id(agent_id)), SessionId(decode_id(session_id)))
