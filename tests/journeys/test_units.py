@@ -15,7 +15,8 @@ from tests.nats_server import nats_server
 from tests.running_system import Parts, command, free_port, wait_until
 from turnfold.cli.application import application
 from turnfold.errors import NotAllowed
-from turnfold.settings import _NAMES, _as_variable
+from turnfold.settings.parsers import SETTING_NAMES
+from turnfold.settings.reading import as_variable
 from turnfold_worker.app import STOP_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_a_unit_starts_what_is_there_and_sets_what_is_known(name: str) -> None:
         program == "turnfold" and command in get_group(application([command])).commands
     )
     for variable in re.findall(r"\b(TURNFOLD_\w+)=", text + COMMON):
-        assert variable in {_as_variable(known) for known in _NAMES}
+        assert variable in {as_variable(known) for known in SETTING_NAMES}
     assert set(re.findall(r"%d/([\w.-]+)", text)) <= set(loaded)
     assert all(path == f"/etc/turnfold/{credential}" for credential, path in loaded.items())
 

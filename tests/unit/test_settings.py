@@ -125,14 +125,14 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
     [
         (
             {"TURNFOLD_HTTP_PORT": "eighty"},
-            "TURNFOLD_HTTP_PORT is not valid: it has to be a whole number of at least 0 and at most 65535",
+            "TURNFOLD_HTTP_PORT is not valid: must be a whole number of at least 0 and at most 65535",
         ),
         ({"TURNFOLD_HTTP_PORT": "70000"}, "at most 65535"),
         ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "0"}, "a number of seconds above 0"),
         ({"TURNFOLD_SUMMARY_LEASE_SECONDS": "-1"}, "a number of seconds above 0"),
         ({"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "nan"}, "a number of seconds above 0"),
-        ({"TURNFOLD_MODE": "sometimes"}, "it is one of off, manual, auto"),
-        ({"TURNFOLD_LOG_LEVEL": "loud"}, "it is one of debug, info"),
+        ({"TURNFOLD_MODE": "sometimes"}, "must be one of off, manual, auto"),
+        ({"TURNFOLD_LOG_LEVEL": "loud"}, "must be one of debug, info"),
         (
             {"TURNFOLD_PRESET": "balance"},
             "no preset is called 'balance'; there are adaptive, balanced",
@@ -141,9 +141,9 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
         ({"TURNFOLD_POLICY__SOFT_RATIO": "2"}, "soft_ratio is 2"),
         (
             {"TURNFOLD_DATABASE_URL": "postgres://me:secret@host/db"},
-            r"begins with sqlite\+aiosqlite:// or postgresql\+asyncpg://",
+            r"must begin with sqlite\+aiosqlite:// or postgresql\+asyncpg://",
         ),
-        ({"TURNFOLD_NATS_URL": "127.0.0.1:4222"}, "begins with nats://"),
+        ({"TURNFOLD_NATS_URL": "127.0.0.1:4222"}, "must begin with nats://"),
         ({"TURNFOLD_CONFIG": "/no/such/file.toml"}, "/no/such/file.toml, which cannot be read"),
     ],
 )

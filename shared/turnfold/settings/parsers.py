@@ -1,0 +1,189 @@
+"""Parsers of setting values, one per setting.
+
+Each takes the raw value of the command line, the environment or the file, and raises `ValueError`
+if it is invalid.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from turnfold.core.policy.allowance import is_model_pattern
+from turnfold.core.policy.presets import Mode
+from turnfold.core.summary.prompt import checked_task
+from turnfold.core.summary.redaction import checked_patterns
+
+Checked = TypeVar("Checked")
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+LOG_FORMATS = ("auto", "json", "console")
+DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+
+
+def _model_patterns(raw: Any) -> tuple[str, ...]:
+    names = raw if isinstance(raw, list) else _non_empty_text(raw).split(",")
+    patterns = tuple(_non_empty_text(name) for name in names)
+    for pattern in patterns:
+        if not is_model_pattern(pattern):
+            raise ValueError(
+                f"{pattern!r} is neither a model's name, such as openai/gpt-4.1-mini,"
+                " nor the beginning of names, such as openai/*"
+            )
+    return patterns
+
+
+def _non_empty_text(raw: Any) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError("must be a non-empty text")
+    return raw.strip()
+
+
+def _path(raw: Any) -> Path:
+    return raw.expanduser() if isinstance(raw, Path) else Path(_non_empty_text(raw)).expanduser()
+
+
+def _content_of(check: Callable[[str], Checked]) -> Callable[[Any], Checked]:
+    """Return a parser for a setting that names a file, which yields the checked content."""
+
+    def read(raw: Any) -> Checked:
+        path = _path(raw)
+        try:
+            content = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8") from error
+        try:
+            return check(content)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    return read
+
+
+def whole_number(minimum: int, maximum: int | None = None) -> Callable[[Any], int]:
+    """Return a parser for a whole number within these limits."""
+
+    def read(raw: Any) -> int:
+        try:
+            number = int(raw) if not isinstance(raw, bool | float) else None
+        except ValueError:
+            number = None
+        if number is None or number < minimum or (maximum is not None and number > maximum):
+            raise ValueError(
+                f"must be a whole number of at least {minimum}"
+                + (f" and at most {maximum}" if maximum is not None else "")
+            )
+        return number
+
+    return read
+
+
+def _seconds(raw: Any) -> float:
+    try:
+        seconds = float(raw) if not isinstance(raw, bool) else 0.0
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError("must be a number of seconds above 0")
+    return seconds
+
+
+def _share(raw: Any) -> float:
+    try:
+        share = float(raw) if not isinstance(raw, bool) else 0.0
+    except (TypeError, ValueError):
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError("must be a number above 0 and at most 1")
+    return share
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
+    def read(raw: Any) -> str:
+        word = _non_empty_text(raw).lower()
+        if word not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return word
+
+    return read
+
+
+def _switch(raw: Any) -> bool:
+    word = str(raw).strip().lower()
+    if word not in ("1", "true", "yes", "0", "false", "no"):
+        raise ValueError("must be 1 or 0")
+    return word in ("1", "true", "yes")
+
+
+def _url(schemes: tuple[str, ...]) -> Callable[[Any], str]:
+    def read(raw: Any) -> str:
+        for url in _non_empty_text(raw).split(","):
+            if urlsplit(url.strip()).scheme not in schemes:
+                raise ValueError(
+                    f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}"
+                )
+        return _non_empty_text(raw)
+
+    return read
+
+
+PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "nats_url": _url(NATS_SCHEMES),
+    "nats_creds": _path,
+    "nats_user": _non_empty_text,
+    "nats_password": _non_empty_text,
+    "nats_nkey": _non_empty_text,
+    "nats_ca": _path,
+    "nats_certificate": _path,
+    "nats_certificate_key": _path,
+    "nats_tls_first": _switch,
+    "nats_replicas": whole_number(1, 5),
+    "nats_server": _path,
+    "database_url": _url(DATABASE_SCHEMES),
+    "data_dir": _path,
+    "http_host": _non_empty_text,
+    "http_port": whole_number(0, 65_535),
+    "http_tokens": _path,
+    "http_token": _non_empty_text,
+    "http_checked_elsewhere": _switch,
+    "http_certificate": _path,
+    "http_certificate_key": _path,
+    "mode": _one_of(tuple(Mode)),
+    "preset": _non_empty_text,
+    "context_window": whole_number(0),
+    "summary_model": _non_empty_text,
+    "summary_models": _model_patterns,
+    "summary_api_base": _non_empty_text,
+    "summary_api_key": _non_empty_text,
+    "summary_timeout_seconds": _seconds,
+    "summary_job_timeout_seconds": _seconds,
+    "summary_lease_seconds": _seconds,
+    "summary_window": whole_number(1_000),
+    "summary_prompt": _content_of(checked_task),
+    "redact_patterns": _content_of(checked_patterns),
+    "summary_concurrency": whole_number(1),
+    "max_event_bytes": whole_number(1),
+    "max_event_messages": whole_number(1, 1_000),
+    "max_event_depth": whole_number(1),
+    "max_sessions_per_agent": whole_number(1),
+    "max_requests": whole_number(1),
+    "max_waiting": whole_number(1),
+    "max_searches": whole_number(1),
+    "agent_share": _share,
+    "request_seconds": _seconds,
+    "max_body_memory": whole_number(1024 * 1024),
+    "max_connections": whole_number(16),
+    "stream_max_bytes": whole_number(1),
+    "stream_retention_hours": whole_number(0),
+    "log_level": _one_of(LOG_LEVELS),
+    "log_format": _one_of(LOG_FORMATS),
+    "traces": _switch,
+    "worker_http_host": _non_empty_text,
+    "worker_http_port": whole_number(0, 65_535),
+    "watchdog_seconds": _seconds,
+    "announce": _switch,
+}
+SETTING_NAMES = (*PARSERS, "config")

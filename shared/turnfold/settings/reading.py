@@ -1,0 +1,239 @@
+"""Reading of settings from the command line, the environment and a TOML file."""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnfold.core.policy.allowance import CEILINGS, UNLIMITED_AT_ZERO
+from turnfold.core.policy.presets import DEFAULT_PRESET, FIELD_TYPES, MOST
+from turnfold.errors import StartError
+from turnfold.settings.parsers import PARSERS, SETTING_NAMES, whole_number
+from turnfold.settings.urls import http_url
+from turnfold.settings.values import DEFAULT_HTTP_HOST, DEFAULT_HTTP_PORT, Settings
+
+PREFIX = "TURNFOLD_"
+POLICY_PREFIX = "TURNFOLD_POLICY__"
+LIMIT_PREFIX = "TURNFOLD_LIMIT__"
+READY_FILE = "turnfold.json"
+"""The ready line of `turnfold up`, in its data directory."""
+
+SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
+    "MAX_CONTEXT_TOKENS": ("trigger_tokens",),
+    "MAX_CHARS_PER_MESSAGE": ("user_max_chars", "assistant_max_chars", "tool_result_max_chars"),
+}
+"""Environment variables without the prefix, and the policy settings that they set.
+
+They apply to the preset `token-budget` only.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The raw settings of one source; `display_name` returns a setting's name as written there."""
+
+    values: Mapping[str, Any]
+    policy: Mapping[str, Any]
+    limits: Mapping[str, Any]
+    display_name: Callable[[str], str]
+    origin: str = "environment"
+
+
+def read_settings(
+    environ: Mapping[str, str], command_line: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read the settings of this process.
+
+    The command line overrides the environment, which overrides the file that TURNFOLD_CONFIG names.
+    If no NATS URL is set, the URLs come from the ready line in the data directory, provided that a
+    system runs there.
+
+    Raises:
+        StartError: an unknown name (with the closest valid one), or an invalid value.
+    """
+    arguments = _Layer(
+        {name: value for name, value in (command_line or {}).items() if value is not None},
+        {},
+        {},
+        lambda name: f"--{name}",
+    )
+    environment = _environment(environ)
+    config = arguments.values.get("config") or environment.values.get("config")
+    layers = [_config_file(Path(config))] if config else []
+    layers += [environment, arguments]
+
+    values: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    limits: dict[str, int] = {}
+    for layer in layers:
+        for name, raw in layer.values.items():
+            if name != "config":
+                values[name] = _parse(name, raw, layer)
+        numbers |= {
+            name: layer.values[name] for name in ("mode", "context_window") if name in layer.values
+        }
+        numbers |= layer.policy
+        limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
+    values.pop("mode", None)
+    values.pop("context_window", None)
+    values["explicit_names"] = frozenset(values)
+    values["limits"] = limits
+    values["origins"] = _origins(layers)
+
+    if not {"http_host", "http_port", "http_certificate"}.isdisjoint(values):
+        host, port = (
+            values.get("http_host", DEFAULT_HTTP_HOST),
+            values.get("http_port", DEFAULT_HTTP_PORT),
+        )
+        values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
+    if "nats_url" not in values and values.get("data_dir"):
+        values = _urls_of_running_system(values["data_dir"]) | values
+    settings = _with_policy(values, numbers, short_overrides(environ))
+    _check_key(settings)
+    return settings
+
+
+def _origins(layers: Sequence[_Layer]) -> dict[str, str]:
+    """Return the source of each policy setting and limit; later layers override earlier ones."""
+    origins: dict[str, str] = {}
+    for layer in layers:
+        numbers = [
+            *(name for name in ("mode", "context_window") if name in layer.values),
+            *layer.policy,
+        ]
+        origins |= dict.fromkeys(
+            [*numbers, *(f"limit.{name}" for name in layer.limits)], layer.origin
+        )
+    return origins
+
+
+def short_overrides(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the policy settings from MAX_CONTEXT_TOKENS and MAX_CHARS_PER_MESSAGE."""
+    return {
+        number: environ[name]
+        for name, numbers in SHORT_NAMES.items()
+        if environ.get(name)
+        for number in numbers
+    }
+
+
+def _with_policy(
+    values: dict[str, Any], numbers: Mapping[str, Any], short: Mapping[str, Any]
+) -> Settings:
+    preset = values.get("preset", DEFAULT_PRESET)
+    chosen = Settings(**values, overrides=numbers, short_overrides=short)
+    try:
+        policy = chosen.policy_of(preset)
+    except ValueError as error:
+        raise StartError(
+            f"the policy is not valid: {error};"
+            f" correct TURNFOLD_PRESET, TURNFOLD_MODE or {POLICY_PREFIX}*"
+        ) from error
+    typed = {name: getattr(policy, name) for name in numbers}
+    return Settings(**values, overrides=typed, short_overrides=short, policy=policy)
+
+
+def _environment(environ: Mapping[str, str]) -> _Layer:
+    variables = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
+    known = [
+        *map(as_variable, SETTING_NAMES),
+        *(f"{POLICY_PREFIX}{name.upper()}" for name in FIELD_TYPES),
+        *(f"{LIMIT_PREFIX}{name.upper()}" for name in CEILINGS),
+    ]
+    for name in sorted(variables):
+        if name not in known:
+            raise StartError(_unknown_name("setting", name, known))
+    # The longer prefixes come first, because each of them begins with PREFIX.
+    groups: dict[str, dict[str, str]] = {POLICY_PREFIX: {}, LIMIT_PREFIX: {}, PREFIX: {}}
+    for name, value in variables.items():
+        if value.strip():
+            prefix = next(prefix for prefix in groups if name.startswith(prefix))
+            groups[prefix][name.removeprefix(prefix).lower()] = value
+    return _Layer(groups[PREFIX], groups[POLICY_PREFIX], groups[LIMIT_PREFIX], as_variable)
+
+
+def _config_file(path: Path) -> _Layer:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartError(
+            f"TURNFOLD_CONFIG names {path}, which cannot be read ({error.strerror});"
+            " correct the path"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise StartError(f"{path} is not TOML: {error}") from error
+    policy = document.pop("policy", {})
+    if not isinstance(policy, dict):
+        raise StartError(f"policy in {path} must be a table: write [policy] and its numbers below")
+    limits = document.pop("limit", {})
+    if not isinstance(limits, dict):
+        raise StartError(f"limit in {path} must be a table: write [limit] and its numbers below")
+    known = [name for name in SETTING_NAMES if name != "config"]
+    kinds = (
+        (document, known, "setting"),
+        (policy, list(FIELD_TYPES), "policy number"),
+        (limits, list(CEILINGS), "limit"),
+    )
+    for names, choices, kind in kinds:
+        for name in names:
+            if name not in choices:
+                raise StartError(f"{_unknown_name(kind, name, choices)} (in {path})")
+    return _Layer(document, policy, limits, lambda name: f"{name} in {path}", "file")
+
+
+def _urls_of_running_system(data_dir: Path) -> dict[str, str]:
+    """Return the URLs of the system that runs in this data directory; empty if none runs."""
+    try:
+        ready = json.loads((data_dir / READY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    names = ("nats_url", "database_url", "http_url")
+    return (
+        {name: ready[name] for name in names if isinstance(ready.get(name), str)}
+        if isinstance(ready, dict)
+        else {}
+    )
+
+
+def _unknown_name(kind: str, name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(
+        name.upper(), known, n=1, cutoff=0.4
+    ) or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    advice = f"did you mean {nearest[0]}?" if nearest else "the manual lists all of them"
+    return f"there is no {kind} {name}: {advice}"
+
+
+def as_variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def _parse(name: str, raw: Any, layer: _Layer) -> Any:
+    try:
+        return PARSERS[name](raw)
+    except (TypeError, ValueError) as error:
+        raise StartError(f"{layer.display_name(name)} is not valid: {error}") from error
+
+
+def _parse_limit(name: str, raw: Any) -> int:
+    try:
+        return whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST)(raw)
+    except ValueError as error:
+        raise StartError(
+            f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; omit it to use the default limit"
+        ) from error
+
+
+def _check_key(settings: Settings) -> None:
+    """Reject a key or an address without a single provider: all providers would receive it."""
+    has_key = settings.summary_api_key is not None or settings.summary_api_base is not None
+    if has_key and settings.summary_models and not settings.key_models:
+        raise StartError(
+            "TURNFOLD_SUMMARY_API_KEY and _API_BASE belong to one provider, but"
+            " TURNFOLD_SUMMARY_MODELS names several or none; name a model of the provider in"
+            " TURNFOLD_SUMMARY_MODEL, and set other providers' keys in their own variables,"
+            " such as ANTHROPIC_API_KEY"
+        )

@@ -1,0 +1,179 @@
+"""The settings of an installation, as one frozen value, and what follows from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from turnfold.access.identity import Identity
+from turnfold.contracts.events import LIMITS, EventLimits
+from turnfold.core.policy.allowance import CEILINGS, SESSION_MODEL, Allowance, provider_of
+from turnfold.core.policy.presets import DEFAULT_PRESET, Mode, Policy, adjusted, preset_named
+
+SHORT_NAMES_PRESET = "token-budget"
+"""The preset to which the names without a prefix apply; see `SHORT_NAMES`."""
+DEFAULT_HTTP_HOST = "127.0.0.1"
+DEFAULT_HTTP_PORT = 8080
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of an installation. Sizes are bytes and times are seconds.
+
+    Its `repr` contains no secrets. `policy` applies where an agent and a session have no policy of
+    their own. `overrides` are policy settings that were set individually: they take precedence over
+    any preset that a session chooses (`policy_of`). `limits` are ceilings for all agents and
+    sessions. `explicit_names` are the fields that were set. The others have their defaults.
+    """
+
+    nats_url: str = field(default="nats://127.0.0.1:4222", repr=False)
+    nats_creds: Path | None = None
+    nats_user: str | None = None
+    nats_password: str | None = field(default=None, repr=False)
+    nats_nkey: str | None = field(default=None, repr=False)
+    nats_ca: Path | None = None
+    nats_certificate: Path | None = None
+    nats_certificate_key: Path | None = None
+    nats_tls_first: bool = False
+    nats_replicas: int = 1
+    nats_server: Path | None = None
+
+    database_url: str = field(default="sqlite+aiosqlite:///./turnfold.db", repr=False)
+    data_dir: Path | None = None
+
+    http_host: str = DEFAULT_HTTP_HOST
+    http_port: int = DEFAULT_HTTP_PORT
+    http_url: str = f"http://{DEFAULT_HTTP_HOST}:{DEFAULT_HTTP_PORT}"
+    http_tokens: Path | None = None
+    http_token: str | None = field(default=None, repr=False)
+    http_checked_elsewhere: bool = False
+    http_certificate: Path | None = None
+    http_certificate_key: Path | None = None
+
+    preset: str = DEFAULT_PRESET
+    policy: Policy = Policy()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    short_overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    summary_model: str | None = None
+    summary_models: tuple[str, ...] = ()
+    summary_api_base: str | None = field(default=None, repr=False)
+    summary_api_key: str | None = field(default=None, repr=False)
+    summary_timeout_seconds: float = 120.0
+    summary_job_timeout_seconds: float = 600.0
+    summary_lease_seconds: float = 60.0
+    summary_window: int | None = None
+    summary_prompt: str | None = field(default=None, repr=False)
+    redact_patterns: tuple[str, ...] = field(default=(), repr=False)
+    summary_concurrency: int = 4
+
+    max_event_bytes: int = LIMITS.bytes
+    max_event_messages: int = LIMITS.messages
+    max_event_depth: int = LIMITS.depth
+    max_sessions_per_agent: int = 1_000_000
+    max_requests: int = 512
+    max_waiting: int = 2_048
+    max_searches: int = 64
+    agent_share: float = 0.125
+    request_seconds: float = 10.0
+    max_body_memory: int = 64 * 1024 * 1024
+    max_connections: int = 1_024
+    stream_max_bytes: int | None = None
+    stream_retention_hours: int = 72
+
+    log_level: str = "info"
+    log_format: str = "auto"
+    traces: bool = False
+    worker_http_host: str = DEFAULT_HTTP_HOST
+    worker_http_port: int | None = None
+    watchdog_seconds: float = 60.0
+    announce: bool = False
+
+    explicit_names: frozenset[str] = frozenset()
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """The source, environment or file, of each policy setting and limit (`limit.<number>`)."""
+
+    @property
+    def identity(self) -> Identity:
+        """The credentials of this process on NATS."""
+        return Identity(
+            creds=_as_text(self.nats_creds),
+            nkey=self.nats_nkey,
+            user=self.nats_user,
+            password=self.nats_password,
+            ca=_as_text(self.nats_ca),
+            certificate=_as_text(self.nats_certificate),
+            certificate_key=_as_text(self.nats_certificate_key),
+            tls_first="1" if self.nats_tls_first else None,
+        )
+
+    @property
+    def mode(self) -> Mode:
+        """The compaction mode: off, manual or auto."""
+        return self.policy.mode
+
+    @property
+    def event_limits(self) -> EventLimits:
+        """The limits of one event."""
+        return EventLimits(self.max_event_bytes, self.max_event_messages, self.max_event_depth)
+
+    @property
+    def own_model(self) -> str | None:
+        """The own summary model; None if there is none, or each session's model is used."""
+        return next(filter(_is_concrete, (self.summary_model, self.policy.summary_model)), None)
+
+    @property
+    def lacks_session_models(self) -> bool:
+        """Whether summaries use each session's model although no model is allowed for that."""
+        return self.summary_model == SESSION_MODEL and not self.allowance.models
+
+    @property
+    def allowance(self) -> Allowance:
+        """The limits for agents and sessions.
+
+        A default ceiling is never below the installation's own policy.
+        """
+        own = {
+            name: getattr(self.policy, name)
+            for name, default in CEILINGS.items()
+            if default is not None
+        }
+        raised = {name: value for name, value in own.items() if value > (CEILINGS[name] or 0)}
+        models = (
+            *self.summary_models,
+            *filter(_is_concrete, (self.summary_model, self.policy.summary_model)),
+        )
+        return Allowance(models, tuple({**raised, **self.limits}.items()))
+
+    @property
+    def key_models(self) -> tuple[str, ...]:
+        """The models that are called with the operator's own key and address.
+
+        All of them belong to one provider: that of the installation's own model. If each session's
+        model is used, it is the provider that TURNFOLD_SUMMARY_MODELS names, if it names only one.
+        """
+        if self.own_model is not None:
+            provider = provider_of(self.own_model)
+            return (self.own_model,) if provider is None else (self.own_model, f"{provider}/*")
+        providers = {provider_of(pattern) for pattern in self.summary_models}
+        provider = providers.pop() if len(providers) == 1 else None
+        return () if provider is None else (f"{provider}/*",)
+
+    def policy_of(self, preset: str) -> Policy:
+        """Return the policy of a preset, with individually set values on top.
+
+        Raises:
+            ValueError: no preset has this name.
+        """
+        short = self.short_overrides if preset == SHORT_NAMES_PRESET else {}
+        return adjusted(preset_named(preset), {**short, **self.overrides})
+
+
+def _is_concrete(name: str | None) -> TypeGuard[str]:
+    return name is not None and name != SESSION_MODEL
+
+
+def _as_text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
