@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.text.tokens import MessageTokens, count_message, text_of
-from turnfold.core.window.builder import PendingDigest
 from turnfold.core.window.framing import summary_facts
+from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.render import Rendered, render
 from turnfold.core.window.window import WindowInput, WindowPlan
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of

@@ -45,7 +45,7 @@ from turnfold.core.text.tokens import count_message, lines_of, path_in
 from turnfold.core.text.words import exact_terms, normalize, runs, terms
 from turnfold.core.window.anthropic import _assistant, _content
 from turnfold.core.window.framing import Placement, summary_facts, wrapped_digests, wrapped_summary
-from turnfold.core.window.overflow import overflow_told
+from turnfold.core.window.overflow import overflow_in_text
 from turnfold.core.window.render import shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.errors import TurnfoldError
@@ -187,7 +187,7 @@ def _evidenced(role: str) -> Callable[[list[str]], object]:
 def _answered(style: str) -> Callable[[str], object]:
     def read(text: str) -> object:
         check(ModelResponse(text, "stop"), input_tokens=10**9, output_tokens=1)
-        overflow_told(text)
+        overflow_in_text(text)
         said, sections = parse_answer(text, style, max_words=100)
         before = {
             name: text.split("\n")[:2_000]

@@ -27,10 +27,10 @@ from turnfold.core.summary.sources import SummaryJob
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import TokenOffsets, count_message
 from turnfold.core.window.anthropic import to_anthropic
-from turnfold.core.window.builder import PendingDigest
 from turnfold.core.window.character_limit import characters_of
 from turnfold.core.window.compressor import LadderCompressor, estimated
 from turnfold.core.window.framing import Placement, summary_facts
+from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.render import render
 from turnfold.core.window.window import WindowInput, WindowRequest, build_window, to_plan
 from turnfold.errors import CannotFit

@@ -44,7 +44,7 @@ from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.words import terms
 from turnfold.core.window.anthropic import to_anthropic
 from turnfold.core.window.compressor import LadderCompressor
-from turnfold.core.window.overflow import overflow_told
+from turnfold.core.window.overflow import overflow_in_text
 from turnfold.core.window.window import WindowRequest, plan
 from turnfold.errors import (
     BadEvent,
@@ -318,7 +318,7 @@ def _answer(data: bytes, _: Path) -> None:
         input_tokens=len(text),
         output_tokens=len(response_text(text)),
     )
-    overflow_told(text)
+    overflow_in_text(text)
 
 
 def _frame(data: bytes, _: Path) -> None:

@@ -14,7 +14,7 @@ from tests.histories import History, Said, assistant, history, tool, user, words
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import lines_of
-from turnfold.core.window.builder import WindowBuilder, WindowLimits, WindowPrefix
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.framing import DIGEST_FRAME_TOKENS, Placement, digest_tokens
 from turnfold.core.window.ladder import (
     digest_pending,
@@ -27,6 +27,7 @@ from turnfold.core.window.ladder import (
     trim_for_emergency,
     trim_large_results,
 )
+from turnfold.core.window.limits import WindowLimits, WindowPrefix
 from turnfold.core.window.truncation import (
     LEAST_ARGUMENTS_TOKENS,
     MARK_CHARACTERS,
@@ -118,7 +119,7 @@ def grown(session: History, share: float, policy: Policy = POLICY) -> tuple[Wind
         placement=Placement.SEPARATE,
         rows={row.compaction_id: row for row in stored.pending},
     )
-    window = WindowBuilder(limits, policy, frame, relieve=None)
+    window = WindowBuilder(limits, policy, frame, trim=None)
     window.extend(stored.messages)
     return window, limits.target_tokens
 

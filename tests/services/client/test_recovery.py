@@ -32,7 +32,7 @@ from turnfold import (
     run_subagent,
 )
 from turnfold.core.history.validity import validation_errors
-from turnfold.core.window.assembler import Said
+from turnfold.core.window.assembler import MessageInput
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -294,7 +294,9 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
             assert (budget_tokens, is_emergency) == (500, False)
             return Compressed([dict(messages[-1])], 10, is_whole=False, omitted=len(messages) - 1)
 
-    def shouting(system: Said, history: Sequence[Mapping[str, Any]], user: Said) -> list[Json]:
+    def shouting(
+        system: MessageInput, history: Sequence[Mapping[str, Any]], user: MessageInput
+    ) -> list[Json]:
         return [
             body | {"content": str(body["content"]).upper()}
             for body in assemble(system, history, user)

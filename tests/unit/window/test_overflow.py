@@ -9,8 +9,8 @@ from turnfold.core.window.overflow import (
     WORDINGS,
     Overflow,
     overflow_in,
+    overflow_in_text,
     overflow_reported,
-    overflow_told,
 )
 from turnfold.errors import ContextOverflow
 
@@ -354,4 +354,4 @@ def test_a_success_that_reports_more_input_than_the_model_reads_is_overflow(
 
 
 def test_a_text_without_any_of_these_words_tells_nothing() -> None:
-    assert overflow_told("The tool `search` failed: too many results") is None
+    assert overflow_in_text("The tool `search` failed: too many results") is None

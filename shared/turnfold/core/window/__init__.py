@@ -1,1 +1,1 @@
-"""Build the window: the summary and messages that the model receives next, within a token budget."""
+"""Build the window: the summary and messages the model receives next, within a budget."""

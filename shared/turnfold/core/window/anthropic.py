@@ -1,4 +1,7 @@
-"""A rendered window in the shape that Anthropic's interface takes: system text apart, users and assistants in turn."""
+"""Convert a rendered window to the format of Anthropic's Messages API.
+
+There, the system text is separate, and messages of users and assistants alternate.
+"""
 
 import json
 import re
@@ -20,14 +23,14 @@ from turnfold.core.window.window import WindowPlan
 from turnfold.messages import MessageId, Role, ToolCall
 
 OPENING: Final = "[The messages shown begin here.]"
-"""The first message has to be a user's; this stands there where it is not."""
+"""The text of an added first message: the API requires that a user speaks first."""
 
 SILENT: Final = "[This message is empty.]"
-"""Text that holds nothing is refused; this stands for a newest user message that says nothing."""
+"""The text of an empty newest user message: the API rejects empty text."""
 
 ASIDE_TOKENS: Final = MESSAGE_TOKENS + token_upper_bound(OPENING) + token_upper_bound(SILENT)
 ASIDE_MESSAGES: Final = 1
-"""What the shape may add to a window; the rest of it costs no more than what was counted."""
+"""Upper bounds of the tokens and messages that the conversion adds to a window."""
 
 ID_CHARACTERS: Final = 64
 NAME_CHARACTERS: Final = 128
@@ -45,12 +48,12 @@ _DATA_URL: Final = re.compile(
 _SIGNED: Final = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
 
 Ids = MessageId | None | tuple[MessageId | None, ...]
-"""What a message stands for: a stored one, none, or, where several became one, these in order."""
+"""The id of a message, None if it is not stored, or the ids of merged messages in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnthropicWindow:
-    """The system text (None where there is none), the messages as JSON texts, and for each the ids of what it was."""
+    """The system text (None without one), the messages as JSON texts, and the ids of each."""
 
     system: str | None
     messages: tuple[str, ...]
@@ -58,10 +61,10 @@ class AnthropicWindow:
 
 
 def to_anthropic(plan: WindowPlan, rendered: Rendered) -> AnthropicWindow:
-    """The window of a plan in the Anthropic shape; `rendered` is the same window in the shape of OpenAI.
+    """Convert the window of a plan; `rendered` is the same window in the format of OpenAI.
 
-    Neighbours of one role become one message. All results of a turn stand first in the user message after it. A message
-    that says nothing shows only by its id, beside those of the message before it.
+    Neighbors of one role are merged. All results of a turn come first in the user message after
+    it. The id of an empty message is added to those of the message before it.
     """
     turns = _Turns()
     system: list[str] = []
@@ -75,71 +78,65 @@ def to_anthropic(plan: WindowPlan, rendered: Rendered) -> AnthropicWindow:
             system.append(text_of(body))
         else:
             turns.add("user", _content(body.get("content"), "user"), message_id)
-    names: dict[str, str] = {}
+    api_ids: dict[str, str] = {}
     used: dict[str, int] = {}
     for entry, text, message_id in zip(
         entries, rendered.messages[before:], rendered.message_ids[before:], strict=True
     ):
         match entry:
             case SynthesizedResult(call=call):
-                turns.add("user", [_result(names[call.call_id], [_text(STAND_IN)])], message_id)
+                turns.add("user", [_result(api_ids[call.call_id], [_text(STAND_IN)])], message_id)
             case ShownMessage(message=message, call=ToolCall(call_id=call_id)):
                 body = json.loads(text)
                 is_error = message.is_error or body.get("is_error") is True
-                turns.add(
-                    "user",
-                    [
-                        _result(
-                            names[call_id], _content(body.get("content"), "tool"), is_error=is_error
-                        )
-                    ],
-                    message_id,
-                )
+                content = _content(body.get("content"), "tool")
+                result = _result(api_ids[call_id], content, is_error=is_error)
+                turns.add("user", [result], message_id)
             case ShownMessage(message=message) if message.role is Role.USER:
                 turns.add("user", _content(json.loads(text).get("content"), "user"), message_id)
             case ShownMessage(message=message):
-                names = {call.call_id: _unused(call.call_id, used) for call in message.calls}
+                api_ids = {call.call_id: _unused(call.call_id, used) for call in message.calls}
                 turns.add(
-                    "assistant", _assistant(json.loads(text), message.calls, names), message_id
+                    "assistant", _assistant(json.loads(text), message.calls, api_ids), message_id
                 )
-    told = "\n\n".join(text for text in system if text.strip())
+    system_text = "\n\n".join(text for text in system if text.strip())
     messages, ids = turns.finished(is_needed=bool(rendered.messages))
-    return AnthropicWindow(told or None, messages, ids)
+    return AnthropicWindow(system_text or None, messages, ids)
 
 
 class _Turns:
-    """Messages that take turns."""
+    """Collect alternating messages of users and assistants."""
 
     def __init__(self) -> None:
         self._turns: list[tuple[str, list[str], list[MessageId | None]]] = []
-        self._silent: list[tuple[str, MessageId | None]] = []
+        self._empty: list[tuple[str, MessageId | None]] = []
 
     def add(self, role: str, blocks: Sequence[str], message_id: MessageId | None) -> None:
-        """Take in a message as its blocks."""
+        """Add a message as its content blocks."""
         if not blocks:
-            self._silent.append((role, message_id))
+            self._empty.append((role, message_id))
             return
-        unspoken = self._unspoken()
+        empty_ids = self._take_empty()
         if self._turns:
-            self._turns[-1][2].extend(unspoken)
-            unspoken = []
+            self._turns[-1][2].extend(empty_ids)
+            empty_ids = []
         if not self._turns or self._turns[-1][0] != role:
-            self._turns.append((role, [], unspoken))
+            self._turns.append((role, [], empty_ids))
         self._turns[-1][1].extend(blocks)
         self._turns[-1][2].append(message_id)
 
     def finished(self, *, is_needed: bool) -> tuple[tuple[str, ...], tuple[Ids, ...]]:
-        """The messages and their ids; with `is_needed` there is one at least."""
+        """Return the messages and their ids; with `is_needed` at least one message."""
         if (
             self._turns
             and self._turns[-1][0] == "assistant"
-            and any(role == "user" for role, _ in self._silent)
+            and any(role == "user" for role, _ in self._empty)
         ):
-            self._turns.append(("user", [_text(SILENT)], self._unspoken()))
+            self._turns.append(("user", [_text(SILENT)], self._take_empty()))
         elif self._turns:
-            self._turns[-1][2].extend(self._unspoken())
-        elif self._silent or is_needed:
-            self._turns.append(("user", [_text(OPENING)], self._unspoken() or [None]))
+            self._turns[-1][2].extend(self._take_empty())
+        elif self._empty or is_needed:
+            self._turns.append(("user", [_text(OPENING)], self._take_empty() or [None]))
         if self._turns and self._turns[0][0] != "user":
             self._turns.insert(0, ("user", [_text(OPENING)], [None]))
         messages = tuple(
@@ -147,34 +144,34 @@ class _Turns:
         )
         return messages, tuple(ids[0] if len(ids) == 1 else tuple(ids) for _, _, ids in self._turns)
 
-    def _unspoken(self) -> list[MessageId | None]:
-        ids = [message_id for _, message_id in self._silent]
-        self._silent.clear()
+    def _take_empty(self) -> list[MessageId | None]:
+        """Remove the pending empty messages and return their ids."""
+        ids = [message_id for _, message_id in self._empty]
+        self._empty.clear()
         return ids
 
 
 def _assistant(
-    body: Mapping[str, Any], calls: Sequence[ToolCall], names: Mapping[str, str]
+    body: Mapping[str, Any], calls: Sequence[ToolCall], api_ids: Mapping[str, str]
 ) -> list[str]:
     blocks = [*_thinking(body.get("thinking_blocks")), *_content(body.get("content"), "assistant")]
-    # The shape before `tool_calls` has no id that a result could name.
+    # `function_call`, the predecessor of `tool_calls`, has no id for a result to refer to.
     old_call = body.get("function_call") or ""
-    beside = (body.get("refusal"), old_call if isinstance(old_call, str) else json_text(old_call))
-    blocks.extend(_text(said.rstrip()) for said in beside if isinstance(said, str) and said.strip())
-    for call, found in zip(calls, body.get("tool_calls") or (), strict=True):
+    texts = (body.get("refusal"), old_call if isinstance(old_call, str) else json_text(old_call))
+    blocks.extend(_text(text.rstrip()) for text in texts if isinstance(text, str) and text.strip())
+    for call, call_json in zip(calls, body.get("tool_calls") or (), strict=True):
         name = _UNFIT.sub("_", call.name)[:NAME_CHARACTERS]
         arguments = _object(
-            found["function"].get("arguments"), call.tokens - token_upper_bound(call.name)
+            call_json["function"].get("arguments"), call.tokens - token_upper_bound(call.name)
         )
-        blocks.append(
-            f'{{"type":"tool_use","id":"{names[call.call_id]}","name":"{name}","input":{arguments}}}'
-        )
+        api_id = api_ids[call.call_id]
+        blocks.append(f'{{"type":"tool_use","id":"{api_id}","name":"{name}","input":{arguments}}}')
     return blocks
 
 
-def _thinking(found: object) -> Iterator[str]:
-    """Thinking as it was signed: to the letter, or not at all."""
-    for block in found if isinstance(found, list) else ():
+def _thinking(blocks: object) -> Iterator[str]:
+    """Return signed thinking blocks unchanged; the API rejects any change to them."""
+    for block in blocks if isinstance(blocks, list) else ():
         if _is_signed(block):
             yield json_text(block)
 
@@ -190,40 +187,43 @@ def _is_signed(part: object) -> bool:
 
 
 def _unused(call_id: str, used: dict[str, int]) -> str:
-    """A call id as it may be sent, unlike any before it in the window: ids come again in later turns, and may not here.
+    """Return a valid call id that is unique in the window; stored ids may repeat in later turns.
 
-    `used` holds them, and for each beginning the last number that was given to it.
+    `used` holds the ids so far, and for each prefix the last number that was appended to it.
     """
-    found = fit = _UNFIT.sub("_", call_id)[:ID_CHARACTERS]
+    unique_id = fit = _UNFIT.sub("_", call_id)[:ID_CHARACTERS]
     start = f"{fit[: ID_CHARACTERS - 8]}_"
-    while found in used:
+    while unique_id in used:
         number = used[start] = max(1, used.get(start, 0)) + 1
-        found = f"{start}{number}"
-    used.setdefault(found, 0)
-    return found
+        unique_id = f"{start}{number}"
+    used.setdefault(unique_id, 0)
+    return unique_id
 
 
 def _result(call_id: str, blocks: Sequence[str], *, is_error: bool = False) -> str:
     content = f',"content":[{",".join(blocks)}]' if blocks else ""
-    # An error that says nothing is refused.
-    told = ',"is_error":true' if is_error and blocks else ""
-    return f'{{"type":"tool_result","tool_use_id":"{call_id}"{content}{told}}}'
+    # The API rejects an error without content.
+    error = ',"is_error":true' if is_error and blocks else ""
+    return f'{{"type":"tool_result","tool_use_id":"{call_id}"{content}{error}}}'
 
 
 # --- arguments
 
 
 def _object(arguments: object, max_tokens: int) -> str:
-    """Arguments as the JSON object they are, spliced; else an object around as much of the text as its tokens allow."""
+    """Return arguments as JSON text of an object.
+
+    Arguments that are no object are wrapped in one, and cut to `max_tokens`.
+    """
     text = arguments if isinstance(arguments, str) else json_text(arguments or {})
     if not text.strip():
         return "{}"
     try:
-        found = _strict(text)
+        value = _strict(text)
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict) and _is_shallow(found, text):
-        return text if _is_encodable(text) else json_text(found)
+        value = None
+    if isinstance(value, dict) and _is_shallow(value, text):
+        return text if _is_encodable(text) else json_text(value)
     return (
         longest(
             lambda characters: json_text({"text": text[:characters]}),
@@ -236,7 +236,7 @@ def _object(arguments: object, max_tokens: int) -> str:
 
 
 def _strict(text: str) -> object:
-    """The value of a JSON text without numbers that are none."""
+    """Parse JSON; reject NaN and infinity."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
@@ -250,15 +250,15 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _is_shallow(value: object, text: str) -> bool:
-    """Whether a reader follows it however it reads."""
+    """Return whether the nesting is shallow enough for any parser."""
     if text.count("{") + text.count("[") <= DEEPEST_ARGUMENTS:
         return True
     level: list[Any] = [value]
     for _ in range(DEEPEST_ARGUMENTS):
         level = [
             child
-            for one in level
-            for child in (one.values() if isinstance(one, dict) else one)
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
             if isinstance(child, dict | list)
         ]
     return not level
@@ -280,7 +280,7 @@ def _text(text: str) -> str:
 
 
 def _content(content: object, role: str) -> list[str]:
-    """Content as blocks; text that holds nothing is left out, and an assistant's ends with no space."""
+    """Return content as blocks, without empty text and trailing space of an assistant."""
     if content is None:
         return []
     parts = content if isinstance(content, list) else [content]
@@ -295,7 +295,7 @@ def _content(content: object, role: str) -> list[str]:
 
 
 def _block(part: object, role: str) -> Mapping[str, Any] | str:
-    """A part as a block, or as the text that stands for it."""
+    """Return a part of the content as a block, or as text."""
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
@@ -306,17 +306,16 @@ def _block(part: object, role: str) -> Mapping[str, Any] | str:
     if kind in TEXT_PARTS and isinstance(text, str):
         return text
     if kind in MEDIA_PARTS:
-        found = (
-            None
-            if role == "assistant"
-            else _image(part)
-            if kind in IMAGE_PARTS
-            else _document(part)
-            if kind in FILE_PARTS
-            else None
-        )
-        return found or f"[{kind} left out]"
+        return _media_block(part, kind, role) or f"[{kind} left out]"
     return part if role == "assistant" and _is_signed(part) else json_text(part)
+
+
+def _media_block(part: Mapping[str, Any], kind: str, role: str) -> Mapping[str, Any] | None:
+    if role == "assistant":
+        return None
+    if kind in IMAGE_PARTS:
+        return _image(part)
+    return _document(part) if kind in FILE_PARTS else None
 
 
 def _image(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -329,20 +328,20 @@ def _image(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _document(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     file = part.get("file")
-    held = file if isinstance(file, Mapping) else part
-    return _media("document", held.get("file_data", held.get("file_url")), frozenset({PDF}))
+    fields = file if isinstance(file, Mapping) else part
+    return _media("document", fields.get("file_data", fields.get("file_url")), frozenset({PDF}))
 
 
 def _media(kind: str, place: object, types: frozenset[str]) -> Mapping[str, Any] | None:
-    """What lies at an address, or in one."""
+    """Return the block of a web address or a data URL; None for unsupported types."""
     if not isinstance(place, str):
         return None
     if place.lower().startswith(("http://", "https://")):
         return {"type": kind, "source": {"type": "url", "url": place}}
-    held = _DATA_URL.match(place)
-    if held is None or held[1].lower() not in types or held.end() == len(place):
+    match = _DATA_URL.match(place)
+    if match is None or match[1].lower() not in types or match.end() == len(place):
         return None
     return {
         "type": kind,
-        "source": {"type": "base64", "media_type": held[1].lower(), "data": place[held.end() :]},
+        "source": {"type": "base64", "media_type": match[1].lower(), "data": place[match.end() :]},
     }

@@ -1,4 +1,4 @@
-"""Assembling what is sent: the system text, the history, and what is new."""
+"""Assemble a request for the model: system text, history, and new messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -7,33 +7,37 @@ from turnfold.messages import Json
 
 SYSTEM_ROLES: Final = ("system", "developer")
 
-Said = str | Json | Sequence[Json] | None
+MessageInput = str | Json | Sequence[Json] | None
 """A text, a chat message, several of them, or nothing."""
 
 
 class Assembler(Protocol):
-    """Puts the three together. Pure: it changes none of them."""
+    """Combine system text, history and new messages. Pure: the arguments are not modified."""
 
-    def __call__(self, system: Said, history: Sequence[Json], user: Said) -> list[dict[str, Any]]:
-        """Chat messages in the order in which they are sent."""
+    def __call__(
+        self, system: MessageInput, history: Sequence[Json], user: MessageInput
+    ) -> list[dict[str, Any]]:
+        """Return the chat messages in the order of the request."""
         ...
 
 
-def assemble(system: Said, history: Sequence[Json], user: Said) -> list[dict[str, Any]]:
-    """The system messages first, then the history, then what is new; a text becomes a message.
+def assemble(
+    system: MessageInput, history: Sequence[Json], user: MessageInput
+) -> list[dict[str, Any]]:
+    """Return system messages, history and new messages, in this order. A text becomes a message.
 
-    System messages given here take the place of those with which the history begins.
+    `system`, if there is any, replaces the system messages at the beginning of the history.
 
     >>> assemble("Be brief.", [{"role": "system", "content": "Be kind."}], "Hello")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hello'}]
     """
     systems = _messages(system, "system")
-    begun = len(leading_systems(history)) if systems else 0
-    return [*systems, *[dict(message) for message in history[begun:]], *_messages(user, "user")]
+    replaced = len(leading_systems(history)) if systems else 0
+    return [*systems, *[dict(message) for message in history[replaced:]], *_messages(user, "user")]
 
 
 def leading_systems(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """The system messages a list begins with."""
+    """Return copies of the system messages at the beginning of a list."""
     count = next(
         (index for index, body in enumerate(messages) if body.get("role") not in SYSTEM_ROLES),
         len(messages),
@@ -41,9 +45,11 @@ def leading_systems(messages: Sequence[Json]) -> list[dict[str, Any]]:
     return [dict(body) for body in messages[:count]]
 
 
-def _messages(said: Said, role: str) -> list[dict[str, Any]]:
-    if said is None:
+def _messages(content: MessageInput, role: str) -> list[dict[str, Any]]:
+    if content is None:
         return []
-    if isinstance(said, str):
-        return [{"role": role, "content": said}]
-    return [dict(said)] if isinstance(said, Mapping) else [dict(message) for message in said]
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if isinstance(content, Mapping):
+        return [dict(content)]
+    return [dict(message) for message in content]

@@ -1,4 +1,7 @@
-"""A budget in characters, where no tokens are known: tokens are reckoned at so many characters each until the window fits."""
+"""Budgets in characters, for callers that do not count tokens.
+
+The query service assumes a number of characters per token, and raises it until the window fits.
+"""
 
 import json
 from typing import Any, Final
@@ -6,49 +9,53 @@ from typing import Any, Final
 from turnfold.core.text.tokens import MEDIA_PARTS, text_of
 from turnfold.core.window.render import REASONING_KEYS, Rendered, json_text
 
+_COUNTED_FIELDS: Final = (*REASONING_KEYS, "tool_calls", "function_call", "refusal", "name")
+
 STEP: Final = 1.25
-"""From one number of characters a token to the next that is tried: few, so that a window seldom changes from one to the other."""
+"""The factor between attempts. Large steps, so that a window seldom moves from one to another."""
 
 
 def characters_of(rendered: Rendered, *, with_summary: bool) -> int:
-    """The characters of a window: its texts, reasoning, names and arguments, and the summary where it stands beside. Media are none."""
-    beside = [rendered.summary_text, *rendered.ledger] if with_summary else []
-    return sum(map(len, beside)) + sum(
+    """Count the characters of a window: texts, reasoning, names and arguments, but no media.
+
+    `with_summary` adds those of a summary that stands in its own field.
+    """
+    summary = [rendered.summary_text, *rendered.ledger] if with_summary else []
+    return sum(map(len, summary)) + sum(
         [_characters(json.loads(message)) for message in rendered.messages]
     )
 
 
 def next_spread(spread: float, characters: int, max_characters: int) -> float:
-    """How many characters to reckon a token at, after a window reckoned at `spread` came out with too many."""
+    """Return the next characters per token to assume, after `spread` gave too many characters."""
     needed = spread * characters / max(1, max_characters)
-    found = spread * STEP
-    while found < needed:
-        found *= STEP
-    return found
+    next_value = spread * STEP
+    while next_value < needed:
+        next_value *= STEP
+    return next_value
 
 
 def _characters(body: dict[str, Any]) -> int:
     content = body.get("content")
-    others = (
-        content
-        if isinstance(content, list)
-        else []
-        if content is None or isinstance(content, str)
-        else [content]
+    if isinstance(content, list):
+        parts = content
+    elif content is None or isinstance(content, str):
+        parts = []
+    else:
+        parts = [content]
+    fields = [body.get(key) for key in _COUNTED_FIELDS]
+    # `text_of` reads the texts. Other parts count as JSON, media not at all.
+    others = [part for part in parts if not _is_text_or_media(part)]
+    return len(text_of(body)) + sum([_length(value) for value in [*fields, *others]])
+
+
+def _is_text_or_media(part: Any) -> bool:
+    return isinstance(part, dict) and (
+        part.get("type") in MEDIA_PARTS or isinstance(part.get("text"), str)
     )
-    told = [
-        body.get(key) for key in (*REASONING_KEYS, "tool_calls", "function_call", "refusal", "name")
-    ]
-    odd = [
-        part
-        for part in others
-        if not (
-            isinstance(part, dict)
-            and (part.get("type") in MEDIA_PARTS or isinstance(part.get("text"), str))
-        )
-    ]
-    return len(text_of(body)) + sum([_length(value) for value in [*told, *odd]])
 
 
 def _length(value: object) -> int:
-    return 0 if not value else len(value) if isinstance(value, str) else len(json_text(value))
+    if not value:
+        return 0
+    return len(value) if isinstance(value, str) else len(json_text(value))

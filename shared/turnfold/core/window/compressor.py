@@ -1,4 +1,8 @@
-"""Compressing a list of chat messages that nobody stored: the same window, decided and rendered from the list itself."""
+"""Compress a list of chat messages without a store.
+
+The client and the plain library use this. It builds the same window as the service, from the list
+itself.
+"""
 
 import json
 from collections import defaultdict
@@ -12,6 +16,7 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
 from turnfold.core.window.assembler import SYSTEM_ROLES
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.render import entry_body
 from turnfold.core.window.truncation import WHOLE
 from turnfold.core.window.views import MessageView, ShownMessage, SynthesizedResult
@@ -26,19 +31,20 @@ from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import ROLES, EventId, Json, Message, Role, UncountedText, UnrankedMessage
 
 LIST: Final = EventId("messages")
-"""What stands where a stored message names its event: `messages#3` is the fourth of the list that was given."""
+"""The event id of messages in a list: `messages#3` is the fourth message of the list."""
 
 
 def estimated(text: str) -> int:
-    """The tokens of a text without a tokenizer, a tenth more than is likely, so that it is hardly ever too few."""
+    """Estimate tokens without a tokenizer, plus a tenth, so that the estimate is rarely too low."""
     return -(-estimate(text) * 11 // 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """Messages that may be sent. `tokens` is what they count, `omitted` how many of the given are not among them.
+    """Messages that a model accepts, and their tokens.
 
-    `is_whole` says that they are the messages that were given, unchanged.
+    `omitted` counts the messages of the input that are missing. `is_whole` if they are the input,
+    unchanged.
     """
 
     messages: list[dict[str, Any]]
@@ -48,126 +54,148 @@ class Compressed:
 
 
 class Compressor(Protocol):
-    """Makes a list of chat messages fit. Pure: the same list and budget give the same messages, and no list is changed."""
+    """Fit chat messages into a budget.
+
+    Pure: the same list and budget give the same messages, and the input is not modified.
+    """
 
     def tokens(self, messages: Sequence[Json]) -> int:
-        """What these count together."""
+        """Return the tokens of these messages."""
         ...
 
     def compress(
         self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False
     ) -> Compressed:
-        """Messages that may be sent and count at most `budget_tokens`; in an emergency three fifths of it.
+        """Return valid messages of at most `budget_tokens`; in an emergency three fifths of it.
 
         Raises:
-            CannotFit: not even the smallest such list does; `needed_tokens` is the budget that would.
+            CannotFit: even the smallest such list is too large. `needed_tokens` is the budget that
+                works.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LadderCompressor:
-    """The compressor of the service: the ladder of trims, oldest first, with the system messages and the newest request kept.
+    """The compressor of the service: trim by the ladder, the oldest messages first.
 
-    `count` gives the tokens of a text. The system messages at the beginning stay whole, and the newest of any later
-    ones; the older of those are left out where the list does not fit. Of the `policy` the view and its caps are used, such
-    as `preset_named("adaptive")`, which never shows more than 50 messages.
+    `count` returns the tokens of a text. The newest request stays. The system messages at the
+    beginning stay whole, and so does the newest later one; older later ones are left out if the
+    list does not fit. Of the `policy`, only the view and its caps apply:
+    `preset_named("adaptive")`, for example, shows at most 50 messages.
     """
 
     count: Callable[[str], int] = estimated
     policy: Policy = field(default_factory=Policy)
 
     def tokens(self, messages: Sequence[Json]) -> int:
-        """What these count together, overhead included."""
-        measured = measured_list(messages, [text_of(body) for body in messages], self.count)
-        return sum([one.tokens for one in measured])
+        """Return the tokens of these messages, overhead included."""
+        measured = measure_list(messages, [text_of(body) for body in messages], self.count)
+        return sum([tokens.tokens for tokens in measured])
 
     def compress(
         self, messages: Sequence[Json], budget_tokens: int, *, is_emergency: bool = False
     ) -> Compressed:
-        """A list that fits and may be sent comes back as it is.
+        """Return messages that fit; a valid list that fits already is returned unchanged.
 
         Raises:
-            BadRequest: an entry is no chat message.
-            CannotFit: see `Compressor.compress`; with `needed_messages` where the policy shows fewer messages than that.
+            BadRequest: an entry is not a chat message.
+            CannotFit: see `Compressor.compress`. It has `needed_messages` if the policy shows
+                fewer messages than needed.
         """
         bodies = [dict(body) for body in messages]
         texts = [text_of(body) for body in bodies]
-        measured = measured_list(bodies, texts, self.count)
-        total = sum([one.tokens for one in measured])
+        measured = measure_list(bodies, texts, self.count)
+        total = sum([tokens.tokens for tokens in measured])
         cap = budget_tokens * EMERGENCY_FIFTHS // 5 if is_emergency else budget_tokens
-        if (
-            bodies
-            and total <= cap
-            and _others(bodies) <= (self.policy.max_messages or UNLIMITED)
-            and not validation_errors(bodies)
-        ):
+        if self._is_sendable(bodies, total, cap):
             return Compressed(bodies, total)
-        weighed = weighed_list(
-            bodies,
-            measured,
-            [UncountedText(text, self.count) if is_long(text) else "" for text in texts],
+        cuts = [UncountedText(text, self.count) if is_long(text) else "" for text in texts]
+        listed = to_messages(bodies, measured, cuts)
+        systems = _kept_systems(listed)
+        system_tokens = sum([message.tokens for message in systems])
+        window = self._build_window(listed, system_tokens, cap, is_emergency=is_emergency)
+        return self._to_compressed(window, systems, system_tokens, bodies)
+
+    def _is_sendable(self, bodies: Sequence[Json], total: int, cap: int) -> bool:
+        """Return whether a list fits and is valid as it is."""
+        return (
+            bool(bodies)
+            and total <= cap
+            and _history_size(bodies) <= (self.policy.max_messages or UNLIMITED)
+            and not validation_errors(bodies)
         )
-        rest = tuple([message for message in weighed if not message.role.is_system])
-        kept = _kept_systems(weighed)
-        system_tokens = sum([message.tokens for message in kept])
-        left = max(cap - system_tokens, 0)
+
+    def _build_window(
+        self, listed: Sequence[Message], system_tokens: int, cap: int, *, is_emergency: bool
+    ) -> WindowBuilder:
+        """Build the window of the history within the tokens that the system messages leave.
+
+        Raises:
+            CannotFit: as `compress`; the needed budget includes the system messages.
+        """
+        history = tuple([message for message in listed if not message.role.is_system])
+        rest_tokens = max(cap - system_tokens, 0)
         asked = WindowRequest(
-            budget_tokens=-(-left * 5 // EMERGENCY_FIFTHS) if is_emergency else left,
+            budget_tokens=_emergency_budget(rest_tokens) if is_emergency else rest_tokens,
             is_emergency=is_emergency,
         )
         try:
-            window = build_window(WindowInput(messages=rest, total=len(rest)), asked, self.policy)
+            window = build_window(
+                WindowInput(messages=history, total=len(history)), asked, self.policy
+            )
         except CannotFit as error:
             if error.needed_tokens is None:
                 raise
             needed = error.needed_tokens + (
-                -(-system_tokens * 5 // EMERGENCY_FIFTHS) if is_emergency else system_tokens
+                _emergency_budget(system_tokens) if is_emergency else system_tokens
             )
             raise CannotFit(
                 f"the smallest list of these messages needs a budget of {needed} tokens",
                 needed_tokens=needed,
             ) from error
         if system_tokens > cap:
-            needed = (
-                -(-(system_tokens + window.total) * 5 // EMERGENCY_FIFTHS)
-                if is_emergency
-                else system_tokens + window.total
-            )
+            needed = system_tokens + window.total
             raise CannotFit(
-                f"the system messages alone count {system_tokens} tokens", needed_tokens=needed
+                f"the system messages alone count {system_tokens} tokens",
+                needed_tokens=_emergency_budget(needed) if is_emergency else needed,
             )
+        return window
+
+    def _to_compressed(
+        self,
+        window: WindowBuilder,
+        systems: Sequence[Message],
+        system_tokens: int,
+        bodies: Sequence[dict[str, Any]],
+    ) -> Compressed:
+        """Render the system messages and the window as a list."""
         places = [place for unit in window.units if unit.is_shown for place in unit.places]
-        shown = [bodies[message.position] for message in kept] + [
-            self._as_sent(place, bodies) for place in places
+        shown = [bodies[message.position] for message in systems] + [
+            self._rendered(place, bodies) for place in places
         ]
-        omitted = (
-            len(bodies)
-            - len(shown)
-            + sum([isinstance(place, SynthesizedResult) for place in places])
-        )
+        synthesized = sum([isinstance(place, SynthesizedResult) for place in places])
         return Compressed(
-            shown, system_tokens + window.total, is_whole=shown == bodies, omitted=omitted
+            shown,
+            system_tokens + window.total,
+            is_whole=shown == bodies,
+            omitted=len(bodies) - len(shown) + synthesized,
         )
 
-    def _as_sent(
+    def _rendered(
         self, place: MessageView | SynthesizedResult, bodies: Sequence[dict[str, Any]]
     ) -> dict[str, Any]:
-        """What stands in the list in this place: the very message that was given, where it is shown whole."""
+        """Return the chat message of a place: the input itself if it is shown whole."""
         if isinstance(place, SynthesizedResult):
             return entry_body(place, {})
         body, form = bodies[place.message.position], place.form
-        return (
-            body
-            if form is WHOLE
-            else entry_body(
-                ShownMessage(place.message, form, place.call), _copied(body), self.count
-            )
-        )
+        if form is WHOLE:
+            return body
+        return entry_body(ShownMessage(place.message, form, place.call), _copied(body), self.count)
 
 
 def _copied(body: dict[str, Any]) -> dict[str, Any]:
-    """A copy as deep as a message is changed for a window: down to the arguments of its calls."""
+    """Copy a message as deep as rendering changes it: down to the arguments of its calls."""
     copy = dict(body)
     calls = copy.get("tool_calls")
     if isinstance(calls, list):
@@ -180,11 +208,11 @@ def _copied(body: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def measured_list(
+def measure_list(
     bodies: Sequence[Json], texts: Sequence[str], count: Callable[[str], int]
 ) -> list[MessageTokens]:
-    """What each message of a list holds; `texts` are theirs (`text_of`)."""
-    # All texts first, and nothing between two of them: what a tokenizer looks up stays near the processor.
+    """Count the tokens of each message; `texts` are their contents (see `text_of`)."""
+    # All texts in one loop, so that the tokenizer's tables stay in the CPU cache.
     tokens = [count(text) if text else 0 for text in texts]
     return [
         measure_with(body, text, text_tokens, count)
@@ -192,10 +220,12 @@ def measured_list(
     ]
 
 
-def weighed_list(
+def to_messages(
     bodies: Sequence[Json], measured: Sequence[MessageTokens], cuts: Sequence[UncountedText | str]
 ) -> list[Message]:
-    """The messages of a list as numbers and relations; the position of each is its index. `cuts` price their long texts.
+    """Convert a list to `Message` values; the position of each is its index in the list.
+
+    `cuts` hold the long texts, so that their token offsets can be counted when needed.
 
     Raises:
         BadRequest: an entry has no role of a chat message.
@@ -203,16 +233,11 @@ def weighed_list(
     called: dict[str, dict[str, Any]] = {}
     calls: defaultdict[str, list[CallPosition]] = defaultdict(list)
     results: defaultdict[str, list[int]] = defaultdict(list)
-    found: list[Message] = []
-    for index, (body, one, text_cuts) in enumerate(zip(bodies, measured, cuts, strict=True)):
-        name = body.get("role")
-        role = ROLES.get(name) if isinstance(name, str) else None
-        if role is None:
-            raise BadRequest(
-                f"message {index} has the role {name!r}; a chat message has one of {', '.join(sorted(ROLES))}"
-            )
-        own_calls = one.calls if role is Role.ASSISTANT else ()
-        for call in one.calls:
+    messages: list[Message] = []
+    for index, (body, tokens, text_cuts) in enumerate(zip(bodies, measured, cuts, strict=True)):
+        role = _role(index, body)
+        own_calls = tokens.calls if role is Role.ASSISTANT else ()
+        for call in tokens.calls:
             called[call.call_id] = body["tool_calls"][call.slot]
         for call in own_calls:
             calls[call.call_id].append(CallPosition(index, call.slot))
@@ -220,50 +245,77 @@ def weighed_list(
         if role is Role.TOOL and isinstance(call_id := body.get("tool_call_id"), str) and call_id:
             results[call_id].append(index)
             answered = called.get(call_id)
-        found.append(
+        messages.append(
             Message(
                 index,
                 LIST,
                 index,
                 role,
-                one.tokens,
-                one.content_tokens,
-                one.reasoning_tokens,
-                one.characters,
-                one.lines,
+                tokens.tokens,
+                tokens.content_tokens,
+                tokens.reasoning_tokens,
+                tokens.characters,
+                tokens.lines,
                 UnrankedMessage(body, answered),
                 own_calls,
-                is_irregular=one.is_irregular or len(own_calls) < len(one.calls),
+                is_irregular=tokens.is_irregular or len(own_calls) < len(tokens.calls),
                 cuts=text_cuts,
             )
         )
+    _match_results(messages, bodies, calls, results)
+    return messages
+
+
+def _role(index: int, body: Json) -> Role:
+    name = body.get("role")
+    role = ROLES.get(name) if isinstance(name, str) else None
+    if role is None:
+        roles = ", ".join(sorted(ROLES))
+        raise BadRequest(
+            f"message {index} has the role {name!r}; a chat message has one of {roles}"
+        )
+    return role
+
+
+def _match_results(
+    messages: Sequence[Message],
+    bodies: Sequence[Json],
+    calls: Mapping[str, list[CallPosition]],
+    results: Mapping[str, list[int]],
+) -> None:
+    """Set the call that each result answers; `calls` and `results` are by call id."""
     for call_id, indices in results.items():
-        # What they say matters only where there are several.
-        seen = [
-            ResultPosition(index, _said(bodies[index]) if len(indices) > 1 else b"")
+        # The content decides between several results of one call id, and only then.
+        positions = [
+            ResultPosition(index, _content_key(bodies[index]) if len(indices) > 1 else b"")
             for index in indices
         ]
-        for position, verdict in match_results(calls[call_id], seen).items():
-            found[position].answers, found[position].is_copy = verdict.answers, verdict.is_copy
-    return found
+        for position, match in match_results(calls.get(call_id, ()), positions).items():
+            messages[position].answers = match.answers
+            messages[position].is_copy = match.is_copy
 
 
-def _others(bodies: Sequence[Json]) -> int:
-    """How many are no system messages."""
+def _emergency_budget(tokens: int) -> int:
+    """Return the budget of which an emergency window may take so many tokens."""
+    return -(-tokens * 5 // EMERGENCY_FIFTHS)
+
+
+def _history_size(bodies: Sequence[Json]) -> int:
+    """Count the messages other than system messages."""
     return sum([body.get("role") not in SYSTEM_ROLES for body in bodies])
 
 
-def _kept_systems(weighed: Sequence[Message]) -> list[Message]:
-    """The system messages a list begins with, and the newest of the others."""
-    begun = next(
-        (index for index, message in enumerate(weighed) if not message.role.is_system), len(weighed)
+def _kept_systems(listed: Sequence[Message]) -> list[Message]:
+    """Return the system messages at the beginning, and the newest later one."""
+    leading = next(
+        (index for index, message in enumerate(listed) if not message.role.is_system), len(listed)
     )
-    later = [message for message in weighed[begun:] if message.role.is_system]
-    return [*weighed[:begun], *later[-1:]]
+    later = [message for message in listed[leading:] if message.role.is_system]
+    return [*listed[:leading], *later[-1:]]
 
 
-def _said(body: Mapping[str, Any]) -> bytes:
-    """Equal for results that say the same."""
+def _content_key(body: Mapping[str, Any]) -> bytes:
+    """Return bytes that are equal for results of equal content."""
     return json.dumps(body.get("content"), sort_keys=True, default=repr).encode(
         "utf-8", "surrogatepass"
     )

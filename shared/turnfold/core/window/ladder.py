@@ -1,4 +1,8 @@
-"""The ladder: what a window gives up, step by step, when it outgrows its budget."""
+"""The ladder: the steps that shorten a window when it exceeds its limits.
+
+`trim_to_budget` applies the steps of the policy's view in order, until the window is down to its
+target. Numbers in parentheses are those of the requirements.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -18,11 +22,11 @@ from turnfold.messages import Role
 Step = Callable[[WindowBuilder, int], None]
 
 PLAIN_CHARACTERS: Final = 2_048
-"""A result no longer than this becomes the preview of (5), however much that frees."""
+"""Shorter results always become the preview of (5), even if that frees more than needed."""
 
 
 def trim_to_budget(window: WindowBuilder) -> None:
-    """Trim a window that holds more than it may: step by step down to the low-water mark, and only then what is protected."""
+    """Trim a window that exceeds its limits to its targets, protected messages last."""
     if window.total > window.limits.tokens:
         for step in STEPS[window.policy.view]:
             if window.total <= window.limits.target_tokens:
@@ -36,12 +40,17 @@ def trim_to_budget(window: WindowBuilder) -> None:
 
 
 def drop_old_reasoning(window: WindowBuilder, target: int) -> None:
-    """(1) Long reasoning from before the latest round goes whole."""
-    window.apply_step(window.with_reasoning, lambda _, piece: piece.drop_reasoning(), target)
+    """(1) Remove long reasoning from before the latest round."""
+    window.apply_step(
+        window.candidates.with_reasoning, lambda _, piece: piece.drop_reasoning(), target
+    )
 
 
 def trim_large_results(window: WindowBuilder, target: int) -> None:
-    """(2) A single large result keeps its first 20 and last 10 lines; when that frees far too much, more of them, as far as it fits."""
+    """(2) Cut single large results to their first 20 and last 10 lines.
+
+    If that frees far more than needed, keep as many lines as fit.
+    """
     cap = window.policy.tool_result_max_chars
 
     def trim(_: BlockView, piece: MessageView) -> int:
@@ -60,11 +69,14 @@ def trim_large_results(window: WindowBuilder, target: int) -> None:
             return piece.shorten(longer or brief)
         return piece.shorten(brief)
 
-    window.apply_step(window.large_results, trim, target)
+    window.apply_step(window.candidates.large_results, trim, target)
 
 
 def replace_results(window: WindowBuilder, target: int) -> None:
-    """(3) While all results together take too large a share, they become one line each; one of which less has to go is cut."""
+    """(3) While all results together take too large a share, replace them by one line each.
+
+    A result of which only a part must go is cut.
+    """
 
     def replace(_: BlockView, piece: MessageView) -> int:
         excess = window.total - target
@@ -76,7 +88,7 @@ def replace_results(window: WindowBuilder, target: int) -> None:
         return piece.to_line(window.line_starts)
 
     window.apply_step(
-        window.seen_results,
+        window.candidates.seen_results,
         replace,
         target,
         above=int(window.policy.hard_ratio * window.limits.tokens),
@@ -84,18 +96,21 @@ def replace_results(window: WindowBuilder, target: int) -> None:
 
 
 def shorten_long_texts(window: WindowBuilder, target: int) -> None:
-    """(4) Very long texts of users and assistants keep their beginning and their end."""
+    """(4) Cut very long texts of users and assistants in the middle."""
 
     def shorten(_: BlockView, piece: MessageView) -> int:
         is_user = piece.message.role is Role.USER
         cap = window.policy.user_max_chars if is_user else window.policy.assistant_max_chars
         return piece.shorten(cut_characters(piece.message, piece.grid, cap))
 
-    window.apply_step(window.long_texts, shorten, target)
+    window.apply_step(window.candidates.long_texts, shorten, target)
 
 
 def preview_costly(window: WindowBuilder, target: int) -> None:
-    """(5) Large arguments and results of calls that the model has seen become previews; longer ones when that frees far too much."""
+    """(5) Replace large arguments and results of calls that the model has seen by previews.
+
+    The previews are longer if short ones would free far more than needed.
+    """
     policy = window.policy
 
     def preview(_: BlockView, piece: MessageView) -> int:
@@ -120,21 +135,21 @@ def preview_costly(window: WindowBuilder, target: int) -> None:
     def is_waste(may_keep: int) -> bool:
         return may_keep - policy.preview_tokens > window.large_waste_tokens
 
-    window.apply_step(window.costly, preview, target)
+    window.apply_step(window.candidates.costly, preview, target)
 
 
 def cap_unseen_results(window: WindowBuilder, _: int) -> None:
-    """Before anything is left out, and only if the window does not fit: results the model has yet to see keep to the caps of (2)."""
+    """Cut results not seen by the model yet to the caps of (2), only if the window does not fit."""
     _cap_unseen(window, window.soft_tokens, window.policy.tool_result_max_chars)
 
 
 def fold_old_tool_blocks(window: WindowBuilder, target: int) -> None:
-    """(6) All tool blocks but the newest few are left out."""
-    window.apply_step(window.tool_units, _fold_or_soften(window, target), target)
+    """(6) Leave out all tool blocks except the newest few."""
+    window.apply_step(window.candidates.tool_units, _fold_or_soften(window, target), target)
 
 
 def digest_pending(window: WindowBuilder, target: int) -> None:
-    """(7) What was evicted and is not summarised yet is shown as its digest, the oldest compaction first."""
+    """(7) Show evicted messages without a summary as their digest, the oldest compaction first."""
     for row in window.frame.rows.values():
         if window.total <= target:
             return
@@ -152,12 +167,12 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
 
 
 def fold_blocks(window: WindowBuilder, target: int) -> None:
-    """(7) Then blocks are left out one by one."""
-    window.apply_step(window.all_units, _fold_or_soften(window, target), target)
+    """(7) Leave out blocks one by one."""
+    window.apply_step(window.candidates.all_units, _fold_or_soften(window, target), target)
 
 
 def fold_oldest(window: WindowBuilder, target: int) -> None:
-    """The oldest messages are left out first, whatever their priority; the last one of them is cut where that is enough."""
+    """Leave out the oldest blocks, of any priority; cut the last of them if that is enough."""
     act = _fold_or_soften(window, target)
     for unit in window.oldest(lambda: window.total <= target):
         window.free(unit, unit.head, act)
@@ -197,15 +212,15 @@ STEPS: Final[Mapping[View, tuple[Step, ...]]] = {
 
 
 def trim_protected(window: WindowBuilder) -> None:
-    """When all that may go is gone: shorten what is protected, only as far as it must be."""
-    for step in SQUEEZES:
+    """Shorten protected messages, only as far as needed, after every other step."""
+    for step in PROTECTED_STEPS:
         if window.total <= window.limits.tokens:
             return
         step(window)
 
 
 def _preview_unseen_arguments(window: WindowBuilder) -> None:
-    """Long arguments become previews, no shorter than they must be."""
+    """Replace long arguments by previews, no shorter than needed."""
     policy = window.policy
     if unit := window.unseen:
         window.looked_at += len(unit.results)
@@ -225,13 +240,13 @@ def _shorten_unseen_results(window: WindowBuilder) -> None:
 
 
 def _level_unseen(window: WindowBuilder) -> None:
-    """The longest parts of the block, be they text, arguments or results, to one length."""
+    """Shorten the longest texts, arguments and results of the block to one length."""
     if unit := window.unseen:
         window.level(unit, window.limits.tokens, least=window.policy.preview_tokens)
 
 
 def _reduce_unseen(window: WindowBuilder) -> None:
-    """Each part of the block as short as it can be, one after the other."""
+    """Shorten each part of the block as far as possible, one after the other."""
     unit = window.unseen
     if unit is None:
         return
@@ -250,7 +265,7 @@ def _reduce_unseen(window: WindowBuilder) -> None:
 
 
 def _shorten_request(window: WindowBuilder) -> None:
-    """The request, or the block that stands for it, keeps its beginning."""
+    """Cut the newest request, or without one the newest block, to its beginning."""
     unit = window.request or window.unseen or (window.units[-1] if window.units else None)
     if unit is None or not unit.is_shown:
         return
@@ -271,7 +286,7 @@ def _drop_newest_reasoning(window: WindowBuilder) -> None:
             window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
 
 
-SQUEEZES: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
+PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     _preview_unseen_arguments,
     WindowBuilder.drop_digests,
     _shorten_unseen_results,
@@ -284,7 +299,7 @@ SQUEEZES: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
 
 
 def _cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> None:
-    """Shorten the results the model has not seen, the longest first and none below `least`, until the window fits."""
+    """Shorten the longest unseen results, none below `least` tokens, until the window fits."""
     unit = window.unseen
     excess = window.total - window.limits.tokens
     if unit is None or excess <= 0:
@@ -310,7 +325,11 @@ def _cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> N
 
 
 def trim_for_emergency(window: WindowBuilder) -> None:
-    """(8) Reasoning gone and results one line each, then 5 rounds, then 2, then the oldest blocks, until it fits."""
+    """(8) Trim a window to its emergency budget.
+
+    Remove reasoning, and replace results by one line each. If that is not enough, keep 5 rounds,
+    then 2, then leave out the oldest blocks.
+    """
     for unit in window.units:
         if not window.is_protected(unit):
             window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())

@@ -1,4 +1,7 @@
-"""Overflow: told from the error of a model call, by what it is called and by what providers say when a request is too long."""
+"""Recognize context overflow from the error or the usage of a model call.
+
+Each provider words this error differently. `WORDINGS` lists the known ones.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 TEXT_CHARACTERS: Final = 8_000
-"""Of a longer text the first and last so many characters are read."""
+"""Of a longer error text, the first and last so many characters are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A request was longer than its model reads; tokens as the provider counts them, None where it does not say.
+    """A request exceeded the model's context window.
 
-    `provider` is whose wording it was, `limit_tokens` what the model reads at most, `tokens` what the request had.
+    Sizes are the provider's counts, None if unknown: `limit_tokens` of the window, `tokens` of the
+    request. `provider` is the source of the wording, not necessarily the provider called.
     """
 
     provider: str
@@ -22,13 +26,13 @@ class Overflow:
 
 
 class OverflowPattern(NamedTuple):
-    """How a provider says it; the groups `limit` and `tokens` are the sizes it tells."""
+    """The wording of a provider; its groups `limit` and `tokens` match the sizes."""
 
     provider: str
     pattern: re.Pattern[str]
 
 
-def _says(provider: str, pattern: str) -> OverflowPattern:
+def _wording(provider: str, pattern: str) -> OverflowPattern:
     sizes = (
         pattern.replace("<limit>", r"(?P<limit>\d[\d,]*)")
         .replace("<tokens>", r"(?P<tokens>\d[\d,]*)")
@@ -37,117 +41,126 @@ def _says(provider: str, pattern: str) -> OverflowPattern:
     return OverflowPattern(provider, re.compile(sizes, re.IGNORECASE | re.DOTALL))
 
 
-# Those that tell the most come first: several providers speak in nearly the same words.
+# Patterns with more sizes come first, because several providers use nearly the same words.
 WORDINGS: Final = (
-    _says(
+    _wording(
         "openrouter",
-        r"endpoint's maximum context length is <limit> tokens\. however, you requested about <tokens> tokens",
+        r"endpoint's maximum context length is <limit> tokens\. however, you requested about "
+        r"<tokens> tokens",
     ),
-    _says(
+    _wording(
         "vllm",
-        r"maximum context length is <limit> tokens\b.{0,80}prompt contains (?:at least )?<tokens> input tokens",
+        r"maximum context length is <limit> tokens\b.{0,80}prompt contains (?:at least "
+        r")?<tokens> input tokens",
     ),
-    _says(
+    _wording(
         "vllm",
-        r"(?:prompt|input) \((?:total )?length <tokens>\) is longer than the maximum model length of <limit>",
+        r"(?:prompt|input) \((?:total )?length <tokens>\) is longer than the maximum model "
+        r"length of <limit>",
     ),
-    _says("vllm", r"you passed <tokens> input tokens.{0,80}context length is only <limit> tokens"),
-    _says(
+    _wording(
+        "vllm", r"you passed <tokens> input tokens.{0,80}context length is only <limit> tokens"
+    ),
+    _wording(
         "vllm",
         r"maximum context length is <limit> tokens and your request has <tokens> input tokens",
     ),
-    _says(
+    _wording(
         "sglang",
         r"maximum context length of <limit> tokens\. you requested a total of <tokens> tokens",
     ),
-    _says(
+    _wording(
         "openai", r"configured limit of <limit> tokens\. your messages resulted in <tokens> tokens"
     ),
-    _says(
+    _wording(
         "openai",
-        r"maximum context length is <limit> tokens\W{1,3}however,? (?:your messages resulted in|you requested) <tokens> tokens",
+        r"maximum context length is <limit> tokens\W{1,3}however,? (?:your messages resulted "
+        r"in|you requested) <tokens> tokens",
     ),
-    _says("openai", r"maximum context length is <limit>"),
-    _says("openai", r"(?:input|request) exceeds the context window"),
-    _says("anthropic", r"prompt is too long: <tokens> tokens > <limit>"),
-    _says(
+    _wording("openai", r"maximum context length is <limit>"),
+    _wording("openai", r"(?:input|request) exceeds the context window"),
+    _wording("anthropic", r"prompt is too long: <tokens> tokens > <limit>"),
+    _wording(
         "anthropic",
         r"input length and `?max_tokens`? exceed context limit: <tokens> \+ <n> > <limit>",
     ),
-    _says(
+    _wording(
         "anthropic",
         r"exceeds? context limit|request exceeds the maximum (?:allowed )?(?:number of bytes|size)",
     ),
-    _says("bedrock", r"max input tokens: <limit>, request input token count: <tokens>"),
-    _says("bedrock", r"input is too long for requested model|too many input tokens"),
-    _says(
+    _wording("bedrock", r"max input tokens: <limit>, request input token count: <tokens>"),
+    _wording("bedrock", r"input is too long for requested model|too many input tokens"),
+    _wording(
         "gemini",
         r"input token count \(<tokens>\) exceeds the maximum number of tokens allowed \(<limit>\)",
     ),
-    _says("gemini", r"exceeds the maximum number of tokens allowed"),
-    _says(
+    _wording("gemini", r"exceeds the maximum number of tokens allowed"),
+    _wording(
         "vertex", r"input token count is <tokens> but (?:the )?model only supports up to <limit>"
     ),
-    _says(
+    _wording(
         "mistral",
-        r"prompt contains <tokens> tokens.{0,60}too large for model with <limit> maximum context length",
+        r"prompt contains <tokens> tokens.{0,60}too large for model with <limit> maximum "
+        r"context length",
     ),
-    _says("cohere", r"total number of tokens.{0,60}cannot exceed <limit> - received <tokens>"),
-    _says("cohere", r"too many tokens: size limit exceeded"),
-    _says("cerebras", r"current length is <tokens> while limit is <limit>"),
-    _says("groq", r"reduce the length of the messages"),
-    _says(
+    _wording("cohere", r"total number of tokens.{0,60}cannot exceed <limit> - received <tokens>"),
+    _wording("cohere", r"too many tokens: size limit exceeded"),
+    _wording("cerebras", r"current length is <tokens> while limit is <limit>"),
+    _wording("groq", r"reduce the length of the messages"),
+    _wording(
         "together",
         r"input \(<tokens> tokens\) is longer than the model's context length \(<limit> tokens\)",
     ),
-    _says(
+    _wording(
         "hugging face",
         r"`inputs` tokens \+ `max_new_tokens` must be <= <limit>\. given: <tokens> `inputs` tokens",
     ),
-    _says("hugging face", r"`inputs` must have less than <limit> tokens\. given: <tokens>"),
-    _says("fireworks", r"prompt is too long: <tokens>, model maximum context length: <limit>"),
-    _says("xai", r"maximum prompt length is <limit> but the request contains <tokens> tokens"),
-    _says("github copilot", r"prompt token count of <tokens> exceeds the limit of <limit>"),
-    _says(
+    _wording("hugging face", r"`inputs` must have less than <limit> tokens\. given: <tokens>"),
+    _wording("fireworks", r"prompt is too long: <tokens>, model maximum context length: <limit>"),
+    _wording("xai", r"maximum prompt length is <limit> but the request contains <tokens> tokens"),
+    _wording("github copilot", r"prompt token count of <tokens> exceeds the limit of <limit>"),
+    _wording(
         "llama.cpp",
         r"request \(<tokens> tokens\) exceeds the available context size \(<limit> tokens\)",
     ),
-    _says("llama.cpp", r"exceeds the available context size(?: \(<limit> tokens\))?"),
-    _says(
+    _wording("llama.cpp", r"exceeds the available context size(?: \(<limit> tokens\))?"),
+    _wording(
         "ollama",
-        r"(?:input length exceeds the (?:maximum )?context length|prompt too long; exceeded (?:max )?context length)",
+        r"(?:input length exceeds the (?:maximum )?context length|prompt too long; exceeded "
+        r"(?:max )?context length)",
     ),
-    _says(
+    _wording(
         "lm studio", r"keep the first <tokens> tokens.{0,120}context length of only <limit> tokens"
     ),
-    _says(
+    _wording(
         "lm studio", r"tokens to keep from the initial prompt is greater than the context length"
     ),
-    _says("qwen", r"range of input length should be \[<n>, ?<limit>\]"),
-    _says("kimi", r"exceeded model token limit: <limit>(?: \(requested: <tokens>\))?"),
-    _says("minimax", r"context window exceeds limit"),
-    _says("zhipu", r"prompt exceeds max(?:imum)? length|model_context_window_exceeded"),
-    _says(
+    _wording("qwen", r"range of input length should be \[<n>, ?<limit>\]"),
+    _wording("kimi", r"exceeded model token limit: <limit>(?: \(requested: <tokens>\))?"),
+    _wording("minimax", r"context window exceeds limit"),
+    _wording("zhipu", r"prompt exceeds max(?:imum)? length|model_context_window_exceeded"),
+    _wording(
         "watsonx", r"number of input tokens <tokens> cannot exceed the total tokens limit <limit>"
     ),
-    _says(
+    _wording(
         "poolside",
         r"input length <tokens> exceeds the maximum allowed input length of <limit> tokens",
     ),
-    _says(
+    _wording(
         "any",
-        r"context[_ ](?:length|window|size)[_ ]exceeded|exceeds? (?:the |this )?(?:model'?s? )?(?:maximum )?context (?:length|window|size)",
+        r"context[_ ](?:length|window|size)[_ ]exceeded|exceeds? (?:the |this )?(?:model'?s? "
+        r")?(?:maximum )?context (?:length|window|size)",
     ),
-    _says(
+    _wording(
         "any",
         r"(?:prompt|input|request) is too long(?! to (?:wait|process))|prompt has too many tokens",
     ),
-    _says(
+    _wording(
         "any",
         r"exceed_context_size|上下文(?:长度|窗口)?.{0,8}(?:超|过长)|(?:超过|超出).{0,8}(?:上下文|最大)长度",
     ),
 )
-"""How providers say that a request is too long for its model."""
+"""The wordings of providers for a request that is too long for its model."""
 
 NAMES: Final = frozenset(
     {
@@ -161,7 +174,7 @@ NAMES: Final = frozenset(
         "RequestTooLargeError",
     }
 )
-"""Classes of errors that say so by their name, in litellm and in the clients of providers."""
+"""Names of error classes that mean overflow, in litellm and in the clients of providers."""
 
 OTHER_NAMES: Final = frozenset(
     {
@@ -180,46 +193,48 @@ OTHER_NAMES: Final = frozenset(
     }
 )
 STATUSES: Final = frozenset({None, 400, 413, 422, 500, 502, 503})
-"""What a provider may answer to a request that is too long; gateways in between turn some into errors of a server."""
+"""HTTP statuses of an overflow; gateways turn some of them into server errors."""
 
 RATES: Final = re.compile(
-    r"rate[ _-]?limit|tokens per (?:second|minute|hour|day)|per[ -]minute|\bTP[MD]\b|quota|billing|credit balance|more credits"
-    r"|can only afford|payment required|spending limit|too many requests|throttl|please wait before",
+    r"rate[ _-]?limit|tokens per (?:second|minute|hour|day)|per[ -]minute|\bTP[MD]\b|quota"
+    r"|billing|credit balance|more credits"
+    r"|can only afford|payment required|spending limit|too many requests|throttl"
+    r"|please wait before",
     re.IGNORECASE,
 )
-"""How many tokens may be sent in a time, or for the money left: a shorter request is no answer to that."""
+"""Texts of rate limits and exhausted budgets. A shorter request does not help against them."""
 
 
 def overflow_in(error: BaseException) -> Overflow | None:
-    """What an error says of a request that was too long, or None when it speaks of anything else.
+    """Return the overflow that an error reports; None for any other error.
 
-    Looked at are the names of its classes, its `status_code`, its `code` and its text. A status of 429, and rates, quotas
-    and bills in whatever words, are never overflow; 413 is, whatever it says besides.
+    Examined are the names of its classes, its `status_code`, its `code` and its text. Status 429
+    and errors about rates, quotas or bills are never overflow; status 413 always is.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
     text = _text(error)
     if status not in STATUSES or names & OTHER_NAMES or RATES.search(text):
         return None
-    told = overflow_told(text)
-    if told is None and (names & NAMES or status == 413):
+    overflow = overflow_in_text(text)
+    if overflow is None and (names & NAMES or status == 413):
         return Overflow("any")
-    return told
+    return overflow
 
 
-def overflow_told(text: str) -> Overflow | None:
-    """What a text says of a request that was too long, in the words of some provider."""
+def overflow_in_text(text: str) -> Overflow | None:
+    """Return the overflow that an error text reports; None without a known wording."""
     for wording in WORDINGS:
-        if found := wording.pattern.search(text):
-            sizes = found.groupdict()
+        if match := wording.pattern.search(text):
+            sizes = match.groupdict()
             return Overflow(wording.provider, _size(sizes.get("limit")), _size(sizes.get("tokens")))
     return None
 
 
 def overflow_reported(response: object, window_tokens: int | None) -> Overflow | None:
-    """The overflow that a response admits: its `usage` counts more input than the model reads.
+    """Return an overflow if the `usage` of a response counts more input than the model's window.
 
-    A response is an object or a dictionary; `window_tokens` of None says that nobody knows how much the model reads.
+    A response is an object or a dictionary. `window_tokens` is None if the window is unknown.
     """
     if window_tokens is None or window_tokens <= 0:
         return None
@@ -243,15 +258,13 @@ def _status(error: BaseException) -> int | None:
 def _text(error: BaseException) -> str:
     code = getattr(error, "code", None)
     text = f"{code if isinstance(code, str) else ''} {error}"
-    return (
-        text
-        if len(text) <= 2 * TEXT_CHARACTERS
-        else f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
-    )
+    if len(text) <= 2 * TEXT_CHARACTERS:
+        return text
+    return f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
 
 
-def _size(told: str | None) -> int | None:
-    return int(told.replace(",", "")) if told and len(told) <= 12 else None
+def _size(digits: str | None) -> int | None:
+    return int(digits.replace(",", "")) if digits and len(digits) <= 12 else None
 
 
 def _field(value: object, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A planned window as JSON texts: what is shown whole is spliced in byte for byte."""
+"""Render a planned window as JSON texts. Whole messages are copied byte for byte."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,17 +21,17 @@ from turnfold.core.window.window import WindowPlan
 from turnfold.messages import CompactionId, Message, MessageId
 
 MOST_CHARACTERS_A_TOKEN = 8
-"""No text is tried that is longer than so many to the token: few are that cheap."""
+"""The search for the longest text starts below this ratio, which few texts exceed."""
 NEARLY = 16
-"""A text that could be a sixteenth longer is long enough."""
+"""The search ends when a text uses all but a sixteenth of its tokens."""
 REASONING_KEYS = ("reasoning_content", "thinking_blocks")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The messages of a window as JSON texts, and the id of each (None beside what is no stored message).
+    """The messages of a window as JSON texts, and their ids (None if not a stored message).
 
-    `summary_text` and `ledger` are what is shown of the summary; empty where there is none, or no room for it.
+    `summary_text` and `ledger` are the visible parts of the summary, empty if there are none.
     """
 
     messages: tuple[str, ...]
@@ -48,26 +48,24 @@ def render(
     summary_text: str = "",
     ledger: Sequence[str] = (),
 ) -> Rendered:
-    """Put texts to a plan. `bodies` holds the stored JSON of each of the plan's positions, `digests` those it names."""
+    """Add the texts to a plan.
+
+    `bodies` holds the stored JSON of the plan's positions, `digests` the texts of its digests.
+    """
     messages: list[str] = []
     ids: list[MessageId | None] = []
-    shown = plan.summary
-    whole, every = _defused(summary_text, tuple(ledger))
-    text = "" if shown is None else whole[: shown.characters]
-    entries = every if shown is not None and shown.with_ledger else ()
-    wrapped = None
-    if shown is not None and plan.placement is not Placement.SEPARATE:
-        wrapped = wrapped_summary(text, entries, plan.placement)
+    text, entries = _visible_summary(plan, summary_text, ledger)
+    framed = None
+    if plan.summary is not None and plan.placement is not Placement.SEPARATE:
+        framed = wrapped_summary(text, entries, plan.placement)
     if plan.pinned is not None:
         body = bodies[plan.pinned.position]
-        messages.append(
-            _appended(body, wrapped)
-            if wrapped is not None and plan.placement is Placement.SYSTEM
-            else body
-        )
+        if framed is not None and plan.placement is Placement.SYSTEM:
+            body = _appended(body, framed)
+        messages.append(body)
         ids.append(plan.pinned.message_id)
-    if wrapped is not None and (plan.placement.is_message or plan.pinned is None):
-        messages.append(_message("user" if plan.placement is Placement.USER else "system", wrapped))
+    if framed is not None and (plan.placement.is_message or plan.pinned is None):
+        messages.append(_message("user" if plan.placement is Placement.USER else "system", framed))
         ids.append(None)
     if plan.digests:
         messages.append(_digests(tuple([digests[row] for row in plan.digests])))
@@ -78,6 +76,17 @@ def render(
         messages += part.texts.messages
         ids += part.texts.ids
     return Rendered(tuple(messages), tuple(ids), text, entries)
+
+
+def _visible_summary(
+    plan: WindowPlan, summary_text: str, ledger: Sequence[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the parts of the summary that the plan shows."""
+    form = plan.summary
+    if form is None:
+        return "", ()
+    text, entries = _defused(summary_text, tuple(ledger))
+    return text[: form.characters], entries if form.with_ledger else ()
 
 
 def _texts(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
@@ -98,9 +107,10 @@ def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
 def entry_body(
     entry: Entry, body: dict[str, Any], count: Count = token_upper_bound
 ) -> dict[str, Any]:
-    """The message that an entry shows; `body`, a copy of the stored one, is changed for it, unless a line stands in its place.
+    """Return the message of an entry. `body` is a copy of the stored message, and is modified.
 
-    `count` says how long shortened arguments may be: without a vocabulary at hand a bound does, at which less is shown.
+    `count` measures shortened arguments. The default is an upper bound that needs no vocabulary,
+    and keeps less of them.
     """
     match entry:
         case SynthesizedResult(call=call):
@@ -120,18 +130,18 @@ def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[
             body.pop(key, None)
     if form.cut is not None:
         body["content"] = shortened_text(text_of(body), form.cut)
-    if form.arguments:
-        for place, call in enumerate(message.calls):
-            if call.slot in form.arguments:
-                function = body["tool_calls"][place if form.is_mended else call.slot]["function"]
-                function["arguments"] = shortened_arguments(
-                    function.get("arguments"), form.arguments[call.slot], call.tokens, count
-                )
+    arguments_caps = form.arguments or {}
+    for index, call in enumerate(message.calls):
+        if call.slot in arguments_caps:
+            function = body["tool_calls"][index if form.is_mended else call.slot]["function"]
+            function["arguments"] = shortened_arguments(
+                function.get("arguments"), arguments_caps[call.slot], call.tokens, count
+            )
     return body
 
 
 def _mend(body: dict[str, Any], message: Message) -> None:
-    """Leave out the calls that may not be sent."""
+    """Remove calls that the model's interface would reject."""
     if message.calls:
         body["tool_calls"] = [body["tool_calls"][call.slot] for call in message.calls]
         return
@@ -141,30 +151,32 @@ def _mend(body: dict[str, Any], message: Message) -> None:
 
 
 def shortened_text(text: str, cut: TextCut) -> str:
-    """The text as a cut leaves it, with the number of lines that are missing."""
+    """Apply a cut to a text."""
     return text[: cut.head] + cut_mark(cut, lines_of(text[cut.head : cut.tail])) + text[cut.tail :]
 
 
 def shortened_arguments(
     arguments: object, max_tokens: int, original_tokens: int, count: Count = token_upper_bound
 ) -> str:
-    """Arguments within so many tokens that are still a JSON object: each long text in them cut short, else a preview of all."""
+    """Shorten arguments to a JSON object within `max_tokens`.
+
+    Each long string in them is cut. If that is not enough, the object holds one preview of all.
+    """
     written = arguments if isinstance(arguments, str) else json_text(arguments)
     mark = f"[TRUNCATED original~{original_tokens} tokens]"
     try:
-        found = json.loads(written)
-        if isinstance(found, dict):
-            most = min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens)
-            best = longest(
-                lambda characters: json_text(_clipped(found, characters, mark)),
-                most,
+        value = json.loads(written)
+        if isinstance(value, dict):
+            shortened = longest(
+                lambda characters: json_text(_clipped(value, characters, mark)),
+                min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens),
                 max_tokens,
                 count,
             )
-            if best is not None:
-                return best
+            if shortened is not None:
+                return shortened
     except (ValueError, RecursionError):
-        pass  # what is no JSON, or nested too deep to be taken apart, is text
+        pass  # not JSON, or nested too deeply: treat it as text
     preview = longest(
         lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}),
         len(written),
@@ -175,14 +187,17 @@ def shortened_arguments(
 
 
 def longest(write: Callable[[int], str], most: int, max_tokens: int, count: Count) -> str | None:
-    """What is written with nearly the most characters that stay within the tokens."""
+    """Return the text of `write(n)` for nearly the largest n that stays within `max_tokens`.
+
+    n is at most `most`. None if even `write(0)` has too many tokens.
+    """
     best = write(0)
     fixed = count(best)
     if fixed > max_tokens:
         return None
-    # Aimed a little below, so that the next one is likely to be within.
+    # Aim a little lower, so that the next attempt is likely to fit.
     aim = max_tokens - fixed - max_tokens // (2 * NEARLY)
-    # A first, short one shows how dense the text is.
+    # A short first attempt measures the characters per token.
     low, high, characters = 1, most, min(most, max(1, aim // 4))
     while low <= high:
         text = write(characters)
@@ -193,7 +208,7 @@ def longest(write: Callable[[int], str], most: int, max_tokens: int, count: Coun
                 break
         else:
             high = characters - 1
-        # Beyond what is always written, tokens grow about as characters do.
+        # Apart from the fixed part, tokens are about proportional to characters.
         likely = characters * aim // max(tokens - fixed, 1)
         characters = likely if low <= likely <= high else (low + high) // 2
     return best
@@ -210,7 +225,7 @@ def _clipped(value: Any, characters: int, mark: str) -> Any:
 
 
 def _appended(body: str, text: str) -> str:
-    """A system message with more text at its end."""
+    """Append text to a system message."""
     message = json.loads(body)
     content = message.get("content")
     if isinstance(content, str) and content:
@@ -224,13 +239,13 @@ def _appended(body: str, text: str) -> str:
 
 @lru_cache(maxsize=128)
 def _defused(text: str, ledger: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """A version's text and ledger as they may be shown; until the next version they are the same in every window."""
+    """Escape the text and ledger of a version. Cached, because all its windows show the same."""
     return defused(text), tuple([defused(entry) for entry in ledger])
 
 
 @lru_cache(maxsize=128)
 def _digests(digests: tuple[str, ...]) -> str:
-    """The message that tells of these; until a summary comes it is the same in every window."""
+    """Return the message with these digests. Cached, because it repeats until the next summary."""
     return _message("user", wrapped_digests(digests))
 
 
@@ -243,7 +258,7 @@ def _result(call_id: str, content: str) -> dict[str, Any]:
 
 
 def json_text(value: object) -> str:
-    """Compact JSON that can be encoded: what holds half a character pair is escaped."""
+    """Serialize to compact JSON that UTF-8 can encode; lone surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()

@@ -1,4 +1,4 @@
-"""The forms a message may take in a window, and what each of them costs."""
+"""The forms of a message in a window, and the tokens of each form."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,10 +11,10 @@ from turnfold.messages import Message, ToolCall, UncountedText
 
 STAND_IN: Final = "[No result of this call is known.]"
 STAND_IN_TOKENS: Final = MESSAGE_TOKENS + token_upper_bound(STAND_IN)
-"""What closes a call that nobody has answered, and its price as a message."""
+"""The tokens of the message that closes a call without a result."""
 
 LEAST_CHARACTERS: Final = 64
-"""A request begins the same however short it is cut."""
+"""The characters of a request that stay, however short it is cut."""
 
 LEAST_ARGUMENTS_TOKENS: Final = 48
 SEAM_TOKENS: Final = 2
@@ -25,7 +25,7 @@ TAIL_LINES: Final = 10
 
 
 def grid_of(message: Message) -> TokenOffsets | None:
-    """The prices of a long text; None for a short one, which has no grid."""
+    """Return the token offsets of a long text; None for a short one."""
     return _grid(message.cuts) if message.cuts else None
 
 
@@ -39,15 +39,15 @@ def _grid(cuts: str | UncountedText) -> TokenOffsets:
 
 
 def forget_grids() -> None:
-    """Forget the grids that were read; windows come out the same."""
+    """Clear the cache of token offsets. Results do not change."""
     _grid.cache_clear()
 
 
 class TextCut(NamedTuple):
-    """A text of which the first `head` characters and those from `tail` on are shown, with a mark between them.
+    """The first `head` characters of a text, a mark, and the characters from `tail` on.
 
-    `tokens` is what that costs, mark included; `omitted_tokens` is what is missing of the `original_tokens`, media
-    included. A preview says only how long the original is.
+    `tokens` includes the mark. `omitted_tokens` are missing of the `original_tokens`, which include
+    media. The mark of a preview states only the original size.
     """
 
     head: int
@@ -59,9 +59,9 @@ class TextCut(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How a message is shown. The default is byte for byte as it was stored.
+    """The form of a message in a window. The default is the stored message, byte for byte.
 
-    `line` replaces the whole content; `arguments` holds, by slot, how many tokens the arguments of a call may take.
+    `line` replaces the whole content. `arguments` maps slots to the token cap of their arguments.
     """
 
     cut: TextCut | None = None
@@ -72,7 +72,7 @@ class Form(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was shortened."""
+        """Whether nothing is shortened."""
         return self == WHOLE
 
 
@@ -81,7 +81,7 @@ MENDED: Final = Form(is_mended=True)
 
 
 def cut_mark(cut: TextCut, omitted_lines: int) -> str:
-    """What stands where a text was cut."""
+    """Return the mark that replaces the middle of a cut text."""
     if cut.is_preview:
         return f"\n[TRUNCATED original~{cut.original_tokens} tokens]\n"
     return f"\n[... {omitted_lines} lines, {cut.omitted_tokens} tokens left out ...]\n"
@@ -97,19 +97,23 @@ PREVIEW_MARK_TOKENS: Final = SEAM_TOKENS + token_upper_bound(
 
 
 def result_line(call: ToolCall, result: Message) -> str:
-    """What stands in the place of a result: whose it was, how long, and by which id the original can be fetched."""
+    """Return the line that replaces a result: its tool, its size, and the id of the original."""
     return defused(
-        f"{_line_start(call)}: {result.content_tokens} tokens left out, original: {result.message_id}]"
+        f"{_line_start(call)}: {result.content_tokens} tokens left out, "
+        f"original: {result.message_id}]"
     )
 
 
 def line_start_tokens(call: ToolCall) -> int:
-    """At most what such a line costs but for its number and its id; the same for every result of a tool on a file."""
+    """Return an upper bound of the line's tokens without its number and its id.
+
+    It is the same for every result of one tool on one file.
+    """
     return 2 * SEAM_TOKENS + token_upper_bound(f"{_line_start(call)}: tokens left out, original: ]")
 
 
 def line_tokens(start_tokens: int, result: Message) -> int:
-    """At most what the line of a result costs."""
+    """Return an upper bound of the tokens of a result's line."""
     return (
         start_tokens
         + (len(str(result.content_tokens)) + 2) // 3
@@ -124,7 +128,7 @@ def _line_start(call: ToolCall) -> str:
 
 
 def clipped(text: str, characters: int) -> str:
-    """The text on one line, at most so long."""
+    """Return the text on one line, at most `characters` long."""
     line = " ".join(text.split())
     return line if len(line) <= characters else line[: characters - 1] + "…"
 
@@ -137,9 +141,9 @@ def cut_to(
     least_head: int = 0,
     is_preview: bool = False,
 ) -> TextCut | None:
-    """The longest head and tail of a text within these tokens, two thirds of them the head.
+    """Cut a text to its longest head and tail within `max_tokens`, two thirds of them the head.
 
-    At least `least_head` characters stay whatever the tokens. None when no cut is cheaper than the whole.
+    At least `least_head` characters stay. None if no cut is shorter than the whole.
     """
     if grid is None:
         return _cut_without_prices(message, max_tokens, least_head)
@@ -159,10 +163,11 @@ def cut_within(
     max_characters: int,
     is_brief: bool,
 ) -> TextCut | None:
-    """Two thirds head and one third tail within both caps; with `is_brief` at most the first 20 and the last 10 lines.
+    """Cut a text to two thirds head and one third tail within both caps.
 
-    0 characters cap nothing. The caps come first, so that a few very long lines keep their end too. None when no cut is
-    cheaper than the whole.
+    `max_characters` of 0 means no cap. With `is_brief`, at most the first 20 and the last 10 lines
+    stay; the caps apply first, so that a few very long lines keep their end, too. None if no cut is
+    shorter than the whole.
     """
     if grid is None:
         return _cut_without_prices(message, max_tokens, 0)
@@ -183,7 +188,7 @@ def cut_within(
 def cut_characters(
     message: Message, grid: TokenOffsets | None, max_characters: int
 ) -> TextCut | None:
-    """The first three quarters of so many characters from the start of a text, the last quarter from its end, mark included."""
+    """Cut a text to `max_characters`, mark included: three quarters head and one quarter tail."""
     if grid is None:
         return None
     characters = max(0, max_characters - MARK_CHARACTERS)
@@ -208,7 +213,7 @@ def _priced(
 
 
 def _cut_without_prices(message: Message, max_tokens: int, least_head: int) -> TextCut | None:
-    """A short text has no grid; no character costs more than its four bytes."""
+    """Cut a text without token offsets: no character takes more than four tokens."""
     head = min(message.characters, max(least_head, (max_tokens - PREVIEW_MARK_TOKENS) // 4, 0))
     tokens = 4 * head + PREVIEW_MARK_TOKENS
     if tokens >= message.content_tokens:
@@ -217,16 +222,16 @@ def _cut_without_prices(message: Message, max_tokens: int, least_head: int) -> T
 
 
 def arguments_tokens(call: ToolCall) -> int:
-    """About what the arguments of a call cost: the name is taken for a token a word."""
+    """Estimate the tokens of a call's arguments; its name counts one token per word."""
     name = call.name
     words = 1 + name.count("_") + name.count("-") + name.count(".") + name.count(" ")
     return max(0, call.tokens - CALL_TOKENS - words)
 
 
 def call_tokens_within(call: ToolCall, arguments: int) -> int:
-    """At most what a call costs when its arguments may take so many tokens."""
+    """Return an upper bound of a call's tokens if its arguments take so many."""
     name = call.name
-    # A token is at least one byte: for a name that no tool has, that bound will do.
+    # A token is at least one byte. For a name of unusual length, that bound is good enough.
     name_tokens = (
         _usual_name_tokens(name)
         if len(name) <= USUAL_NAME
@@ -236,5 +241,5 @@ def call_tokens_within(call: ToolCall, arguments: int) -> int:
 
 
 USUAL_NAME: Final = 128
-"""The characters of a name that is remembered; there are few tools, and each is called often."""
+"""Token bounds of longer names are not cached. There are few tools, and each is called often."""
 _usual_name_tokens = lru_cache(maxsize=1_024)(token_upper_bound)

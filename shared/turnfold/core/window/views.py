@@ -1,4 +1,4 @@
-"""What a growing window is made of: messages in the form they have by now, and the blocks they stand in."""
+"""The parts of a window under construction: messages in their current form, and blocks."""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -23,7 +23,7 @@ from turnfold.messages import Message, MessageId, ToolCall
 
 
 class ShownMessage(NamedTuple):
-    """A stored message in the form in which it stands in a window; `call` is what a result answers."""
+    """A stored message and its form in a window; `call` is the call that a result answers."""
 
     message: Message
     form: Form
@@ -31,7 +31,7 @@ class ShownMessage(NamedTuple):
 
 
 class SynthesizedResult(NamedTuple):
-    """The place of a result that nobody has sent."""
+    """The place of a missing result."""
 
     call: ToolCall
 
@@ -40,7 +40,7 @@ Entry = ShownMessage | SynthesizedResult
 
 
 class RenderedTexts(NamedTuple):
-    """Entries as JSON texts, and the id of each (None beside what is no stored message)."""
+    """Entries as JSON texts, and the id of each (None if it is not a stored message)."""
 
     messages: tuple[str, ...]
     ids: tuple[MessageId | None, ...]
@@ -48,7 +48,10 @@ class RenderedTexts(NamedTuple):
 
 @dataclass(slots=True)
 class BlockContent:
-    """What a window shows of a block; `texts` once it was rendered, so that no window that shows the same renders it again."""
+    """The visible content of a block.
+
+    `texts` is set when it is rendered, so that later windows reuse it.
+    """
 
     entries: tuple[Entry, ...]
     stored: int
@@ -57,7 +60,7 @@ class BlockContent:
 
     @property
     def positions(self) -> list[int]:
-        """The messages whose bodies are needed to render it; none once it was."""
+        """The positions of the messages whose bodies are needed to render it; none afterwards."""
         if self.texts is not None:
             return []
         return [
@@ -67,24 +70,28 @@ class BlockContent:
         ]
 
     def reads_like(self, other: "BlockContent") -> bool:
-        """Whether it comes to the same texts, in the same session: where a message is by now, live or evicted, changes none."""
+        """Return whether both render to the same texts, within one session."""
         return len(self.entries) == len(other.entries) and all(
             map(_reads_like, self.entries, other.entries)
         )
 
 
-def _reads_like(one: Entry, other: Entry) -> bool:
-    if not isinstance(one, ShownMessage) or not isinstance(other, ShownMessage):
-        return one == other
-    same = (
-        one.message.position == other.message.position
-        and one.message.event_id == other.message.event_id
+def _reads_like(entry: Entry, other: Entry) -> bool:
+    if not isinstance(entry, ShownMessage) or not isinstance(other, ShownMessage):
+        return entry == other
+    # Not the whole messages: they differ once one is evicted, and its text stays the same.
+    is_same_message = (
+        entry.message.position == other.message.position
+        and entry.message.event_id == other.message.event_id
     )
-    return same and one.form == other.form and one.call == other.call
+    return is_same_message and entry.form == other.form and entry.call == other.call
 
 
 class MessageView:
-    """One message of a growing window: the form it has by now, and what that costs."""
+    """One message of a window: its current form, and the tokens of that form.
+
+    Mutable, because each step of the ladder shortens many of them.
+    """
 
     __slots__ = (
         "_grid",
@@ -111,19 +118,19 @@ class MessageView:
 
     @property
     def grid(self) -> TokenOffsets | None:
-        """What the cuts of its text cost; None for a short one."""
+        """The token offsets of its text; None for a short one."""
         if self._grid is None:
             self._grid = grid_of(self.message)
         return self._grid
 
     @property
     def was_softened(self) -> bool:
-        """Whether its text was cut, and could still become one line."""
+        """Whether its text was cut, and may still be replaced by one line."""
         return self.cut is not None and self.line is None
 
     @property
     def form(self) -> Form:
-        """The form as a value."""
+        """The current form as a value."""
         if (
             self.cut is None
             and self.line is None
@@ -135,7 +142,7 @@ class MessageView:
         )
 
     def drop_reasoning(self) -> int:
-        """Show it without its reasoning. Each of these returns the tokens that it frees."""
+        """Remove its reasoning; return the tokens freed."""
         if self.without_reasoning:
             return 0
         self.without_reasoning = True
@@ -143,14 +150,17 @@ class MessageView:
         return self.message.reasoning_tokens
 
     def shorten(self, cut: TextCut | None) -> int:
-        """Show less of its text, if the cut shows less than is shown by now."""
+        """Apply a cut if it is shorter than the current form; return the tokens freed."""
         if cut is None or cut.tokens >= self.text or self.line is not None:
             return 0
         self.cut = cut
         return self._text_is(cut.tokens)
 
     def to_line(self, starts: dict[tuple[str, str | None], int]) -> int:
-        """Put one line in the place of a result, where that is shorter; `starts` keeps what the lines begin with."""
+        """Replace a result by one line if that is shorter; return the tokens freed.
+
+        `starts` caches the tokens of line beginnings, by tool and path.
+        """
         if self.line is not None or self.call is None:
             return 0
         key = (self.call.name, self.call.path)
@@ -161,7 +171,7 @@ class MessageView:
         return self._text_is(tokens)
 
     def to_mark(self) -> int:
-        """Put the mark of a cut alone in the place of a text, where that is shorter still."""
+        """Replace a text by the mark of a cut if that is shorter; return the tokens freed."""
         cut = cut_to(self.message, self.grid, 0)
         if cut is None or cut.tokens >= self.text:
             return 0
@@ -170,7 +180,7 @@ class MessageView:
 
     @property
     def arguments_sizes(self) -> list[int]:
-        """Within how many tokens the arguments of each of its calls are shown by now; nothing above frees anything."""
+        """The current token cap of the arguments of each call; a higher cap frees nothing."""
         shown = self.arguments or {}
         return [
             shown.get(call.slot, max(0, call.tokens - call_tokens_within(call, 0)))
@@ -178,9 +188,12 @@ class MessageView:
         ]
 
     def preview_arguments(self, above: int, within: int) -> int:
-        """Show of arguments above so many tokens only a preview within so many."""
+        """Replace arguments of more than `above` tokens by previews of at most `within` tokens.
+
+        Return the tokens freed.
+        """
         freed = 0
-        # A copy: a form that was taken from this piece before keeps its own.
+        # A copy, because a form returned earlier shares the dictionary.
         previews: dict[int, int] = dict(self.arguments) if self.arguments else {}
         for call in self.message.calls:
             shown = (
@@ -208,7 +221,7 @@ UNRANKED: Final = -1
 
 
 class BlockView:
-    """A block of a growing window: a message and, in call order, the results of its calls by now."""
+    """A block of a window: a message and the results of its calls so far, in call order."""
 
     __slots__ = (
         "_listed",
@@ -232,18 +245,18 @@ class BlockView:
         self.tokens = head.tokens + STAND_IN_TOKENS * calls
         self._part: BlockContent | None = None
         self.best_answer = UNRANKED
-        """The highest priority of its results, kept while the window is trimmed."""
+        """The highest priority of its results; set only if the window may need trimming."""
         self.is_recent = False
-        """Whether it is one of the newest blocks with calls, which are left out later than the others."""
+        """Whether it is one of the newest tool blocks, which step (6) keeps."""
 
     def add_result(self, place: int, piece: MessageView) -> None:
-        """Put a result in the place of its call."""
+        """Store the result of the call at this index."""
         self.results[place] = piece
         self._part = None
 
     @property
     def part(self) -> BlockContent:
-        """What a window shows of it; one value for as long as that is the same."""
+        """Its visible content; the same object until it changes."""
         if self._part is None:
             entries: list[Entry] = []
             stored = trimmed = 0
@@ -260,7 +273,7 @@ class BlockView:
 
     @property
     def places(self) -> list[MessageView | SynthesizedResult]:
-        """Its messages in the order in which a model is sent them, with a stand-in for each result that is missing."""
+        """Its messages in the order of the window, with a stand-in for each missing result."""
         places: list[MessageView | SynthesizedResult] = [self.head]
         for slot, piece in enumerate(self.results):
             places.append(
@@ -270,7 +283,7 @@ class BlockView:
 
     @property
     def listed(self) -> int:
-        """The priority under which it waits to be left out: that of its head, until a result changes it."""
+        """Its priority in the queues: that of its head, until a result changes it."""
         if self._listed is None:
             self._listed = priority_of(self.head.message)
         return self._listed
@@ -280,27 +293,27 @@ class BlockView:
         self._listed = priority
 
     def has_changed(self) -> None:
-        """Another message stands in it, or one in another form."""
+        """Discard the cached content after a message changed."""
         self._part = None
 
     @property
     def position(self) -> int:
-        """Where it stands: with its first message."""
+        """The position of its first message."""
         return self.head.message.position
 
     @property
     def size(self) -> int:
-        """How many messages of a window it is."""
+        """The number of messages it takes in a window."""
         return 1 + len(self.results)
 
     @property
     def pieces(self) -> tuple[MessageView, ...]:
-        """The messages of it that exist."""
+        """Its stored messages."""
         return (self.head, *(piece for piece in self.results if piece is not None))
 
     @property
     def priority(self) -> int:
-        """The highest priority of its messages; a head that only calls has no say."""
+        """The highest priority of its messages; a head without text does not count."""
         best = self.best_answer
         if best == UNRANKED:
             best = max(

@@ -1,4 +1,8 @@
-"""The window: what of a session a model sees next, decided on numbers alone."""
+"""Decide which messages of a session the model sees next, from token counts alone.
+
+`build_window` is the entry point for the query service and the compressor. Texts are added
+afterwards by `render`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,26 +11,27 @@ from typing import Final
 
 from turnfold.core.history.blocks import newest_system
 from turnfold.core.policy.presets import Mode, Policy
-from turnfold.core.window.builder import PendingDigest, WindowBuilder, WindowLimits, WindowPrefix
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.ladder import trim_for_emergency, trim_to_budget
+from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
 from turnfold.core.window.views import BlockContent, Entry
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId, Message
 
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
-"""An emergency window takes three fifths of its budget at most."""
+"""An emergency window takes at most three fifths of its budget."""
 
 RESERVE_MARGIN_TOKENS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowInput:
-    """A session as it is stored, without texts: what is live or pending by position, and counts of the rest.
+    """A stored session without texts: its live and pending messages by position, and counts.
 
-    `total` counts every message of the session, `covered` those the summary in force stands for. `factor` is by how
-    much the session's model counts more than the vocabulary does.
+    `total` counts every message of the session, `covered` those that the summary in force covers.
+    `factor` is the calibration factor: the model's token count divided by the vocabulary's.
     """
 
     messages: tuple[Message, ...]
@@ -39,9 +44,10 @@ class WindowInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRequest:
-    """What a caller has room for. No `budget_tokens` means any size; `max_messages` counts all but the pinned system message.
+    """The limits of a caller; None means no limit.
 
-    `aside_tokens` (raw counts) and `aside_messages` are kept free for what the shape of the answer may add.
+    `max_messages` does not count the pinned system message. `aside_tokens` (raw counts) and
+    `aside_messages` stay free for additions by the shape of the answer.
     """
 
     budget_tokens: int | None = None
@@ -54,7 +60,7 @@ class WindowRequest:
 
 @dataclass(frozen=True, slots=True)
 class WindowAccount:
-    """Where every message of the session is, in the words of the contract."""
+    """Counts of all messages of the session, by where they are; the names of the contract."""
 
     total: int
     shown: int
@@ -69,10 +75,10 @@ class WindowAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlan:
-    """A window without its texts: the pinned message, the summary, the digests, then the blocks, in this order.
+    """A window without texts: pinned message, summary, digests and blocks, in this order.
 
-    `tokens` and `budget_tokens` are what the session's model counts. `positions` are the messages whose bodies are
-    needed to render it; `digests` the rows whose digest is shown.
+    `tokens` and `budget_tokens` are in tokens of the session's model. `digests` are the compactions
+    whose digest is shown.
     """
 
     pinned: Message | None
@@ -86,12 +92,12 @@ class WindowPlan:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What the blocks show, message by message."""
+        """The messages of the blocks, in order."""
         return tuple(entry for part in self.parts for entry in part.entries)
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The positions of the messages whose texts are still to be read, in order."""
+        """The positions of the messages whose bodies are needed to render the window, in order."""
         shown = [
             position for part in self.parts if part.texts is None for position in part.positions
         ]
@@ -99,10 +105,10 @@ class WindowPlan:
 
 
 def plan(stored: WindowInput, asked: WindowRequest, policy: Policy) -> WindowPlan:
-    """Decide what of a session a model sees next; a pure function.
+    """Plan the window of a session; a pure function.
 
     Raises:
-        CannotFit: as `grown`.
+        CannotFit: see `build_window`.
     """
     return to_plan(build_window(stored, asked, policy), stored, asked)
 
@@ -110,17 +116,18 @@ def plan(stored: WindowInput, asked: WindowRequest, policy: Policy) -> WindowPla
 def build_window(
     stored: WindowInput, asked: WindowRequest, policy: Policy, earlier: WindowBuilder | None = None
 ) -> WindowBuilder:
-    """The window of a session: how it grew is replayed, and it is trimmed whenever it outgrew its budget.
+    """Build the window of a session: add its messages in order, and trim whenever it is too large.
 
-    `earlier`, what this returned for the same question some messages ago, saves work: it is continued where that comes to
-    the same, and else what was rendered of it is used again.
+    `earlier` is the result of the same request some messages ago, and only saves work. It is
+    continued if that gives the same window; otherwise its rendered texts are reused.
 
     Raises:
-        CannotFit: not even the pinned system message, the newest request and the newest open block fit, as short as
-            they can be (with mode `off`: the whole history does not); it names what would.
+        CannotFit: the pinned system message, the newest request and the newest open block exceed
+            the budget even at their shortest (with mode `off`: the whole history does). The error
+            names the budget that works.
     """
     limits = _limits(asked, policy, stored.factor)
-    window, new = _begun(stored, asked, policy, limits, earlier)
+    window, new = _continued_or_new(stored, asked, policy, limits, earlier)
     window.extend(new)
     if asked.is_emergency and not window.never_overflows:
         trim_for_emergency(window)
@@ -135,7 +142,7 @@ def build_window(
 
 
 def _inherit(window: WindowBuilder, earlier: WindowBuilder) -> None:
-    """Take over the texts of what is shown as it was."""
+    """Reuse the rendered texts of blocks that are shown as before."""
     parts = {unit.position: unit.part for unit in earlier.units if unit.is_shown}
     for unit in window.units:
         if (
@@ -146,14 +153,14 @@ def _inherit(window: WindowBuilder, earlier: WindowBuilder) -> None:
             unit.part.texts = part.texts
 
 
-def _begun(
+def _continued_or_new(
     stored: WindowInput,
     asked: WindowRequest,
     policy: Policy,
     limits: WindowLimits,
     earlier: WindowBuilder | None,
 ) -> tuple[WindowBuilder, Sequence[Message]]:
-    """A window to grow, and the messages it still has to take in."""
+    """Return the window to extend, and the messages that it lacks."""
     messages = stored.messages
     rows = {row.compaction_id: row for row in stored.pending}
     if (
@@ -181,7 +188,7 @@ def _begun(
         pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows
     )
     window = WindowBuilder(
-        limits, policy, frame, relieve=None if asked.is_emergency else trim_to_budget
+        limits, policy, frame, trim=None if asked.is_emergency else trim_to_budget
     )
     window.never_overflows = policy.mode is Mode.OFF or (
         not asked.is_emergency and window.has_room_for(messages)
@@ -198,26 +205,28 @@ def budget_of(
     tools_tokens: int = 0,
     max_output_tokens: int | None = None,
 ) -> int:
-    """How many tokens a window may take: what was asked for, else what the model's window leaves.
+    """Return the budget of a window: `max_tokens`, or else the tokens that the model leaves.
 
-    What the caller sends besides and the answer are taken off the model's window; with a `reserve_ratio` a share of the
-    window is left free for the answer. The floor is never above what that leaves, unless the window is 0 and says nothing.
+    The caller's other tokens and the answer are subtracted from the model's window; a policy with
+    a `reserve_ratio` keeps a share of the window free for the answer. The floor of the policy
+    applies last, but never exceeds the model's window unless that is unknown (0).
     """
     if max_tokens is not None:
         return max_tokens
-    most = int((1 - policy.reserve_ratio) * model_window)
+    usable = int((1 - policy.reserve_ratio) * model_window)
     if policy.reserve_ratio:
         reserved = RESERVE_MARGIN_TOKENS
     else:
         reserved = policy.margin_tokens + (
             policy.max_output_tokens if max_output_tokens is None else max_output_tokens
         )
-    budget = most - reserved - system_tokens - tools_tokens
-    return max(budget, min(policy.floor_tokens, most) if model_window > 0 else policy.floor_tokens)
+    budget = usable - reserved - system_tokens - tools_tokens
+    floor_tokens = min(policy.floor_tokens, usable) if model_window > 0 else policy.floor_tokens
+    return max(budget, floor_tokens)
 
 
 def _cap(asked: WindowRequest) -> int:
-    """The tokens the window may take as its model counts them."""
+    """Return the most tokens that the window may take, as its model counts them."""
     if asked.budget_tokens is None:
         return UNLIMITED
     return (
@@ -244,7 +253,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
 
 
 def _billed(tokens: int, factor: float) -> int:
-    """What a model counts for so many tokens."""
+    """Convert raw counts to tokens of the session's model."""
     return ceil(tokens * factor) if factor != 1.0 else tokens
 
 
@@ -259,7 +268,7 @@ def _too_long(tokens: int, factor: float, asked: WindowRequest) -> CannotFit:
 
 
 def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) -> WindowPlan:
-    """What a window shows that was `grown` from these values."""
+    """Return the plan of a window that `build_window` made from these values."""
     units = [unit for unit in window.units if unit.is_shown]
     parts = [unit.part for unit in units]
     live = [part for unit, part in zip(units, parts, strict=True) if unit.row is None]

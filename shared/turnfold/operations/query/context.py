@@ -22,9 +22,10 @@ from turnfold.core.window.anthropic import (
     AnthropicWindow,
     to_anthropic,
 )
-from turnfold.core.window.builder import PendingDigest, WindowBuilder
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.character_limit import characters_of, next_spread
 from turnfold.core.window.framing import Placement
+from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.render import Rendered, render
 from turnfold.core.window.window import (
     WindowAccount,

@@ -1,0 +1,44 @@
+"""The limits of a window, and its prefix: everything that stands before the history."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from turnfold.core.window.framing import Placement, SummarySize
+from turnfold.messages import CompactionId, Message
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDigest:
+    """A compaction that no summary covers yet: the size of its digest, and its message count."""
+
+    compaction_id: CompactionId
+    digest_tokens: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLimits:
+    """The limits of a window, and the targets of trimming. Tokens are raw counts."""
+
+    tokens: int
+    target_tokens: int
+    messages: int
+    target_messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPrefix:
+    """The pinned system message, the summary, and the compactions that wait for one."""
+
+    pinned: Message | None
+    facts: SummarySize | None
+    placement: Placement
+    rows: Mapping[CompactionId, PendingDigest]
+
+    @property
+    def summary_size(self) -> int:
+        """The number of messages that the summary adds to the window."""
+        is_own = self.placement.is_message or (
+            self.placement is Placement.SYSTEM and self.pinned is None
+        )
+        return int(self.facts is not None and is_own)
