@@ -1,1 +1,4 @@
-"""What travels: events in, requests and answers, notices out; versioned, and fixed once published."""
+"""The public contract: events, requests, answers and notices, with their subjects and validation.
+
+Its forms are versioned and do not change after publication.
+"""

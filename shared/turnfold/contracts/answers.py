@@ -1,4 +1,7 @@
-"""The form of answers to requests: any client on the bus may reply to a request, and a framework replies with anything."""
+"""Validation of answers to requests.
+
+Any client of NATS may reply to a request, also a framework with a message of its own.
+"""
 
 import json
 from collections.abc import Mapping
@@ -24,30 +27,34 @@ FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
     "campaign.get": {"campaign_id": object},
     "deadletters.replay": {"dead_letters": list},
 }
-"""Fields that every answer to a request has; an answer to any other request is some object."""
+"""Required fields of answers by request; answers to other requests are any JSON objects."""
 
 
 def read_answer(name: str, data: bytes) -> dict[str, Any] | None:
-    """The answer to a request, or the error in its place; None when these bytes are neither."""
+    """Return the answer or the error to a request; None if the bytes are neither."""
     try:
-        told = json.loads(data)
+        answer = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(answer, dict):
         return None
-    if "error" in told:
-        failure = told["error"]
-        return told if isinstance(failure, dict) and isinstance(failure.get("code"), str) else None
-    if name == "context.get" and told.get("not_modified") is True:
-        return told
+    if "error" in answer:
+        failure = answer["error"]
+        return (
+            answer if isinstance(failure, dict) and isinstance(failure.get("code"), str) else None
+        )
+    if name == "context.get" and answer.get("not_modified") is True:
+        return answer
     fields = FIELDS.get(name, {})
     return (
-        told
-        if all(field in told and isinstance(told[field], kind) for field, kind in fields.items())
+        answer
+        if all(
+            field in answer and isinstance(answer[field], kind) for field, kind in fields.items()
+        )
         else None
     )
 
 
 def request_name(subject: str) -> str:
-    """The name of a request: the first two tokens of its subject."""
+    """Return the name of a request: the first two tokens of its subject."""
     return ".".join(subject.split(".", 2)[:2])

@@ -1,8 +1,8 @@
-r"""Events as they travel, read strictly and kept to the letter.
+r"""Strict reading of events, with the exact text of each message.
 
-The text of each message is cut out of the event as it was written, so that what is stored is what was published:
-key order, numbers, white space, and escapes such as `\u0000` or a lone surrogate, which thereby reach no database
-as characters.
+The text of each message is cut out of the event, so that the stored text equals the published one:
+key order, numbers, white space, and escapes such as `\u0000` or a lone surrogate. The escaped form
+keeps these characters out of the databases.
 """
 
 import json
@@ -27,7 +27,7 @@ INTEGER_MAX_DIGITS = 4_000
 
 
 class EventLimits(NamedTuple):
-    """What an event may hold at most: bytes of JSON, messages, and levels of nesting."""
+    """The limits of an event: bytes of JSON, messages, and levels of nesting."""
 
     bytes: int = 4 * 1024 * 1024
     messages: int = 1_000
@@ -40,13 +40,15 @@ LIMITS = EventLimits()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-# Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes one.
+# Not frozen, because freezing triples the cost of construction, and a worker builds thousands per
+# second. No code changes an event.
 @dataclass(slots=True)
 class Event:
-    """One event, of either type, as its messages.
+    """One event of either type, as its messages.
 
-    `bodies` are the messages as a window shows them, JSON texts; `parsed` the same as values. `originals` holds the text
-    that was published where it is another one (the JSON content of a tool result). `digest` is equal for equal texts.
+    `bodies` are the messages of the window, as JSON texts, and `parsed` holds the same as values.
+    `originals` has the published text if it differs (the JSON content of a tool result). `digest`
+    is equal for equal texts.
     """
 
     key: SessionKey
@@ -64,11 +66,11 @@ class Event:
 
 
 def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
-    """Read what was published on a subject.
+    """Read an event that was published to a subject.
 
     Raises:
-        BadEvent: it can never be stored; the reason is one of `too_large`, `not_json`, `too_deep`, `wrong_shape`,
-            `too_many_messages`, `unknown_type`, `subject_mismatch`.
+        BadEvent: it can never be stored. The reason is `too_large`, `not_json`, `too_deep`,
+            `wrong_shape`, `too_many_messages`, `unknown_type` or `subject_mismatch`.
     """
     kind = _kind_of(subject)
     event = read_payload(kind, payload, limits)
@@ -83,9 +85,9 @@ def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Ev
 
 
 def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
-    """Read the JSON of an event of this type (see `read_event`)."""
+    """Read the JSON of an event of this type; see `read_event`."""
     if len(payload) > limits.bytes:
-        raise BadEvent("too_large", f"{len(payload)} bytes; {limits.bytes} are the most")
+        raise BadEvent("too_large", f"{len(payload)} bytes; at most {limits.bytes} are allowed")
     fields, raw, elements = _members(payload, limits.depth)
     if kind == TURN_COMPLETED:
         return _turn_completed(fields, raw, elements, limits.messages)
@@ -104,7 +106,7 @@ def _kind_of(subject: str) -> str:
 _token = lru_cache(maxsize=8_192)(token_of)
 
 
-# --- the two shapes
+# --- event types
 
 
 def _turn_completed(
@@ -115,7 +117,7 @@ def _turn_completed(
     if not isinstance(messages, list) or not messages:
         raise BadEvent("wrong_shape", "messages must be a list of at least one message")
     if len(messages) > most:
-        raise BadEvent("too_many_messages", f"{len(messages)}; {most} are the most")
+        raise BadEvent("too_many_messages", f"{len(messages)} messages; at most {most} are allowed")
     for message in messages:
         if (
             not isinstance(message, dict)
@@ -144,7 +146,7 @@ def _turn_completed(
 def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
     key, event_id = _identity(fields)
     if not isinstance(fields.get("tool_call_id"), str):
-        raise BadEvent("wrong_shape", "tool_call_id must be a text")
+        raise BadEvent("wrong_shape", "tool_call_id must be a string")
     if "content" not in fields:
         raise BadEvent("wrong_shape", "content is missing; it may be null")
     name = _optional(fields, "name", str)
@@ -171,7 +173,7 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
 
 
 def _is_message_content(content: Any) -> bool:
-    """Whether a chat message may carry this as it is: a text, nothing, or parts."""
+    """Return whether a chat message may contain the value as it is: a string, null, or parts."""
     if isinstance(content, list):
         return bool(content) and all(
             isinstance(part, dict) and isinstance(part.get("type"), str) for part in content
@@ -200,26 +202,24 @@ def _id(fields: dict[str, Any], name: str) -> str:
 
 
 def claimed_key(payload: bytes) -> SessionKey | None:
-    """The session that a payload seems to speak of, be it an event or not; None where it names none."""
+    """Return the session that a payload names, valid event or not; None if it names none."""
     try:
         fields = json.loads(payload)
     except (ValueError, RecursionError):
         fields = {name: _written(payload, name) for name in SessionKey._fields}
-    found = (
-        [fields.get(name) for name in SessionKey._fields] if isinstance(fields, dict) else [None]
-    )
-    return (
-        None
-        if any(id_fault(one) for one in found)
-        else SessionKey(AgentId(str(found[0])), SessionId(str(found[1])))
-    )
+    if not isinstance(fields, dict):
+        return None
+    agent_id, session_id = (fields.get(name) for name in SessionKey._fields)
+    if id_fault(agent_id) or id_fault(session_id):
+        return None
+    return SessionKey(AgentId(str(agent_id)), SessionId(str(session_id)))
 
 
 def _written(payload: bytes, name: str) -> str | None:
-    """The first text that stands behind this name in something that is no JSON."""
-    found = re.search(rb'"%s"\s*:\s*("(?:[^"\\]|\\.){1,2000}")' % name.encode(), payload)
+    """Return the first string after this name in a text that is not JSON."""
+    match = re.search(rb'"%s"\s*:\s*("(?:[^"\\]|\\.){1,2000}")' % name.encode(), payload)
     try:
-        return str(json.loads(found[1])) if found else None
+        return str(json.loads(match[1])) if match else None
     except ValueError:
         return None
 
@@ -251,7 +251,7 @@ def _digest(texts: list[str]) -> bytes:
 
 
 def _refuse(text: str) -> NoReturn:
-    raise BadEvent("not_json", f"{text[:12]} is no JSON number")
+    raise BadEvent("not_json", f"{text[:12]} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -263,7 +263,7 @@ def _bounded(text: str) -> int:
     return int(text) if len(text.lstrip("-")) <= INTEGER_MAX_DIGITS else _refuse(text)
 
 
-# The C scanner of one value, which the stubs do not know.
+# Calling the C scanner directly also yields where a value ends. The type stubs lack it.
 _decoder: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
 _scan = _decoder.scan_once
 _opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
@@ -276,7 +276,7 @@ _more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
 
 
 def _members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The members of a JSON object as values and as texts, and the texts of the elements of `messages`."""
+    """Return an object's members as values and as texts, and the texts of `messages`."""
     try:
         text = payload.decode()
         fields, raw, elements = _object(text)
@@ -295,16 +295,16 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     elements: list[str] = []
     opened = _opening(text)
     if opened is None or opened[1] != "{":
-        _, end = _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # it matches the empty text too
+        _, end = _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # always matches
         _expect_nothing(text, end)
-        raise BadEvent("wrong_shape", "an event is a JSON object")
+        raise BadEvent("wrong_shape", "an event must be a JSON object")
     at = opened.end()
     closing = "" if text[at] != "}" else "}"
     at += bool(closing)
     while not closing:
         plain = _plain(text, at)
         if plain is not None:
-            # A name and a text without escapes, as most members are.
+            # Fast path for a name and a string without escapes, as in most members.
             name, raw_value, value, sign = plain.groups()
             fields[name], raw[name] = value, raw_value
             at, closing = plain.end(), "" if sign == "," else sign
@@ -322,27 +322,27 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
 
 def _expect_nothing(text: str, at: int) -> None:
     if text[at:].strip(" \t\n\r"):
-        raise ValueError("something follows the value")
+        raise ValueError("unexpected text after the value")
 
 
 def _member_name(text: str, at: int) -> tuple[str, int]:
-    """The name of a member and where its value begins."""
+    """Return the name of a member, and the position of its value."""
     plain = _name(text, at)
     if plain is not None:
         return plain[1], plain.end()
     if text[at] != '"':
-        raise ValueError("a member begins with its name")
+        raise ValueError("a member must begin with its name")
     name, at = _scan(text, at)
     colon = _colon(text, at)
     if colon is None:
-        raise ValueError("a name is followed by a colon")
+        raise ValueError("a name must be followed by a colon")
     return name, colon.end()
 
 
 def _elements(text: str, start: int) -> tuple[list[Any], int, list[str]]:
     values: list[Any] = []
     texts: list[str] = []
-    at = _opening(text, start).end()  # type: ignore[union-attr]  # the caller saw the bracket
+    at = _opening(text, start).end()  # type: ignore[union-attr]  # the caller checked the bracket
     if text[at] == "]":
         return values, at + 1, texts
     closing = ""
@@ -355,23 +355,25 @@ def _elements(text: str, start: int) -> tuple[list[Any], int, list[str]]:
 
 
 def _after(text: str, at: int, bracket: str) -> tuple[int, str]:
-    """Past a comma to what it announces, or past the closing bracket, which is told."""
-    found = _more(text, at)
-    if found is None or (found[1] != "," and found[1] != bracket):
-        raise ValueError("a comma or the end is missing")
-    return found.end(), "" if found[1] == "," else bracket
+    """Return the position after a comma, or after the closing bracket and that bracket."""
+    sign = _more(text, at)
+    if sign is None or (sign[1] != "," and sign[1] != bracket):
+        raise ValueError("a comma or a closing bracket is missing")
+    return sign.end(), "" if sign[1] == "," else bracket
 
 
 def _depth(value: Any, most: int) -> int:
-    """How deep lists and objects are nested, looking no further than one level too deep."""
+    """Return how deep lists and objects are nested, up to one level above the limit."""
     level: list[Any] = [value]
     depth = 0
     while level and depth <= most:
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner.extend(child for child in one.values() if isinstance(child, dict | list))
+        for container in level:
+            if isinstance(container, dict):
+                inner.extend(
+                    child for child in container.values() if isinstance(child, dict | list)
+                )
             else:
-                inner.extend(child for child in one if isinstance(child, dict | list))
+                inner.extend(child for child in container if isinstance(child, dict | list))
         level, depth = inner, depth + 1
     return depth

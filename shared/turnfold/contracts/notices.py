@@ -1,4 +1,4 @@
-"""Notices as a program receives them: which messages are notices of Turnfold, and what they say."""
+"""Validation of notices for programs that receive them."""
 
 import json
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ class ReceivedNotice(NamedTuple):
 
 
 def notice_of(stream: str | None, subject: str | None, payload: bytes) -> ReceivedNotice | None:
-    """Read a message as a notice; None if it is none, and must not be believed.
+    """Read a message as a notice; None if it is not one and must not be trusted.
 
-    `stream` and `subject` are what the server says about the message: the headers `Nats-Stream` and `Nats-Subject` of a
-    direct get, or the metadata and the subject of a consumer's message. A message of a plain subscription names no stream:
-    anybody who may publish in that account may have sent it.
+    `stream` and `subject` must come from the server: the headers `Nats-Stream` and `Nats-Subject`
+    of a direct get, or the metadata and the subject of a consumer's message. A message of a plain
+    subscription names no stream, because any publisher of the account may have sent it.
     """
     name, agent, session = (["", "", "", *(subject or "").rsplit(".", 2)])[-3:]
     agent_id, session_id = id_of(agent), id_of(session)

@@ -1,23 +1,23 @@
-"""What the stream says when it does not take an event."""
+"""Errors with which the stream rejects an event."""
 
 from typing import Final
 
 from turnfold.errors import StreamFull, Unavailable
 
-_NO_ROOM: Final = frozenset({10_002, 10_023, 10_047, 10_077})
-"""JetStream: the limits of an account, of the server, of its disk, and of the stream."""
+_STREAM_FULL: Final = frozenset({10_002, 10_023, 10_047, 10_077})
+"""JetStream error codes: limits of the account, the server, its disk, and the stream."""
 
 NO_BATCH: Final = frozenset({10_174, 10_177, 10_199, 10_201})
-"""JetStream: it takes no batches, none with these headers, none of this size, and none with a message that it has already."""
+"""JetStream error codes: no batches, invalid batch headers, batch too large, duplicate in batch."""
 
 
 def publish_error(code: int | None, description: str | None) -> Unavailable:
-    """The error that a publisher gets."""
-    if code in _NO_ROOM:
+    """Return the publisher's error for an error of JetStream."""
+    if code in _STREAM_FULL:
         return StreamFull(
-            f"the stream of events is full ({description}), and the event was not stored: publish it again when there is room; "
-            "`turnfold doctor` says how to make some"
+            f"the stream of events is full ({description}) and did not store the event;"
+            " follow the advice of `turnfold doctor`, then publish it again"
         )
     return Unavailable(
-        f"the stream did not take the event ({description or code}); publish it again"
+        f"the stream did not accept the event ({description or code}); publish it again"
     )

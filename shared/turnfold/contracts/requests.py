@@ -1,4 +1,8 @@
-"""Requests as they travel, over the bus and over HTTP: strict about what they know, forgiving about what they do not."""
+"""Request models for NATS and HTTP.
+
+Known fields are validated strictly. Requests that read ignore unknown fields, and requests that
+write reject them.
+"""
 
 import json
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,17 +15,22 @@ from turnfold.messages import AgentId, SessionKey
 MAX_WAIT_MS = 5_000
 Tokens = Annotated[int, Field(ge=0, le=2**53)]
 Moment = Annotated[str, Field(max_length=300)] | Annotated[int, Field(ge=0, le=2**53)]
-AS_OF = "The window as it was: digits name a version of the summary, `<event_id>#<index>` a message, anything else is a time of RFC 3339."
+AS_OF = (
+    "An earlier window: digits are a version of the summary, `<event_id>#<index>` is a message,"
+    " anything else is an RFC 3339 time."
+)
 
 
 class Request(BaseModel):
-    """What every request has in common: unknown fields are allowed, numbers are finite, nothing is guessed."""
+    """A request: unknown fields are ignored, numbers are finite, values are not converted."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Command(Request):
-    """What every request that writes has in common: an unknown field is refused, because a misspelt one would change its meaning.
+    """A request that writes.
+
+    Unknown fields are rejected, because a misspelled one could change its meaning.
 
     The ids may be repeated if they equal those of the subject; see `read_command`.
     """
@@ -29,19 +38,19 @@ class Command(Request):
     model_config = ConfigDict(extra="forbid")
 
     agent_id: Annotated[
-        str | None, Field(description="May be left out; must equal the agent of the subject.")
+        str | None, Field(description="Optional; must equal the agent of the subject.")
     ] = None
     session_id: Annotated[
-        str | None, Field(description="May be left out; must equal the session of the subject.")
+        str | None, Field(description="Optional; must equal the session of the subject.")
     ] = None
 
 
 class ContextRequest(Request):
-    """What should the model see next?"""
+    """Read the model's next input."""
 
     max_tokens: Annotated[
         Tokens | None,
-        Field(description="The whole window, summary included; without it the model decides."),
+        Field(description="Size of the window, including the summary; by default from the model."),
     ] = None
     model: Annotated[str | None, Field(max_length=300)] = None
     system_tokens: Tokens = 0
@@ -52,13 +61,13 @@ class ContextRequest(Request):
     format: Literal["openai", "anthropic"] = "openai"
     placement: Literal["separate", "system", "message", "user"] = "separate"
     after: Annotated[
-        int | None, Field(ge=0, le=2**63 - 1, description="A publish acknowledgement's seq.")
+        int | None, Field(ge=0, le=2**63 - 1, description="The `seq` of a publish acknowledgement.")
     ] = None
     wait_ms: Annotated[int, Field(ge=0)] = 250
     query: Annotated[
         str | None,
         Field(
-            description="What the user asks now; recall does not exist yet, so it changes nothing."
+            description="The user's current question; without effect, as recall does not exist yet."
         ),
     ] = None
     etag: str | None = None
@@ -66,7 +75,7 @@ class ContextRequest(Request):
 
 
 class HistoryRequest(Request):
-    """The originals of a session, by position or by id."""
+    """Read original messages of a session, by position or by id."""
 
     after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
@@ -74,7 +83,7 @@ class HistoryRequest(Request):
 
 
 class SearchRequest(Request):
-    """Words to be found in all messages of a session, or in those of a state, a role or a stretch of it."""
+    """Search the messages of a session, optionally of one state, role or range of positions."""
 
     q: Annotated[str, Field(min_length=1, max_length=1_000)]
     limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -85,14 +94,14 @@ class SearchRequest(Request):
 
 
 class AuditRequest(Request):
-    """Audit rows after one of them."""
+    """Read audit rows after a given one."""
 
     after: Annotated[int, Field(ge=0, le=2**53)] = 0
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
 
 
 class SummaryRequest(Request):
-    """One version."""
+    """Read one version of the summary."""
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -106,13 +115,16 @@ class PromoteRequest(Command):
         Field(
             ge=1,
             le=2**31 - 1,
-            description="Only in the place of this version; `conflict` where another is in force.",
+            description="Promote only if this version is in force; else `conflict`.",
         ),
     ] = None
 
 
 class RegenerateRequest(Command):
-    """Write a version anew beside the one in force, of the originals; what is not named is as the policy says."""
+    """Write a new version from the original messages; omitted fields follow the policy.
+
+    The version in force stays in force.
+    """
 
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
     style: Literal["narrative", "structured"] | None = None
@@ -121,28 +133,28 @@ class RegenerateRequest(Command):
         Field(
             min_length=1,
             max_length=20_000,
-            description="The task in other words; the data stay as they are.",
+            description="Another task for the model; the data are unchanged.",
         ),
     ] = None
     from_version: Annotated[
         int | None,
-        Field(ge=1, le=2**31 - 1, description="Write on this version, and read what came after."),
+        Field(ge=1, le=2**31 - 1, description="Extend this version with the messages after it."),
     ] = None
 
 
 class CampaignRequest(Command):
-    """Write the summaries of many sessions anew, a few at a time."""
+    """Regenerate the summaries of many sessions, a few at a time."""
 
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
     style: Literal["narrative", "structured"] | None = None
     prompt: Annotated[str | None, Field(min_length=1, max_length=20_000)] = None
     at_once: Annotated[
-        int, Field(ge=1, le=100, description="Sessions in work at the same time.")
+        int, Field(ge=1, le=100, description="Sessions to regenerate at the same time.")
     ] = 2
 
 
 class ProgressRequest(Command):
-    """How far is a campaign?"""
+    """Read the progress of a campaign."""
 
     campaign_id: Annotated[str, Field(min_length=1, max_length=40)]
 
@@ -154,7 +166,10 @@ class RestoreRequest(Command):
 
 
 class ExpandRequest(Request):
-    """The messages that one entry of a version's ledger, or one line of its text, came from; both count from 0."""
+    """Read the source messages of a ledger entry or of a line of a version's text.
+
+    `entry` and `line` count from 0.
+    """
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
     entry: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
@@ -162,26 +177,31 @@ class ExpandRequest(Request):
 
 
 class ReplayRequest(Command):
-    """Publish dead letters again: those that are named, those of a reason, or all; the last two without those that were before."""
+    """Publish dead letters again: those with these ids, those with a reason, or all.
+
+    The last two exclude dead letters that were replayed before.
+    """
 
     dead_letter_ids: Annotated[
         list[Annotated[int, Field(ge=1, le=2**63 - 1)]] | None, Field(min_length=1, max_length=50)
     ] = None
     reason: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     all: bool = False
-    after: Annotated[int, Field(ge=0, le=2**63 - 1, description="Go on behind this one.")] = 0
+    after: Annotated[
+        int, Field(ge=0, le=2**63 - 1, description="Continue after this dead letter.")
+    ] = 0
     until: Annotated[
         int | None,
         Field(
             ge=0,
             le=2**63 - 1,
-            description="None beyond this one: those that a replay makes are not meant.",
+            description="Stop at this dead letter, so that the replay's own ones are excluded.",
         ),
     ] = None
 
 
 class RefusalFields(BaseModel):
-    """What was wrong in a word of the contract and in a sentence; what would fit, where something did not."""
+    """An error: its code, a sentence, and the sizes that would succeed, if it concerns sizes."""
 
     code: str
     message: str
@@ -191,25 +211,25 @@ class RefusalFields(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """The answer to a request that cannot be answered."""
+    """The answer to a request that failed."""
 
     error: RefusalFields
 
 
 class SessionRequest(Request):
-    """The session itself."""
+    """Read the session."""
 
 
 class CompactionRequest(Command):
-    """Compact now."""
+    """Request a compaction now."""
 
 
 class EraseRequest(Command):
-    """Erase a session, or all of an agent."""
+    """Erase a session, or an agent with all its sessions."""
 
 
 class PolicyRequest(Command):
-    """What an agent or a session wants from now on; what is not named stays."""
+    """Set the policy of an agent or a session; omitted fields stay unchanged."""
 
     mode: Literal["off", "manual", "auto"] | None = None
     preset: str | None = None
@@ -217,31 +237,32 @@ class PolicyRequest(Command):
 
 
 class PolicyReadRequest(Command):
-    """The policy in force."""
+    """Read the policy in force."""
 
 
 def is_policy_read(body: bytes) -> bool:
-    """Whether a policy request only reads: it names nothing that changes."""
+    """Return whether a policy request only reads: it contains no field that changes the policy."""
     if not body:
         return True
     try:
-        found = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.keys() <= set(SessionKey._fields)
+    return isinstance(fields, dict) and fields.keys() <= set(SessionKey._fields)
 
 
 Shape = TypeVar("Shape", bound=Request)
 CommandShape = TypeVar("CommandShape", bound=Command)
-NAME_CHARACTERS = 100
-"""How much of the name of an unknown field an error repeats."""
+MAX_NAME_CHARACTERS = 100
+"""The maximum length of an unknown field's name in an error message."""
 
 
 def read_request(shape: type[Shape], body: bytes) -> Shape:
-    """Read a request's JSON; an empty body means `{}`.
+    """Read the JSON of a request; an empty body means `{}`.
 
     Raises:
-        BadRequest: it is not one; the text names the first field that is wrong, never its value.
+        BadRequest: the request is invalid. The text names the first invalid field, never its
+            value.
     """
     try:
         return shape.model_validate_json(body or b"{}", strict=True)
@@ -252,17 +273,18 @@ def read_request(shape: type[Shape], body: bytes) -> Shape:
 def read_command(
     shape: type[CommandShape], key: SessionKey | AgentId | None, body: bytes
 ) -> CommandShape:
-    """Read a request that writes; `key` is what its subject names, None where it names nothing.
+    """Read a request that writes; `key` is the session or agent of its subject, if any.
 
     Raises:
-        BadRequest: as `read_request`; also for an unknown field, and for ids other than those of the subject.
+        BadRequest: as in `read_request`, and for an unknown field or ids that differ from the
+            subject.
     """
     request = read_request(shape, body)
     ids: tuple[str, ...] = key if isinstance(key, SessionKey) else (key,) if key is not None else ()
     named = dict(zip(SessionKey._fields, ids, strict=False))
     for name in request.model_fields_set.intersection(SessionKey._fields):
         if name not in named or getattr(request, name) != named[name]:
-            raise BadRequest(f"{name}: differs from the {name} of the subject; leave it out")
+            raise BadRequest(f"{name}: differs from the {name} of the subject; omit it")
     return request
 
 
@@ -270,7 +292,7 @@ def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
     """Read a request from the text fields of a URL.
 
     Raises:
-        BadRequest: as `read_request`.
+        BadRequest: as in `read_request`.
     """
     try:
         return shape.model_validate(fields)
@@ -282,5 +304,5 @@ def _first_fault(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown field {where[:NAME_CHARACTERS]!r}; correct its name or leave it out"
+        return f"unknown field {where[:MAX_NAME_CHARACTERS]!r}; correct its name or omit it"
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -1,4 +1,4 @@
-"""Subjects: how ids travel in them, and the names of streams, events, requests and notices."""
+"""Subjects: how they encode ids, and the names of streams, events, requests and notices."""
 
 import re
 from urllib.parse import unquote_to_bytes
@@ -26,7 +26,7 @@ READS = (
     "session.get",
     "audit.list",
 )
-"""Requests about a session that query servers answer."""
+"""Requests about a session that query services answer."""
 WRITES = (
     "session.policy",
     "session.erase",
@@ -35,20 +35,20 @@ WRITES = (
     "summary.promote",
     "summary.regenerate",
 )
-"""Requests about a session that a worker answers."""
+"""Requests about a session that workers answer."""
 POLICY_READS = ("session.policy", "agent.policy")
-"""Requests of these that change nothing are read: query servers answer them, and workers leave them alone."""
+"""Requests that query services answer if they change nothing; workers answer the others."""
 AGENT_WRITES = ("agent.policy", "agent.erase", "agent.regenerate")
-"""The same about all of an agent."""
+"""Requests about an agent that workers answer."""
 INSTALLATION_REQUESTS = ("installation.regenerate", "campaign.get", "deadletters.replay")
-"""The same about everybody: their subjects name no agent."""
+"""Requests about the installation that workers answer; their subjects name no agent."""
 QUERY_QUEUE = "turnfold-query"
 WORKER_QUEUE = "turnfold-worker"
 
 INGESTED = "turnfold.ingested"
-"""Best-effort word that new sequences are stored; whoever waits for one looks again."""
+"""Best-effort signal that new sequences are stored; a receiver that waits for one checks again."""
 ERASED = b"erased"
-"""What such a word says besides where something was erased: whoever remembers texts forgets them."""
+"""Payload of that signal after an erase; receivers then drop cached texts."""
 
 ID_MAX_BYTES = 256
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -57,25 +57,25 @@ _TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+")
 
 
 def id_fault(value: object) -> str | None:
-    """What is wrong with an id, in words that follow its name; None when it is one."""
+    """Return the fault of an id, as words that follow its name; None if it is valid."""
     if not isinstance(value, str):
-        return "must be a text"
+        return "must be a string"
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        return "holds a lone surrogate"
+        return "contains a lone surrogate"
     if not 1 <= size <= ID_MAX_BYTES:
         return f"has {size} bytes; 1 to {ID_MAX_BYTES} are allowed"
-    return "holds a control character" if _CONTROL.search(value) else None
+    return "contains a control character" if _CONTROL.search(value) else None
 
 
 def token_of(identifier: str) -> str:
-    """An id as one subject token: UTF-8, every byte outside `[A-Za-z0-9_-]` as `%XX`."""
+    """Encode an id as a subject token: UTF-8, with bytes outside `[A-Za-z0-9_-]` as `%XX`."""
     return _PLAIN.sub(lambda byte: b"%%%02X" % byte[0][0], identifier.encode()).decode()
 
 
 def id_of(token: str) -> str | None:
-    """The id a token stands for, or None when no id is written so, or none may be what is written."""
+    """Decode a subject token; None if it does not encode a valid id canonically."""
     if not _TOKEN.fullmatch(token):
         return None
     try:
@@ -86,17 +86,21 @@ def id_of(token: str) -> str | None:
 
 
 def session_subject(name: str, key: SessionKey) -> str:
-    """`<name>.<agent token>.<session token>`."""
+    """Return the subject `<name>.<agent token>.<session token>`."""
     return f"{name}.{token_of(key.agent_id)}.{token_of(key.session_id)}"
 
 
 def message_header(agent_id: str, event_id: str, secret: str) -> str:
-    """The `Nats-Msg-Id` of an event. The broker looks for copies in the whole stream: nobody may guess what another uses."""
+    """Return the `Nats-Msg-Id` of an event.
+
+    The broker searches the whole stream for duplicates, so other clients must not be able to guess
+    it.
+    """
     return f"{token_of(agent_id)}.{token_of(event_id)}.{secret}"
 
 
 def key_of_event_subject(subject: str) -> SessionKey | None:
-    """The session that the subject of an event names; None where it names none."""
+    """Return the session of an event's subject; None if it names none."""
     for kind in EVENT_TYPES:
         ids = (
             [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
@@ -112,19 +116,19 @@ def key_of_event_subject(subject: str) -> SessionKey | None:
 
 
 def key_of_subject(name: str, subject: str) -> SessionKey | AgentId:
-    """The session (or the agent, where there is one token only) that a request's subject names.
+    """Return the session of a request's subject, or the agent if it has only one token.
 
     Raises:
-        BadRequest: a token stands for no id.
+        BadRequest: a token does not encode an id.
     """
     tokens = subject.removeprefix(f"{name}.").split(".")
     ids = [id_of(token) for token in tokens]
     if (
         not subject.startswith(f"{name}.")
-        or any(one is None for one in ids)
+        or any(identifier is None for identifier in ids)
         or len(ids) > len(SessionKey._fields)
     ):
-        raise BadRequest(f"{name} takes the agent and the session as encoded tokens")
+        raise BadRequest(f"subject of {name} must end with the encoded agent and session ids")
     return (
         AgentId(str(ids[0]))
         if len(ids) == 1

@@ -125,7 +125,7 @@ def _refusal(failure: object) -> Rejection | None:
     )
 
 
-class _Found(Enum):
+class _Lookup(Enum):
     """What the stream may hold at an acknowledged sequence."""
 
     OURS = auto()
@@ -138,14 +138,17 @@ class _Found(Enum):
 
 
 @dataclass(slots=True)
-class _Listening:
-    """The replies to one message. `spare` is the result if no better reply follows."""
+class _PendingPublish:
+    """A published message that waits for its acknowledgement.
+
+    `fallback` is the result if no better reply follows.
+    """
 
     floor: int | None
     deadline: float
-    wrong: set[int] = field(default_factory=set)
-    spare: Acknowledgement | Rejection | None = None
-    is_unheard: bool = False
+    rejected_seqs: set[int] = field(default_factory=set)
+    fallback: Acknowledgement | Rejection | None = None
+    has_no_responders: bool = False
 
 
 Read = Callable[[str, bytes], Awaitable[bytes]]
@@ -219,12 +222,12 @@ class Publisher:
         *,
         opens_batch: bool = False,
     ) -> Acknowledgement | Rejection | None:
-        listening = _Listening(self._known(), asyncio.get_running_loop().time() + seconds)
+        pending = _PendingPublish(self._known(), asyncio.get_running_loop().time() + seconds)
         async with self._replies.to(subject, payload, headers) as inbox:
-            while (reply := await inbox.next(listening.deadline)) is not None:
+            while (reply := await inbox.next(pending.deadline)) is not None:
                 if tells_no_responders(reply):
-                    listening.is_unheard = True
-                    self._hurry(listening)
+                    pending.has_no_responders = True
+                    self._hurry(pending)
                     continue
                 if opens_batch and not reply.data:
                     return None
@@ -232,7 +235,7 @@ class Publisher:
                     reply.data,
                     subject,
                     headers[_MESSAGE_ID],
-                    listening,
+                    pending,
                     batch,
                     opens_batch=opens_batch,
                 )
@@ -243,61 +246,63 @@ class Publisher:
                     case Rejection() if (opens_batch or batch) and verdict.code in NO_BATCH:
                         return verdict
                     case Rejection():
-                        listening.spare = listening.spare or verdict
-                        self._hurry(listening)
+                        pending.fallback = pending.fallback or verdict
+                        self._hurry(pending)
                     case None:
                         self._disturbed()
                     case _:
                         pass
-        if listening.spare is not None:
-            return listening.spare
-        raise nats.errors.NoRespondersError if listening.is_unheard else nats.errors.TimeoutError
+        if pending.fallback is not None:
+            return pending.fallback
+        raise (
+            nats.errors.NoRespondersError if pending.has_no_responders else nats.errors.TimeoutError
+        )
 
     async def _verdict(
         self,
         data: bytes,
         subject: str,
         message_id: str,
-        listening: "_Listening",
+        pending: "_PendingPublish",
         batch: AckBatch | None,
         *,
         opens_batch: bool,
-    ) -> Acknowledgement | Rejection | _Found | None:
+    ) -> Acknowledgement | Rejection | _Lookup | None:
         """Judge a reply, and look the message up if the reply alone is not proof."""
         judged = judge(
             data,
             stream=self._stream,
-            floor=listening.floor,
+            floor=pending.floor,
             is_disturbed=opens_batch or self._is_disturbed,
             batch=batch,
         )
         if isinstance(judged, Doubtful):
-            return await self._looked_up(judged.claimed, subject, message_id, listening)
+            return await self._look_up(judged.claimed, subject, message_id, pending)
         return judged
 
-    async def _looked_up(
-        self, claimed: Acknowledgement, subject: str, message_id: str, listening: "_Listening"
-    ) -> Acknowledgement | _Found | None:
+    async def _look_up(
+        self, claimed: Acknowledgement, subject: str, message_id: str, pending: "_PendingPublish"
+    ) -> Acknowledgement | _Lookup | None:
         """Return the acknowledgement if the stream holds the message there, or else None."""
         outcome = (
-            _Found.ANOTHER
-            if claimed.seq in listening.wrong
+            _Lookup.ANOTHER
+            if claimed.seq in pending.rejected_seqs
             else await self._at(claimed.seq, subject, message_id)
         )
         match outcome:
-            case _Found.OURS:
+            case _Lookup.OURS:
                 return claimed
-            case _Found.UNREADABLE if claimed.is_duplicate or claimed.seq > (listening.floor or 0):
+            case _Lookup.UNREADABLE if claimed.is_duplicate or claimed.seq > (pending.floor or 0):
                 return claimed
-            case _Found.NOTHING if claimed.is_duplicate:
+            case _Lookup.NOTHING if claimed.is_duplicate:
                 # The message was erased meanwhile, or the reply is forged.
-                listening.spare = claimed
-                self._hurry(listening)
+                pending.fallback = claimed
+                self._hurry(pending)
                 return outcome
-            case _Found.UNKNOWN:
+            case _Lookup.UNKNOWN:
                 raise nats.errors.TimeoutError
             case _:
-                listening.wrong.add(claimed.seq)
+                pending.rejected_seqs.add(claimed.seq)
                 return None
 
     def _known(self) -> int | None:
@@ -306,11 +311,11 @@ class Publisher:
             self._connections, self._floor = connections, None
         return self._floor
 
-    def _hurry(self, listening: "_Listening") -> None:
+    def _hurry(self, pending: "_PendingPublish") -> None:
         """Wait briefly for a better reply, or in full while other clients reply as well."""
         if not self._is_disturbed:
-            listening.deadline = min(
-                listening.deadline, asyncio.get_running_loop().time() + REFUSED_SECONDS
+            pending.deadline = min(
+                pending.deadline, asyncio.get_running_loop().time() + REFUSED_SECONDS
             )
 
     @property
@@ -321,39 +326,41 @@ class Publisher:
         self._on_foreign()
         if not self._is_disturbed:
             log.warning(
-                "somebody on the bus replies to what is published to %s: see docs/events.md, Listening",
+                "another client replies to events published to %s; see docs/events.md, Listening",
                 self._stream,
             )
         self._disturbed_until = asyncio.get_running_loop().time() + DISTURBED_SECONDS
 
-    async def _at(self, seq: int, subject: str, message_id: str) -> _Found:
+    async def _at(self, seq: int, subject: str, message_id: str) -> _Lookup:
         """Read the message that the stream holds at a sequence."""
         time = asyncio.get_running_loop().time
         if time() < self._unreadable_until:
-            return _Found.UNREADABLE
+            return _Lookup.UNREADABLE
         try:
-            told = json.loads(
+            answer = json.loads(
                 await self._read(
                     f"{API}STREAM.MSG.GET.{self._stream}", json.dumps({"seq": seq}).encode()
                 )
             )
-            if failure := told.get("error"):
-                return _Found.NOTHING if failure.get("err_code") == _NO_MESSAGE else _Found.ANOTHER
-            held = told["message"]
+            if failure := answer.get("error"):
+                return (
+                    _Lookup.NOTHING if failure.get("err_code") == _NO_MESSAGE else _Lookup.ANOTHER
+                )
+            stored = answer["message"]
             named = f"\r\n{_MESSAGE_ID}: {message_id}\r\n".encode()
             is_ours = (
-                held["seq"] == seq
-                and held["subject"] == subject
-                and named in base64.b64decode(held.get("hdrs", ""))
+                stored["seq"] == seq
+                and stored["subject"] == subject
+                and named in base64.b64decode(stored.get("hdrs", ""))
             )
         except (NotAllowed, Denied, nats.errors.NoRespondersError):
             self._unreadable_until = time() + UNREADABLE_SECONDS
-            return _Found.UNREADABLE
+            return _Lookup.UNREADABLE
         except (nats.errors.Error, TimeoutError):
-            return _Found.UNKNOWN
+            return _Lookup.UNKNOWN
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return _Found.UNKNOWN
-        return _Found.OURS if is_ours else _Found.ANOTHER
+            return _Lookup.UNKNOWN
+        return _Lookup.OURS if is_ours else _Lookup.ANOTHER
 
     async def _ask(self, subject: str, body: bytes) -> bytes:
         return (await self._client.request(subject, body, timeout=READ_SECONDS)).data

@@ -92,13 +92,14 @@ class NatsClient(Client):
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
         try:
-            return super()._build_message(sid, subject, reply, data, headers)  # type: ignore[no-any-return]
+            message: Msg = super()._build_message(sid, subject, reply, data, headers)
         except UnicodeDecodeError:
             subject, reply = (
                 subject.decode(errors="replace").encode(),
                 reply.decode(errors="replace").encode(),
             )
-            return super()._build_message(sid, subject, reply, data, headers)  # type: ignore[no-any-return]
+            message = super()._build_message(sid, subject, reply, data, headers)
+        return message
 
     async def _read_loop(self) -> None:
         """Read until the connection ends. Reconnect if reading has ended before the connection."""

@@ -1,4 +1,4 @@
-"""Conversations as other programs wrote them down."""
+"""Readers of conversations that other programs recorded."""
 
 from turnfold.transcripts.reading import (
     STANDARD_INPUT,

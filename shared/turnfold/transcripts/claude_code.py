@@ -1,4 +1,4 @@
-"""Session logs of Claude Code, told as OpenAI chat messages."""
+"""Session logs of Claude Code, converted to OpenAI chat messages."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,36 +13,39 @@ SUB_AGENT = "claude-code-subagent"
 
 @dataclass(slots=True)
 class ParsedConversation:
-    """One conversation of a log; `machine_made` are the indexes of user messages that the program wrote itself."""
+    """One conversation of a log, built record by record.
+
+    `answers` and `tools` index its messages by answer id and tool names by call id.
+    """
 
     name: str
     agent: str
     model: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    made: set[int] = field(default_factory=set)
+    machine_made_indexes: set[int] = field(default_factory=set)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
 
     @property
     def machine_made(self) -> frozenset[int]:
-        """Where nobody was speaking."""
-        return frozenset(self.made)
+        """Indexes of the user messages that a program wrote."""
+        return frozenset(self.machine_made_indexes)
 
 
 @dataclass(slots=True)
 class Transcript:
-    """The records of a log, gathered into the main conversation and one for each sub-agent.
+    """The records of a log, grouped into the main conversation and one per sub-agent.
 
-    Records that are no messages (titles, snapshots, progress, hooks, system notes) are passed over, and so is a record
-    that stands there twice.
+    Repeated records, and records that are not messages (titles, snapshots, progress, hooks, system
+    notes), are ignored.
     """
 
-    told: dict[tuple[str, str], ParsedConversation] = field(default_factory=dict)
+    by_branch: dict[tuple[str, str], ParsedConversation] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     roots: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: Json) -> None:
-        """Take in one line."""
+        """Add the record of one line."""
         message = record.get("message")
         if (
             record["type"] not in ("user", "assistant")
@@ -54,20 +57,22 @@ class Transcript:
         if identifier and identifier in self.seen:
             return
         self.seen.add(identifier)
-        told = self._conversation_of(record, identifier)
+        conversation = self._conversation_of(record, identifier)
         if record["type"] == "assistant":
-            _add_answer(told, message, identifier)
+            _add_answer(conversation, message, identifier)
         else:
             _add_request(
-                told, message, is_meta=bool(record.get("isMeta") or record.get("isCompactSummary"))
+                conversation,
+                message,
+                is_meta=bool(record.get("isMeta") or record.get("isCompactSummary")),
             )
 
     def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
-        """What was told, in the order in which each began."""
-        for told in self.told.values():
-            if told.messages:
-                told.name = told.name or fallback_name
-                yield told
+        """Iterate over the conversations in the order in which they began."""
+        for conversation in self.by_branch.values():
+            if conversation.messages:
+                conversation.name = conversation.name or fallback_name
+                yield conversation
 
     def _conversation_of(self, record: Json, identifier: str) -> ParsedConversation:
         session = str(record.get("sessionId") or "")
@@ -77,24 +82,28 @@ class Transcript:
             self.roots[identifier] = root
             branch = str(record.get("agentId") or root)
         name = ":".join(part for part in (session, branch) if part)
-        return self.told.setdefault(
+        return self.by_branch.setdefault(
             (session, branch), ParsedConversation(name, SUB_AGENT if branch else AGENT)
         )
 
 
-def _add_answer(told: ParsedConversation, message: Json, identifier: str) -> None:
-    """Records of one model answer carry its id and a block or two each; together they are one message."""
+def _add_answer(conversation: ParsedConversation, message: Json, identifier: str) -> None:
+    """Add a record of a model's answer.
+
+    The records of one answer share its id and hold one or two blocks each. Together they form one
+    message.
+    """
     if isinstance(message.get("model"), str) and not message["model"].startswith("<"):
-        told.model = message["model"]
+        conversation.model = message["model"]
     key = str(message.get("id") or identifier)
-    answer = told.answers.get(key)
+    answer = conversation.answers.get(key)
     if answer is None:
-        answer = told.answers[key] = {"role": "assistant", "content": None}
-        told.messages.append(answer)
+        answer = conversation.answers[key] = {"role": "assistant", "content": None}
+        conversation.messages.append(answer)
     for block in _blocks(message.get("content")):
         match block.get("type"):
             case "tool_use":
-                told.tools[str(block.get("id"))] = str(block.get("name"))
+                conversation.tools[str(block.get("id"))] = str(block.get("name"))
                 arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                 call = {
                     "id": block.get("id"),
@@ -105,17 +114,17 @@ def _add_answer(told: ParsedConversation, message: Json, identifier: str) -> Non
             case "thinking" | "redacted_thinking":
                 answer.setdefault("thinking_blocks", []).append(block)
                 if thought := block.get("thinking"):
-                    answer["reasoning_content"] = _joined(answer.get("reasoning_content"), thought)
+                    answer["reasoning_content"] = _join(answer.get("reasoning_content"), thought)
             case _:
-                answer["content"] = _joined(answer["content"], _text(block))
+                answer["content"] = _join(answer["content"], _text(block))
 
 
-def _add_request(told: ParsedConversation, message: Json, *, is_meta: bool) -> None:
-    """Results of tools stand before what the user adds to them."""
-    said: list[Json] = []
+def _add_request(conversation: ParsedConversation, message: Json, *, is_meta: bool) -> None:
+    """Add a user record; its tool results come before the user's own text."""
+    own_blocks: list[Json] = []
     for block in _blocks(message.get("content")):
         if block.get("type") != "tool_result":
-            said.append(block)
+            own_blocks.append(block)
             continue
         call_id = str(block.get("tool_use_id"))
         result: dict[str, Any] = {
@@ -123,15 +132,15 @@ def _add_request(told: ParsedConversation, message: Json, *, is_meta: bool) -> N
             "tool_call_id": call_id,
             "content": _content(_blocks(block.get("content"))),
         }
-        if call_id in told.tools:
-            result["name"] = told.tools[call_id]
+        if call_id in conversation.tools:
+            result["name"] = conversation.tools[call_id]
         if block.get("is_error"):
             result["is_error"] = True
-        told.messages.append(result)
-    if said:
+        conversation.messages.append(result)
+    if own_blocks:
         if is_meta:
-            told.made.add(len(told.messages))
-        told.messages.append({"role": "user", "content": _content(said)})
+            conversation.machine_made_indexes.add(len(conversation.messages))
+        conversation.messages.append({"role": "user", "content": _content(own_blocks)})
 
 
 def _blocks(content: Any) -> list[Json]:
@@ -145,7 +154,7 @@ def _blocks(content: Any) -> list[Json]:
 
 
 def _content(blocks: list[Json]) -> str | list[Json]:
-    """Text alone is a string; with images it is a list of parts."""
+    """Return text blocks as a string, and blocks with images as a list of parts."""
     if all(block.get("type") != "image" for block in blocks):
         return "\n".join(_text(block) for block in blocks)
     return [_part(block) for block in blocks]
@@ -164,5 +173,5 @@ def _text(block: Json) -> str:
     return text if isinstance(text, str) else json.dumps(block, ensure_ascii=False)
 
 
-def _joined(before: str | None, more: str) -> str:
+def _join(before: str | None, more: str) -> str:
     return more if not before else f"{before}\n{more}"

@@ -1,4 +1,4 @@
-"""Conversation files: read them whatever program wrote them, and part them into turns."""
+"""Read conversation files of several formats, and split conversations into turns."""
 
 import gzip
 import io
@@ -23,14 +23,14 @@ _GZIP = b"\x1f\x8b"
 
 
 class UnreadableTranscript(TurnfoldError):
-    """A file that holds no conversation as far as anybody can tell; the text names the file, the line and the cause."""
+    """A file without a readable conversation; the text has the file, the line and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation as a file tells it: messages in order, each as it was written.
+    """One conversation of a file: messages in order, each unchanged.
 
-    `machine_made` holds the indexes of the user messages that a program wrote in the user's name.
+    `machine_made` has the indexes of user messages that a program wrote in the user's name.
     """
 
     conversation_id: str
@@ -42,16 +42,19 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A user message with all that answered it; `is_meta` when a machine wrote it."""
+    """A user message and the messages that answer it; `is_meta` if a program wrote it."""
 
     messages: tuple[Json, ...]
     is_meta: bool = False
 
 
 def turns(messages: Sequence[Json], machine_made: frozenset[int] = frozenset()) -> list[Turn]:
-    """Part a conversation before each user message but the first; what stands before that goes with it.
+    """Split a conversation before each user message except the first.
 
-    >>> [len(turn.messages) for turn in turns([{"role": "system"}, {"role": "user"}, {"role": "assistant"}, {"role": "user"}])]
+    Messages before the first user message belong to the first turn.
+
+    >>> roles = ["system", "user", "assistant", "user"]
+    >>> [len(turn.messages) for turn in turns([{"role": role} for role in roles])]
     [3, 1]
     """
     starts = [index for index, message in enumerate(messages) if message["role"] == Role.USER]
@@ -63,14 +66,15 @@ def turns(messages: Sequence[Json], machine_made: frozenset[int] = frozenset()) 
 
 
 def read_conversations(path: Path | str) -> Iterator[Conversation]:
-    """The conversations of a file, gzipped or not; `-` reads standard input.
+    """Read the conversations of a file, gzipped or not; `-` reads stdin.
 
-    Understood are: a line for each conversation (`{"id", "agent", "messages": [...]}`), a JSON list of OpenAI chat
-    messages or of such conversations, a line for each message, and the session logs of Claude Code, where every
-    sub-agent makes a conversation of its own. What carries no id is named after the file.
+    Formats: one conversation per line (`{"id", "agent", "messages": [...]}`), a JSON list of OpenAI
+    chat messages or of such conversations, one message per line, and session logs of Claude Code,
+    in which every sub-agent has its own conversation. Conversations without an id are named after
+    the file.
 
     Raises:
-        UnreadableTranscript: the file cannot be opened, or a line of it cannot be understood.
+        UnreadableTranscript: the file cannot be opened, or a line is invalid.
     """
     name = "standard input" if str(path) == STANDARD_INPUT else str(path)
     stem = (
@@ -103,7 +107,10 @@ def _opened(path: Path | str) -> Generator[io.BufferedIOBase, None, None]:
 
 @dataclass(slots=True)
 class _Reader:
-    """One pass over one file; lines that only make a conversation together are gathered until its end."""
+    """One pass over a file.
+
+    Lines that form one conversation together are collected until the end of the file.
+    """
 
     name: str
     stem: str
@@ -134,13 +141,13 @@ class _Reader:
                     )
         if self.loose:
             yield self.conversation(1, self.stem, self.loose, {})
-        for told in self.transcript.conversations(self.stem):
+        for parsed in self.transcript.conversations(self.stem):
             yield self.conversation(
                 1,
-                told.name,
-                told.messages,
-                {"agent": told.agent, "model": told.model},
-                told.machine_made,
+                parsed.name,
+                parsed.messages,
+                {"agent": parsed.agent, "model": parsed.model},
+                parsed.machine_made,
             )
 
     def parsed(self, number: int, text: bytes) -> Any:
@@ -154,7 +161,7 @@ class _Reader:
             self.refuse(number, f"not JSON: {error}", error)
 
     def entry(self, number: int, value: Any, name: str) -> Iterator[Conversation]:
-        """What one line tells, or what is left to be told at the end of the file."""
+        """Yield the conversations of one line, or collect the line for the end of the file."""
         if (
             isinstance(value, Mapping)
             and "messages" not in value
@@ -167,7 +174,10 @@ class _Reader:
             yield from self.conversations(number, value, name)
 
     def conversations(self, number: int, value: Any, name: str) -> Iterator[Conversation]:
-        """What one JSON value holds: a conversation, a list of messages, or a list of conversations."""
+        """Yield the conversations of a JSON value.
+
+        The value is a conversation, a list of messages, or a list of conversations.
+        """
         if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
             yield self.conversation(number, name, value["messages"], value)
         elif (
@@ -182,7 +192,8 @@ class _Reader:
         else:
             self.refuse(
                 number,
-                "neither a conversation ({'messages': [...]}), nor a list of messages, nor a line of a Claude Code log",
+                "neither a conversation ({'messages': [...]}), nor a list of messages,"
+                " nor a line of a Claude Code log",
             )
 
     def conversation(
@@ -197,7 +208,7 @@ class _Reader:
             self.message(number, index, message) for index, message in enumerate(messages)
         )
         if not checked:
-            self.refuse(number, "the conversation holds no messages")
+            self.refuse(number, "the conversation has no messages")
         conversation_id = next(
             (str(about[key]) for key in ("id", "session_id") if about.get(key) is not None), name
         )
@@ -219,7 +230,8 @@ class _Reader:
         if not isinstance(role, str) or role not in ROLES:
             self.refuse(
                 number,
-                f"message {index} has the role {repr(role)[:80]}; it must be one of {', '.join(Role)}",
+                f"message {index} has the role {repr(role)[:80]};"
+                f" it must be one of {', '.join(Role)}",
             )
         return message
 
@@ -228,4 +240,4 @@ class _Reader:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a JSON number")
