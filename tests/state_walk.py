@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from tests.invariants import SessionSeen, StoreSnapshot, faults
 from tests.store_fixtures import (
     NOON,
+    RAM,
     SMALL,
     Stores,
     new_sqlite,
@@ -66,8 +67,7 @@ class Walk(RuleBasedStateMachine):
         self.erased_to = dict.fromkeys(KEYS, 0)
         self.seen = NOTHING
         self.steps = 0
-        fast = Path("/dev/shm")
-        self.folder = Path(mkdtemp(prefix="turnfold-walk-", dir=fast if fast.is_dir() else None))
+        self.folder = Path(mkdtemp(prefix="turnfold-walk-", dir=RAM))
         self.loop = asyncio.new_event_loop()
         self.open = AsyncExitStack()
         self.sqlite = self.run(self.open.enter_async_context(sql_stores(self.new_file(), TIGHT)))

@@ -173,6 +173,10 @@ async def sql_stores(
         await database.close()
 
 
+RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""A folder in memory, for databases that need not outlive a crash: commits wait for no disk."""
+
+
 def new_sqlite(folder: Path) -> str:
     """The URL of a database of its own in this folder, its tables made."""
     path = folder / "turnfold.db"

@@ -1,14 +1,15 @@
 """Run each contract test on SQLite and on PostgreSQL, and check the invariants afterwards."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.invariants import faults
 from tests.postgres import Postgres
-from tests.store_fixtures import Stores, empty_postgres, new_postgres, new_sqlite, sql_stores
+from tests.store_fixtures import RAM, Stores, empty_postgres, new_postgres, new_sqlite, sql_stores
 
 
 @pytest.fixture(scope="session")
@@ -18,13 +19,15 @@ def postgres_database(postgres: Postgres) -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Return the URL of an empty, migrated database for one test."""
     if request.param == "sqlite":
-        return new_sqlite(tmp_path)
+        with TemporaryDirectory(prefix="turnfold-", dir=RAM) as folder:
+            yield new_sqlite(Path(folder))
+        return
     url: str = request.getfixturevalue("postgres_database")
     asyncio.run(empty_postgres(url))
-    return url
+    yield url
 
 
 @pytest.fixture

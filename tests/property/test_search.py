@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.store_fixtures import (
     KEY,
+    RAM,
     SMALL,
     new_sqlite,
     sql_stores,
@@ -100,7 +101,7 @@ async def answers(search: SearchStore, query: str, limit: int) -> list[tuple[str
 async def search_with_and_without_index(steps: list[Step], queries: list[str]) -> None:
     """Apply the steps to a database, and compare its index with reading every message."""
     policy = tightened(SMALL, max_live_messages=1_000)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
         url = new_sqlite(Path(folder))
         pending = [Step((turn(100, user("the last word")),)), *steps]
         while pending:
