@@ -1,4 +1,4 @@
-"""The query service: it answers what a model should see next, over the bus and over HTTP, and writes nothing."""
+"""The query service: answers requests that read, over NATS and HTTP, and never writes."""
 
 import asyncio
 import contextlib
@@ -25,6 +25,7 @@ from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.policy import explanation
+from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.watchdog import Watchdog
@@ -44,98 +45,101 @@ from turnfold_query.windows import answering_of
 log = structlog.get_logger()
 
 LOOK_SECONDS = 0.05
-"""How often it is looked whether events were ingested while somebody waits, should word of that get lost."""
-
+"""Polling interval while requests wait for events, in case a signal was lost."""
 
 SWITCH_SECONDS = 0.001
-"""The event loop waits so long for a thread that computes; five times longer is usual."""
+"""Longest time that a computing thread keeps the event loop waiting; Python's default is 5 ms."""
 WAKE_SECONDS = 0.005
-"""It is looked no more often than this, however often somebody says that something was ingested."""
+"""Shortest interval between two reads of the ingested sequence, however many signals arrive."""
 FORGET_SECONDS = 0.2
-"""The caches are emptied no more often than this."""
+"""Shortest interval between two clearings of the caches."""
 
 
 class Bounded:
-    """Has something done when it is called for, but no more often than so: what is called for in between is done once, at its end."""
+    """Call a function at most once per interval; calls in between are merged into one at its end."""
 
-    def __init__(self, do: Callable[[], object], *, every_seconds: float) -> None:
-        self._do = do
+    def __init__(self, function: Callable[[], object], *, every_seconds: float) -> None:
+        self._function = function
         self._every_seconds = every_seconds
-        self._done_at = -math.inf
-        self._later: asyncio.TimerHandle | None = None
+        self._called_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
 
     def call(self) -> None:
-        """Do it now, or as soon as it may be done."""
-        if self._later is not None:
+        """Call the function now, or at the end of the interval."""
+        if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        wait = self._done_at + self._every_seconds - loop.time()
-        if wait <= 0:
-            self._now()
+        delay = self._called_at + self._every_seconds - loop.time()
+        if delay <= 0:
+            self._call_now()
         else:
-            self._later = loop.call_later(wait, self._now)
+            self._timer = loop.call_later(delay, self._call_now)
 
-    def _now(self) -> None:
-        self._later = None
-        self._done_at = asyncio.get_running_loop().time()
-        self._do()
+    def _call_now(self) -> None:
+        self._timer = None
+        self._called_at = asyncio.get_running_loop().time()
+        self._function()
 
 
 class NatsIngestSignal:
-    """Wakes the requests that wait for an event. However many wait, one looks how far events are ingested."""
+    """Wake requests that wait for an event. One task reads the ingested sequence for all of them."""
 
     def __init__(self, ingested_to: Callable[[], Awaitable[int]]) -> None:
         self._ingested_to = ingested_to
-        self._told = asyncio.Event()
-        self._telling = Bounded(self._told.set, every_seconds=WAKE_SECONDS)
+        self._signal = asyncio.Event()
+        self._notifying = Bounded(self._signal.set, every_seconds=WAKE_SECONDS)
         self._waiting: dict[asyncio.Future[None], int] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
 
-    def tell(self) -> None:
-        """Something was ingested."""
-        self._telling.call()
+    def notify(self) -> None:
+        """Signal that events were ingested."""
+        self._notifying.call()
 
     async def reached(self, seq: int, seconds: float) -> None:
-        """Return when everything up to this sequence is ingested, or after so many seconds."""
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[mine] = seq
-        if self._looking is None:
-            self._told.clear()
-            self._looking = asyncio.create_task(self._look(), name="arrivals")
+        """Return when every event up to `seq` is ingested, or after `seconds`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = seq
+        if self._poller is None:
+            self._signal.clear()
+            self._poller = asyncio.create_task(self._poll(), name="arrivals")
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await mine
+                    await waiter
         finally:
-            del self._waiting[mine]
+            del self._waiting[waiter]
 
-    async def _look(self) -> None:
-        """Look when a worker says that it ingested something, and now and then, for as long as somebody waits."""
+    async def _poll(self) -> None:
+        """Read the ingested sequence on each signal and interval, as long as a request waits."""
         try:
             while self._waiting:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
-                        await self._told.wait()
-                self._told.clear()
+                        await self._signal.wait()
+                self._signal.clear()
                 with contextlib.suppress(Unavailable):
                     self._wake(await self._ingested_to())
         finally:
-            self._looking = None
+            self._poller = None
 
     def _wake(self, ingested_to: int) -> None:
-        for waiting, seq in self._waiting.items():
-            if seq <= ingested_to and not waiting.done():
-                waiting.set_result(None)
+        for waiter, seq in self._waiting.items():
+            if seq <= ingested_to and not waiter.done():
+                waiter.set_result(None)
 
 
-def main(settings: Settings, lane: Lane, *, http_host: str, http_port: int) -> int:
-    """Run a query server with this lane until it is told to stop; the status to exit with."""
+def main(
+    settings: Settings, lane_process: ChildProcess | None, *, http_host: str, http_port: int
+) -> int:
+    """Run a query server until a signal stops it; the exit status."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, lane, http_host, http_port))
+        runner.run(_run(settings, lane_process, http_host, http_port))
     return 0
 
 
-async def _run(settings: Settings, lane: Lane, http_host: str, http_port: int) -> None:
+async def _run(
+    settings: Settings, lane_process: ChildProcess | None, http_host: str, http_port: int
+) -> None:
     check_bind_address(
         http_host,
         has_tokens=settings.http_tokens is not None,
@@ -154,12 +158,25 @@ async def _run(settings: Settings, lane: Lane, http_host: str, http_port: int) -
     watchdog = Watchdog(settings.watchdog_seconds)
     watchdog.start()
     database = Database(settings.database_url, writes=False)
+    metrics, announcement = QueryMetrics(), _Announcement()
+    lane = Lane(lane_process, on_change=announcement.refresh, on_death=metrics.lane_died)
+    serve = partial(
+        _serve,
+        settings,
+        database,
+        lane=lane,
+        metrics=metrics,
+        announcement=announcement,
+        http_address=(http_host, http_port),
+        bearers=bearers,
+        stop=stop,
+    )
     try:
         await wait_for_schema(database)
         client = await connect(settings, name="query", seconds=60.0)
         try:
             await wait_for_streams(client)
-            await _serve(settings, database, client, lane, stop, http_host, http_port, bearers)
+            await serve(client)
         finally:
             with contextlib.suppress(Exception):
                 await client.close()
@@ -169,25 +186,24 @@ async def _run(settings: Settings, lane: Lane, http_host: str, http_port: int) -
         watchdog.stop()
 
 
-async def _serve(
+async def _serve(  # noqa: PLR0913  # all parts that outlive it
     settings: Settings,
     database: Database,
     client: NatsClient,
+    *,
     lane: Lane,
-    stop: asyncio.Event,
-    http_host: str,
-    http_port: int,
+    metrics: QueryMetrics,
+    announcement: "_Announcement",
+    http_address: tuple[str, int],
     bearers: TokenRegistry | None,
+    stop: asyncio.Event,
 ) -> None:
     answering = answering_of(settings)
-    metrics, histories, stored = (
-        QueryMetrics(),
-        SqlHistoryStore(database),
-        SqlWindowStore(database, AT_ONCE),
-    )
-    arrivals = NatsIngestSignal(stored.ingested_to)
-    questions = QueryDispatcher(
-        windows=stored,
+    http_host, http_port = http_address
+    histories, windows = SqlHistoryStore(database), SqlWindowStore(database, AT_ONCE)
+    arrivals = NatsIngestSignal(windows.ingested_to)
+    dispatcher = QueryDispatcher(
+        windows=windows,
         histories=histories,
         lane=lane,
         answering=answering,
@@ -203,19 +219,19 @@ async def _serve(
         ),
     )
     admission = ConcurrencyLimiter(shares_of(settings))
-    desk = QueryServer(questions, metrics, admission)
+    server = QueryServer(dispatcher, metrics, admission)
 
-    def broker_of(names: Iterable[str]) -> NatsBroker:
-        made = Broker(
+    def make_broker(names: Iterable[str]) -> NatsBroker:
+        broker = Broker(
             **broker_options(settings, "query"),
             logger=None,
             graceful_timeout=5.0,
             apply_types=False,
         )
-        made.include_router(make_router(desk, names))
-        return made
+        broker.include_router(make_router(server, names))
+        return broker
 
-    broker = broker_of(name for name in questions.shapes if name != CONTEXT)
+    broker = make_broker(name for name in dispatcher.shapes if name != CONTEXT)
 
     async def is_ready() -> list[str]:
         missing = [] if client.is_connected else ["the bus is not connected"]
@@ -225,28 +241,28 @@ async def _serve(
             missing.append("the database cannot be read")
         return missing
 
-    def forget() -> None:
-        stored.forget()
+    def clear_caches() -> None:
+        windows.forget()
         answering.clear_caches()
         lane.forget()
 
-    forgetting = Bounded(forget, every_seconds=FORGET_SECONDS)
+    clearing = Bounded(clear_caches, every_seconds=FORGET_SECONDS)
 
-    async def on_word(message: Msg) -> None:
-        # Anybody may send it, as often as they like.
+    async def on_ingested(message: Msg) -> None:
+        # Any client may send this at any rate.
         if message.data == ERASED:
-            forgetting.call()
-        arrivals.tell()
+            clearing.call()
+        arrivals.notify()
 
     app = make_http(
-        dispatcher=questions,
+        dispatcher=dispatcher,
         histories=histories,
         dead_letters=SqlDeadLetterStore(database),
         client=client,
         metrics=metrics,
         limits=settings.event_limits,
         is_ready=is_ready,
-        asyncapi=lambda: asyncapi_of(broker_of(questions.shapes)),
+        asyncapi=lambda: asyncapi_of(make_broker(dispatcher.shapes)),
         admission=admission,
         memory_bytes=settings.max_body_memory,
         request_seconds=settings.request_seconds,
@@ -261,20 +277,18 @@ async def _serve(
         certificate=settings.http_certificate,
         certificate_key=settings.http_certificate_key,
     )
-    lane.on_death = metrics.lane_died
     try:
         await lane.start()
-        await client.subscribe(INGESTED, cb=on_word)
-        await desk.listen(client, CONTEXT)
+        await client.subscribe(INGESTED, cb=on_ingested)
+        await server.listen(client, CONTEXT)
         await broker.start()
         # One flush may overtake the subscriptions it should follow; a second cannot.
         for connection in (client, broker.config.connection_state.connection):
             await connection.flush()
             await connection.flush()
         await listener.opened()
-        _settle()
-        lane.on_change = partial(_tell_processes, lane)
-        lane.on_change()
+        _tune_interpreter()
+        announcement.open(lane.pid)
         log.info("query.started", pid=os.getpid(), port=http_port)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, listener.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -282,23 +296,36 @@ async def _serve(
         listener.refuse()
         with contextlib.suppress(Exception):
             await broker.stop()
-        await desk.close()
+        await server.close()
         await listener.close()
         log.info("query.stopped")
 
 
-def _settle() -> None:
-    """What is made by now stays: no collection needs to look at it, and there are few cycles to find afterwards."""
+def _tune_interpreter() -> None:
+    """Exclude the objects of the start from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-def _tell_processes(lane: Lane) -> None:
-    announce({"query": os.getpid()} | ({} if lane.pid is None else {"lane": lane.pid}))
+class _Announcement:
+    """Announce the process ids, but not before requests are answered."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def open(self, lane_pid: int | None) -> None:
+        """Announce that requests are answered from now on."""
+        self._is_open = True
+        self.refresh(lane_pid)
+
+    def refresh(self, lane_pid: int | None) -> None:
+        """Announce the processes again, because the lane was restarted."""
+        if self._is_open:
+            announce({"query": os.getpid()} | ({} if lane_pid is None else {"lane": lane_pid}))
 
 
 def asyncapi_of(broker: NatsBroker) -> str:
-    """The bus as an AsyncAPI document."""
+    """Return the NATS channels as an AsyncAPI document."""
     return FastStream(broker, logger=None).schema.to_specification().to_json()

@@ -1,5 +1,5 @@
-"""The process beside a query server that does what computes for long, so that nobody else's window waits for it."""
+"""The process beside a query server for long computations, so that they delay no other window."""
 
-from turnfold_query.lane.parent import Lane
+from turnfold_query.lane.parent import Lane, start_process
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "start_process"]

@@ -1,4 +1,4 @@
-"""The lane's side: searches, and windows of large sessions, from its own connections to the database."""
+"""The lane process: searches, and windows of large sessions, with its own database connections."""
 
 import asyncio
 import gc
@@ -37,14 +37,14 @@ Answer = bytes | query.ContextReply | RequestError | None
 
 
 def main(settings: Settings) -> int:
-    """Answer the query server at the other end of standard input, until it is gone; the status to exit with.
+    """Answer the query server at the other end of standard input until it ends; the exit status.
 
     Raises:
-        StartError: no query server started this.
+        StartError: no query server started this process.
     """
     check_started("lane")
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Who is told to stop is the query server; it lets its lane finish what is in hand.
+        # The query server handles signals, and lets its lane finish the running requests.
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings))
@@ -53,19 +53,19 @@ def main(settings: Settings) -> int:
 
 async def _run(settings: Settings) -> None:
     reader, writer = await open_stream(parent_socket())
-    child = Child(settings, writer)
+    server = LaneServer(settings, writer)
     gc.freeze()
     while (body := await read_frame(reader)) is not None:
-        child.take(decode_message(body))
+        server.take(decode_message(body))
     # A thread that still computes must not outlive the query server.
     os._exit(0)
 
 
-class Child:
-    """The questions in hand."""
+class LaneServer:
+    """The requests that the lane works on."""
 
     def __init__(self, settings: Settings, writer: asyncio.StreamWriter) -> None:
-        # One at a time of each asker: the next one begins when the thread of one that was cancelled is free.
+        # One request per agent: the next begins when the thread of a cancelled one is free.
         self._database = Database(settings.database_url, writes=False, readers_each=1)
         self._windows = SqlWindowStore(self._database)
         self._histories = SqlHistoryStore(self._database)
@@ -74,14 +74,14 @@ class Child:
         self._writer = writer
         self._open: dict[int, asyncio.Task[Answer]] = {}
 
-    def take(self, word: wire.Ask | wire.Cancel | wire.Forget) -> None:
-        """Begin with a question, end one, or forget."""
-        match word:
+    def take(self, message: wire.Ask | wire.Cancel | wire.Forget) -> None:
+        """Start a request, cancel one, or clear the caches."""
+        match message:
             case wire.Ask():
-                task = asyncio.create_task(self._answer(word))
-                self._open[word.number] = task
+                task = asyncio.create_task(self._answer(message))
+                self._open[message.number] = task
                 # A callback, because a task that is cancelled before its first step never runs.
-                task.add_done_callback(partial(self._reply, word.number))
+                task.add_done_callback(partial(self._reply, message.number))
             case wire.Cancel(number):
                 if (cancelled := self._open.get(number)) is not None:
                     cancelled.cancel()
@@ -89,30 +89,30 @@ class Child:
                 self._windows.forget()
                 self._answering.clear_caches()
 
-    async def _answer(self, asked: wire.Ask) -> Answer:
-        ASKER.set(asked.asker)
+    async def _answer(self, message: wire.Ask) -> Answer:
+        ASKER.set(message.asker)
         try:
-            return await self._told(asked)
+            return await self._execute(message)
         except asyncio.CancelledError:
             await self._database.settled()
             return None
         except RequestError as error:
             return error
         except Exception:
-            log.exception("request.failed", request=type(asked.request).__name__)
+            log.exception("request.failed", request=type(message.request).__name__)
             return Unavailable("the request failed; the log of the query service says why")
 
     def _reply(self, number: int, task: asyncio.Task[Answer]) -> None:
-        """Send the answer; None if the question was cancelled."""
+        """Send the answer; None if the request was cancelled."""
         del self._open[number]
         answer = None if task.cancelled() else task.result()
-        self._writer.write(encode_frame(encode_message(wire.Told(number, answer))))
+        self._writer.write(encode_frame(encode_message(wire.Answered(number, answer))))
 
-    async def _told(self, asked: wire.Ask) -> bytes | query.ContextReply:
-        key, request = asked.key, asked.request
+    async def _execute(self, message: wire.Ask) -> bytes | query.ContextReply:
+        key, request = message.key, message.request
         if isinstance(request, ContextRequest):
             return await query.context(
-                key, request, store=self._windows, answering=self._answering, arrivals=_Nobody()
+                key, request, store=self._windows, answering=self._answering, arrivals=_NoWait()
             )
         if isinstance(request, SearchRequest):
             return (await search.search(key, request, store=self._searching)).encode()
@@ -121,8 +121,8 @@ class Child:
         ).encode()
 
 
-class _Nobody:
-    """Nobody waits for events here: the query server has done that before it asked."""
+class _NoWait:
+    """Does not wait: the query server has waited for events before it forwarded the request."""
 
     async def reached(self, seq: int, seconds: float) -> None:
-        """Go on at once."""
+        """Return at once."""

@@ -1,4 +1,4 @@
-"""The query server's side: passes questions on, keeps whose turn it is, and starts another lane when one died or hangs."""
+"""The query server's side of the lane: forward requests in turn, and restart a lane that failed."""
 
 import asyncio
 import contextlib
@@ -20,66 +20,77 @@ from turnfold.process.scheduling import backoff_seconds
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.turns import Turns
 
-if TYPE_CHECKING:  # the process is started before anything large is loaded
+if TYPE_CHECKING:  # loaded later, so that the process starts first
     from turnfold.messages import SessionKey
     from turnfold_query.lane import wire
 
 log = structlog.get_logger()
 
 AT_ONCE, EACH = 2, 1
-"""The most questions that are worked on at once, of all agents and of one; the others wait for their turn."""
+"""Requests that run at once, in total and per agent; the others wait for their turn."""
 GRACE_SECONDS: Final = 10.0
-"""A lane that works on something for so long after nobody waits for it is ended."""
+"""A lane that still works on a request this long after its caller gave up is killed."""
 STEADY_SECONDS: Final = 30.0
-"""A lane that lived so long is followed by another soon."""
+"""A lane that ran at least this long is restarted without a growing delay."""
 CLOSE_SECONDS: Final = 1.0
 RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A question on its way, and whose turn it takes."""
+class _PendingRequest:
+    """A request in progress, and the agent whose turn it uses."""
 
     asker: Hashable
     answer: asyncio.Future[Any]
     giving_up: asyncio.TimerHandle | None = None
 
 
-class Lane:
-    """Answers what computes for long in a process of its own."""
+def start_process() -> ChildProcess | None:
+    """Start a lane before the query server loads; None if that failed, then `Lane` retries."""
+    try:
+        return ChildProcess(command_of("lane"))
+    except OSError:
+        return None
 
-    def __init__(self) -> None:
-        self._process: ChildProcess | None = None
+
+class Lane:
+    """Answer requests that compute for long in a child process.
+
+    `on_change` is called with the process id of each restarted lane. `on_death` is called whenever
+    a lane has ended by itself or was killed.
+    """
+
+    def __init__(
+        self,
+        process: ChildProcess | None,
+        *,
+        on_change: Callable[[int], object],
+        on_death: Callable[[], object],
+    ) -> None:
+        self._process = process
+        self._on_change = on_change
+        self._on_death = on_death
         self._turns = Turns(AT_ONCE, EACH)
         self._numbers = count(1)
-        self._asked: dict[int, _Asked] = {}
-        self._keeping: asyncio.Task[None] | None = None
-        self.on_change: Callable[[], object] = lambda: None
-        """Called when there is another process."""
-        self.on_death: Callable[[], object] = lambda: None
-        """Called when it died, or had to be ended."""
+        self._pending: dict[int, _PendingRequest] = {}
+        self._restarting: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The id of the process, if one runs."""
         return self._process.pid if self._process is not None else None
 
-    def begin(self) -> None:
-        """Start the process: it loads while its query server does."""
-        with contextlib.suppress(OSError):  # then `start` tries again, later and later
-            self._process = ChildProcess(command_of("lane"))
-
     async def start(self) -> None:
-        """Begin to listen to it."""
+        """Open the connection to the process, and restart it whenever it ends."""
         if self._process is not None:
             await self._process.open()
-        self._keeping = asyncio.create_task(self._keep(self._process), name="lane")
+        self._restarting = asyncio.create_task(self._keep_running(self._process), name="lane")
 
     async def ask(self, key: "SessionKey", request: "wire.Request") -> Any:
-        """The answer to a question, when it is its asker's turn.
+        """Send a request when it is its agent's turn, and return the answer.
 
         Raises:
-            RequestError: it cannot be given; `Unavailable` where the process died over it.
+            RequestError: the request failed; `Unavailable` if the process ended meanwhile.
         """
         from turnfold_query.lane import wire  # noqa: PLC0415 - see above
 
@@ -87,54 +98,58 @@ class Lane:
         process = self._process
         if process is None:
             self._turns.give_back(asker)
-            raise _died()
+            raise _lane_ended()
         number = next(self._numbers)
-        asked = self._asked[number] = _Asked(asker, asyncio.get_running_loop().create_future())
+        pending = self._pending[number] = _PendingRequest(
+            asker, asyncio.get_running_loop().create_future()
+        )
         process.send(encode_message(wire.Ask(number, asker, key, request)))
         try:
-            return await asked.answer
+            return await pending.answer
         except asyncio.CancelledError:
-            if number in self._asked:
+            if number in self._pending:
                 process.send(encode_message(wire.Cancel(number)))
-                asked.giving_up = asyncio.get_running_loop().call_later(GRACE_SECONDS, process.kill)
+                pending.giving_up = asyncio.get_running_loop().call_later(
+                    GRACE_SECONDS, process.kill
+                )
             raise
 
     def forget(self) -> None:
-        """Have it keep no text: something was erased."""
+        """Tell the lane to clear its caches, because something was erased."""
         from turnfold_query.lane import wire  # noqa: PLC0415 - see above
 
         if self._process is not None:
             self._process.send(encode_message(wire.Forget()))
 
     async def close(self) -> None:
-        """End the process."""
-        if self._keeping is not None:
-            await cancel_and_wait(self._keeping)
+        """End the process; running requests fail."""
+        if self._restarting is not None:
+            await cancel_and_wait(self._restarting)
         process, self._process = self._process, None
-        self._ended()
+        self._fail_all()
         if process is not None:
             await process.close(seconds=CLOSE_SECONDS)
 
-    async def _keep(self, opened: ChildProcess | None) -> None:
-        """Hear one process after another, whatever becomes of them."""
+    async def _keep_running(self, opened: ChildProcess | None) -> None:
+        """Read the answers of one process after another, until this task is cancelled."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
-            process = opened or await self._another(failures)
+            process = opened or await self._restart(failures)
             began, opened = loop.time(), None
             try:
-                await self._hear(process)
+                await self._read_answers(process)
             except Exception:
                 log.exception("lane.failed")
             failures = 0 if loop.time() - began > STEADY_SECONDS else failures + 1
             self._process = None
-            self._ended()
-            self.on_death()
+            self._fail_all()
+            self._on_death()
             log.warning("lane.died", pid=process.pid, retry_seconds=backoff_seconds(failures))
             await process.close(seconds=0.0)
 
-    async def _another(self, failures: int) -> ChildProcess:
-        """Another process, as soon as one can be started."""
+    async def _restart(self, failures: int) -> ChildProcess:
+        """Start another process; repeat with growing delays until it succeeds."""
         while True:
             await asyncio.sleep(backoff_seconds(failures))
             failures += 1
@@ -142,34 +157,34 @@ class Lane:
                 process = ChildProcess(command_of("lane"))
                 await process.open()
                 self._process = process
-                self.on_change()
+                self._on_change(process.pid)
                 return process
 
-    async def _hear(self, process: ChildProcess) -> None:
+    async def _read_answers(self, process: ChildProcess) -> None:
         while (body := await process.receive()) is not None:
             reply = decode_message(body)
-            self._told(reply.number, reply.answer)
+            self._complete(reply.number, reply.answer)
 
-    def _told(self, number: int, answer: Any) -> None:
-        """A question is over."""
-        asked = self._asked.pop(number)
-        if asked.giving_up is not None:
-            asked.giving_up.cancel()
-        self._turns.give_back(asked.asker)
-        if asked.answer.done():
+    def _complete(self, number: int, answer: Any) -> None:
+        """Complete a request with an answer or an error, and free its turn."""
+        pending = self._pending.pop(number)
+        if pending.giving_up is not None:
+            pending.giving_up.cancel()
+        self._turns.give_back(pending.asker)
+        if pending.answer.done():
             return
         if isinstance(answer, RequestError):
-            asked.answer.set_exception(answer)
+            pending.answer.set_exception(answer)
         else:
-            asked.answer.set_result(answer)
+            pending.answer.set_result(answer)
 
-    def _ended(self) -> None:
-        """The process is gone: so are its answers."""
-        for number in list(self._asked):
-            self._told(number, _died())
+    def _fail_all(self) -> None:
+        """Fail the requests in progress, because the process has ended."""
+        for number in list(self._pending):
+            self._complete(number, _lane_ended())
 
 
-def _died() -> Unavailable:
+def _lane_ended() -> Unavailable:
     return Unavailable(
         "the process for searches and large windows ended and is started again",
         retry_after_ms=RETRY_AFTER_MS,

@@ -1,4 +1,4 @@
-"""What a query server and its lane say to each other."""
+"""Messages between a query server and its lane."""
 
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ Request = SearchRequest | ExpandRequest | ContextRequest
 
 
 class Ask(NamedTuple):
-    """To the lane: a question, and for whom it is asked."""
+    """To the lane: a request, and the agent whose turn it uses."""
 
     number: int
     asker: Hashable
@@ -21,17 +21,17 @@ class Ask(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """To the lane: nobody waits for this answer any more."""
+    """To the lane: cancel a request, because its caller has given up."""
 
     number: int
 
 
 class Forget(NamedTuple):
-    """To the lane: something was erased; keep no text."""
+    """To the lane: clear the caches, because something was erased."""
 
 
-class Told(NamedTuple):
-    """From the lane: how a question ended, and that nothing works on it any more. None: it was cancelled."""
+class Answered(NamedTuple):
+    """From the lane: a request has ended with this answer; None if it was cancelled."""
 
     number: int
     answer: bytes | ContextReply | RequestError | None

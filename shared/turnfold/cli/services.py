@@ -32,14 +32,13 @@ def receiver() -> int:
 def query() -> int:
     """Run the query service on NATS and HTTP until it is stopped; return the exit status."""
     settings = _settings("query")
-    from turnfold_query.lane import Lane
+    from turnfold_query.lane import start_process
 
     # The child process loads while this one does.
-    lane = Lane()
-    lane.begin()
+    lane_process = start_process()
     from turnfold_query.app import main
 
-    return main(settings, lane, http_host=settings.http_host, http_port=settings.http_port)
+    return main(settings, lane_process, http_host=settings.http_host, http_port=settings.http_port)
 
 
 def lane() -> int:
