@@ -11,12 +11,9 @@ from typing import Any, Final
 
 from tests.costs.measuring import Case
 from tests.histories import History, Json, answered, assistant, counter, system, tool, user, words
-from turnfold.core.eviction.eviction import (
-    EVERY_EVENT_BELOW,
-    Trigger,
-    decide_eviction,
-    plan_evictions,
-)
+from turnfold.core.eviction.decide import decide_eviction
+from turnfold.core.eviction.plan import EVERY_EVENT_BELOW, plan_evictions
+from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS, Policy

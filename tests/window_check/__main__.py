@@ -34,7 +34,7 @@ from tests.window_check.sessions import (
     eviction_faults,
     sitting,
 )
-from turnfold.core.eviction.eviction import Trigger
+from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.policy.presets import Policy
 
 QUESTIONS = 32

@@ -12,7 +12,8 @@ from typing import Any
 
 from tests import window_rules as laws
 from tests.histories import History, Said, Weighed, assistant, history, system, tool, user, words
-from turnfold.core.eviction.eviction import Evict, Trigger, decide_eviction
+from turnfold.core.eviction.decide import Evict, decide_eviction
+from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import Priority, Role

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS
+from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS
 from turnfold.ports.compact import Job, JobKind
 from turnfold.ports.ingest import IngestResult
 

@@ -11,16 +11,14 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction.eviction import (
+from turnfold.core.eviction.decide import first_eviction
+from turnfold.core.eviction.plan import Eviction, RestoreHold, plan_evictions
+from turnfold.core.eviction.triggers import (
     SUMMARY_DELAY_MS,
-    Eviction,
     FiredTrigger,
-    RestoreHold,
     Trigger,
     fired_triggers,
-    first_eviction,
     load_of,
-    plan_evictions,
 )
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Commit, Mode, Policy

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from turnfold.core.eviction.eviction import SessionLoad, Trigger, cooldown_ms
+from turnfold.core.eviction.triggers import SessionLoad, Trigger, cooldown_ms
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.messages import CompactionId, Message, MessageId, Role, SessionKey, position_of

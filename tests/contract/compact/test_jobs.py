@@ -23,7 +23,7 @@ from tests.store_fixtures import (
     user,
     words,
 )
-from turnfold.core.eviction.eviction import SUMMARY_DELAY_MS
+from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import LostLease

@@ -8,7 +8,7 @@ import pytest
 
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turn, turns, user, words
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction.eviction import COOLDOWN_MS
+from turnfold.core.eviction.triggers import COOLDOWN_MS
 from turnfold.core.history.as_of import AtTime, AtVersion
 from turnfold.core.summary.extractive import extract
 from turnfold.core.summary.sources import Draft, SummaryJob

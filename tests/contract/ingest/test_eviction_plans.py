@@ -8,7 +8,7 @@ import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, summary, tool, turn, turns, user
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.core.eviction.eviction import COOLDOWN_MS, SUMMARY_DELAY_MS
+from turnfold.core.eviction.triggers import COOLDOWN_MS, SUMMARY_DELAY_MS
 from turnfold.errors import LostLease
 from turnfold.messages import State
 from turnfold.ports.compact import FailureStatus, Job

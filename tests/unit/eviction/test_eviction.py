@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.eviction.eviction import (
-    Evict,
+from turnfold.core.eviction.decide import Evict, NoEviction, decide_eviction
+from turnfold.core.eviction.plan import plan_evictions
+from turnfold.core.eviction.triggers import (
     FiredTrigger,
-    NoEviction,
     SessionLoad,
     Trigger,
-    decide_eviction,
     fired_triggers,
-    plan_evictions,
     token_trigger,
 )
 from turnfold.core.history.blocks import group, newest_request, newest_system

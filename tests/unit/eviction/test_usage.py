@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.eviction.eviction import (
-    Eviction,
-    FiredTrigger,
-    SessionLoad,
-    Trigger,
-    fired_triggers,
-    plan_evictions,
-)
+from turnfold.core.eviction.plan import Eviction, plan_evictions
+from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, fired_triggers
 from turnfold.core.eviction.usage import (
     ReportDelta,
     UsageInput,
@@ -268,7 +262,7 @@ def test_a_report_from_before_the_last_compaction_sets_off_nothing() -> None:
 def test_a_report_that_comes_late_does_not_take_a_newer_ones_place() -> None:
     newer = UsageState(seq=30, at_ms=30, tokens=100)
 
-    assert newer.told(UsageReading(29, 29, FULL), 8_000) == newer
+    assert newer.with_reading(UsageReading(29, 29, FULL), 8_000) == newer
 
 
 @pytest.mark.proves("C31")

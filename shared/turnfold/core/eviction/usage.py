@@ -145,7 +145,7 @@ class UsageState(NamedTuple):
         """The newest reported tokens; 0 if stale, or if evicting did not help."""
         return self.tokens if self.at_ms > self.settled_ms and self.evictions < ESCALATIONS else 0
 
-    def told(self, reading: "UsageReading | None", limit: int) -> "UsageState":
+    def with_reading(self, reading: "UsageReading | None", limit: int) -> "UsageState":
         """Return the state after one more report; a report within the limit ends a series."""
         if reading is None or reading.seq <= self.seq:
             return self
@@ -187,5 +187,5 @@ class UsageInput:
         """Return the state after the batch, given the state after the event with this sequence."""
         for later in sorted(self.readings):
             if later > seq:
-                gauge = gauge.told(self.readings[later], limit)
+                gauge = gauge.with_reading(self.readings[later], limit)
         return gauge

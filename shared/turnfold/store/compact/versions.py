@@ -14,7 +14,7 @@ from sqlalchemy import (
     update,
 )
 
-from turnfold.core.eviction.eviction import load_of
+from turnfold.core.eviction.triggers import load_of
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, Message, SessionKey

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.eviction.eviction import SessionLoad, cooldown_ms
+from turnfold.core.eviction.triggers import SessionLoad, cooldown_ms
 from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
 from turnfold.core.policy.overrides import PolicyOverrides

@@ -10,7 +10,7 @@ from sqlalchemy.exc import (
     IntegrityError,
 )
 
-from turnfold.core.eviction.eviction import idle_at_ms
+from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.eviction.usage import UsageReading
 from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
 from turnfold.ports.ingest import (

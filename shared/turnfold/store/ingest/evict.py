@@ -5,19 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from turnfold.core.eviction.eviction import (
-    Evict,
-    Eviction,
-    FiredTrigger,
-    RestoreHold,
-    Trigger,
-    clamp_keep_tokens,
-    decide_eviction,
-    fired_triggers,
-    first_eviction,
-    load_of,
-    plan_evictions,
-)
+from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_eviction, first_eviction
+from turnfold.core.eviction.plan import Eviction, RestoreHold, plan_evictions
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger, fired_triggers, load_of
 from turnfold.core.eviction.usage import UsageInput, UsageReading, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
 from turnfold.errors import LostLease
@@ -106,7 +96,7 @@ def evict(
         _evict_session(session, live[session.sid], new_seqs, meter, installation, opening)
     for session in changed:
         if newer := readings.get(session.sid):
-            session.gauge = session.gauge.told(newer[max(newer)], limit=0)
+            session.gauge = session.gauge.with_reading(newer[max(newer)], limit=0)
     return opening.store()
 
 

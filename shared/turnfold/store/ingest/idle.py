@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
-from turnfold.core.eviction.eviction import FiredTrigger, Trigger
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Mode
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database

@@ -6,13 +6,9 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
-from turnfold.core.eviction.eviction import (
-    SUMMARY_DELAY_MS,
-    Eviction,
-    FiredTrigger,
-    Trigger,
-    first_eviction,
-)
+from turnfold.core.eviction.decide import first_eviction
+from turnfold.core.eviction.plan import Eviction
+from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.digest import digest_eviction, digest_messages
 from turnfold.messages import Message

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, Integer, bindparam, case, func, literal_column, or_, select
 
-from turnfold.core.eviction.eviction import Trigger
+from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.eviction.usage import (
     COMPACTIONS_LOOKED_AT,
     NEVER_MS,

@@ -1,0 +1,128 @@
+"""Choose the messages that leave the window when a trigger has fired."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger
+from turnfold.core.history.blocks import Block, group, newest_request
+from turnfold.core.policy.presets import Policy
+from turnfold.messages import Message, Role
+
+
+@dataclass(frozen=True, slots=True)
+class NoEviction:
+    """No message leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """These messages leave, in order of position."""
+
+    evicted: tuple[Message, ...]
+
+
+_position = attrgetter("position")
+
+
+def decide_eviction(
+    live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int
+) -> Evict | NoEviction:
+    """Choose the messages that leave when a trigger has fired.
+
+    The newest stay as far as the policy keeps them, extended to a safe boundary. The system
+    message, the newest request and blocks with open calls stay. A gain below the minimum evicts
+    nothing.
+    """
+    grouped = group(live)
+    blocks = grouped.blocks
+    first_kept = _boundary(blocks, policy)
+    old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
+    if not old:
+        return NoEviction()
+    request = newest_request(live)
+    border = blocks[first_kept].position if first_kept < len(blocks) else None
+    leaving = [
+        message
+        for block in old
+        if block.head is not request and not _may_be_answered(block, policy, now_ms)
+        for message in block.stored
+    ]
+    leaving += [message for message in grouped.loose if border is None or message.position < border]
+    evicted = tuple(sorted(leaving, key=_position))
+    return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
+
+
+def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
+    """Return the index of the first block that stays: at a user message if one is near."""
+    needed = len(blocks)
+    messages = tokens = rounds = 0
+    least = max(policy.keep_messages, 1)
+    while needed and (messages < least or not _is_enough(messages, tokens, rounds, policy)):
+        needed -= 1
+        block = blocks[needed]
+        messages += len(block.stored) if block.results else 1
+        tokens += block.tokens
+        rounds += block.head.is_request
+    allowed = max(policy.keep_messages, messages // 2)
+    extra = 0
+    for index in range(needed, -1, -1):
+        if index < needed:
+            extra += len(blocks[index].stored)
+        if extra > allowed:
+            break
+        if index < len(blocks) and blocks[index].head.role is Role.USER:
+            return index
+    return needed
+
+
+def _surplus(kept: Sequence[Block], policy: Policy) -> Sequence[Block]:
+    """Return the oldest tool blocks above the number that is kept."""
+    tools = [block for block in kept if block.results]
+    return tools[: -policy.max_live_tool_blocks] if policy.max_live_tool_blocks else ()
+
+
+def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:
+    if rounds < policy.keep_rounds:
+        return False
+    if policy.keep_at_most_messages and messages >= policy.keep_at_most_messages:
+        return True
+    return tokens >= policy.keep_tokens
+
+
+def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
+    age_ms = now_ms - block.head.created_at_ms
+    return (
+        bool(block.results)
+        and bool(block.open_calls)
+        and age_ms < policy.open_call_timeout_seconds * 1000
+    )
+
+
+def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
+    if trigger in (Trigger.REQUEST, Trigger.ROUNDS):
+        return bool(evicted)
+    if trigger is Trigger.MESSAGES:
+        return len(evicted) >= max(policy.min_gain_messages, 1)
+    return bool(evicted) and sum(message.tokens for message in evicted) >= policy.min_gain_tokens
+
+
+def first_eviction(
+    triggers: Sequence[FiredTrigger], live: Sequence[Message], policy: Policy, *, now_ms: int
+) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
+    """Return the first trigger for which enough messages would leave, and those messages."""
+    for trigger in triggers:
+        decision = decide_eviction(
+            live, clamp_keep_tokens(policy, trigger), trigger.trigger, now_ms=now_ms
+        )
+        if isinstance(decision, Evict):
+            return trigger, decision.evicted
+    return None, ()
+
+
+def clamp_keep_tokens(policy: Policy, fired: FiredTrigger) -> Policy:
+    """Return the policy with `keep_tokens` clamped to half of the limit that fired."""
+    limit = fired.budget_tokens
+    if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
+        return policy
+    return replace(policy, keep_tokens=min(policy.keep_tokens, limit // 2))

@@ -1,0 +1,137 @@
+"""Triggers: the conditions that make an eviction due.
+
+The store checks them after each batch, on counters of the session alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from turnfold.core.eviction.usage import usage_trigger
+from turnfold.core.policy.presets import Mode, Policy
+from turnfold.messages import Message
+
+SUMMARY_DELAY_MS: Final = 150
+"""The pause before a summary is written, so that windows go first and a burst makes one version."""
+
+
+class Trigger(StrEnum):
+    """The condition that made a compaction due."""
+
+    MESSAGES = "messages"
+    TOKENS = "tokens"
+    USAGE = "usage"
+    ROUNDS = "rounds"
+    IDLE = "idle"
+    REQUEST = "request"
+    REGENERATE = "regenerate"
+    STAND_IN = "stand_in"
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether such a compaction rewrites a version, and evicts nothing."""
+        return self is Trigger.REGENERATE or self is Trigger.STAND_IN
+
+
+COOLDOWN_MS: Final = 8_000
+COOLDOWN_MAX_MS: Final = 300_000
+
+
+def cooldown_ms(failures: int) -> int:
+    """Return the cooldown after this many failed compactions in a row."""
+    return min(COOLDOWN_MS * 2 ** (failures - 1), COOLDOWN_MAX_MS) if failures else 0
+
+
+class SessionLoad(NamedTuple):
+    """Counts of a session's live messages, and rounds since the last eviction.
+
+    System messages do not count. `factor` is the calibration factor. `reported_tokens` is the last
+    usage that the model reported.
+    """
+
+    messages: int
+    tokens: int
+    rounds: int = 0
+    factor: float = 1.0
+    reported_tokens: int = 0
+
+    @property
+    def billed_tokens(self) -> float:
+        """The live tokens as the session's model counts them."""
+        return self.tokens * self.factor
+
+
+def load_of(live: Iterable[Message]) -> SessionLoad:
+    """Return the load of these live messages; each request is a round."""
+    counted = [message for message in live if not message.role.is_system]
+    return SessionLoad(
+        len(counted),
+        sum([message.tokens for message in counted]),
+        sum([message.is_request for message in counted]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FiredTrigger:
+    """A trigger that fired, and its limit in tokens (0 without one)."""
+
+    trigger: Trigger
+    budget_tokens: int
+
+
+class TriggerLimits(NamedTuple):
+    """The limits of the triggers; 0 means no limit."""
+
+    tokens: int = 0
+    messages: int = 0
+    rounds: int = 0
+    reported: int = 0
+
+    @classmethod
+    def of(cls, policy: Policy, *, model_window: int) -> "TriggerLimits":
+        """Return the limits of a policy; none if it evicts nothing by itself."""
+        if policy.mode is not Mode.AUTO:
+            return cls()
+        budget = token_trigger(policy, model_window=model_window)
+        reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
+        return cls(budget, policy.max_live_messages, policy.every_rounds, reported)
+
+    def fired(self, load: SessionLoad) -> list[FiredTrigger]:
+        """Return the fired triggers; if one gains too little, the next may gain enough."""
+        fired: list[FiredTrigger] = []
+        if self.tokens and load.billed_tokens > self.tokens:
+            fired.append(FiredTrigger(Trigger.TOKENS, self.tokens))
+        if self.messages and load.messages > self.messages:
+            fired.append(FiredTrigger(Trigger.MESSAGES, self.tokens))
+        if self.rounds and load.rounds >= self.rounds:
+            fired.append(FiredTrigger(Trigger.ROUNDS, self.tokens))
+        if self.reported and load.reported_tokens > self.reported:
+            fired.append(FiredTrigger(Trigger.USAGE, self.reported))
+        return fired
+
+
+def fired_triggers(
+    load: SessionLoad, policy: Policy, *, model_window: int
+) -> Sequence[FiredTrigger]:
+    """Return the triggers that these live messages fire under this policy."""
+    return TriggerLimits.of(policy, model_window=model_window).fired(load)
+
+
+def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
+    """Return when a session becomes idle after its last event; None if the policy has no limit."""
+    if policy.mode is not Mode.AUTO or not policy.idle_seconds:
+        return None
+    return last_event_at_ms + 1_000 * policy.idle_seconds
+
+
+def token_trigger(policy: Policy, *, model_window: int) -> int:
+    """Return the tokens above which live messages fire; 0 if no number does.
+
+    Without a number and a ratio, the limit is the model's window minus its reserve.
+    """
+    if model_window <= 0:
+        return 0
+    limits = [policy.trigger_tokens, int(policy.trigger_ratio * model_window)]
+    reserved = usage_trigger(policy.reserve_tokens, model_window=model_window)
+    return min((limit for limit in limits if limit > 0), default=reserved)
