@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.histories import counter
 from turnfold.core.summary.extractive import extract, readable_sources
-from turnfold.core.summary.ledger import entry_values
+from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.core.summary.tool_actions import argument_texts
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from turnfold.core.summary.extractive import extract
-from turnfold.core.summary.ledger import Origin, entry_values
+from turnfold.core.summary.ledger.candidates import Origin
+from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sentences import SentenceKind, sentence_kinds
 from turnfold.core.summary.sources import (

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from turnfold.core.summary.ledger import Ledger, build_ledger
+from turnfold.core.summary.ledger.build import Ledger, build_ledger
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sentences import (
     SentenceKind,

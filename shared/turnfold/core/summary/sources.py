@@ -80,7 +80,7 @@ class SummaryJob:
 class Draft:
     """A summary that passed its gate and stands nowhere yet.
 
-    `sections["provenance"]` runs parallel to `ledger` (`turnfold.core.summary.ledger.entry_values` reads it), and where code wrote the
+    `sections["provenance"]` runs parallel to `ledger` (`turnfold.core.summary.ledger.entries.entry_values` reads it), and where code wrote the
     text, `sections["sources"]` to its lines: the message ids of each. Token counts are those the provider reported and `cost`
     is in US dollars; each is None where nobody said. `unreported_tokens` were used by calls that nobody was told of yet.
     """

@@ -1,0 +1,129 @@
+"""Candidates for the ledger: exact values with their rank, their origin and their estimated cost.
+
+`collect` makes candidates of values, `ranking` chooses among them. How much a value matters is
+decided here: by who named it, by its kind, and by whether it came back.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from turnfold.core.summary.values import Value
+
+KIND_WEIGHTS: Mapping[str, int] = {
+    "modified": 16, "uuid": 14, "url": 14, "ticket": 14, "host": 13, "hash": 12, "path": 12,
+    "id": 11, "email": 12, "price": 10, "decision": 10, "constraint": 10, "error": 10, "date": 9,
+    "version": 9, "phone": 10, "number": 7, "command": 7, "measure": 6, "time": 6, "read": 4,
+}  # fmt: skip
+"""What the kind of a value adds to its rank. A kind that is not listed is not part of a ledger."""
+
+RANK_BY_USER, RANK_BY_CALL, RANK_BY_ASSISTANT, RANK_BY_ERROR, RANK_BY_TOOL = 100, 55, 50, 40, 20
+"""The rank of a value by the message that names it, before the weight of its kind is added."""
+MAX_RANK = 200
+MAX_TIMES = 99
+
+PATH_KINDS = frozenset({"path", "modified", "read"})
+_WORTH_IF_REPEATED, _WORTH_IF_NAMED = 1.0, 0.2
+_DIGIT, _PUNCTUATION = re.compile(r"\d"), re.compile(r"[^A-Za-z0-9]")
+
+
+class Origin(NamedTuple):
+    """Where a value of an entry comes from, and its rank.
+
+    `message_ids` are the first and the newest message that name it. `times` is the number of
+    versions whose messages named it.
+    """
+
+    message_ids: tuple[str, ...]
+    rank: int
+    times: int = 1
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A value that may enter the ledger. Mutable: every message that names the value updates it.
+
+    `order` is the number of the newest message that names the value, from 1; 0 means carried or
+    unknown. `is_new` says that a message of this version names it.
+    """
+
+    value: Value
+    rank: int
+    message_ids: tuple[str, ...]
+    times: int
+    order: int
+    is_new: bool
+    token_estimate: float
+    cached_parts: tuple[str, ...] | None = None
+
+    @property
+    def path_parts(self) -> tuple[str, ...]:
+        """The parts of a path that could be paths themselves; empty for other values."""
+        # Ranking asks for the parts of every candidate several times.
+        if self.cached_parts is None:
+            self.cached_parts = tuple(_path_parts(self.value))
+        return self.cached_parts
+
+    @property
+    def origin(self) -> Origin:
+        """The origin to store with the value."""
+        # Every answer carries the ids, so values that matter less name one message only.
+        keeps_all = self.is_stated or self.times > 1
+        return Origin(
+            self.message_ids if keeps_all else self.message_ids[:1], self.rank, self.times
+        )
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the user stated the value. Stated values precede all others, at any price."""
+        return self.rank >= RANK_BY_USER
+
+    @property
+    def utility(self) -> float:
+        """The worth of the value per token.
+
+        Coming back after it was summarized counts most. A value that somebody named is worth more
+        than one that a tool printed.
+        """
+        worth = 1 + (_WORTH_IF_REPEATED if self.times > 1 else 0)
+        if self.rank >= RANK_BY_ERROR and self.value.kind != "command":
+            worth += _WORTH_IF_NAMED
+        return worth / self.token_estimate
+
+
+def new_candidate(
+    value: Value, rank: int, message_id: str, *, order: int = 0, times: int = 1
+) -> Candidate:
+    """Make a candidate of a value that a message of this version names."""
+    return Candidate(
+        value, rank, (message_id,), times, order, is_new=True, token_estimate=estimate_tokens(value)
+    )
+
+
+def estimate_tokens(value: Value) -> float:
+    """Estimate the tokens of a value from its characters. Digits cost most."""
+    text = value.text
+    if not text.isascii():
+        return 2 + len(text)
+    return (
+        1.2
+        + 0.21 * len(text)
+        + 0.65 * len(_DIGIT.findall(text))
+        + 0.26 * len(_PUNCTUATION.findall(text))
+    )
+
+
+def digit_count(text: str) -> int:
+    """Count the digits of a text."""
+    return len(_DIGIT.findall(text))
+
+
+def _path_parts(value: Value) -> Iterator[str]:
+    """Yield each folder of a path, and what the path names inside that folder."""
+    path = value.text
+    slash = path.find("/", 1) if value.kind in PATH_KINDS else -1
+    while slash > 0:
+        yield path[:slash]
+        yield path[slash + 1 :]
+        slash = path.find("/", slash + 1)

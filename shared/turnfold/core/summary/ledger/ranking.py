@@ -1,0 +1,156 @@
+"""Rank the candidates of the ledger, and choose as many of the best as fit.
+
+What the user stated precedes everything else. Other candidates are ranked by their worth per token.
+The choice uses estimates of tokens. The tokenizer then counts the whole ledger, never one value.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from turnfold.core.summary.ledger.candidates import PATH_KINDS, Candidate
+from turnfold.core.summary.ledger.entries import LedgerEntry, group_into_entries
+
+_MAX_ATTEMPTS = 5
+_TOLERANCE = 0.01
+"""The share of the room that may stay unused, so that few attempts suffice."""
+_MAX_OF_KIND: Mapping[str, int] = {"decision": 4, "constraint": 4, "error": 2}
+
+
+class _Selection(NamedTuple):
+    """The best candidates within an estimated budget."""
+
+    kept: list[Candidate]
+    token_estimate: float
+    is_all: bool
+
+
+def best_entries(
+    candidates: Iterable[Candidate], room_tokens: int, count: Callable[[str], int]
+) -> list[LedgerEntry]:
+    """Return the entries of the best candidates that fit."""
+    ranked = rank(candidates)
+    fitting = _entries_that_fit(ranked, room_tokens, count)
+    kept = [candidate for _, group in fitting for candidate in group]
+    if _inherit_times(ranked, kept):
+        # A path that is worth more now is placed where the next version would place it.
+        reordered = list(group_into_entries(_in_order(kept)))
+        if tokens_of(reordered, count) <= room_tokens:
+            return reordered
+    return fitting
+
+
+def tokens_of(entries: Sequence[LedgerEntry], count: Callable[[str], int]) -> int:
+    """Count the tokens of entries, one per line."""
+    return count("\n".join([text for text, _ in entries])) if entries else 0
+
+
+def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates, best first, with at most a few of the kinds that are whole lines."""
+    numbers: dict[str, int] = {}
+    chosen: list[Candidate] = []
+    for candidate in _in_order(_without_shortened_paths(list(candidates))):
+        kind = candidate.value.kind
+        numbers[kind] = numbers.get(kind, 0) + 1
+        if kind not in _MAX_OF_KIND or numbers[kind] <= _MAX_OF_KIND[kind]:
+            chosen.append(candidate)
+    return chosen
+
+
+def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Sort stated values by rank, then the others by utility. The newer of two equals is first."""
+    candidates = list(candidates)
+    stated = [candidate for candidate in candidates if candidate.is_stated]
+    stated.sort(key=lambda candidate: (-candidate.rank, not candidate.is_new, -candidate.order))
+    others = [candidate for candidate in candidates if not candidate.is_stated]
+    others.sort(key=lambda candidate: (-candidate.utility, not candidate.is_new, -candidate.order))
+    return [*stated, *others]
+
+
+def _without_shortened_paths(candidates: list[Candidate]) -> list[Candidate]:
+    """Drop a path of the user that is the end of a modified file's path.
+
+    The user spoke of that file, so the modified file takes over the rank.
+    """
+    modified = {
+        part: candidate
+        for candidate in candidates
+        if candidate.value.kind == "modified"
+        for part in candidate.path_parts
+    }
+    remaining: list[Candidate] = []
+    for candidate in candidates:
+        may_be_short = candidate.is_stated and candidate.value.kind in PATH_KINDS
+        whole = modified.get(candidate.value.text) if may_be_short else None
+        if whole is None:
+            remaining.append(candidate)
+        else:
+            whole.rank = max(whole.rank, candidate.rank)
+            whole.times = max(whole.times, candidate.times)
+    return remaining
+
+
+def _entries_that_fit(
+    ranked: Sequence[Candidate], room_tokens: int, count: Callable[[str], int]
+) -> list[LedgerEntry]:
+    """Return the entries of as many of the best as fit, by counting and correcting the estimate."""
+    slack = room_tokens * _TOLERANCE
+    budget: float = sum([candidate.token_estimate for candidate in ranked])
+    if budget >= room_tokens * (1 + 4 * _TOLERANCE):
+        budget = room_tokens * (1 - _TOLERANCE)
+    best: list[LedgerEntry] = []
+    most_kept = 0
+    for _ in range(_MAX_ATTEMPTS):
+        selection = _select(ranked, budget)
+        entries = list(group_into_entries(selection.kept))
+        spare = room_tokens - tokens_of(entries, count)
+        if spare >= 0 and len(selection.kept) >= most_kept:
+            best, most_kept = entries, len(selection.kept)
+        if spare >= 0 and (selection.is_all or spare <= 2 * room_tokens * _TOLERANCE):
+            break
+        # The next estimate will be wrong by about as much as this one was.
+        correction = spare - slack if spare >= 0 else 1.05 * spare - slack - 2
+        budget = selection.token_estimate + correction
+    return best
+
+
+def _select(ranked: Sequence[Candidate], budget_tokens: float) -> _Selection:
+    """Take the best until their estimates reach the budget.
+
+    A path that another path of the ledger contains is left out: the longer one tells it.
+    """
+    kept: dict[str, Candidate] = {}
+    contained: set[str] = set()
+    total = 0.0
+    for candidate in ranked:
+        if candidate.value.text in contained:
+            continue
+        # A stated path is replaced by a stated one only, or what the user said would be lost.
+        replaced = [
+            kept[part]
+            for part in dict.fromkeys(candidate.path_parts)
+            if part in kept and (candidate.is_stated or not kept[part].is_stated)
+        ]
+        cost = candidate.token_estimate - sum([inner.token_estimate for inner in replaced])
+        if total + cost > budget_tokens:
+            return _Selection(list(kept.values()), total, is_all=False)
+        total += cost
+        for inner in replaced:
+            del kept[inner.value.text]
+        kept[candidate.value.text] = candidate
+        contained.update(candidate.path_parts)
+    return _Selection(list(kept.values()), total, is_all=True)
+
+
+def _inherit_times(ranked: Sequence[Candidate], kept: Sequence[Candidate]) -> bool:
+    """Let kept paths take over the `times` of paths that they contain; return whether any did.
+
+    Otherwise the contained path would leave the ledger together with its worth.
+    """
+    is_changed = False
+    containing = {part: candidate for candidate in reversed(kept) for part in candidate.path_parts}
+    for candidate in ranked:
+        outer = containing.get(candidate.value.text)
+        if outer is not None:
+            is_changed |= candidate.times > outer.times
+            outer.times = max(outer.times, candidate.times)
+    return is_changed
