@@ -37,6 +37,7 @@ said = st.one_of(
     st.lists(call_ids, min_size=1, max_size=3).map(lambda ids: assistant(None, *ids)),
     st.builds(tool, call_ids, texts),
     st.just(system("be brief")),
+    st.just(user("reflect on it") | {"is_meta": True}),
 )
 numbers = st.fixed_dictionaries(
     {},

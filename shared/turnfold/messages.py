@@ -15,6 +15,9 @@ CompactionId = NewType("CompactionId", str)
 
 Json = Mapping[str, Any]
 
+META_MARK: Final = "is_meta"
+"""The mark, beside `role`, of a message that a program wrote. It is no part of what a model is shown."""
+
 MESSAGES_PER_EVENT = 1 << 10
 """Positions an event may fill: `position = stream_seq * MESSAGES_PER_EVENT + index`, far below 2**53."""
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from turnfold.client.provider import History, is_context_note, without_notes
 from turnfold.core.window.assembler import SYSTEM_ROLES, leading_systems
-from turnfold.messages import Json
+from turnfold.messages import META_MARK, Json
 
 
 class MergedHistory(NamedTuple):
@@ -25,7 +25,8 @@ def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
     """Split both lists into system messages, the provided history, and the agent's newer messages.
 
     If the agent's list begins with system messages, those of the history are dropped. Placeholder
-    tool results are dropped too, because the agent's list may contain the real ones.
+    tool results are dropped too, because the agent's list may contain the real ones. Messages of
+    the history get the marks that they have in the agent's list.
     """
     systems = leading_systems(own)
     provided = [
@@ -34,9 +35,25 @@ def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
     if systems:
         provided = [body for body in provided if body.get("role") not in SYSTEM_ROLES]
     rest = without_notes(own[len(systems) :])
-    return MergedHistory(
-        systems, provided, _newer(rest, [body for body in provided if not is_context_note(body)])
-    )
+    newer = _newer(rest, [body for body in provided if not is_context_note(body)])
+    return MergedHistory(systems, with_marks(provided, own), newer)
+
+
+def with_marks(messages: Sequence[Json], own: Sequence[Json]) -> list[dict[str, Any]]:
+    """Return messages with the marks (`is_meta`) that equal messages of the agent's list have.
+
+    A text that a person wrote, too, gets none.
+    """
+    written = [body for body in own if body.get("role") == "user"]
+    marked = {_key(body) for body in written if body.get(META_MARK) is True}
+    if marked:
+        marked -= {_key(body) for body in written if body.get(META_MARK) is not True}
+    return [
+        {**body, META_MARK: True}
+        if marked and body.get("role") == "user" and _key(body) in marked
+        else dict(body)
+        for body in messages
+    ]
 
 
 def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from turnfold.client.merge import merge_history
+from turnfold.client.merge import merge_history, with_marks
 from turnfold.client.provider import (
     ContextBudget,
     History,
@@ -26,7 +26,12 @@ from turnfold.client.token_counter import load
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.assembler import Assembler, assemble, leading_systems
-from turnfold.core.window.compressor import Compressed, Compressor, LadderCompressor
+from turnfold.core.window.compressor import (
+    Compressed,
+    Compressor,
+    LadderCompressor,
+    without_marks,
+)
 from turnfold.core.window.overflow import Overflow, overflow_in, overflow_reported
 from turnfold.core.window.window import EMERGENCY_FIFTHS, budget_of
 from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
@@ -70,7 +75,8 @@ class ContextRecovery:
     window minus answer and tools. `context_window` sets the model's size if litellm's map of models
     is not installed or lacks the model. `compressor` and `assembler` can be replaced. Steps may be
     published before or after the call that needs them, because missing messages are taken from the
-    agent's list.
+    agent's list. A user message that a program wrote ("Reflect on the results") is marked by
+    `"is_meta": True`; it does not count as the newest request, and the model does not see the mark.
 
     Use one object per conversation, and do not call it concurrently.
 
@@ -130,7 +136,7 @@ class ContextRecovery:
         second = await self._second_attempt(emergency.messages, rest, call_budget.model)
         if isinstance(second, _TooLong):
             raise second.error(after=answer)
-        messages[:] = emergency.messages
+        messages[:] = with_marks(emergency.messages, own)
         return second
 
     # Calling
@@ -140,7 +146,7 @@ class ContextRecovery:
     ) -> Any:
         """Return the answer, or `_TooLong` if the messages exceed the model's window."""
         try:
-            answer = await self._call(messages=list(messages), **rest)
+            answer = await self._call(messages=without_marks(messages), **rest)
         except Exception as error:
             overflow = overflow_in(error)
             if overflow is None:

@@ -14,6 +14,7 @@ from turnfold.errors import (
     Unavailable,
     UnknownSession,
 )
+from turnfold.messages import META_MARK
 
 Fields = Mapping[str, Any]
 Read = TypeVar("Read")
@@ -128,7 +129,8 @@ class Window:
 class StoredMessage:
     """One original message of the history.
 
-    `state` is live, pending or covered. `score` is set by a search.
+    `state` is live, pending or covered. `score` is set by a search. `is_meta` marks a user message
+    that a program wrote.
     """
 
     message_id: str
@@ -136,6 +138,7 @@ class StoredMessage:
     state: str
     message: dict[str, Any]
     score: float | None = None
+    is_meta: bool = False
 
     @classmethod
     def of(cls, answer: Fields) -> Self:
@@ -146,6 +149,7 @@ class StoredMessage:
             answer["state"],
             answer["message"],
             answer.get("score"),
+            answer.get(META_MARK) is True,
         )
 
 

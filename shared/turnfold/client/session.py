@@ -82,8 +82,8 @@ class Session:
     ) -> Receipt:
         """Publish the OpenAI chat messages of a turn; return when the stream has stored them.
 
-        `usage` is the provider's usage report. `is_meta` marks user messages that a program wrote.
-        By default the event gets a new id. Pass your own to publish the same event again after an
+        `usage` is the provider's usage report. `is_meta` marks user messages that a program wrote; a
+        single message is marked by `"is_meta": True` beside its role. By default the event gets a new id. Pass your own to publish the same event again after an
         error.
         """
         fields: dict[str, Any] = {

@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from turnfold.contracts.strict_json import read_members, without_member
 from turnfold.contracts.subjects import (
     EVENT_TYPES,
     ID_MAX_BYTES,
@@ -21,9 +22,7 @@ from turnfold.contracts.subjects import (
     token_of,
 )
 from turnfold.errors import BadEvent
-from turnfold.messages import ROLES, AgentId, EventId, SessionId, SessionKey
-
-INTEGER_MAX_DIGITS = 4_000
+from turnfold.messages import META_MARK, ROLES, AgentId, EventId, SessionId, SessionKey
 
 
 class EventLimits(NamedTuple):
@@ -37,9 +36,6 @@ class EventLimits(NamedTuple):
 LIMITS = EventLimits()
 
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-
-
 # Not frozen, because freezing triples the cost of construction, and a worker builds thousands per
 # second. No code changes an event.
 @dataclass(slots=True)
@@ -47,8 +43,8 @@ class Event:
     """One event of either type, as its messages.
 
     `bodies` are the messages of the window, as JSON texts, and `parsed` holds the same as values.
-    `originals` has the published text if it differs (the JSON content of a tool result). `digest`
-    is equal for equal texts.
+    `originals` has the published text if it differs (the JSON content of a tool result). `metas`
+    tells of each message whether a program wrote it. `digest` is equal for equal texts.
     """
 
     key: SessionKey
@@ -59,7 +55,7 @@ class Event:
     originals: tuple[str | None, ...] = (None,)
     model: str | None = None
     usage: dict[str, Any] | None = None
-    is_meta: bool = False
+    metas: tuple[bool, ...] = (False,)
     is_truncated: bool = False
     is_error: bool = False
     envelope: str | None = None
@@ -88,7 +84,7 @@ def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Eve
     """Read the JSON of an event of this type; see `read_event`."""
     if len(payload) > limits.bytes:
         raise BadEvent("too_large", f"{len(payload)} bytes; at most {limits.bytes} are allowed")
-    fields, raw, elements = _members(payload, limits.depth)
+    fields, raw, elements = read_members(payload, limits.depth)
     if kind == TURN_COMPLETED:
         return _turn_completed(fields, raw, elements, limits.messages)
     if kind == TOOL_RESULT:
@@ -128,19 +124,42 @@ def _turn_completed(
                 "wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}"
             )
     metadata = _optional(fields, "metadata", dict)
+    is_meta = bool(_optional(fields, "is_meta", bool))
+    # Before the marks are taken off, so that the digest is that of the published texts.
+    digest = _digest(elements)
+    marks = [_take_mark(messages, elements, index) for index in range(len(messages))]
     return Event(
         key=key,
         event_id=event_id,
         bodies=tuple(elements),
         parsed=tuple(messages),
         originals=(None,) * len(messages),
-        digest=_digest(elements),
+        metas=tuple(
+            [
+                (is_meta or mark) and message["role"] == "user"
+                for message, mark in zip(messages, marks, strict=True)
+            ]
+        ),
+        digest=digest,
         model=_optional(fields, "model", str),
         usage=_optional(fields, "usage", dict),
-        is_meta=bool(_optional(fields, "is_meta", bool)),
         is_truncated=bool(metadata) and metadata.get("truncated") is True,
         envelope=_envelope(raw, ("messages",)),
     )
+
+
+def _take_mark(messages: list[dict[str, Any]], elements: list[str], index: int) -> bool:
+    """Take the mark of a program's message off its value and its text; return whether it is set.
+
+    A member of this name that holds no boolean is not ours, and stays.
+    """
+    message = messages[index]
+    mark = message.get(META_MARK)
+    if not isinstance(mark, bool):
+        return False
+    del message[META_MARK]
+    elements[index] = without_member(elements[index], META_MARK)
+    return mark
 
 
 def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
@@ -245,135 +264,3 @@ def _envelope(raw: dict[str, str], without: tuple[str, ...]) -> str | None:
 
 def _digest(texts: list[str]) -> bytes:
     return blake2b("\x1f".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-# --- strict JSON, with the text of each member
-
-
-def _refuse(text: str) -> NoReturn:
-    raise BadEvent("not_json", f"{text[:12]} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if value - value == 0 else _refuse(text)
-
-
-def _bounded(text: str) -> int:
-    return int(text) if len(text.lstrip("-")) <= INTEGER_MAX_DIGITS else _refuse(text)
-
-
-# Calling the C scanner directly also yields where a value ends. The type stubs lack it.
-_decoder: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
-_scan = _decoder.scan_once
-_opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
-_name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
-_plain = re.compile(
-    r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*("([^"\\\x00-\x1f]*)")[ \t\n\r]*([,}])[ \t\n\r]*'
-).match
-_colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
-_more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
-
-
-def _members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Return an object's members as values and as texts, and the texts of `messages`."""
-    try:
-        text = payload.decode()
-        fields, raw, elements = _object(text)
-    except RecursionError:
-        raise BadEvent("too_deep", f"more than {depth} levels") from None
-    except (ValueError, StopIteration, IndexError) as error:
-        raise BadEvent("not_json", type(error).__name__) from None
-    if text.count("[") + text.count("{") > depth and _depth(fields, depth) > depth:
-        raise BadEvent("too_deep", f"more than {depth} levels")
-    return fields, raw, elements
-
-
-def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    fields: dict[str, Any] = {}
-    raw: dict[str, str] = {}
-    elements: list[str] = []
-    opened = _opening(text)
-    if opened is None or opened[1] != "{":
-        _, end = _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # always matches
-        _expect_nothing(text, end)
-        raise BadEvent("wrong_shape", "an event must be a JSON object")
-    at = opened.end()
-    closing = "" if text[at] != "}" else "}"
-    at += bool(closing)
-    while not closing:
-        plain = _plain(text, at)
-        if plain is not None:
-            # Fast path for a name and a string without escapes, as in most members.
-            name, raw_value, value, sign = plain.groups()
-            fields[name], raw[name] = value, raw_value
-            at, closing = plain.end(), "" if sign == "," else sign
-            continue
-        name, start = _member_name(text, at)
-        if name == "messages" and text[start] == "[":
-            value, end, elements = _elements(text, start)
-        else:
-            value, end = _scan(text, start)
-        fields[name], raw[name] = value, text[start:end]
-        at, closing = _after(text, end, "}")
-    _expect_nothing(text, at)
-    return fields, raw, elements
-
-
-def _expect_nothing(text: str, at: int) -> None:
-    if text[at:].strip(" \t\n\r"):
-        raise ValueError("unexpected text after the value")
-
-
-def _member_name(text: str, at: int) -> tuple[str, int]:
-    """Return the name of a member, and the position of its value."""
-    plain = _name(text, at)
-    if plain is not None:
-        return plain[1], plain.end()
-    if text[at] != '"':
-        raise ValueError("a member must begin with its name")
-    name, at = _scan(text, at)
-    colon = _colon(text, at)
-    if colon is None:
-        raise ValueError("a name must be followed by a colon")
-    return name, colon.end()
-
-
-def _elements(text: str, start: int) -> tuple[list[Any], int, list[str]]:
-    values: list[Any] = []
-    texts: list[str] = []
-    at = _opening(text, start).end()  # type: ignore[union-attr]  # the caller checked the bracket
-    if text[at] == "]":
-        return values, at + 1, texts
-    closing = ""
-    while not closing:
-        value, end = _scan(text, at)
-        values.append(value)
-        texts.append(text[at:end])
-        at, closing = _after(text, end, "]")
-    return values, at, texts
-
-
-def _after(text: str, at: int, bracket: str) -> tuple[int, str]:
-    """Return the position after a comma, or after the closing bracket and that bracket."""
-    sign = _more(text, at)
-    if sign is None or (sign[1] != "," and sign[1] != bracket):
-        raise ValueError("a comma or a closing bracket is missing")
-    return sign.end(), "" if sign[1] == "," else bracket
-
-
-def _depth(value: Any, most: int) -> int:
-    """Return how deep lists and objects are nested, up to one level above the limit."""
-    level: list[Any] = [value]
-    depth = 0
-    while level and depth <= most:
-        inner: list[Any] = []
-        for container in level:
-            if isinstance(container, dict):
-                inner.extend(
-                    child for child in container.values() if isinstance(child, dict | list)
-                )
-            else:
-                inner.extend(child for child in container if isinstance(child, dict | list))
-        level, depth = inner, depth + 1
-    return depth

@@ -22,7 +22,8 @@ def _random_id() -> int:
 class DecodedMessage(NamedTuple):
     """One message of an event, with its token counts, ready to be stored.
 
-    `tool_call_id` and `content_digest` belong to tool results. `body` is the JSON text that windows
+    `is_meta` marks a user message that a program wrote. `tool_call_id` and `content_digest` belong
+    to tool results. `body` is the JSON text that windows
     show. `original` is the content as published, if it was other JSON. See
     `turnfold.core.text.tokens.MessageTokens` for the counts.
     """
@@ -34,6 +35,7 @@ class DecodedMessage(NamedTuple):
     characters: int
     lines: int
     priority: int
+    is_meta: bool
     is_irregular: bool
     calls: tuple[ToolCall, ...]
     cuts: str
@@ -57,7 +59,6 @@ class DecodedEvent(NamedTuple):
     event_id: EventId
     digest: bytes
     model: str | None
-    is_meta: bool
     is_truncated: bool
     is_error: bool
     envelope: str | None

@@ -126,7 +126,8 @@ class WindowStore(Protocol):
 class OriginalMessage(NamedTuple):
     """A stored message: the JSON text that windows show, and the content as published.
 
-    `original_content` is None if both are the same.
+    `original_content` is None if both are the same. `is_meta` marks a user message that a program
+    wrote.
     """
 
     message_id: str
@@ -134,6 +135,7 @@ class OriginalMessage(NamedTuple):
     state: State
     body: str
     original_content: str | None
+    is_meta: bool = False
 
 
 class SessionCounts(NamedTuple):

@@ -72,7 +72,7 @@ class StateModel:
             if known is None:
                 seqs.append(event.stream_seq)
                 requests = [message for message in event.messages if message.role == "user"]
-                session.rounds += 0 if event.is_meta else len(requests)
+                session.rounds += sum(not message.is_meta for message in requests)
         for key, session in self.sessions.items():
             if key in new_seqs:
                 self._evict_after(session, new_seqs[key])

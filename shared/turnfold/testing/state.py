@@ -242,7 +242,7 @@ def _messages(events: Iterable[DecodedEvent]) -> list[Message]:
         for index, decoded in enumerate(event.messages):
             position = position_of(event.stream_seq, index)
             message = Message(position, event.event_id, index, Role(decoded.role), decoded.tokens)
-            message.is_meta = event.is_meta and message.role is Role.USER
+            message.is_meta = decoded.is_meta
             message.calls, message.created_at_ms = decoded.calls, event.at_ms
             messages[position] = message
             for call in decoded.calls:

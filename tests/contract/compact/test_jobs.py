@@ -245,7 +245,10 @@ async def test_a_job_is_given_its_evicted_messages_in_order_and_the_newest_reque
     stores: Stores,
 ) -> None:
     await stores.ingest(turn(1, user("look"), assistant(None, "c"), tool("c", "42")), *turns(2, 6))
-    await stores.ingest(turn(8, user("made by a machine"), is_meta=True))
+    await stores.ingest(
+        turn(8, user("made by a machine"), is_meta=True),
+        turn(9, assistant("done"), user("reflect") | {"is_meta": True}),
+    )
 
     given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
 

@@ -155,6 +155,27 @@ async def test_the_same_content_written_otherwise_is_the_same_event(stores: Stor
     assert await stores.history.dead_letters(after=0, limit=9) == []
 
 
+@pytest.mark.proves("W12", "L2")
+async def test_a_mark_stands_beside_the_message_and_makes_no_other_event_of_it(
+    stores: Stores,
+) -> None:
+    reminder = user("Reflect on the results.") | {"is_meta": True}
+    await stores.ingest(turn(1, user("fix it"), reminder, event_id="e"))
+
+    for again in (
+        turn(2, user("fix it"), reminder, event_id="e"),
+        turn(3, user("fix it"), user("Reflect on the results."), event_id="e"),
+    ):
+        await stores.ingest(again)
+
+    bodies = [json.loads(one.body) for one in await history(stores)]
+    assert bodies == [user("fix it"), user("Reflect on the results.")]
+    assert [one.is_meta for one in await history(stores)] == [False, True]
+    assert [one.is_meta for one in (await stores.facts()).messages] == [False, True]
+    assert (await stores.seen()).sessions[KEY].rounds == 1
+    assert await stores.history.dead_letters(after=0, limit=9) == []
+
+
 @pytest.mark.proves("L2", "L3")
 async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_words(
     stores: Stores,

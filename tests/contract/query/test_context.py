@@ -23,7 +23,7 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import ContextRequest
 from turnfold.core.history.validity import anthropic_faults, validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.core.policy.presets import Policy
+from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.window.character_limit import next_spread
 from turnfold.errors import BadRequest, CannotFit
 from turnfold.operations.query.as_of import parse_as_of
@@ -396,3 +396,24 @@ def test_the_next_ratio_of_characters_to_tokens_is_the_first_step_that_may_fit(
     spread: float, characters: int, max_characters: int, expected: float
 ) -> None:
     assert next_spread(spread, characters, max_characters) == expected
+
+
+@pytest.mark.proves("W12", "C68")
+@pytest.mark.parametrize("max_tokens", [300, 600, 1_200])
+async def test_a_message_that_a_program_wrote_is_not_the_request(
+    stores: Stores, max_tokens: int
+) -> None:
+    reminder = user("Reflect on the results and decide next steps.")
+    work = [user("Fix the bug in the parser.")]
+    for number in range(4):
+        work += [
+            assistant(None, f"c{number}"),
+            tool(f"c{number}", "x" * 1_000),
+            reminder | {"is_meta": True},
+        ]
+    await stores.ingest(*turns(1, 3), turn(4, *work))
+
+    window = await Asker(stores, Policy(mode=Mode.MANUAL)).told(max_tokens=max_tokens)
+
+    assert work[0] in window["messages"]
+    assert not any("is_meta" in body for body in window["messages"])

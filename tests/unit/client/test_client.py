@@ -52,7 +52,7 @@ def test_the_service_reads_what_the_client_writes() -> None:
     }
     event = turn_event(
         KEY,
-        [message],
+        [message, {"role": "user", "content": "reminder"}],
         model="gpt-4.1",
         usage={"total_tokens": 7},
         is_meta=True,
@@ -61,11 +61,11 @@ def test_the_service_reads_what_the_client_writes() -> None:
 
     read = read_event(event.subject, event.payload)
 
-    assert (read.key, read.event_id, read.parsed) == (KEY, event.event_id, (message,))
-    assert (read.model, read.usage, read.is_meta, read.is_truncated) == (
+    assert (read.key, read.event_id, read.parsed[0]) == (KEY, event.event_id, message)
+    assert (read.model, read.usage, read.metas, read.is_truncated) == (
         "gpt-4.1",
         {"total_tokens": 7},
-        True,
+        (False, True),
         True,
     )
 

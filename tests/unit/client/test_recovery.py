@@ -116,3 +116,37 @@ async def test_answers_that_are_models_of_a_library_may_stand_in_the_list() -> N
     assert model.sent == [
         [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
     ]
+
+
+@pytest.mark.proves("W12", "C68", "R1")
+@pytest.mark.parametrize("is_published", [False, True])
+async def test_the_request_of_a_person_stays_where_a_program_writes_after_each_step(
+    is_published: bool,
+) -> None:
+    class Service:
+        """Has all but the newest step, without marks, as a window has it."""
+
+        async def history(self, _: ContextBudget) -> History:
+            known = [
+                {name: value for name, value in body.items() if name != "is_meta"}
+                for body in messages[1:-3]
+            ]
+            return History(known, COUNTING.tokens(known))
+
+    request = {"role": "user", "content": "Build it all."}
+    reminder = {"role": "user", "content": "Reflect on the results."}
+    messages: list[Json] = [{"role": "system", "content": "You are careful."}]
+    for number in range(6):
+        messages += [{"role": "user", "content": f"{number}: {words(300)}"}, *step(number)]
+    messages.append(request)
+    model = SmallModel(8_000, tells_sizes=True)
+    complete = ContextRecovery(model, Service() if is_published else None)
+
+    for number in range(12):
+        messages += [*step(number), reminder | {"is_meta": True}]
+        await complete(messages=messages, model="unknown-model")
+
+    assert all(request in sent for sent in model.sent)
+    assert not any("is_meta" in body for sent in model.sent for body in sent)
+    marks = [body.get("is_meta") for body in messages if body["content"] == reminder["content"]]
+    assert marks == [True] * len(marks) != []

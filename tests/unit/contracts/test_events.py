@@ -63,6 +63,38 @@ def test_a_message_is_cut_out_as_it_was_written(message: str) -> None:
     assert event.parsed == (json.loads(message),) * 2
 
 
+@pytest.mark.proves("W12", "L1")
+@pytest.mark.parametrize(
+    ("published", "stored", "is_meta"),
+    [
+        ('{"role": "user", "content": 1.50, "is_meta": true}', '{"role": "user", "content": 1.50}', True),
+        ('{"is_meta":false ,"role":"user"}', '{"role":"user"}', False),
+        ('{ "role" : "user" ,\t"is_meta" : true , "x":1 }', '{ "role" : "user" , "x":1 }', True),
+        (r'{"role": "user", "is\u005fmeta": true}', '{"role": "user"}', True),
+        ('{"is_meta": false, "role": "user", "is_meta": true}', '{"role": "user"}', True),
+        ('{"role": "assistant", "is_meta": true}', '{"role": "assistant"}', False),
+        ('{"role": "user", "is_meta": 1}', '{"role": "user", "is_meta": 1}', False),
+        ('{"role": "user", "x": {"is_meta": true}}', '{"role": "user", "x": {"is_meta": true}}', False),
+    ],
+)  # fmt: skip
+def test_the_mark_of_a_message_is_taken_off_and_the_rest_stays_to_the_letter(
+    published: str, stored: str, is_meta: bool
+) -> None:
+    event = read(turn(f"[{published}]"))
+
+    assert event.bodies == (stored,)
+    assert event.parsed == (json.loads(stored),)
+    assert event.metas == (is_meta,)
+
+
+@pytest.mark.proves("W12")
+def test_the_mark_of_an_event_marks_all_its_user_messages() -> None:
+    messages = '[{"role": "user", "is_meta": false}, {"role": "assistant"}, {"role": "user"}]'
+
+    assert read(turn(messages, ', "is_meta": true')).metas == (True, False, True)
+    assert read(turn(messages)).metas == (False, False, False)
+
+
 @pytest.mark.proves("L1", "I2")
 def test_escapes_stay_escaped_so_that_no_store_meets_a_nul_or_half_a_pair() -> None:
     event = read(content(r'"a\u0000b\ud83dc"'))

@@ -211,3 +211,34 @@ def test_the_plain_library_needs_neither_bus_nor_database_nor_model() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert done.stdout.split()[:1] == ["True"], done.stderr
+
+
+@pytest.mark.proves("W12", "C68")
+@pytest.mark.parametrize("budget", [700, 1_500, 3_000, 6_000, 9_000])
+def test_a_message_that_a_program_wrote_is_not_the_request(
+    compressor: LadderCompressor, budget: int
+) -> None:
+    request, reminder = user("Fix the bug in the parser"), user("Reflect on the results.")
+    messages = long_list()
+    messages[-1] = request
+    for number in range(6):
+        messages += [calling(f"r{number}"), tool(f"r{number}", words(300))]
+        messages.append(reminder | {"is_meta": True})
+
+    compressed = compressor.compress(messages, budget)
+
+    assert request in compressed.messages
+    assert not any("is_meta" in body for body in compressed.messages)
+
+
+@pytest.mark.proves("W12")
+def test_where_no_person_asked_the_newest_message_of_a_program_counts(
+    compressor: LadderCompressor,
+) -> None:
+    first, newest = user("First. " + words(200)), user("Go on.")
+    messages = [body | {"is_meta": True} for body in (first, newest)]
+
+    assert compressor.compress(messages, 60).messages == [newest]
+    assert compressor.compress(messages, 900) == Compressed(
+        [first, newest], compressor.tokens([first, newest])
+    )

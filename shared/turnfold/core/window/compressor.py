@@ -28,7 +28,16 @@ from turnfold.core.window.window import (
     build_window,
 )
 from turnfold.errors import BadRequest, CannotFit
-from turnfold.messages import ROLES, EventId, Json, Message, Role, UncountedText, UnrankedMessage
+from turnfold.messages import (
+    META_MARK,
+    ROLES,
+    EventId,
+    Json,
+    Message,
+    Role,
+    UncountedText,
+    UnrankedMessage,
+)
 
 LIST: Final = EventId("messages")
 """The event id of messages in a list: `messages#3` is the fourth message of the list."""
@@ -90,7 +99,8 @@ class LadderCompressor:
 
     def tokens(self, messages: Sequence[Json]) -> int:
         """Return the tokens of these messages, overhead included."""
-        measured = measure_list(messages, [text_of(body) for body in messages], self.count)
+        bodies = without_marks(messages)
+        measured = measure_list(bodies, [text_of(body) for body in bodies], self.count)
         return sum([tokens.tokens for tokens in measured])
 
     def compress(
@@ -98,12 +108,15 @@ class LadderCompressor:
     ) -> Compressed:
         """Return messages that fit; a valid list that fits already is returned unchanged.
 
+        A user message with `"is_meta": true` was written by a program: the newest request is the
+        newest user message without the mark, if there is one. The marks are taken off.
+
         Raises:
             BadRequest: an entry is not a chat message.
             CannotFit: see `Compressor.compress`. It has `needed_messages` if the policy shows
                 fewer messages than needed.
         """
-        bodies = [dict(body) for body in messages]
+        bodies = without_marks(messages)
         texts = [text_of(body) for body in bodies]
         measured = measure_list(bodies, texts, self.count)
         total = sum([tokens.tokens for tokens in measured])
@@ -112,6 +125,8 @@ class LadderCompressor:
             return Compressed(bodies, total)
         cuts = [UncountedText(text, self.count) if is_long(text) else "" for text in texts]
         listed = to_messages(bodies, measured, cuts)
+        for message, body in zip(listed, messages, strict=True):
+            message.is_meta = message.role is Role.USER and body.get(META_MARK) is True
         systems = _kept_systems(listed)
         system_tokens = sum([message.tokens for message in systems])
         window = self._build_window(listed, system_tokens, cap, is_emergency=is_emergency)
@@ -192,6 +207,18 @@ class LadderCompressor:
         if form is WHOLE:
             return body
         return entry_body(ShownMessage(place.message, form, place.call), _copied(body), self.count)
+
+
+def without_marks(messages: Sequence[Json]) -> list[dict[str, Any]]:
+    """Return copies of messages without the marks of those that a program wrote."""
+    return [
+        {
+            name: value
+            for name, value in body.items()
+            if name != META_MARK or not isinstance(value, bool)
+        }
+        for body in messages
+    ]
 
 
 def _copied(body: dict[str, Any]) -> dict[str, Any]:

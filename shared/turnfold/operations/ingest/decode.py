@@ -77,14 +77,13 @@ def decode_event(
         event.event_id,
         event.digest,
         event.model,
-        event.is_meta,
         event.is_truncated,
         event.is_error,
         event.envelope,
         tuple(
             [
-                _weighed(*texts, calls, count, image_tokens)
-                for texts in zip(event.parsed, event.originals, event.bodies, strict=True)
+                _weighed(event, index, calls, count, image_tokens)
+                for index in range(len(event.parsed))
             ]
         ),
         read_report(event.usage),
@@ -93,13 +92,13 @@ def decode_event(
 
 
 def _weighed(
-    body: dict[str, Any],
-    original: str | None,
-    text: str,
+    event: Event,
+    index: int,
     calls: dict[str, dict[str, Any]],
     count: Count,
     image_tokens: int,
 ) -> DecodedMessage:
+    body = event.parsed[index]
     measured = count_message(body, count, image_tokens=image_tokens)
     call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None
     return DecodedMessage(
@@ -110,13 +109,14 @@ def _weighed(
         measured.characters,
         measured.lines,
         int(classify(body, call=calls.get(str(call_id)) if calls else None)),
+        event.metas[index],
         measured.is_irregular,
         measured.calls,
         measured.cuts,
         call_id if isinstance(call_id, str) and call_id else None,
         _digest_of_content(body) if body["role"] == "tool" else None,
-        original,
-        text,
+        event.originals[index],
+        event.bodies[index],
     )
 
 

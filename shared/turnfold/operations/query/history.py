@@ -8,7 +8,7 @@ from typing import Any
 from turnfold.contracts.requests import AuditRequest, HistoryRequest, SessionRequest, SummaryRequest
 from turnfold.core.eviction.usage import usage_state
 from turnfold.errors import BadRequest
-from turnfold.messages import SessionKey
+from turnfold.messages import META_MARK, SessionKey
 from turnfold.operations.query.replies import rfc3339, summary_json
 from turnfold.ports.query import DeadLetterRow, HistoryStore, OriginalMessage, SessionCounts
 
@@ -36,6 +36,8 @@ def original_json(original: OriginalMessage, score: float | None = None) -> str:
         "position": original.position,
         "state": str(original.state),
     }
+    if original.is_meta:
+        fields[META_MARK] = True
     if score is not None:
         fields["score"] = score
     content = (

@@ -122,8 +122,8 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
     position = position_of(arrival.stream_seq, 0)
     rows = []
     for (
-        role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_irregular, calls, cuts, tool_call_id, digest,
-        original, body,
+        role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular, calls, cuts,
+        tool_call_id, digest, original, body,
     ) in arrival.messages:  # fmt: skip
         rows.append(
             (
@@ -137,7 +137,7 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
                 characters,
                 lines,
                 priority,
-                arrival.is_meta and role == "user",
+                is_meta,
                 is_irregular,
                 is_truncated,
                 is_error,

@@ -12,7 +12,7 @@ from sqlalchemy.exc import (
 
 from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.eviction.usage import UsageReading
-from turnfold.messages import MESSAGES_PER_EVENT, Role, SessionKey, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, Role, SessionKey, position_of
 from turnfold.ports.ingest import (
     PAYLOAD_KEPT_BYTES,
     DeadLetter,
@@ -67,6 +67,15 @@ _BODIES = (
     )
     .order_by(messages.c.position)
 )
+
+
+def _without_mark(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored message without the mark that older releases kept in it."""
+    return {
+        name: value
+        for name, value in body.items()
+        if name != META_MARK or not isinstance(value, bool)
+    }
 
 
 class BatchWriter:
@@ -236,7 +245,7 @@ class BatchWriter:
         """Return whether the stored messages have the same content in other JSON."""
         stored = self._connection.execute(_BODIES, span).all()
         said = [json.loads(message.body) for message in arrival.messages]
-        return [json.loads(body) for body, _ in stored] == said and all(
+        return [_without_mark(json.loads(body)) for body, _ in stored] == said and all(
             bool(is_error) == arrival.is_error for _, is_error in stored
         )
 
@@ -380,7 +389,7 @@ class BatchWriter:
                     if message.role not in SYSTEM_ROLES:
                         live += 1
                         live_tokens += message.tokens
-                    rounds += message.role == USER and not arrival.is_meta
+                    rounds += message.role == USER and not message.is_meta
             session.messages_total += messages
             session.tokens_total += tokens
             session.live_messages += live

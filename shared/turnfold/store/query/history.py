@@ -42,6 +42,7 @@ ORIGINALS = select(
     compactions.c.is_covered,
     messages.c.body,
     messages.c.original,
+    messages.c.is_meta,
 ).outerjoin(compactions, compactions.c.compaction_id == messages.c.compaction_id)
 
 
@@ -213,10 +214,15 @@ async def _originals(
 
 def original_of(row: Sequence[Any]) -> OriginalMessage:
     """Build a message from a row of `ORIGINALS`."""
-    position, event_id, compaction_id, is_covered, body, original = row
+    position, event_id, compaction_id, is_covered, body, original, is_meta = row
     state = state_of(is_evicted=compaction_id is not None, is_covered=bool(is_covered))
     return OriginalMessage(
-        f"{event_id}#{position % MESSAGES_PER_EVENT}", position, state, body, original
+        f"{event_id}#{position % MESSAGES_PER_EVENT}",
+        position,
+        state,
+        body,
+        original,
+        bool(is_meta),
     )
 
 

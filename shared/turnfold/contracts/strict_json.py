@@ -1,0 +1,160 @@
+"""Strict reading of a JSON object, with the exact text of each member."""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from turnfold.errors import BadEvent
+
+INTEGER_MAX_DIGITS = 4_000
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _refuse(text: str) -> NoReturn:
+    raise BadEvent("not_json", f"{text[:12]} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if value - value == 0 else _refuse(text)
+
+
+def _bounded(text: str) -> int:
+    return int(text) if len(text.lstrip("-")) <= INTEGER_MAX_DIGITS else _refuse(text)
+
+
+# Calling the C scanner directly also yields where a value ends. The type stubs lack it.
+_decoder: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+_scan = _decoder.scan_once
+_opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
+_name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
+_plain = re.compile(
+    r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*("([^"\\\x00-\x1f]*)")[ \t\n\r]*([,}])[ \t\n\r]*'
+).match
+_colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
+_more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
+
+
+def read_members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Return an object's members as values and as texts, and the texts of `messages`.
+
+    Raises:
+        BadEvent: the payload is not a JSON object, or lists and objects nest deeper than `depth`.
+    """
+    try:
+        text = payload.decode()
+        fields, raw, elements = _object(text)
+    except RecursionError:
+        raise BadEvent("too_deep", f"more than {depth} levels") from None
+    except (ValueError, StopIteration, IndexError) as error:
+        raise BadEvent("not_json", type(error).__name__) from None
+    if text.count("[") + text.count("{") > depth and _depth(fields, depth) > depth:
+        raise BadEvent("too_deep", f"more than {depth} levels")
+    return fields, raw, elements
+
+
+def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    fields: dict[str, Any] = {}
+    raw: dict[str, str] = {}
+    elements: list[str] = []
+    opened = _opening(text)
+    if opened is None or opened[1] != "{":
+        _, end = _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # always matches
+        _expect_nothing(text, end)
+        raise BadEvent("wrong_shape", "an event must be a JSON object")
+    at = opened.end()
+    closing = "" if text[at] != "}" else "}"
+    at += bool(closing)
+    while not closing:
+        plain = _plain(text, at)
+        if plain is not None:
+            # Fast path for a name and a string without escapes, as in most members.
+            name, raw_value, value, sign = plain.groups()
+            fields[name], raw[name] = value, raw_value
+            at, closing = plain.end(), "" if sign == "," else sign
+            continue
+        name, start = _member_name(text, at)
+        if name == "messages" and text[start] == "[":
+            value, end, elements = _elements(text, start)
+        else:
+            value, end = _scan(text, start)
+        fields[name], raw[name] = value, text[start:end]
+        at, closing = _after(text, end, "}")
+    _expect_nothing(text, at)
+    return fields, raw, elements
+
+
+def _expect_nothing(text: str, at: int) -> None:
+    if text[at:].strip(" \t\n\r"):
+        raise ValueError("unexpected text after the value")
+
+
+def _member_name(text: str, at: int) -> tuple[str, int]:
+    """Return the name of a member, and the position of its value."""
+    plain = _name(text, at)
+    if plain is not None:
+        return plain[1], plain.end()
+    if text[at] != '"':
+        raise ValueError("a member must begin with its name")
+    name, at = _scan(text, at)
+    colon = _colon(text, at)
+    if colon is None:
+        raise ValueError("a name must be followed by a colon")
+    return name, colon.end()
+
+
+def _elements(text: str, start: int) -> tuple[list[Any], int, list[str]]:
+    values: list[Any] = []
+    texts: list[str] = []
+    at = _opening(text, start).end()  # type: ignore[union-attr]  # the caller checked the bracket
+    if text[at] == "]":
+        return values, at + 1, texts
+    closing = ""
+    while not closing:
+        value, end = _scan(text, at)
+        values.append(value)
+        texts.append(text[at:end])
+        at, closing = _after(text, end, "]")
+    return values, at, texts
+
+
+def _after(text: str, at: int, bracket: str) -> tuple[int, str]:
+    """Return the position after a comma, or after the closing bracket and that bracket."""
+    sign = _more(text, at)
+    if sign is None or (sign[1] != "," and sign[1] != bracket):
+        raise ValueError("a comma or a closing bracket is missing")
+    return sign.end(), "" if sign[1] == "," else bracket
+
+
+def _depth(value: Any, most: int) -> int:
+    """Return how deep lists and objects are nested, up to one level above the limit."""
+    level: list[Any] = [value]
+    depth = 0
+    while level and depth <= most:
+        inner: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                inner.extend(
+                    child for child in container.values() if isinstance(child, dict | list)
+                )
+            else:
+                inner.extend(child for child in container if isinstance(child, dict | list))
+        level, depth = inner, depth + 1
+    return depth
+
+
+def without_member(text: str, name: str) -> str:
+    """Return the text of a valid JSON object without the members of this name."""
+    at = end = _opening(text).end()  # type: ignore[union-attr]  # the caller parsed the object
+    parts, closing = [text[:at]], ""
+    while not closing:
+        start, end_before = at, end
+        member, at = _member_name(text, at)
+        _, end = _scan(text, at)
+        at, closing = _after(text, end, "}")
+        if member != name:
+            # The separator belongs to the later of two members.
+            is_first = len(parts) == 1
+            parts.append(text[start if is_first else end_before : end])
+    return "".join(parts) + text[end:]
