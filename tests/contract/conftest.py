@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.answer_models import check_operations, notice_faults
 from tests.invariants import faults
 from tests.postgres import Postgres
 from tests.store_fixtures import RAM, Stores, empty_postgres, new_postgres, new_sqlite, sql_stores
@@ -36,3 +37,12 @@ async def stores(store_url: str) -> AsyncGenerator[Stores]:
     async with sql_stores(store_url) as made:
         yield made
         assert faults(await made.seen()) == []
+        assert notice_faults(await made.outbox.unsent(1_000)) == []
+
+
+@pytest.fixture(autouse=True)
+def answers_match_their_models(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fail a test if an operation returns a field that the model of its answer lacks."""
+    check_operations(request.module, monkeypatch)

@@ -74,11 +74,12 @@ def _modules() -> Iterator[Module]:
 def _figures(
     everything: list[Module], source: list[Module]
 ) -> Iterator[tuple[str, str, str, bool]]:
-    schemas = ("contracts/answers.py", "contracts/notices.py")
+    schemas = ("contracts/answers/", "contracts/event_models.py", "contracts/notice_models.py")
     statements = sum(
         module.statements
         for module in source
-        if not module.path.endswith(schemas) and not module.path.startswith("migrations")
+        if not any(part in module.path for part in schemas)
+        and not module.path.startswith("migrations")
     )
     most = round(STATEMENTS_AT_START * 0.95)
     yield "statements", f"{statements:,}", f"<= {most:,}", statements <= most

@@ -10,8 +10,9 @@ from starlette.types import ASGIApp
 from turnfold import contracts
 from turnfold.access.bearers import TokenRegistry
 from turnfold.bus.admission import ConcurrencyLimiter
+from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.events import EventLimits
-from turnfold.contracts.requests import MAX_WAIT_MS, ErrorReply
+from turnfold.contracts.requests import MAX_WAIT_MS
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import BadRequest, NotAllowed, RequestError, UnknownSession
 from turnfold.nats_client.acknowledgements import Publisher
@@ -59,7 +60,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
-        responses={"default": {"model": ErrorReply, "description": "The error and its remedy."}},
+        responses={"default": {"model": ErrorAnswer, "description": "The error and its remedy."}},
     )
     _add_error_handlers(app)
     add_reads(app, dispatcher)

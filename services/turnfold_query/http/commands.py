@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from nats.aio.msg import Msg
 
 from turnfold.access.actors import ACTOR_HEADER, signed_actor
-from turnfold.contracts.answers import read_answer, request_name
+from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.requests import (
     CampaignRequest,
     CompactionRequest,

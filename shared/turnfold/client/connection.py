@@ -13,7 +13,7 @@ import nats.errors
 from turnfold.client.credentials import identity_options, without_password
 from turnfold.client.events import OutgoingEvent, Receipt, encoded
 from turnfold.client.replies import error_from_json
-from turnfold.contracts.answers import read_answer, request_name
+from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.publish_errors import NO_BATCH, publish_error
 from turnfold.contracts.subjects import EVENTS_STREAM, message_header
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable

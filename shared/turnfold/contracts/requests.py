@@ -200,22 +200,6 @@ class ReplayRequest(Command):
     ] = None
 
 
-class RefusalFields(BaseModel):
-    """An error: its code, a sentence, and the sizes that would succeed, if it concerns sizes."""
-
-    code: str
-    message: str
-    needed_tokens: int | None = None
-    needed_messages: int | None = None
-    retry_after_ms: int | None = None
-
-
-class ErrorReply(BaseModel):
-    """The answer to a request that failed."""
-
-    error: RefusalFields
-
-
 class SessionRequest(Request):
     """Read the session."""
 

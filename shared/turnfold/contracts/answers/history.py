@@ -1,0 +1,205 @@
+"""Answers about the past of a session: messages, search hits, counts and audit rows."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from turnfold.contracts.answers.base import Answer, AuditHead
+from turnfold.contracts.fields import (
+    AgentField,
+    ChatMessage,
+    CompactionField,
+    Count,
+    MessageField,
+    MessageState,
+    PolicyMode,
+    SessionField,
+    Time,
+    example,
+)
+
+
+class HistoryEntry(Answer):
+    """An original message."""
+
+    message_id: MessageField
+    position: Count = Field(description="Increases in the order of the session, with gaps.")
+    state: MessageState = Field(
+        description="`live`: in the window. `pending`: evicted, not summarized yet. `covered`:"
+        " in the summary in force."
+    )
+    message: ChatMessage
+    original_content: Any = Field(
+        None,
+        description="Only for a tool result whose content is neither text nor parts: the content"
+        " as it was published.",
+    )
+
+
+class HistoryAnswer(Answer):
+    """A page of original messages."""
+
+    model_config = example(
+        messages=[
+            {
+                "message_id": "e1#0",
+                "position": 1_024,
+                "state": "live",
+                "message": {"role": "user", "content": "Where is order 7341?"},
+            }
+        ],
+        next_position=1_024,
+    )
+
+    messages: list[HistoryEntry]
+    next_position: Count | None = Field(
+        description="The `after_position` of the next page; null on the last page."
+    )
+
+
+class SearchEntry(HistoryEntry):
+    """A message that matches a query."""
+
+    score: float = Field(description="Falls from hit to hit; it has no other meaning.")
+
+
+class SearchAnswer(Answer):
+    """The messages that match a query, best first."""
+
+    model_config = example(
+        hits=[
+            {
+                "message_id": "e1#0",
+                "position": 1_024,
+                "state": "covered",
+                "score": 2.25,
+                "message": {"role": "user", "content": "Where is order 7341?"},
+            }
+        ],
+        is_partial=False,
+    )
+
+    hits: list[SearchEntry]
+    is_partial: bool = Field(description="True if not all matching messages were examined.")
+
+
+class SessionUsage(Answer):
+    """What the token counts of the provider led to."""
+
+    state: Literal["calm", "compacted", "escalated"]
+    reported_tokens: Count = Field(description="Tokens of the last reported call.")
+
+
+class SessionCooldown(Answer):
+    """The time for which the summary model is not called, because it failed."""
+
+    failures: int = Field(ge=1, description="Failed attempts in a row.")
+    until: Time
+    reason: str | None
+
+
+class SessionAnswer(Answer):
+    """The counts of a session."""
+
+    model_config = example(
+        agent_id="support",
+        session_id="user-42",
+        model="gpt-4.1",
+        preset=None,
+        mode=None,
+        messages_total=160,
+        messages_live=42,
+        messages_pending=0,
+        messages_covered=118,
+        tokens_total=21_400,
+        tokens_live=5_230,
+        factor=1.04,
+        summary_version=3,
+        summary_versions=3,
+        compactions=3,
+        usage={"state": "calm", "reported_tokens": 5_512},
+        cooldown=None,
+        audit={"rows": 12, "hash": "5e7b" * 16},
+        last_event_at="2026-11-20T10:00:00.000Z",
+    )
+
+    agent_id: AgentField
+    session_id: SessionField
+    model: str | None = Field(description="The model of the newest event that named one.")
+    preset: str | None = Field(description="The preset that the session chose; null if none.")
+    mode: PolicyMode | None = Field(description="The mode that the session chose; null if none.")
+    messages_total: Count
+    messages_live: Count
+    messages_pending: Count
+    messages_covered: Count
+    tokens_total: Count
+    tokens_live: Count
+    factor: float = Field(description="How many times more tokens the model counts than Turnfold.")
+    summary_version: int | None = Field(description="The version in force; null if none is.")
+    summary_versions: Count = Field(description="Versions that were written.")
+    compactions: Count
+    usage: SessionUsage
+    cooldown: SessionCooldown | None = Field(description="Null if the model may be called.")
+    audit: AuditHead
+    last_event_at: Time | None
+
+
+class SessionListAnswer(Answer):
+    """A page of sessions, newest event first."""
+
+    model_config = example(sessions=[], next_after=None)
+
+    sessions: list[SessionAnswer]
+    next_after: str | None = Field(
+        description="The `after` of the next page; null on the last page."
+    )
+
+
+class AuditEntry(Answer):
+    """One row of the audit chain."""
+
+    audit_id: int = Field(ge=1, description="Counts the rows of the session from 1.")
+    ordinal: int = Field(ge=1, description="The same as `audit_id`; part of the hash.")
+    at: Time
+    at_ms: Count = Field(description="The same time in milliseconds since 1970; part of the hash.")
+    agent_id: AgentField
+    session_id: SessionField
+    compaction_id: CompactionField | None
+    phase: str = Field(description="What happened, such as `evicted` or `summary_done`.")
+    reason: str | None
+    tokens_before: Count | None
+    tokens_after: Count | None
+    details: str = Field(description="More facts as JSON text, exactly as they were hashed.")
+    prev_hash: str = Field(description="The hash of the row before; empty for the first row.")
+    hash: str = Field(description="SHA-256 of this row and the hash before.")
+    actor: str | None = Field(
+        description="Who asked: `key:<public key>`, `token:<name>`, `local` or `worker`."
+    )
+
+
+class AuditAnswer(Answer):
+    """Audit rows of a session, oldest first."""
+
+    model_config = example(
+        audit=[
+            {
+                "audit_id": 1,
+                "ordinal": 1,
+                "at": "2026-11-20T10:00:00.000Z",
+                "at_ms": 1_795_168_800_000,
+                "agent_id": "support",
+                "session_id": "user-42",
+                "compaction_id": "17",
+                "phase": "evicted",
+                "reason": None,
+                "tokens_before": 9_120,
+                "tokens_after": 4_034,
+                "details": '{"trigger":"messages"}',
+                "prev_hash": "",
+                "hash": "5e7b" * 16,
+                "actor": "worker",
+            }
+        ]
+    )
+
+    audit: list[AuditEntry]

@@ -1,0 +1,81 @@
+"""Answers about policies, and about what was erased."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.fields import (
+    AgentField,
+    Count,
+    PolicyMode,
+    PolicyValue,
+    SessionField,
+    example,
+)
+
+
+class PolicyNumber(Answer):
+    """The value of a policy number, and where it comes from."""
+
+    value: PolicyValue
+    origin: Literal["session", "agent", "environment", "file", "preset"] = Field(
+        alias="from", description="The place that sets the value."
+    )
+
+
+class PolicyAnswer(Answer):
+    """The policy in force."""
+
+    model_config = example(
+        agent_id="support",
+        session_id="user-42",
+        mode="auto",
+        preset="balanced",
+        numbers={"max_live_messages": {"value": 50, "from": "preset"}},
+    )
+
+    agent_id: AgentField
+    session_id: SessionField | None = Field(None, description="Absent for the policy of an agent.")
+    mode: PolicyMode
+    preset: str
+    numbers: dict[str, PolicyNumber] = Field(description="Every number of the policy, by name.")
+
+
+class OverridesAnswer(Answer):
+    """What a session or an agent overrides now."""
+
+    model_config = example(
+        agent_id="support",
+        session_id="user-42",
+        mode="manual",
+        preset=None,
+        overrides={"max_live_messages": 80},
+    )
+
+    agent_id: AgentField
+    session_id: SessionField | None = Field(None, description="Absent for the policy of an agent.")
+    mode: PolicyMode | None
+    preset: str | None
+    overrides: dict[str, PolicyValue] = Field(description="The overridden numbers, by name.")
+
+
+class SessionErasedAnswer(Answer):
+    """An erased session."""
+
+    model_config = example(agent_id="support", session_id="user-42", sessions=1, messages=160)
+
+    agent_id: AgentField
+    session_id: SessionField
+    sessions: Count = Field(description="Erased sessions.")
+    messages: Count = Field(description="Erased messages.")
+
+
+class AgentErasedAnswer(Answer):
+    """An erased agent."""
+
+    model_config = example(agent_id="support", sessions=12, messages=1_920)
+
+    agent_id: AgentField
+    sessions: Count = Field(description="Erased sessions.")
+    messages: Count = Field(description="Erased messages.")

@@ -1,0 +1,128 @@
+"""The answer to `context.get`: the summary and the messages that the model reads next."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.summaries import SummaryFields
+from turnfold.contracts.fields import (
+    AgentField,
+    ChatMessage,
+    Count,
+    MessageField,
+    SessionField,
+    Time,
+    example,
+)
+
+Etag = Annotated[str, Field(description="Changes when the window changes.")]
+
+
+class ShownSummary(SummaryFields):
+    """The version in force, as far as it fits the window."""
+
+    trimmed: Literal[True] | None = Field(
+        None, description="True if the text or the ledger is shortened to fit the budget."
+    )
+
+
+class WindowSizes(Answer):
+    """The size of the window."""
+
+    tokens: Count = Field(description="Tokens of the window, including the summary.")
+    budget_tokens: Count | None = Field(description="The limit; null if there is none.")
+    messages: Count = Field(description="The length of `messages`.")
+    model_window: Count = Field(description="Tokens that the model can read.")
+
+
+class MessageAccount(Answer):
+    """The treatment of each message of the session.
+
+    `shown + folded + covered + pending_shown + pending_digested = total`.
+    """
+
+    total: Count = Field(description="Messages of the session.")
+    shown: Count = Field(description="Live messages in the window, in any form.")
+    trimmed: Count = Field(description="Shown messages that are shortened.")
+    folded: Count = Field(description="Live messages that the window leaves out.")
+    covered: Count = Field(description="Messages that the summary in force covers.")
+    pending_shown: Count = Field(description="Pending messages in the window.")
+    pending_digested: Count = Field(description="Pending messages that only a digest covers.")
+    recalled: Count = Field(description="Copies of evicted messages, shown in addition.")
+    synthesised: Count = Field(description="Stand-in results of calls without a result.")
+
+
+class PendingMessages(Answer):
+    """The evicted messages that no summary covers yet."""
+
+    messages: Count
+    tokens: Count
+    since: Time | None = Field(description="When the oldest eviction happened; null if none waits.")
+
+
+class ContextAnswer(Answer):
+    """The model's next input: the summary in force and the newest messages, within the budget."""
+
+    model_config = example(
+        agent_id="support",
+        session_id="user-42",
+        fresh=True,
+        etag="9f1c0b7a5d3e4f6a8b2c1d0e",
+        summary={
+            "version": 3,
+            "kind": "extractive",
+            "style": "structured",
+            "model": None,
+            "text": "The customer asks for order 7341.",
+            "sections": {"requests": ["Where is order 7341?"]},
+            "ledger": ["order 7341"],
+            "tokens": 24,
+            "covers": {"first": "e1#0", "last": "e58#1", "messages": 118},
+            "created_at": "2026-11-20T10:00:00.000Z",
+        },
+        messages=[{"role": "user", "content": "Has it left Ghent?"}],
+        message_ids=["e59#0"],
+        window={"tokens": 35, "budget_tokens": 8_000, "messages": 1, "model_window": 128_000},
+        account={
+            "total": 119,
+            "shown": 1,
+            "trimmed": 0,
+            "folded": 0,
+            "covered": 118,
+            "pending_shown": 0,
+            "pending_digested": 0,
+            "recalled": 0,
+            "synthesised": 0,
+        },
+        pending={"messages": 0, "tokens": 0, "since": None},
+    )
+
+    agent_id: AgentField
+    session_id: SessionField
+    fresh: bool = Field(description="Whether all events of the session up to `after` are ingested.")
+    etag: Etag
+    summary: ShownSummary | None = Field(description="Null before the first version.")
+    system: str | None = Field(
+        None,
+        description="Only with `format: anthropic`: the system text; null if there is none.",
+    )
+    messages: list[ChatMessage] = Field(
+        description="The messages, in the requested format, in the order to send them."
+    )
+    message_ids: list[MessageField | list[MessageField | None] | None] = Field(
+        description="Parallel to `messages`. Null: no stored message, such as a digest. A list:"
+        " several messages are merged."
+    )
+    window: WindowSizes
+    account: MessageAccount
+    pending: PendingMessages
+
+
+class UnchangedAnswer(Answer):
+    """The window has not changed since the requested etag; over HTTP this is the status 304."""
+
+    model_config = example(not_modified=True, etag="9f1c0b7a5d3e4f6a8b2c1d0e")
+
+    not_modified: Literal[True]
+    etag: Etag

@@ -1,0 +1,136 @@
+"""Models of the events. They describe what `events.read_event` accepts, which is faster.
+
+Both ignore unknown fields, which are stored.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from turnfold.contracts.fields import example
+from turnfold.contracts.subjects import ID_MAX_BYTES, TOOL_RESULT, TURN_COMPLETED, id_fault
+
+
+def _validate_id(value: str) -> str:
+    if fault := id_fault(value):
+        raise ValueError(fault)
+    return value
+
+
+Id = Annotated[
+    str,
+    Field(min_length=1, max_length=ID_MAX_BYTES, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"),
+    AfterValidator(_validate_id),
+]
+"""An id; the limit is one of bytes, which a JSON schema cannot express."""
+EventId = Annotated[
+    Id,
+    Field(
+        description="Unique among the events of the agent. Publishing the same event again has no"
+        " effect."
+    ),
+]
+Occurred = Annotated[
+    Any, Field(description="When it happened for the producer, as RFC 3339. Only stored.")
+]
+Metadata = Annotated[
+    dict[str, Any] | None,
+    Field(description="Stored. `truncated: true`: the producer has shortened the content."),
+]
+
+
+_TURN: Final[dict[str, Any]] = {
+    "event_id": "01JCZ4T9W7Q2M8XH5R3N6KBVEA",
+    "agent_id": "support",
+    "session_id": "user-42",
+    "occurred_at": "2026-11-20T10:00:00Z",
+    "messages": [
+        {"role": "user", "content": "Where is order 7341?"},
+        {"role": "assistant", "content": "It left Ghent this morning."},
+    ],
+    "model": "gpt-4.1",
+    "usage": {"prompt_tokens": 1_200, "completion_tokens": 80, "total_tokens": 1_280},
+    "is_meta": False,
+    "metadata": {},
+}
+_RESULT: Final[dict[str, Any]] = {
+    "event_id": "01JCZ4TA3GZ5E0Y7D1C9W2PQKF",
+    "agent_id": "support",
+    "session_id": "user-42",
+    "occurred_at": "2026-11-20T10:00:01Z",
+    "tool_call_id": "call_1",
+    "name": "search_flights",
+    "content": "SK 1472, 09:15",
+    "is_error": False,
+    "metadata": {},
+}
+
+
+class PublishedMessage(BaseModel):
+    """A chat message in the format of OpenAI; unknown fields are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class PublishedEvent(BaseModel):
+    """The fields of every event."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    event_id: EventId
+    agent_id: Annotated[Id, Field(description="The id of the agent.")]
+    session_id: Annotated[Id, Field(description="The id of the session.")]
+    occurred_at: Occurred = None
+    metadata: Metadata = None
+
+
+class TurnCompleted(PublishedEvent):
+    """Messages of a turn, in order: a whole turn, or a step of one."""
+
+    model_config = example(**_TURN)
+
+    messages: Annotated[list[PublishedMessage], Field(min_length=1, max_length=1_000)]
+    model: Annotated[str | None, Field(description="The model that answered.")] = None
+    usage: Annotated[
+        dict[str, Any] | None,
+        Field(description="The tokens that the provider counted for the last call of the turn."),
+    ] = None
+    is_meta: Annotated[
+        bool | None, Field(description="True if a program wrote the user messages.")
+    ] = None
+
+
+class ToolResult(PublishedEvent):
+    """The result of one tool call."""
+
+    model_config = example(**_RESULT)
+
+    tool_call_id: str
+    content: Annotated[
+        Any, Field(description="Text, content parts, or any other JSON, including null.")
+    ]
+    name: Annotated[str | None, Field(description="The name of the tool.")] = None
+    is_error: Annotated[bool | None, Field(description="True if the tool failed.")] = None
+
+
+class TurnCompletedBody(TurnCompleted):
+    """The body of a `turn.completed` event over HTTP, where `type` names the event."""
+
+    model_config = example(type=TURN_COMPLETED, **_TURN)
+
+    type: Literal["turn.completed"]
+
+
+class ToolResultBody(ToolResult):
+    """The body of a `tool.result` event over HTTP, where `type` names the event."""
+
+    model_config = example(type=TOOL_RESULT, **_RESULT)
+
+    type: Literal["tool.result"]
+
+
+EVENTS: dict[str, type[PublishedEvent]] = {TURN_COMPLETED: TurnCompleted, TOOL_RESULT: ToolResult}
+"""The model of each event type."""
+EVENT_BODIES = (TurnCompletedBody, ToolResultBody)

@@ -1,0 +1,166 @@
+"""The models of events, requests, answers and notices, and that the fast readers agree with them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from tests.answer_models import OPERATIONS, faults
+from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.errors import ErrorAnswer, ErrorCode
+from turnfold.contracts.answers.history import SessionUsage
+from turnfold.contracts.answers.reading import FIELDS, read_answer
+from turnfold.contracts.catalog import REQUESTS
+from turnfold.contracts.event_models import EVENT_BODIES, EVENTS, PublishedEvent, PublishedMessage
+from turnfold.contracts.events import read_payload
+from turnfold.contracts.fields import MessageState, PolicyMode, SummaryStyle
+from turnfold.contracts.notice_models import NOTICES, TriggerName
+from turnfold.contracts.notices import NOTICES as NOTICE_NAMES
+from turnfold.contracts.subjects import (
+    AGENT_WRITES,
+    EVENT_TYPES,
+    INSTALLATION_REQUESTS,
+    READS,
+    WRITES,
+)
+from turnfold.core.eviction.triggers import Trigger
+from turnfold.core.eviction.usage import usage_state
+from turnfold.core.policy.presets import Mode, Style
+from turnfold.errors import BadEvent, RequestError
+from turnfold.messages import ROLES, State
+
+Json = dict[str, Any]
+ANSWERS = {model for models in OPERATIONS.values() for model in models} | {
+    model for entry in REQUESTS.values() for model in entry.answers
+}
+
+
+def examples(model: type[BaseModel]) -> list[Json]:
+    found: list[Json] = model.model_json_schema()["examples"]
+    return found
+
+
+def names_in(literal: Any) -> set[str]:
+    return set(get_args(literal))
+
+
+def codes(error: type[RequestError]) -> Iterator[str]:
+    yield error.code
+    for kind in error.__subclasses__():
+        yield from codes(kind)
+
+
+@pytest.mark.proves("V3", "V4")
+def test_everything_on_the_wire_has_a_model() -> None:
+    assert set(REQUESTS) == {*READS, *WRITES, *AGENT_WRITES, *INSTALLATION_REQUESTS}
+    assert set(EVENTS) == set(EVENT_TYPES)
+    assert set(NOTICES) == set(NOTICE_NAMES)
+
+
+@pytest.mark.parametrize(
+    "model",
+    sorted(
+        {*ANSWERS, ErrorAnswer, *EVENTS.values(), *EVENT_BODIES, *NOTICES.values()},
+        key=str,
+    ),
+)
+def test_the_examples_of_a_model_match_it(model: type[BaseModel]) -> None:
+    extra: Any = None if issubclass(model, PublishedEvent) else "forbid"
+
+    assert examples(model)
+    for example in examples(model):
+        model.model_validate_json(json.dumps(example), strict=True, extra=extra)
+
+
+@pytest.mark.parametrize("model", sorted(ANSWERS, key=str))
+def test_an_answer_with_a_field_that_the_model_lacks_is_a_fault(model: type[Answer]) -> None:
+    example = examples(model)[0]
+
+    assert faults([model], json.dumps(example).encode()) is None
+    assert "unknown" in (faults([model], json.dumps(example | {"unknown": 1}).encode()) or "")
+
+
+def test_the_fast_reader_of_answers_accepts_every_example_and_knows_only_fields_of_models() -> None:
+    for name, entry in REQUESTS.items():
+        for model in entry.answers:
+            example = examples(model)[0]
+            assert read_answer(name, json.dumps(example).encode()) == example
+    for name, fields in FIELDS.items():
+        assert fields.keys() <= REQUESTS[name].answers[0].model_fields.keys()
+
+
+def test_the_words_of_the_models_are_those_of_the_rules() -> None:
+    assert names_in(MessageState) == {*State}
+    assert names_in(PolicyMode) == {*Mode}
+    assert names_in(SummaryStyle) == {*Style}
+    assert names_in(TriggerName) == {*Trigger}
+    states = {usage_state(evictions) for evictions in range(4)}
+    assert names_in(SessionUsage.model_fields["state"].annotation) == states
+    assert names_in(PublishedMessage.model_fields["role"].annotation) == {*ROLES}
+    assert names_in(ErrorCode) == {*codes(RequestError)}
+
+
+# --- events
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-9, 9),
+    st.text("aö\x00 ", max_size=3),
+    st.just([]),
+    st.just({"role": "user"}),
+    st.just([{"role": "user"}, {"role": "tool", "content": None}]),
+    st.just([{"role": "nobody"}]),
+    st.just([{"type": "text", "text": "hi"}]),
+)
+FIELD_NAMES = (
+    "event_id",
+    "agent_id",
+    "session_id",
+    "messages",
+    "tool_call_id",
+    "content",
+    "name",
+    "model",
+    "usage",
+    "is_meta",
+    "is_error",
+    "metadata",
+    "occurred_at",
+    "elsewhere",
+)
+
+
+def is_accepted_by_reader(kind: str, payload: bytes) -> bool:
+    try:
+        read_payload(kind, payload)
+    except BadEvent:
+        return False
+    return True
+
+
+def is_accepted_by_model(model: type[PublishedEvent], payload: bytes) -> bool:
+    try:
+        model.model_validate_json(payload, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.proves("V3", "I2")
+@pytest.mark.parametrize("kind", EVENT_TYPES)
+@given(
+    changes=st.dictionaries(st.sampled_from(FIELD_NAMES), ANYTHING, max_size=2),
+    missing=st.sets(st.sampled_from(FIELD_NAMES), max_size=1),
+)
+def test_the_fast_reader_of_events_accepts_exactly_what_the_model_accepts(
+    kind: str, changes: Json, missing: set[str]
+) -> None:
+    event = examples(EVENTS[kind])[0] | changes
+    payload = json.dumps({name: event[name] for name in event if name not in missing}).encode()
+
+    assert is_accepted_by_model(EVENTS[kind], payload) is is_accepted_by_reader(kind, payload)
