@@ -46,7 +46,7 @@ from tests.store_fixtures import KEY, new_sqlite, sql_stores, turn
 from turnfold.core.eviction.plan import plan_evictions
 from turnfold.core.history.blocks import newest_request
 from turnfold.core.policy.presets import Policy, preset_named
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.source_messages import sources_of, text_of_body
 from turnfold.core.summary.sources import Draft, PreviousSummary, SummaryJob

@@ -28,7 +28,7 @@ from tests.store_fixtures import (
     words,
 )
 from turnfold.contracts.subjects import NOTICES_STREAM
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.messages import CompactionId
 from turnfold.models import ChildSummarizer as Child

@@ -15,10 +15,11 @@ from turnfold.contracts.subjects import id_fault, key_of_subject
 from turnfold.core.history.priority import classify
 from turnfold.core.summary.carry_over import carry_over
 from turnfold.core.summary.digest import digest
-from turnfold.core.summary.extractive import evidence, extract, readable_sources
+from turnfold.core.summary.extractive.evidence import collect_evidence
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.gate import ModelResponse, check, missing_facts
 from turnfold.core.summary.prompt import fitted, parse_answer, prompt_data, shortened
-from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.redaction import readable_sources, redact
 from turnfold.core.summary.sentences import language, sentence_kinds, sentences
 from turnfold.core.summary.sources import (
     PreviousSummary,
@@ -179,7 +180,9 @@ def _evidenced(role: str) -> Callable[[list[str]], object]:
         sources = readable_sources(
             tuple(_source(role, text, number) for number, text in enumerate(found))
         )
-        return evidence(SummaryJob(sources=sources, newest_request=None), sources, count=estimate)
+        return collect_evidence(
+            SummaryJob(sources=sources, newest_request=None), sources, count=estimate
+        )
 
     return read
 

@@ -18,7 +18,7 @@ from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.core.summary.digest import digest
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.core.text.estimates import estimate

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import counter
-from turnfold.core.summary.extractive import extract, readable_sources
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.entries import entry_values
+from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.core.summary.tool_actions import argument_texts
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.summary.digest import digest
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Source, SummaryJob
 from turnfold.core.text.markers import defused, markers_in
 from turnfold.core.window.framing import (

@@ -16,8 +16,9 @@ from turnfold.core.history.blocks import group
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import PRESETS
 from turnfold.core.summary.digest import digest
-from turnfold.core.summary.extractive import extract, readable_sources
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.prompt import build_prompt, message_data
+from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.core.summary.values import values_in
 from turnfold.core.text.estimates import token_upper_bound

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.redaction import without_secrets
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob

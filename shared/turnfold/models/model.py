@@ -10,13 +10,8 @@ from typing import Any, Final
 
 from turnfold.core.summary.carry_over import carry_over
 from turnfold.core.summary.chunks import chunks
-from turnfold.core.summary.extractive import (
-    Evidence,
-    evidence,
-    readable_sources,
-    render,
-    with_evidence,
-)
+from turnfold.core.summary.extractive.evidence import Evidence, collect_evidence, with_evidence
+from turnfold.core.summary.extractive.rendering import render
 from turnfold.core.summary.gate import ModelResponse, Reason, check, missing_facts
 from turnfold.core.summary.prompt import (
     build_prompt,
@@ -26,7 +21,7 @@ from turnfold.core.summary.prompt import (
     prompt_data,
     prompt_version,
 )
-from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.redaction import readable_sources, redact
 from turnfold.core.summary.sources import (
     ChunkSummary,
     Draft,
@@ -118,7 +113,7 @@ class _Writing:
                 if known
                 else None
             )
-        extracted = await asyncio.to_thread(evidence, part, part.sources, count=self._count)
+        extracted = await asyncio.to_thread(collect_evidence, part, part.sources, count=self._count)
         boundary = secrets.token_hex(8)
         prompt = build_prompt(
             part, boundary=boundary, shown=shown, part=place, values=_values(extracted)
@@ -148,7 +143,8 @@ class _Writing:
     ) -> Draft:
         """Return the version of an answer. The gate checks both the answer and the stored text."""
         count = self._count
-        extracted = evidence(part, part.sources, count=count) if extracted is None else extracted
+        if extracted is None:
+            extracted = collect_evidence(part, part.sources, count=count)
         input_tokens = self._input_tokens
         _refuse(check(answer, input_tokens=input_tokens, output_tokens=0))
         content = answer.content or ""

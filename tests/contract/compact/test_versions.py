@@ -10,7 +10,7 @@ from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turn, tur
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.eviction.triggers import COOLDOWN_MS
 from turnfold.core.history.as_of import AtTime, AtVersion
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
 from turnfold.errors import BadRequest, Conflict, LostLease, SummarizerError, UnknownSession
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State

@@ -8,7 +8,7 @@ import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, summary, turn, turns, user
 from turnfold.contracts.requests import ExpandRequest
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.errors import BadRequest

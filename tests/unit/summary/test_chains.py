@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.histories import counter
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 
 VERSIONS = 20

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnfold.core.summary.extractive import extract
+from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.candidates import Origin
 from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.redaction import redact

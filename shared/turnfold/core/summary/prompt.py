@@ -8,9 +8,9 @@ from string import Formatter
 from typing import Any
 
 from turnfold.core.summary.carry_over import LIST_SECTIONS, RESOLVED, numbered
-from turnfold.core.summary.extractive import readable_sources, render
+from turnfold.core.summary.extractive.rendering import render
 from turnfold.core.summary.gate import Reason, response_text
-from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.redaction import readable_sources, redact
 from turnfold.core.summary.sources import (
     PreviousSummary,
     Source,

@@ -1,70 +1,98 @@
-"""Secrets are taken out of a text before any summariser sees it."""
+"""Remove secrets from texts before a summarizer reads them.
+
+Built-in patterns find keys, tokens and passwords. An operator can add patterns of their own
+(`TURNFOLD_REDACT_PATTERNS`). Stored messages are never changed.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from turnfold.core.summary.sources import PreviousSummary, SummaryJob
+from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END \1PRIVATE KEY-----|\Z)", re.DOTALL
 )
-_KNOWN = re.compile(
+_KNOWN_KEY = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
-    r"sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
-    r"|xox[abeprs]-[A-Za-z0-9-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,}"
-    r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|hf_[A-Za-z0-9]{20,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
+    r"sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
+    r"|glpat-[A-Za-z0-9_-]{16,}"
+    r"|xox[abeprs]-[A-Za-z0-9-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}"
+    r"|ya29\.[A-Za-z0-9_-]{20,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|hf_[A-Za-z0-9]{20,}"
+    r"|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
     r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
     r")"
 )
-# What begins as a JSON web token and is none is passed over whole: it may hold as many beginnings as a text has characters.
-_TOKEN = re.compile(
+# Possessive, and with an optional rest: a text of many "eyJ" that are no tokens stays linear.
+_JSON_WEB_TOKEN = re.compile(
     r"(?<![A-Za-z0-9_])eyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?"
 )
-_BEARER = re.compile(r"((?:[Bb]earer|[Bb]asic)\s+)[A-Za-z0-9._~+/=-]{16,}")
-_IN_URL = re.compile(r"(://[^\s/:@]{1,200}:)[^\s/@]{3,200}@")
-_NAMED = re.compile(
-    r"((?:[Pp]assword|PASSWORD|[Pp]asswd|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?|[Aa]pi[_-]?[Kk]ey|API_?KEY|[Aa]ccess[_-]?[Tt]oken"
-    r"|ACCESS_TOKEN|[Aa]uth[_-]?[Tt]oken|AUTH_TOKEN|[Cc]lient[_-]?[Ss]ecret|CLIENT_SECRET|[Tt]oken|TOKEN)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
+_AUTHORIZATION = re.compile(r"((?:[Bb]earer|[Bb]asic)\s+)[A-Za-z0-9._~+/=-]{16,}")
+_URL_PASSWORD = re.compile(r"(://[^\s/:@]{1,200}:)[^\s/@]{3,200}@")
+_ASSIGNED_SECRET = re.compile(
+    r"((?:[Pp]assword|PASSWORD|[Pp]asswd|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?"
+    r"|[Aa]pi[_-]?[Kk]ey|API_?KEY|[Aa]ccess[_-]?[Tt]oken"
+    r"|ACCESS_TOKEN|[Aa]uth[_-]?[Tt]oken|AUTH_TOKEN|[Cc]lient[_-]?[Ss]ecret|CLIENT_SECRET"
+    r"|[Tt]oken|TOKEN)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
     r"(?!\[REDACTED)[^\s\"',;&<>(){}\[\]]{8,}"
 )
-_HINTS = (
-    "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "KIA", "SIA", "AIza", "ya29", "npm_", "pypi-", "hf_",
-    "k_live_", "k_test_", "SG.",
+# Searching for these is much cheaper than the expressions, and most texts have none of them.
+_KEY_HINTS = (
+    "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "KIA", "SIA",
+    "AIza", "ya29", "npm_", "pypi-", "hf_", "k_live_", "k_test_", "SG.",
 )  # fmt: skip
-_ASSIGNS = re.compile(r"[=:]")
-_NAMES = ("assword", "ASSWORD", "asswd", "ecret", "ECRET", "key", "Key", "KEY", "oken", "OKEN")
-"""How the names end that secrets are assigned to."""
+_ASSIGNMENT = re.compile(r"[=:]")
+_SECRET_NAME_ENDS = (
+    "assword", "ASSWORD", "asswd", "ecret", "ECRET", "key", "Key", "KEY", "oken", "OKEN",
+)  # fmt: skip
 
 
 def redact(text: str) -> str:
-    """The text with keys, tokens, passwords in assignments and URLs, and private keys replaced by `[REDACTED:<kind>]`."""
+    """Replace secrets by `[REDACTED:<kind>]`.
+
+    Secrets are keys, tokens, private keys, and passwords in assignments and URLs.
+    """
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub("[REDACTED:private_key]", text)
     if "eyJ" in text:
-        text = _TOKEN.sub(lambda found: "[REDACTED:key]" if found[1] else found[0], text)
-    if any(hint in text for hint in _HINTS):
-        text = _KNOWN.sub("[REDACTED:key]", text)
+        text = _JSON_WEB_TOKEN.sub(lambda match: "[REDACTED:key]" if match[1] else match[0], text)
+    if any(hint in text for hint in _KEY_HINTS):
+        text = _KNOWN_KEY.sub("[REDACTED:key]", text)
     if "earer " in text or "asic " in text:
-        text = _BEARER.sub(r"\1[REDACTED:token]", text)
+        text = _AUTHORIZATION.sub(r"\1[REDACTED:token]", text)
     if "://" in text and "@" in text:
-        text = _IN_URL.sub(r"\1[REDACTED:password]@", text)
-    if any(before.rstrip().rstrip("\"'").endswith(_NAMES) for before in _ASSIGNS.split(text)[:-1]):
-        text = _NAMED.sub(r"\1[REDACTED:secret]", text)
+        text = _URL_PASSWORD.sub(r"\1[REDACTED:password]@", text)
+    names = _ASSIGNMENT.split(text)[:-1]
+    if any(name.rstrip().rstrip("\"'").endswith(_SECRET_NAME_ENDS) for name in names):
+        text = _ASSIGNED_SECRET.sub(r"\1[REDACTED:secret]", text)
     return text
 
 
+def readable_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
+    """Return the messages that a summarizer may read: no instructions, and no secrets."""
+    return tuple(
+        source._replace(
+            text=redact(source.text),
+            calls=tuple((name, redact(arguments)) for name, arguments in source.calls),
+        )
+        for source in sources
+        if source.role not in ("system", "developer")
+    )
+
+
 def checked_patterns(text: str) -> tuple[str, ...]:
-    """The regular expressions of an operator, one a line; blank lines and those that begin with # say nothing.
+    """Read the regular expressions of an operator, one per line; `#` starts a comment line.
 
     Raises:
-        ValueError: a line is none, or would take out nothing at all everywhere; the text says which.
+        ValueError: a line is no regular expression, or matches the empty text. The message names
+            the line.
     """
-    found = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     patterns = []
-    for number, pattern in found:
+    for number, line in enumerate(text.splitlines(), start=1):
+        pattern = line.strip()
         if not pattern or pattern.startswith("#"):
             continue
         try:
@@ -78,14 +106,14 @@ def checked_patterns(text: str) -> tuple[str, ...]:
 
 
 def without(text: str, patterns: Sequence[str]) -> str:
-    """The text with what an operator's patterns find replaced."""
+    """Replace what an operator's patterns match by `[REDACTED:pattern]`."""
     for pattern in _compiled(tuple(patterns)):
         text = pattern.sub("[REDACTED:pattern]", text)
     return text
 
 
 def without_secrets(job: SummaryJob) -> SummaryJob:
-    """The job as a summariser may see it: texts, arguments and all that was carried, with the patterns' finds replaced."""
+    """Return the job with the operator's patterns applied to everything that a summarizer reads."""
     patterns = job.redactions
     if not patterns:
         return job
@@ -97,30 +125,25 @@ def without_secrets(job: SummaryJob) -> SummaryJob:
         for source in job.sources
     )
     request = None if job.newest_request is None else without(job.newest_request, patterns)
-    return replace(
-        job, sources=sources, previous=_carried(job.previous, patterns), newest_request=request
-    )
+    # A version may be older than a pattern, and carry what the pattern now matches.
+    previous = None if job.previous is None else _redacted_summary(job.previous, patterns)
+    return replace(job, sources=sources, previous=previous, newest_request=request)
 
 
-def _carried(previous: PreviousSummary | None, patterns: tuple[str, ...]) -> PreviousSummary | None:
-    """A version may be older than a pattern."""
-    if previous is None:
-        return None
-
-    def cleaned(value: Any) -> Any:
+def _redacted_summary(previous: PreviousSummary, patterns: tuple[str, ...]) -> PreviousSummary:
+    def redacted(value: Any) -> Any:
         if isinstance(value, str):
             return without(value, patterns)
         if isinstance(value, list | tuple):
-            return [cleaned(one) for one in value]
-        return (
-            {name: cleaned(one) for name, one in value.items()}
-            if isinstance(value, dict)
-            else value
-        )
+            return [redacted(item) for item in value]
+        if isinstance(value, dict):
+            return {name: redacted(item) for name, item in value.items()}
+        return value
 
-    ledger = tuple(without(entry, patterns) for entry in previous.ledger)
     return PreviousSummary(
-        without(previous.text, patterns), cleaned(dict(previous.sections)), ledger
+        without(previous.text, patterns),
+        redacted(dict(previous.sections)),
+        tuple(without(entry, patterns) for entry in previous.ledger),
     )
 
 

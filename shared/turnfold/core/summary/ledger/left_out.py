@@ -1,4 +1,4 @@
-"""The record of values that did not fit into the ledger, so that a value is recognized if it returns.
+"""The record of values that did not fit into the ledger, so that they are recognized later.
 
 A version stores a short checksum of each value that it left out. `build` reads the record of the
 previous version, and stores the new one in the section `left_out`.

@@ -1,0 +1,1 @@
+"""Write a summary without a model: telling lines of the messages. Start with `extract`."""

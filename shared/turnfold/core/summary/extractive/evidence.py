@@ -1,0 +1,82 @@
+"""Evidence: what code reads from messages, whoever writes the text of the summary.
+
+It consists of the files that tool calls touched, and the ledger of exact values.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from turnfold.core.summary.extractive.lines import Line
+from turnfold.core.summary.extractive.picking import picked_lines
+from turnfold.core.summary.ledger.build import Ledger, build_ledger
+from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.sources import Draft, Source, SummaryJob, clip
+from turnfold.core.summary.tool_actions import FileChange, file_changes
+from turnfold.core.summary.values import Value
+
+_VERBATIM_CHARACTERS = 140
+_LEDGER_KINDS: Mapping[str, str] = {
+    "decisions": "decision",
+    "constraints": "constraint",
+    "errors": "error",
+}
+
+
+class Evidence(NamedTuple):
+    """The touched files and the ledger of a version."""
+
+    files: tuple[FileChange, ...]
+    ledger: Ledger
+
+
+def collect_evidence(
+    job: SummaryJob,
+    sources: Sequence[Source],
+    picked: Sequence[Line] | None = None,
+    *,
+    count: Callable[[str], int],
+) -> Evidence:
+    """Read files and exact values from messages, and merge them with the previous version's.
+
+    `sources` must be redacted already. `picked` saves picking their lines again.
+    """
+    if picked is None:
+        picked = tuple(picked_lines(sources))
+    previous_files = job.previous.sections.get("file_changes") if job.previous else None
+    files = file_changes(previous_files, sources)
+    ledger = build_ledger(
+        job.previous,
+        sources,
+        files,
+        lines=list(_verbatim_lines(picked, sources)),
+        newest_request=redact(job.newest_request) if job.newest_request else None,
+        max_tokens=job.ledger_max_tokens,
+        count=count,
+    )
+    return Evidence(files, ledger)
+
+
+def with_evidence(draft: Draft, evidence: Evidence) -> Draft:
+    """Return the draft with the files and the ledger that code read."""
+    files = [change.as_json() for change in evidence.files]
+    sections = draft.sections | {
+        "file_changes": files or draft.sections.get("file_changes", []),
+        "provenance": evidence.ledger.provenance,
+        "left_out": dict(evidence.ledger.left_out),
+    }
+    return replace(draft, sections=sections, ledger=evidence.ledger.entries)
+
+
+def _verbatim_lines(
+    picked: Iterable[Line], sources: Sequence[Source]
+) -> Iterator[tuple[Value, str]]:
+    """Yield decisions, constraints and errors that their message contains verbatim, with its id."""
+    for line in picked:
+        kind = _LEDGER_KINDS.get(line.section)
+        if kind is not None:
+            source = sources[line.order]
+            text = clip(line.text, _VERBATIM_CHARACTERS).rstrip("…")
+            # A line may differ from its message by list marks or control characters.
+            if text and text in source.text:
+                yield Value(kind, text), source.message_id

@@ -1,0 +1,223 @@
+"""Pick the telling lines of messages: requests, constraints, answers, errors, and what tools did.
+
+`extract` chooses among these lines by their weight. Newer lines weigh more, except facts and
+constraints, which stay true.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from turnfold.core.summary.extractive.lines import (
+    BASE_WEIGHTS,
+    FIRST_REQUEST_BONUS,
+    LASTING_SECTIONS,
+    LINES_PER_MESSAGE,
+    Line,
+    is_slight,
+    weight_of,
+)
+from turnfold.core.summary.sentences import SentenceKind, line_of, sentence_kinds, sentences
+from turnfold.core.summary.sources import Source, clip, printable
+from turnfold.core.summary.tool_actions import actions
+
+_USER_SECTION_LIMITS = {
+    "tasks": 2,
+    "constraints": 3,
+    "facts": 3,
+    "decisions": 1,
+    "open_questions": 1,
+}
+_NOTICE_STARTS = ("[Request interrupted", "Caveat: The messages below")
+_SENTENCE_ENDS = (".", "!", "。", "！", "…", ")", "）", "～", "~")
+_OUTCOMES = frozenset({SentenceKind.RESULT, SentenceKind.DECISION})
+_RECENCY = 10
+_ERROR_CHARACTERS = 180
+_ERROR_LINE = re.compile(
+    r"^[ \t>]{0,8}(?:E\s{1,8})?("
+    r"(?:(?:[A-Za-z_][\w.]{0,80})?(?:Error|Exception|Failure)"
+    r"|error|ERROR|fatal|Fatal|FAILED|panic|npm ERR!|错误|エラー)"
+    r"[:：\[ ][^\n]{3,300})",
+    re.MULTILINE,
+)
+_SHELL_ERRORS = (
+    "command not found",
+    "No such file or directory",
+    "Permission denied",
+    "Connection refused",
+    "timed out",
+)
+
+
+def picked_lines(sources: Sequence[Source]) -> Iterator[Line]:
+    """Yield the telling lines of the messages in order, then those of tool calls."""
+    total = len(sources) or 1
+    final_texts = _final_texts(sources)
+    is_first = True
+    for order, source in enumerate(sources):
+        recency = _RECENCY * order / total
+        if source.role == "user":
+            lines = list(_user_lines(source.text, order, recency=recency, is_first=is_first))
+            is_first = is_first and not lines
+            yield from lines
+        elif source.role == "assistant":
+            is_final, is_last = order in final_texts, order == total - 1
+            for line in _assistant_lines(source.text, order, is_final=is_final, is_last=is_last):
+                line.weight += recency
+                yield line
+        elif source.role == "tool":
+            error = _error_of(source)
+            if error:
+                yield Line("errors", error, BASE_WEIGHTS["errors"] + recency, order)
+    yield from _action_lines(sources)
+
+
+def any_line(sources: Iterable[Source]) -> Iterator[Line]:
+    """Yield the line of a summary in which nothing stands out.
+
+    It is the first text, or the names of the tools called if there is no text.
+    """
+    sources = list(sources)
+    for order, source in enumerate(sources):
+        text = clip(printable(source.text), 160)
+        if text:
+            yield Line("context", text, 1, order)
+            return
+    called = Counter(name for source in sources for name, _ in source.calls)
+    if called:
+        calls = ", ".join(f"{name} {times}x" for name, times in called.items())
+        yield Line("context", f"Tools called: {calls}", 1, 0)
+
+
+def _action_lines(sources: Sequence[Source]) -> Iterator[Line]:
+    total = len(sources) or 1
+    orders = {source.message_id: order for order, source in enumerate(sources)}
+    for action in actions(sources):
+        section = "commands" if action.is_command else "actions"
+        order = orders.get(action.message_id, 0)
+        weight = BASE_WEIGHTS[section] + _RECENCY * order / total
+        yield Line(section, action.text, weight, order)
+
+
+def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Iterator[Line]:
+    """Yield the lines of what a user wrote: at most a few per section."""
+    if _is_notice(text):
+        return
+    numbers: dict[str, int] = dict.fromkeys(_USER_SECTION_LIMITS, 0)
+    for sentence in _ends_of(list(sentences(text))):
+        kinds = sentence_kinds(sentence, is_user=True)
+        if SentenceKind.FILLER in kinds:
+            continue
+        section = _section_of_user(kinds)
+        if section == "facts" and SentenceKind.FACT not in kinds and is_slight(sentence):
+            continue
+        if numbers[section] == _USER_SECTION_LIMITS[section]:
+            continue
+        numbers[section] += 1
+        weight = weight_of(section, sentence, kinds)
+        is_first_task = is_first and section == "tasks" and numbers["tasks"] == 1
+        if is_first_task and not is_slight(sentence):
+            weight += FIRST_REQUEST_BONUS
+        if section not in LASTING_SECTIONS:
+            weight += recency / 2
+        yield Line(section, line_of(sentence), weight, order)
+
+
+def _is_notice(text: str) -> bool:
+    """Return whether the agent wrote a user message: it is bracketed, or wholly inside tags."""
+    is_tagged = text.startswith("<") and text.rstrip().endswith(">") and "</" in text
+    return is_tagged or text.startswith(_NOTICE_STARTS)
+
+
+def _ends_of(found: list[str]) -> list[str]:
+    """Return the first and last sentences of a long message: what is pasted is in between."""
+    half = LINES_PER_MESSAGE // 2
+    return found if len(found) <= LINES_PER_MESSAGE else [*found[:half], *found[-half:]]
+
+
+def _section_of_user(kinds: frozenset[SentenceKind]) -> str:
+    if SentenceKind.QUESTION in kinds:
+        return "tasks"
+    if SentenceKind.CONSTRAINT in kinds:
+        return "constraints"
+    if SentenceKind.DECISION in kinds:
+        return "decisions"
+    is_open = SentenceKind.OPEN in kinds
+    if SentenceKind.REQUEST in kinds and not is_open:
+        return "tasks"
+    return "open_questions" if is_open and SentenceKind.FACT not in kinds else "facts"
+
+
+def _assistant_lines(text: str, order: int, *, is_final: bool, is_last: bool) -> Iterator[Line]:
+    """Yield the key sentences of an answer.
+
+    The final text before the user speaks again gives at most two; a text between tool calls gives
+    at most one. Only the last message of all leaves questions open.
+    """
+    picked: list[Line] = []
+    for index, sentence in enumerate(list(sentences(text))[:LINES_PER_MESSAGE]):
+        kinds = sentence_kinds(sentence, is_user=False)
+        is_question = SentenceKind.QUESTION in kinds
+        if SentenceKind.FILLER in kinds or _is_fragment(sentence):
+            continue
+        if is_last and (is_question or SentenceKind.OPEN in kinds):
+            deduction = 0 if is_question else 10
+            weight = BASE_WEIGHTS["open_questions"] - deduction
+            yield Line("open_questions", line_of(sentence), weight, order)
+        elif not is_question and (is_final or kinds & _OUTCOMES):
+            deduction = min(index, 8) + (0 if is_final else 16)
+            picked.append(_answer_line(sentence, kinds, order, deduction))
+    picked.sort(key=lambda line: -line.weight)
+    least_second = BASE_WEIGHTS["context"] - 6
+    second = [line for line in picked[1:2] if is_final and line.weight >= least_second]
+    yield from sorted([*picked[:1], *second], key=lambda line: text.find(line.text[:20]))
+
+
+def _answer_line(
+    sentence: str, kinds: frozenset[SentenceKind], order: int, deduction: float
+) -> Line:
+    weight = weight_of("context", sentence, kinds) - deduction
+    if not sentence.endswith(_SENTENCE_ENDS):
+        weight -= 8
+    return Line("context", line_of(sentence), weight, order)
+
+
+def _is_fragment(sentence: str) -> bool:
+    """Return whether a sentence announces what follows, or is only a word or two."""
+    return sentence.endswith((":", "：")) or (len(sentence) < 12 and sentence.isascii())
+
+
+def _final_texts(sources: Sequence[Source]) -> frozenset[int]:
+    """Return the indexes of the assistant's last text before each user message and the end."""
+    final: set[int] = set()
+    newest: int | None = None
+    for order, source in enumerate(sources):
+        if source.role == "user" and newest is not None:
+            final.add(newest)
+            newest = None
+        elif source.role == "assistant" and source.text.strip():
+            newest = order
+    if newest is not None:
+        final.add(newest)
+    return frozenset(final)
+
+
+def _error_of(source: Source) -> str | None:
+    """Return the line of a tool result that names the error, or None if there is none."""
+    text = source.text
+    if not source.is_error and len(text) > 2_000:
+        # A long result that is not marked as an error mentions errors in many other ways.
+        ends_in_error = "Traceback" in text[-1_000:] or "rror" in text[-300:]
+        text = text[-1_000:] if ends_in_error else ""
+    if len(text) > 8_000:
+        text = text[:4_000] + "\n" + text[-4_000:]
+    matches = _ERROR_LINE.findall(text)
+    if matches:
+        # A Python traceback names its error last; compilers name the cause first.
+        line = matches[-1] if "Traceback" in text else matches[0]
+        return clip(printable(line), _ERROR_CHARACTERS)
+    shell_lines = (
+        line for line in text.split("\n") if any(error in line for error in _SHELL_ERRORS)
+    )
+    line = next(shell_lines, source.text if source.is_error else "")
+    return clip(printable(line), _ERROR_CHARACTERS) or None
