@@ -39,7 +39,7 @@ class History:
 class Provider(Protocol):
     """A source of a session's history. Of the three parts of recovery, only this one may do I/O."""
 
-    async def history(self, budget: ContextBudget) -> History:
+    async def history(self, budget: ContextBudget, /) -> History:
         """Return the history of the session within this budget.
 
         Raises:
