@@ -121,6 +121,22 @@ class Session:
             default=max(users, default=None),
         )
 
+    @cached_property
+    def rounds(self) -> list[int | None]:
+        """The request that each message belongs to: the newest user message up to it that no machine made.
+
+        Until there is one, machine-made ones count.
+        """
+        requests: list[int | None] = []
+        request: int | None = None
+        for place, one in enumerate(self.told):
+            if one.body["role"] == "user" and (
+                request is None or not one.is_meta or self.told[request].is_meta
+            ):
+                request = place
+            requests.append(request)
+        return requests
+
     def result_of(self, owner: Owner) -> int | None:
         """The result that belongs beside a call: the one that answers it, if both are live or both are not."""
         place = self.results.get(owner)
@@ -279,6 +295,16 @@ class Checker:
             shown = text_of(self._messages[ids.index(session.told[session.request].message_id)])
             if not shown.startswith(text_of(session.told[session.request].body)[:REQUEST_BEGINS]):
                 self._fault(f"W4: the newest request begins with {shown[:40]!r}")
+        self._rounds_are_whole(heads)
+
+    def _rounds_are_whole(self, heads: Sequence[int]) -> None:
+        """W11: no answer stands without the request it answers."""
+        shown, session = set(heads), self._session
+        self._found += [
+            f"W11: {session.told[place].message_id} stands without its request"
+            for place in heads
+            if (request := session.rounds[place]) is not None and request not in shown
+        ]
 
     # --- L6
 

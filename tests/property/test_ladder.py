@@ -432,24 +432,34 @@ def folded_by(
     target: int,
     among: Sequence[BlockView],
 ) -> None:
-    """The step leaves out these blocks, LOW first, the oldest first, until the target is met; a block is as important as its best message."""
+    """The step leaves out these blocks, LOW first, the oldest first, until the target is met; a block is as important as its best message.
+
+    Blocks of the open round go last. The request and the answers of a closed one go together with all of it.
+    """
     assume(
         not any(
             max(unit.head.arguments_sizes, default=0) > LEAST_ARGUMENTS_TOKENS for unit in among
         )
     )
     total, expected = window.total, set[int]()
-    for unit in sorted(among, key=lambda unit: (unit.priority, unit.position)):
+    for unit in sorted(among, key=importance):
         if total <= target:
             break
-        if not window.is_protected(unit):
-            expected.add(unit.position)
-            total -= unit.tokens
+        leaving = unit.in_round.units if unit.needs_its_round else [unit]
+        for other in leaving:
+            if other.position not in expected and not window.is_protected(other):
+                expected.add(other.position)
+                total -= other.tokens
 
     step(window, target)
 
     assert {unit.position for unit in window.units if not unit.is_shown} == expected
     assert window.total == sum_of(window) == total
+
+
+def importance(unit: BlockView) -> tuple[bool, int, int]:
+    priority = unit.listed if unit.needs_its_round else unit.priority
+    return not unit.in_round.is_closed, priority, unit.position
 
 
 @pytest.mark.proves("W3", "C20")
@@ -462,11 +472,15 @@ def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, shar
         fold_old_tool_blocks,
         window,
         target,
-        [unit for unit in window.units if unit.results][: -POLICY.keep_tool_blocks],
+        [
+            unit
+            for unit in [unit for unit in window.units if unit.results][: -POLICY.keep_tool_blocks]
+            if unit.in_round.is_closed
+        ],
     )
 
 
-@pytest.mark.proves("W3", "C20", "C2")
+@pytest.mark.proves("W3", "W11", "C20", "C2")
 @settings(max_examples=100)
 @given(sessions(SHORT), shares())
 def test_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
@@ -482,15 +496,22 @@ def test_what_is_pending_becomes_its_digest_as_the_reference_says(
     session: History, share: float
 ) -> None:
     window, target = grown(session, share)
-    leaving = [
+    pending = [
         unit for unit in window.units if unit.row is not None and not window.is_protected(unit)
+    ]
+    asked = {unit.in_round.request for unit in pending}
+    leaving = [
+        unit
+        for unit in window.units
+        if unit in pending
+        or (unit.in_round.request in asked & set(pending) and not window.is_protected(unit))
     ]
     cost = (
         sum(digest_tokens(row.digest_tokens) for row in window.frame.rows.values())
         + DIGEST_FRAME_TOKENS
     )
     saved = sum(unit.tokens for unit in leaving) - cost
-    is_due = bool(leaving) and window.total > target and saved > 0
+    is_due = window.total > target and sum(unit.tokens for unit in pending) > cost
     total = window.total
 
     digest_pending(window, target)
@@ -535,11 +556,15 @@ def test_an_emergency_gives_up_as_the_reference_says(session: History, share: fl
             older = {unit.position for unit in window.units[: starts[-rounds]]} & cost.keys()
             bound -= sum(cost[position] for position in older - gone)
             gone |= older
-    for position in sorted(cost.keys() - gone):
+    for unit in free:
         if bound <= limit:
             break
-        bound -= cost[position]
-        gone.add(position)
+        if unit.position in gone:
+            continue
+        for other in unit.in_round.units if unit.needs_its_round else [unit]:
+            if other.position not in gone and other.position in cost:
+                bound -= cost[other.position]
+                gone.add(other.position)
     assert {unit.position for unit in window.units if not unit.is_shown} == gone
     assert all(
         unit.head.without_reasoning or not unit.head.message.reasoning_tokens for unit in free

@@ -310,15 +310,52 @@ def test_low_goes_before_normal_before_high() -> None:
     session = history(
         [
             Said(user(words(100)), priority=Priority.HIGH),
-            Said(assistant(words(100)), priority=Priority.NORMAL),
-            Said(assistant(words(100)), priority=Priority.LOW),
-            user("next"),
+            Said(user(words(100)), priority=Priority.NORMAL),
+            Said(user(words(100)), priority=Priority.LOW),
+            user(words(300)),
         ]
     )
     sizes = [message.tokens for message in session.stored.messages]
 
     assert shown(asked_of(session, sum(sizes) - 1, FIRST_FIT)) == ["e1#0", "e2#0", "e4#0"]
     assert shown(asked_of(session, sizes[0] + sizes[3], FIRST_FIT)) == ["e1#0", "e4#0"]
+
+
+@pytest.mark.proves("W11")
+def test_a_request_leaves_together_with_its_answers() -> None:
+    session = history(
+        [
+            user("first"),
+            assistant(words(100)),
+            Said(user("second"), priority=Priority.LOW),
+            Said(assistant(words(100)), priority=Priority.HIGH),
+            user(words(300)),
+        ]
+    )
+    sizes = [message.tokens for message in session.stored.messages]
+
+    assert shown(asked_of(session, sum(sizes[2:]), FIRST_FIT)) == ["e3#0", "e4#0", "e5#0"]
+    assert shown(asked_of(session, sizes[4] + 20, FIRST_FIT)) == ["e5#0"]
+
+
+@pytest.mark.proves("W11", "L6")
+def test_unseen_results_keep_the_request_that_a_newer_one_interrupted() -> None:
+    session = history(
+        [
+            user("look it up"),
+            assistant(words(100)),
+            assistant(None, "a"),
+            tool("a", words(100)),
+            user("and be quick"),
+        ]
+    )
+    sizes = [message.tokens for message in session.stored.messages]
+
+    made = asked_of(session, sum(sizes) - sizes[1], FIRST_FIT)
+    smaller = asked_of(session, sum(sizes) - sizes[1] - 30, FIRST_FIT)
+
+    assert shown(made) == shown(smaller) == ["e1#0", "e3#0", "e4#0", "e5#0"]
+    assert (made.account.trimmed, smaller.account.trimmed) == (0, 1)
 
 
 # --- the views of the presets
@@ -542,6 +579,7 @@ def test_arguments_above_500_tokens_become_previews(tokens: int, *, is_previewed
     arguments = '{"text":"' + _exactly(tokens, around='{"text":""}') + '"}'
     session = history(
         [
+            user("hello"),
             user("go"),
             assistant(None, "a", arguments=arguments),
             tool("a", "ok"),
@@ -552,7 +590,7 @@ def test_arguments_above_500_tokens_become_previews(tokens: int, *, is_previewed
 
     made = asked_of(session, tokens_of(session) - 1, FIRST_FIT)
 
-    form = forms(made).get("e2#0")
+    form = forms(made).get("e3#0")
     assert (form is not None and form.arguments is not None) is is_previewed
 
 

@@ -21,7 +21,7 @@ from turnfold.core.window.framing import (
 )
 from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
 from turnfold.core.window.truncation import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, cut_to
-from turnfold.core.window.views import BlockView, MessageView
+from turnfold.core.window.views import BlockView, MessageView, RoundView
 from turnfold.messages import CompactionId, Message, Role, place_of_slot
 
 LEVEL_STEP_TOKENS: Final = 4
@@ -80,6 +80,7 @@ class WindowBuilder:
         self.folded_rows: set[CompactionId] = set()
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
+        self.open_round = RoundView()
         self.soft_tokens = int(policy.soft_ratio * limits.tokens)
         self.candidates = TrimCandidates(policy, self.units, self.soft_tokens)
         self.waste_tokens = int(WASTE_RATIO * limits.tokens)
@@ -142,26 +143,33 @@ class WindowBuilder:
     def is_protected(self, unit: BlockView) -> bool:
         """Return whether a block must stay: the newest request, or results not seen by the model.
 
-        Without either, the newest block stays.
+        The request that led to these results stays, too. Without any, the newest block stays.
         """
-        if unit is self.request or unit is self.unseen:
+        if unit is self.request or unit is self.unseen or unit is self.interrupted_request:
             return True
         return self.request is None and self.unseen is None and unit is self.units[-1]
 
+    @property
+    def interrupted_request(self) -> BlockView | None:
+        """The older request whose results the model had not seen when a new request came."""
+        request = self.unseen.in_round.request if self.unseen is not None else None
+        return None if request is self.request else request
+
     def _add_block(self, message: Message) -> None:
-        unit = BlockView(message)
+        is_request = message.role is Role.USER and (
+            self.request is None or not message.is_meta or self.request.head.message.is_meta
+        )
+        unit = BlockView(message, self.open_round)
+        if is_request:
+            self._open_round(unit)
+        unit.in_round.units.append(unit)
         self.units.append(unit)
         self.total += unit.tokens
         self.size += unit.size
-        if message.role is Role.USER:
-            if self.request is None or not message.is_meta or self.request.head.message.is_meta:
-                self.request = unit
-        else:
+        if message.role is not Role.USER:
             self.unseen = unit if unit.results else None
         if not self.never_overflows:
-            self.candidates.add_block(
-                unit, is_newest_request=message.role is Role.USER and unit is self.request
-            )
+            self.candidates.add_block(unit, is_newest_request=is_request)
         if unit.results:
             key = (message.position, unit.row is None)
             self._calling[key] = unit
@@ -171,6 +179,14 @@ class WindowBuilder:
             self.row_units.setdefault(unit.row, []).append(unit)
             if unit.row in self.folded_rows and not self.is_protected(unit):
                 self.fold(unit)
+
+    def _open_round(self, request: BlockView) -> None:
+        """Begin a round. The one before is closed: its request and answers leave together."""
+        self.open_round.is_closed = True
+        if not self.never_overflows:
+            self.candidates.close_round(self.open_round)
+        self.request = request
+        self.open_round = request.in_round = RoundView(request)
 
     def _add_result(self, message: Message) -> None:
         if message.answers is None:
@@ -263,6 +279,16 @@ class WindowBuilder:
             self.size += not self.digested
             self.digested[row.compaction_id] = None
 
+    def leave_out(self, unit: BlockView) -> None:
+        """Leave a block out; the request and the answers of a closed round only together."""
+        for other in self._leaving_with(unit):
+            self.fold(other)
+
+    def _leaving_with(self, unit: BlockView) -> list[BlockView]:
+        if not unit.needs_its_round:
+            return [unit]
+        return [other for other in unit.in_round.shown if not self.is_protected(other)]
+
     def digest_cost(self, row: PendingDigest) -> int:
         """Return the tokens that the digest of a compaction would add to the window."""
         if row.compaction_id in self.digested or not row.digest_tokens or not self.shows_digests:
@@ -292,31 +318,40 @@ class WindowBuilder:
     def keep_longer_cut(self, unit: BlockView, target: int) -> bool:
         """Shorten the longest parts of a block until the window just meets its target.
 
-        Return False if that is not possible, or would keep too little to be worth it.
+        A block that needs its round is shortened together with it. Return False if that is not
+        possible, or would keep too little to be worth it.
         """
-        if unit.tokens - (self.total - target) <= self.waste_tokens:
+        units = self._leaving_with(unit)
+        if sum([unit.tokens for unit in units]) - (self.total - target) <= self.waste_tokens:
             return False
-        return self.level(unit, target, least=LEAST_ARGUMENTS_TOKENS)
+        return self.level(units, target, least=LEAST_ARGUMENTS_TOKENS)
 
-    def level(self, unit: BlockView, target: int, *, least: int) -> bool:
-        """Shorten the longest texts and arguments of a block to one length, at least `least`.
+    def level(self, units: Sequence[BlockView], target: int, *, least: int) -> bool:
+        """Shorten the longest texts and arguments of these blocks to one length, at least `least`.
 
         Return whether that meets the target.
         """
-        pieces = [piece for piece in unit.pieces if piece.message.cuts and piece.line is None]
-        cap = max((piece.text for piece in pieces), default=0) + max(
-            unit.head.arguments_sizes, default=0
+        pieces = [
+            (unit, piece)
+            for unit in units
+            for piece in unit.pieces
+            if piece.message.cuts and piece.line is None
+        ]
+        cap = max((piece.text for _, piece in pieces), default=0) + max(
+            [size for unit in units for size in unit.head.arguments_sizes], default=0
         )
         while self.total > target and cap > least:
-            sizes = [*(piece.text for piece in pieces), *unit.head.arguments_sizes]
+            sizes = [piece.text for _, piece in pieces]
+            sizes += [size for unit in units for size in unit.head.arguments_sizes]
             self.looked_at += len(sizes)
             # Names of calls may cost more than their estimate. Then another iteration is needed.
             cap = max(least, min(cap - LEVEL_STEP_TOKENS, level_sizes(sizes, self.total - target)))
-            for piece in pieces:
+            for unit, piece in pieces:
                 if piece.text > cap:
                     self.free(unit, piece, partial(_shorten, cap))
             if cap >= LEAST_ARGUMENTS_TOKENS:
-                self.free(unit, unit.head, partial(_preview, cap))
+                for unit in units:
+                    self.free(unit, unit.head, partial(_preview, cap))
         return self.total <= target
 
     def oldest(self, is_enough: Callable[[], bool]) -> Iterator[BlockView]:
@@ -341,7 +376,7 @@ class WindowBuilder:
     def fold_oldest(self, is_enough: Callable[[], bool]) -> None:
         """Leave out the oldest blocks, of any priority, until it is enough."""
         for unit in self.oldest(is_enough):
-            self.fold(unit)
+            self.leave_out(unit)
 
 
 def _upper_bounds(messages: Sequence[Message]) -> tuple[int, int]:

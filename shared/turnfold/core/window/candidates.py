@@ -12,7 +12,7 @@ from typing import Final
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.truncation import arguments_tokens
-from turnfold.core.window.views import BlockView, MessageView
+from turnfold.core.window.views import UNRANKED, BlockView, MessageView, RoundView
 from turnfold.messages import Role
 
 CHARACTERS_PER_REASONING_TOKEN: Final = 4
@@ -31,7 +31,7 @@ class TrimCandidates:
         self._policy = policy
         self._units = units
         self._soft_tokens = soft_tokens
-        self._round_heads: list[BlockView] = []
+        self._with_new_reasoning: list[BlockView] = []
         self._newest_tool_units: deque[BlockView] = deque()
         self.with_reasoning: list[Candidate] = []
         self.large_results: list[Candidate] = []
@@ -39,34 +39,58 @@ class TrimCandidates:
         self.long_texts: list[Candidate] = []
         self.costly: list[Candidate] = []
         self.tool_units: list[Candidate] = []
-        self._all_units: list[Candidate] = []
+        self._open_tool_units: list[BlockView] = []
+        self.closed_units: list[Candidate] = []
+        """Every block of the closed rounds."""
+        self._open_units: list[Candidate] = []
+        self._open_from = 0
         self._listed_units = 0
 
     @property
-    def all_units(self) -> list[Candidate]:
-        """Every block. Queued on first use, because few windows reach the steps that need it."""
-        for unit in self._units[self._listed_units :]:
-            heappush(self._all_units, (unit.listed, unit.position, unit, unit.head))
+    def open_units(self) -> list[Candidate]:
+        """Every block of the open round; queued on first use."""
+        start = max(self._listed_units, self._open_from)
+        for unit in self._units[start:]:
+            heappush(self._open_units, (unit.listed, unit.position, unit, unit.head))
         self._listed_units = len(self._units)
-        return self._all_units
+        return self._open_units
 
     def holds_blocks(self, heap: list[Candidate]) -> bool:
         """Return whether this queue holds whole blocks, not single messages."""
-        return heap is self._all_units or heap is self.tool_units
+        return any(
+            heap is queue for queue in (self.closed_units, self._open_units, self.tool_units)
+        )
+
+    def close_round(self, closed: RoundView) -> None:
+        """Queue the blocks of a round that a new request has ended.
+
+        The request and the answers of a round have its highest priority, because they leave
+        together.
+        """
+        closed.priority = max([unit.listed for unit in closed.units], default=UNRANKED)
+        for unit in closed.shown:
+            if unit.needs_its_round:
+                unit.listed = closed.priority
+            heappush(self.closed_units, (unit.listed, unit.position, unit, unit.head))
+        for unit in self._open_tool_units:
+            heappush(self.tool_units, (unit.listed, unit.position, unit, unit.head))
+        self._open_tool_units.clear()
+        self._open_units.clear()
+        self._open_from = len(self._units)
 
     def add_block(self, unit: BlockView, *, is_newest_request: bool) -> None:
         """Queue a new block for the steps that may shorten it."""
         policy, message = self._policy, unit.head.message
         if is_newest_request:
-            for older in self._round_heads:
+            for older in self._with_new_reasoning:
                 _push(self.with_reasoning, older, older.head)
-            self._round_heads.clear()
+            self._with_new_reasoning.clear()
         if (
             policy.reasoning_max_chars
             and message.reasoning_tokens * CHARACTERS_PER_REASONING_TOKEN
             > policy.reasoning_max_chars
         ):
-            self._round_heads.append(unit)
+            self._with_new_reasoning.append(unit)
         cap = policy.user_max_chars if message.role is Role.USER else policy.assistant_max_chars
         if cap and message.characters > cap:
             _push(self.long_texts, unit, unit.head)
@@ -85,7 +109,10 @@ class TrimCandidates:
         if len(self._newest_tool_units) > self._policy.keep_tool_blocks:
             older = self._newest_tool_units.popleft()
             older.is_recent = False
-            heappush(self.tool_units, (older.listed, older.position, older, older.head))
+            if older.in_round.is_closed:
+                heappush(self.tool_units, (older.listed, older.position, older, older.head))
+            else:
+                self._open_tool_units.append(older)
 
     def add_result(self, unit: BlockView, piece: MessageView) -> None:
         """Queue a result for the steps that may shorten it."""
@@ -106,9 +133,21 @@ class TrimCandidates:
         """
         unit.listed = priority
         entry = (priority, unit.position, unit, unit.head)
-        heappush(self._all_units, entry)
+        if not unit.in_round.is_closed:
+            heappush(self._open_units, entry)
+            return
+        heappush(self.closed_units, entry)
         if not unit.is_recent:
             heappush(self.tool_units, entry)
+        if priority > unit.in_round.priority:
+            self._raise_round(unit.in_round, priority)
+
+    def _raise_round(self, closed: RoundView, priority: int) -> None:
+        closed.priority = priority
+        for unit in closed.shown:
+            if unit.needs_its_round:
+                unit.listed = priority
+                heappush(self.closed_units, (priority, unit.position, unit, unit.head))
 
 
 def _push(heap: list[Candidate], unit: BlockView, piece: MessageView) -> None:

@@ -144,7 +144,7 @@ def cap_unseen_results(window: WindowBuilder, _: int) -> None:
 
 
 def fold_old_tool_blocks(window: WindowBuilder, target: int) -> None:
-    """(6) Leave out all tool blocks except the newest few."""
+    """(6) Leave out the tool blocks of closed rounds, except the newest few."""
     window.apply_step(window.candidates.tool_units, _fold_or_soften(window, target), target)
 
 
@@ -163,12 +163,18 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
             continue
         window.folded_rows.add(row.compaction_id)
         for unit in units:
-            window.fold(unit)
+            if unit is unit.in_round.request:
+                window.leave_out(unit)
+            elif unit.is_shown:
+                window.fold(unit)
 
 
 def fold_blocks(window: WindowBuilder, target: int) -> None:
-    """(7) Leave out blocks one by one."""
-    window.apply_step(window.candidates.all_units, _fold_or_soften(window, target), target)
+    """(7) Leave out closed rounds, then the blocks of the open one."""
+    act = _fold_or_soften(window, target)
+    window.apply_step(window.candidates.closed_units, act, target)
+    if window.total > target:
+        window.apply_step(window.candidates.open_units, act, target)
 
 
 def fold_oldest(window: WindowBuilder, target: int) -> None:
@@ -181,7 +187,7 @@ def fold_oldest(window: WindowBuilder, target: int) -> None:
 def _fold_or_soften(window: WindowBuilder, target: int) -> Callable[[BlockView, MessageView], int]:
     def act(unit: BlockView, _: MessageView) -> int:
         if not window.keep_longer_cut(unit, target):
-            window.fold(unit)
+            window.leave_out(unit)
         return 0
 
     return act
@@ -242,7 +248,7 @@ def _shorten_unseen_results(window: WindowBuilder) -> None:
 def _level_unseen(window: WindowBuilder) -> None:
     """Shorten the longest texts, arguments and results of the block to one length."""
     if unit := window.unseen:
-        window.level(unit, window.limits.tokens, least=window.policy.preview_tokens)
+        window.level([unit], window.limits.tokens, least=window.policy.preview_tokens)
 
 
 def _reduce_unseen(window: WindowBuilder) -> None:
@@ -259,7 +265,7 @@ def _reduce_unseen(window: WindowBuilder) -> None:
         for piece in results:
             if window.total > window.limits.tokens:
                 window.free(unit, piece, shorten)
-    window.level(unit, window.limits.tokens, least=LEAST_ARGUMENTS_TOKENS)
+    window.level([unit], window.limits.tokens, least=LEAST_ARGUMENTS_TOKENS)
     if window.total > window.limits.tokens:
         window.free(unit, unit.head, lambda _, piece: piece.to_mark())
 
@@ -267,8 +273,17 @@ def _reduce_unseen(window: WindowBuilder) -> None:
 def _shorten_request(window: WindowBuilder) -> None:
     """Cut the newest request, or without one the newest block, to its beginning."""
     unit = window.request or window.unseen or (window.units[-1] if window.units else None)
-    if unit is None or not unit.is_shown:
-        return
+    if unit is not None and unit.is_shown:
+        _keep_beginning(window, unit)
+
+
+def _shorten_interrupted_request(window: WindowBuilder) -> None:
+    """Cut the request that a newer one interrupted to its beginning."""
+    if window.interrupted_request is not None:
+        _keep_beginning(window, window.interrupted_request)
+
+
+def _keep_beginning(window: WindowBuilder, unit: BlockView) -> None:
     piece = unit.head
     room = piece.text - (window.total - window.limits.tokens)
     window.free(
@@ -291,6 +306,7 @@ PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     WindowBuilder.drop_digests,
     _shorten_unseen_results,
     WindowBuilder.cut_summary,
+    _shorten_interrupted_request,
     _level_unseen,
     _reduce_unseen,
     _shorten_request,

@@ -220,6 +220,28 @@ class MessageView:
 UNRANKED: Final = -1
 
 
+class RoundView:
+    """A request and the blocks up to the next one. The newest round is open, older ones are closed.
+
+    The first round has no request: its blocks stand before the first user message. While no person
+    has asked for anything, machine-made user messages start rounds, too.
+    """
+
+    __slots__ = ("is_closed", "priority", "request", "units")
+
+    def __init__(self, request: "BlockView | None" = None) -> None:
+        self.request = request
+        self.units: list[BlockView] = []
+        self.is_closed = False
+        self.priority = UNRANKED
+        """The highest priority of its blocks, once it is closed."""
+
+    @property
+    def shown(self) -> "list[BlockView]":
+        """Its visible blocks, in order."""
+        return [unit for unit in self.units if unit.is_shown]
+
+
 class BlockView:
     """A block of a window: a message and the results of its calls so far, in call order."""
 
@@ -228,6 +250,7 @@ class BlockView:
         "_part",
         "best_answer",
         "head",
+        "in_round",
         "is_recent",
         "is_shown",
         "results",
@@ -235,8 +258,9 @@ class BlockView:
         "tokens",
     )
 
-    def __init__(self, head: Message) -> None:
+    def __init__(self, head: Message, in_round: RoundView) -> None:
         self.head = MessageView(head)
+        self.in_round = in_round
         calls = len(head.calls)
         self.results: list[MessageView | None] = [None] * calls
         self.row = head.compaction_id
@@ -291,6 +315,15 @@ class BlockView:
     @listed.setter
     def listed(self, priority: int) -> None:
         self._listed = priority
+
+    @property
+    def needs_its_round(self) -> bool:
+        """Whether it may only be left out together with its whole round.
+
+        That holds for the request and the answers of a closed round, not for its tool blocks.
+        """
+        in_round = self.in_round
+        return in_round.is_closed and in_round.request is not None and not self.results
 
     def has_changed(self) -> None:
         """Discard the cached content after a message changed."""
