@@ -480,7 +480,7 @@ def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, shar
     )
 
 
-@pytest.mark.proves("W3", "W11", "C20", "C2")
+@pytest.mark.proves("W3", "W11", "C20", "C2", "C67")
 @settings(max_examples=100)
 @given(sessions(SHORT), shares())
 def test_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
