@@ -84,10 +84,10 @@ async def test_a_provider_that_does_not_answer_is_waited_for_once_and_then_left_
     class Hanging:
         asked = 0
 
-        async def history(self, room: ContextBudget) -> History:
+        async def history(self, budget: ContextBudget) -> History:
             self.asked += 1
             await asyncio.Event().wait()
-            raise AssertionError(room)
+            raise AssertionError(budget)
 
     model, hanging = SmallModel(8_000, tells_sizes=True), Hanging()
     complete = ContextRecovery(model, hanging, patience_seconds=0.05, away_seconds=3_600)
@@ -126,7 +126,7 @@ async def test_the_request_of_a_person_stays_where_a_program_writes_after_each_s
     class Service:
         """Has all but the newest step, without marks, as a window has it."""
 
-        async def history(self, _: ContextBudget) -> History:
+        async def history(self, budget: ContextBudget) -> History:  # noqa: ARG002
             known = [
                 {name: value for name, value in body.items() if name != "is_meta"}
                 for body in messages[1:-3]
