@@ -15,7 +15,7 @@ from tests.running_system import System, running_system
 from turnfold.core.policy.presets import PRESETS, Policy
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLE = re.compile(
     r'<!-- run: prints "(?P<told>[^\n]+)" -->\n```(?P<language>python|sh)\n(?P<code>.*?)```\n',
     re.DOTALL,
