@@ -30,13 +30,8 @@ from turnfold.core.summary.sources import (
     printable,
     word_count,
 )
-from turnfold.core.summary.tool_actions import (
-    actions,
-    argument_texts,
-    commands_of,
-    file_changes,
-    touched,
-)
+from turnfold.core.summary.tool_calls.actions import actions, commands_of, file_changes, touched
+from turnfold.core.summary.tool_calls.arguments import argument_texts
 from turnfold.core.summary.values import values_in
 from turnfold.core.text.estimates import estimate, token_upper_bound
 from turnfold.core.text.markers import defused

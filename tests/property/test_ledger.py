@@ -13,7 +13,7 @@ from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
-from turnfold.core.summary.tool_actions import argument_texts
+from turnfold.core.summary.tool_calls.arguments import argument_texts
 
 VALUES = st.one_of(
     st.sampled_from(

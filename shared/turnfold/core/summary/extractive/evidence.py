@@ -12,7 +12,7 @@ from turnfold.core.summary.extractive.picking import picked_lines
 from turnfold.core.summary.ledger.build import Ledger, build_ledger
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sources import Draft, Source, SummaryJob, clip
-from turnfold.core.summary.tool_actions import FileChange, file_changes
+from turnfold.core.summary.tool_calls.actions import FileChange, file_changes
 from turnfold.core.summary.values import Value
 
 _VERBATIM_CHARACTERS = 140

@@ -34,7 +34,7 @@ from turnfold.core.summary.sources import (
     clip,
     word_count,
 )
-from turnfold.core.summary.tool_actions import FileChange
+from turnfold.core.summary.tool_calls.actions import FileChange
 
 _SMALL_CHARACTERS, _HEADING_CHARACTERS, _DENSE_CHARACTERS = 330, 110, 2_000
 # Readers of a version rely on these sections; others are left out if they are empty.

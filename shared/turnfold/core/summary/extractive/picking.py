@@ -19,7 +19,7 @@ from turnfold.core.summary.extractive.lines import (
 )
 from turnfold.core.summary.sentences import SentenceKind, line_of, sentence_kinds, sentences
 from turnfold.core.summary.sources import Source, clip, printable
-from turnfold.core.summary.tool_actions import actions
+from turnfold.core.summary.tool_calls.actions import actions
 
 _USER_SECTION_LIMITS = {
     "tasks": 2,

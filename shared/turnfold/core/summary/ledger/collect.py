@@ -24,7 +24,8 @@ from turnfold.core.summary.ledger.candidates import (
 from turnfold.core.summary.ledger.entries import BAR, entry_values
 from turnfold.core.summary.ledger.left_out import LeftOut, mark_of
 from turnfold.core.summary.sources import PreviousSummary, Source
-from turnfold.core.summary.tool_actions import FileChange, argument_texts, commands_of
+from turnfold.core.summary.tool_calls.actions import FileChange, commands_of
+from turnfold.core.summary.tool_calls.arguments import argument_texts
 from turnfold.core.summary.values import Value, values_in
 
 _LONG_CHARACTERS = 4_000

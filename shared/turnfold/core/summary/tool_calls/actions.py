@@ -1,0 +1,207 @@
+"""What tool calls did: files read and modified, commands run, and other actions.
+
+Names and arguments of calls tell it, without a model. The names of tools differ from agent to
+agent, so the words in a name decide: `write_file` and `deletePath` modify a file.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from turnfold.core.summary.sources import Source, clip
+from turnfold.core.summary.tool_calls.arguments import (
+    parsed_arguments,
+    shell_command,
+    short_tool_name,
+    shown_arguments,
+)
+from turnfold.core.summary.tool_calls.shell import (
+    telling_command,
+    telling_steps,
+    touched_by_command,
+)
+
+MAX_FILES = 60
+_MAX_PATH_CHARACTERS = 400
+_PATH_KEYS = (
+    "path",
+    "file_path",
+    "filepath",
+    "filename",
+    "file_name",
+    "file",
+    "target_file",
+    "notebook_path",
+    "absolute_path",
+    "relative_path",
+)
+_WRITE_WORDS = (
+    "edit",
+    "write",
+    "create",
+    "patch",
+    "replace",
+    "insert",
+    "append",
+    "delete",
+    "remove",
+    "rename",
+    "move",
+    "save",
+    "update",
+)
+_READ_WORDS = ("read", "view", "open", "cat", "show", "get_file", "load")
+_LOOKING_TOOL = re.compile(
+    r"(?:^|_|__|-)(?:get|enter_plan|exit_plan|skill|task|submit|finish|search|list|find|query|fetch"
+    r"|read|view|grep|glob|ls|look|lookup|check|calculate|think|todo|web|screenshot|show|describe"
+    r"|open|output)",
+    re.IGNORECASE,
+)
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_PATCHED_FILE = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file that a tool read or modified. `message_id` is empty if an earlier version named it."""
+
+    path: str
+    action: str
+    message_id: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return the change as the sections of a version store it."""
+        return {"path": self.path, "action": self.action}
+
+
+class Action(NamedTuple):
+    """A command or another call that changed something, as a reader of the summary sees it."""
+
+    text: str
+    message_id: str
+    is_command: bool
+
+
+def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, ...]:
+    """Return the files read and modified, each once, the most recent last.
+
+    A file that was ever modified stays modified. `carried` is the section `file_changes` of the
+    previous version, in any shape. At most 60 files are kept: read files are dropped first, then
+    the oldest.
+    """
+    changes: dict[str, FileChange] = {}
+    for change in _carried_changes(carried):
+        changes[change.path] = change
+    for source in sources:
+        for name, arguments in source.calls:
+            for path, action in touched(name, arguments):
+                earlier = changes.pop(path, None)
+                was_modified = earlier is not None and earlier.action == "modified"
+                merged = "modified" if was_modified else action
+                changes[path] = FileChange(path, merged, source.message_id)
+    kept = list(changes.values())
+    for action in ("read", "modified"):
+        surplus = len(kept) - MAX_FILES
+        if surplus > 0:
+            of_action = [change for change in kept if change.action == action]
+            dropped = {change.path for change in of_action[:surplus]}
+            kept = [change for change in kept if change.path not in dropped]
+    return tuple(kept)
+
+
+def touched(name: str, arguments: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of each file that a call touches, and "read" or "modified"."""
+    parsed, tool = parsed_arguments(arguments), short_tool_name(name)
+    command = shell_command(tool, parsed)
+    if command is not None:
+        yield from touched_by_command(command)
+        return
+    for path in _patched_paths(parsed):
+        yield path, "modified"
+    named_path = _path_argument(parsed)
+    action = _file_action(tool, parsed)
+    if named_path is not None and action is not None:
+        yield named_path, action
+
+
+def actions(sources: Iterable[Source], *, max_characters: int = 120) -> tuple[Action, ...]:
+    """Return the commands and calls that did more than look, in order.
+
+    Equal ones are kept once, at the place of the last.
+    """
+    unique: dict[str, Action] = {}
+    for source in sources:
+        for name, arguments in source.calls:
+            action = _action_of(name, arguments, source.message_id, max_characters)
+            if action is not None:
+                unique.pop(action.text, None)
+                unique[action.text] = action
+    return tuple(unique.values())
+
+
+def commands_of(name: str, arguments: str, *, max_characters: int = 120) -> Iterator[str]:
+    """Yield the steps of a shell call that do more than look around, verbatim.
+
+    A long step is cut to its first characters.
+    """
+    command = shell_command(short_tool_name(name), parsed_arguments(arguments))
+    if command is not None:
+        yield from telling_steps(command, max_characters=max_characters)
+
+
+def _action_of(name: str, arguments: str, message_id: str, max_characters: int) -> Action | None:
+    """Return the action of a call, or None if it only looked or touched files.
+
+    Touched files have a section of their own.
+    """
+    parsed, tool = parsed_arguments(arguments), short_tool_name(name)
+    command = shell_command(tool, parsed)
+    if command is not None:
+        text = telling_command(command, max_characters)
+        return Action(text, message_id, is_command=True) if text else None
+    if _LOOKING_TOOL.search(_CAMEL_CASE.sub("_", tool)):
+        return None
+    if next(touched(name, arguments), None) is not None:
+        return None
+    text = clip(f"{tool}({shown_arguments(parsed)})", max_characters)
+    return Action(text, message_id, is_command=False) if text else None
+
+
+def _carried_changes(stored: Any) -> Iterator[FileChange]:
+    """Yield the files of an earlier version. A model may have written them, in its own words."""
+    for item in stored if isinstance(stored, Sequence) and not isinstance(stored, str) else ():
+        if isinstance(item, Mapping) and isinstance(item.get("path"), str) and item["path"]:
+            action = str(item.get("action") or "").lower()
+            is_read = action.startswith(("read", "view", "inspect", "look"))
+            yield FileChange(item["path"], "read" if is_read else "modified")
+        elif isinstance(item, str) and item:
+            yield FileChange(item, "modified")
+
+
+def _patched_paths(parsed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files that a patch in the format of `apply_patch` names."""
+    for key in ("input", "patch", "diff"):
+        patch = parsed.get(key)
+        if isinstance(patch, str) and "*** " in patch:
+            for path in _PATCHED_FILE.findall(patch):
+                yield path.strip()
+
+
+def _path_argument(parsed: Mapping[str, Any]) -> str | None:
+    for key in _PATH_KEYS:
+        path = parsed.get(key)
+        if isinstance(path, str) and path:
+            return None if len(path) > _MAX_PATH_CHARACTERS or "\n" in path else path
+    return None
+
+
+def _file_action(tool: str, parsed: Mapping[str, Any]) -> str | None:
+    """Return what the name of a tool says it does to a file, or None if it says nothing."""
+    # An editor has one tool for everything; its command says what it does.
+    is_editor = tool.startswith("str_replace") or "editor" in tool
+    name = (str(parsed.get("command") or tool) if is_editor else tool).lower()
+    words = {*name.replace("-", "_").split("_"), name}
+    if any(word.startswith(_WRITE_WORDS) for word in words):
+        return "modified"
+    return "read" if any(word.startswith(_READ_WORDS) for word in words) else None

@@ -1,0 +1,134 @@
+"""Read command lines: their steps, which of them do more than look around, and the files they touch.
+
+This is no shell parser. It reads the plain commands that agents write, in linear time, and misses
+what variables, loops and quoted names hide.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from turnfold.core.summary.sources import clip
+from turnfold.core.summary.tool_calls.arguments import without_heredocs
+
+_MAX_CHARACTERS = 2_000
+_MAX_STEPS_SHOWN = 3
+_LOOKING_PROGRAMS = frozenset(
+    "ls cat head tail grep rg find cd pwd echo wc sed awk tree which stat file less sort true "
+    "sleep ps env date mkdir test [ diff".split()
+)
+_SHELL_KEYWORDS = frozenset("for while until do done if then else elif fi case esac in".split())
+_LOOKING_GIT_COMMANDS = frozenset("status log diff show branch stash".split())
+_WRITING_PROGRAMS = frozenset({"rm", "mv", "cp", "touch", "tee"})
+_READING_PROGRAMS = frozenset({"cat", "head", "tail", "less", "sed", "nl"})
+_REDIRECT = re.compile(r"(?<![0-9&>=-])>{1,2}\s*([A-Za-z0-9_./~-]+)")
+_PLAIN_PATH = re.compile(
+    r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
+)
+_UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
+_OPENED_QUOTE = re.compile(r'"(?:[^"\\]|\\.)*+')
+
+
+def telling_steps(command: str, *, max_characters: int) -> Iterator[str]:
+    """Yield the steps that do more than look around, verbatim, each cut to `max_characters`."""
+    for step in _separated(command[:_MAX_CHARACTERS].partition("<<")[0]):
+        words = step.split()
+        if len(words) > 1 and _is_telling(words):
+            yield step.strip()[:max_characters].rstrip()
+
+
+def telling_command(command: str, max_characters: int) -> str:
+    """Return the first three steps that do more than look around; empty if there are none."""
+    telling = []
+    for words in _steps(command):
+        if _is_telling(words):
+            telling.append(" ".join(words))
+        if len(telling) == _MAX_STEPS_SHOWN:
+            break
+    return clip("; ".join(telling), max_characters)
+
+
+def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of each file that a command line touches, and "read" or "modified"."""
+    for path in _REDIRECT.findall(without_heredocs(command[:4_000])):
+        if not path.startswith("/dev/") and ("/" in path or "." in path[1:]):
+            yield path, "modified"
+    for words in _steps(command):
+        action = _file_action(words)
+        if action is not None:
+            paths = _plain_paths(words[1:])
+            # The other paths of `cp` are only read, but the copy is what matters.
+            for path in paths[-1:] if _program(words) == "cp" else paths:
+                yield path, action
+
+
+def _file_action(words: Sequence[str]) -> str | None:
+    """Return what a step does to the files that it names, or None if it is unknown."""
+    program = _program(words)
+    is_sed_in_place = program == "sed" and any(word.startswith("-i") for word in words)
+    is_git_move = program == "git" and len(words) > 1 and words[1] in ("mv", "rm")
+    if program in _WRITING_PROGRAMS or is_sed_in_place or is_git_move:
+        return "modified"
+    return "read" if program in _READING_PROGRAMS else None
+
+
+def _plain_paths(words: Sequence[str]) -> list[str]:
+    paths = [word.strip("'\"") for word in words if not word.startswith("-")]
+    return [
+        path
+        for path in paths
+        # An expression of sed (s/a/b/) has the shape of a path.
+        if len(path) < 300 and _PLAIN_PATH.fullmatch(path) and not path.startswith("s/")
+    ]
+
+
+def _program(words: Sequence[str]) -> str:
+    return words[0].rsplit("/", 1)[-1]
+
+
+def _is_telling(words: Sequence[str]) -> bool:
+    """Return whether a step does more than look around."""
+    program = _program(words)
+    if program in _LOOKING_PROGRAMS or program in _SHELL_KEYWORDS:
+        return False
+    if program == "git" and len(words) > 1 and words[1] in _LOOKING_GIT_COMMANDS:
+        return False
+    return program[:1].isalnum()
+
+
+def _steps(command: str) -> Iterator[list[str]]:
+    """Yield the words of each step, without `sudo`, leading assignments and redirected errors."""
+    for step in _separated(without_heredocs(command[:_MAX_CHARACTERS])):
+        words = step.replace(" 2>&1", "").replace(" 2>/dev/null", "").split()
+        while words and "=" in words[0] and words[0][0].isalpha():
+            words = words[1:]
+        if words and words[0] == "sudo":
+            words = words[1:]
+        if words:
+            yield words
+
+
+def _separated(command: str) -> list[str]:
+    """Split a command line at separators. Quoted parts stay whole.
+
+    A quote that nobody closes is a separator.
+    """
+    parts: list[str] = []
+    start = position = unclosed_to = 0
+    while position < len(command):
+        if plain := _UNQUOTED.match(command, position):
+            position = plain.end()
+            continue
+        end = 0
+        if command[position] == "'":
+            end = command.find("'", position + 1) + 1
+        elif command[position] == '"' and position >= unclosed_to:
+            # If this quote is not closed, no quote up to `unclosed_to` is: looking again at each
+            # of them would make the search quadratic.
+            unclosed_to = _OPENED_QUOTE.match(command, position).end()  # type: ignore[union-attr]  # it begins with the quote
+            end = unclosed_to + 1 if command.startswith('"', unclosed_to) else 0
+        if end:
+            position = end
+            continue
+        parts.append(command[start:position])
+        position = start = position + 1
+    return [part for part in (*parts, command[start:]) if part]
