@@ -4,9 +4,11 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
+from fastapi.routing import APIRoute
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from pydantic import ValidationError
@@ -17,12 +19,18 @@ from turnfold.contracts.answers.history import SessionListAnswer
 from turnfold.contracts.answers.installation import DeadLetterAnswer, DeadLetterListAnswer
 from turnfold.contracts.answers.reading import request_name
 from turnfold.contracts.catalog import REQUESTS
+from turnfold.contracts.events import LIMITS
 from turnfold.contracts.notice_models import NOTICES
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations import policy
 from turnfold.operations.compact import versions
 from turnfold.operations.query import context, dead_letters, expand, history, search
 from turnfold.ports.admin import Notice
+from turnfold_query.http.commands import add_commands
+from turnfold_query.http.description import DescribedApp, models_of
+from turnfold_query.http.pages import add_lists
+from turnfold_query.http.publish import add_publish
+from turnfold_query.http.reads import add_policies, add_reads
 
 Models = Sequence[type[Answer]]
 
@@ -51,11 +59,23 @@ def notice_faults(notices: Sequence[Notice]) -> list[str]:
     return wrong
 
 
+def described_app() -> DescribedApp:
+    """Return the routes of the HTTP interface, which nobody can call."""
+    app, nobody = DescribedApp(), cast("Any", None)
+    add_reads(app, nobody)
+    add_policies(app, nobody)
+    add_publish(app, nobody, LIMITS)
+    add_commands(app, nobody)
+    add_lists(app, nobody, nobody)
+    return app
+
+
 class AnswerRecorder:
-    """Validate all answers that reach clients in this process over the bus."""
+    """Validate all answers that reach clients in this process, over the bus and over HTTP."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
+        self._routes = [route for route in described_app().routes if isinstance(route, APIRoute)]
 
     def check(self, subject: str, message: Msg) -> None:
         """Validate one answer; messages on other subjects, and without a payload, are none."""
@@ -65,9 +85,29 @@ class AnswerRecorder:
         if fault := faults(entry.answers, message.data):
             self.faults.append(f"{subject}: {fault}")
 
+    def check_http(self, response: httpx.Response) -> None:
+        """Validate one answer over HTTP; other servers of a test have other paths."""
+        path = response.request.url.raw_path.partition(b"?")[0].decode()
+        if not path.startswith("/v1/") or not response.content:
+            return
+        for route in self._routes:
+            if response.request.method in (route.methods or ()) and route.path_regex.fullmatch(
+                path
+            ):
+                models = models_of(route.responses[response.status_code])
+                if fault := faults(models, response.content):
+                    self.faults.append(f"{response.request.method} {path}: {fault}")
+                return
+
     def attach(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Observe every request that a client of nats-py, or our own, sends."""
-        request, reply = Client.request, NatsClient.reply
+        """Observe every request that a client of nats-py or httpx, or our own, sends."""
+        request, reply, send = Client.request, NatsClient.reply, httpx.AsyncClient.send
+
+        async def on_send(client: httpx.AsyncClient, *args: Any, **options: Any) -> httpx.Response:
+            response = await send(client, *args, **options)
+            if not options.get("stream"):
+                self.check_http(response)
+            return response
 
         async def on_request(client: Client, subject: str, *args: Any, **options: Any) -> Msg:
             message = await request(client, subject, *args, **options)
@@ -86,6 +126,7 @@ class AnswerRecorder:
 
         monkeypatch.setattr(Client, "request", on_request)
         monkeypatch.setattr(NatsClient, "reply", on_reply)
+        monkeypatch.setattr(httpx.AsyncClient, "send", on_send)
 
 
 OPERATIONS: Mapping[Callable[..., Awaitable[Any]], Models] = {

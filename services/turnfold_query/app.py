@@ -12,7 +12,6 @@ from functools import partial
 
 import structlog
 import uvloop
-from faststream import FastStream
 from faststream.nats import NatsBroker
 from nats.aio.msg import Msg
 
@@ -29,13 +28,14 @@ from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.watchdog import Watchdog
-from turnfold.settings import Settings
+from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import next_seq, wait_for_schema
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
+from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.http.app import make_http
 from turnfold_query.lane import Lane
@@ -262,7 +262,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         metrics=metrics,
         limits=settings.event_limits,
         is_ready=is_ready,
-        asyncapi=lambda: asyncapi_of(make_broker(dispatcher.shapes)),
+        asyncapi=lambda: asyncapi_document(redacted(settings.nats_url)),
         admission=admission,
         memory_bytes=settings.max_body_memory,
         request_seconds=settings.request_seconds,
@@ -324,8 +324,3 @@ class _Announcement:
         """Announce the processes again, because the lane was restarted."""
         if self._is_open:
             announce({"query": os.getpid()} | ({} if lane_pid is None else {"lane": lane_pid}))
-
-
-def asyncapi_of(broker: NatsBroker) -> str:
-    """Return the NATS channels as an AsyncAPI document."""
-    return FastStream(broker, logger=None).schema.to_specification().to_json()

@@ -1,6 +1,8 @@
 """The HTTP application: routes, error responses and middleware put together."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,6 +26,7 @@ from turnfold_query.admission import BODY_SHARE, BodyMemory, ConcurrencyMiddlewa
 from turnfold_query.auth import AuthMiddleware
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.commands import Forwarder, add_commands
+from turnfold_query.http.description import DescribedApp
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_pages
 from turnfold_query.http.publish import add_publish
@@ -45,7 +48,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     metrics: QueryMetrics,
     limits: EventLimits,
     is_ready: Callable[[], Awaitable[list[str]]],
-    asyncapi: Callable[[], str],
+    asyncapi: Callable[[], Mapping[str, Any]],
     admission: ConcurrencyLimiter,
     memory_bytes: int,
     request_seconds: float,
@@ -53,13 +56,15 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     bearers: TokenRegistry | None = None,
 ) -> ASGIApp:
     """Build the HTTP application. With `bearers`, callers must present a token."""
-    app = FastAPI(
+    app = DescribedApp(
         title="Turnfold",
+        version=version("turnfold"),
         summary="What should my model see next?",
         description=contracts.__doc__ or "",
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
+        generate_unique_id_function=lambda route: route.name,
         responses={"default": {"model": ErrorAnswer, "description": "The error and its remedy."}},
     )
     _add_error_handlers(app)

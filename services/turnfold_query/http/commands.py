@@ -16,17 +16,18 @@ from turnfold.contracts.requests import (
     CampaignRequest,
     CompactionRequest,
     PolicyRequest,
+    PromoteBody,
     RegenerateRequest,
     ReplayRequest,
     SummaryRequest,
     read_query,
 )
-from turnfold.contracts.requests import Request as RequestModel
 from turnfold.contracts.subjects import session_subject, token_of
 from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold_query.admission import retry_after
 from turnfold_query.auth import request_grant
+from turnfold_query.http.description import described_request
 from turnfold_query.http.responses import (
     AGENT,
     SESSION,
@@ -119,12 +120,6 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
     return json.dumps(body_json | path_fields).encode()
 
 
-def _request_body(model: type[RequestModel]) -> dict[str, Any]:
-    """Describe a body in OpenAPI; the worker validates it, not FastAPI."""
-    schema = model.model_json_schema()
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
-
-
 def add_commands(app: FastAPI, forward: Forward) -> None:
     """Add all routes that write, except publishing."""
     _add_policies(app, forward)
@@ -138,9 +133,9 @@ def add_commands(app: FastAPI, forward: Forward) -> None:
 def _add_policies(app: FastAPI, forward: Forward) -> None:
     @app.patch(
         SESSION + "/policy",
-        summary="Override the policy of a session",
-        response_model=None,
-        openapi_extra=_request_body(PolicyRequest),
+        **described_request(
+            "session.policy", "Override the policy of a session", body=[PolicyRequest]
+        ),
     )
     async def patch_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await forward(
@@ -149,9 +144,9 @@ def _add_policies(app: FastAPI, forward: Forward) -> None:
 
     @app.patch(
         AGENT + "/policy",
-        summary="Override the policy of an agent",
-        response_model=None,
-        openapi_extra=_request_body(PolicyRequest),
+        **described_request(
+            "agent.policy", "Override the policy of an agent", body=[PolicyRequest]
+        ),
     )
     async def patch_agent_policy(agent_id: AgentPath, http: Request) -> Response:
         return await forward(f"agent.policy.{token_of(decode_id(agent_id))}", http)
@@ -160,9 +155,7 @@ def _add_policies(app: FastAPI, forward: Forward) -> None:
 def _add_compactions(app: FastAPI, forward: Forward) -> None:
     @app.post(
         SESSION + "/compactions",
-        summary="Compact now",
-        response_model=None,
-        openapi_extra=_request_body(CompactionRequest),
+        **described_request("compaction.request", "Compact now", body=[CompactionRequest]),
     )
     async def post_compaction(
         agent_id: AgentPath, session_id: SessionPath, http: Request
@@ -173,8 +166,7 @@ def _add_compactions(app: FastAPI, forward: Forward) -> None:
 
     @app.post(
         SESSION + "/compactions/{compaction_id}/restore",
-        summary="Undo a compaction",
-        response_model=None,
+        **described_request("compaction.restore", "Undo a compaction"),
     )
     async def post_restoration(
         agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request
@@ -189,9 +181,11 @@ def _add_compactions(app: FastAPI, forward: Forward) -> None:
 def _add_summaries(app: FastAPI, forward: Forward) -> None:
     @app.post(
         SESSION + "/summaries",
-        summary="Regenerate the summary as a new version beside the old one",
-        response_model=None,
-        openapi_extra=_request_body(RegenerateRequest),
+        **described_request(
+            "summary.regenerate",
+            "Regenerate the summary as a new version beside the old one",
+            body=[RegenerateRequest],
+        ),
     )
     async def post_summary(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await forward(
@@ -200,8 +194,7 @@ def _add_summaries(app: FastAPI, forward: Forward) -> None:
 
     @app.post(
         SESSION + "/summaries/{version}/promote",
-        summary="Put a version in force",
-        response_model=None,
+        **described_request("summary.promote", "Put a version in force", body=[PromoteBody]),
     )
     async def post_promotion(
         agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
@@ -217,26 +210,25 @@ def _add_summaries(app: FastAPI, forward: Forward) -> None:
 def _add_campaigns(app: FastAPI, forward: Forward) -> None:
     @app.post(
         AGENT + "/summaries",
-        summary="Regenerate all summaries of an agent",
-        response_model=None,
-        openapi_extra=_request_body(CampaignRequest),
+        **described_request(
+            "agent.regenerate", "Regenerate all summaries of an agent", body=[CampaignRequest]
+        ),
     )
     async def post_agent_summaries(agent_id: AgentPath, http: Request) -> Response:
         return await forward(f"agent.regenerate.{token_of(decode_id(agent_id))}", http)
 
     @app.post(
         "/v1/summaries",
-        summary="Regenerate all summaries",
-        response_model=None,
-        openapi_extra=_request_body(CampaignRequest),
+        **described_request(
+            "installation.regenerate", "Regenerate all summaries", body=[CampaignRequest]
+        ),
     )
     async def post_all_summaries(http: Request) -> Response:
         return await forward("installation.regenerate", http)
 
     @app.get(
         "/v1/campaigns/{campaign_id}",
-        summary="The progress of a regeneration campaign",
-        response_model=None,
+        **described_request("campaign.get", "The progress of a regeneration campaign"),
     )
     async def get_campaign(campaign_id: str, http: Request) -> Response:
         return await forward("campaign.get", http, campaign_id=campaign_id)
@@ -245,16 +237,14 @@ def _add_campaigns(app: FastAPI, forward: Forward) -> None:
 def _add_replays(app: FastAPI, forward: Forward) -> None:
     @app.post(
         "/v1/deadletters/replay",
-        summary="Replay dead letters",
-        response_model=None,
-        openapi_extra=_request_body(ReplayRequest),
+        **described_request("deadletters.replay", "Replay dead letters", body=[ReplayRequest]),
     )
     async def post_replay(http: Request) -> Response:
         return await forward("deadletters.replay", http)
 
 
 def _add_erasures(app: FastAPI, forward: Forward) -> None:
-    @app.delete(SESSION, summary="Erase a session permanently", response_model=None)
+    @app.delete(SESSION, **described_request("session.erase", "Erase a session permanently"))
     async def delete_session(
         agent_id: AgentPath, session_id: SessionPath, http: Request
     ) -> Response:
@@ -262,6 +252,6 @@ def _add_erasures(app: FastAPI, forward: Forward) -> None:
             session_subject("session.erase", session_key(agent_id, session_id)), http
         )
 
-    @app.delete(AGENT, summary="Erase all data of an agent permanently", response_model=None)
+    @app.delete(AGENT, **described_request("agent.erase", "Erase all data of an agent permanently"))
     async def delete_agent(agent_id: AgentPath, http: Request) -> Response:
         return await forward(f"agent.erase.{token_of(decode_id(agent_id))}", http)

@@ -1,19 +1,28 @@
 """Routes that cover the whole installation: lists, dead letters, health, metrics and references."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse
 
+from turnfold.contracts.answers.history import SessionListAnswer
+from turnfold.contracts.answers.installation import (
+    AsyncApiAnswer,
+    DeadLetterAnswer,
+    DeadLetterListAnswer,
+    HealthAnswer,
+    ReadinessAnswer,
+)
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import BadRequest, Unavailable
 from turnfold.operations.query import dead_letters, history
 from turnfold.ports.admin import DeadLetterStore
 from turnfold.ports.query import HistoryStore
 from turnfold_query.auth import request_grant
-from turnfold_query.http.responses import bytes_response, json_response
+from turnfold_query.http.description import EVERYWHERE, described, described_text
+from turnfold_query.http.responses import json_response
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.reference_page import reference_page
 
@@ -21,7 +30,12 @@ from turnfold_query.reference_page import reference_page
 def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterStore) -> None:
     """Add the routes that list sessions and dead letters."""
 
-    @app.get("/v1/sessions", summary="Sessions, newest event first", response_model=None)
+    @app.get(
+        "/v1/sessions",
+        **described(
+            "sessions", "Sessions, newest event first", SessionListAnswer, errors=EVERYWHERE
+        ),
+    )
     async def get_sessions(
         http: Request,
         agent_id: str | None = None,
@@ -37,7 +51,15 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
             await history.sessions(agent_ids=agent_ids, after=after, limit=limit, store=histories)
         )
 
-    @app.get("/v1/deadletters", summary="Events that could not be stored", response_model=None)
+    @app.get(
+        "/v1/deadletters",
+        **described(
+            "dead letters",
+            "Events that could not be stored",
+            DeadLetterListAnswer,
+            errors=EVERYWHERE,
+        ),
+    )
     async def get_dead_letters(
         after: Annotated[int, Query(ge=0, le=2**63 - 1)] = 0,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
@@ -46,8 +68,9 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
 
     @app.get(
         "/v1/deadletters/{dead_letter_id}",
-        summary="A dead letter with its bytes",
-        response_model=None,
+        **described(
+            "dead letters", "A dead letter with its bytes", DeadLetterAnswer, errors=EVERYWHERE
+        ),
     )
     async def get_dead_letter(dead_letter_id: Annotated[int, Path(ge=1, le=2**63 - 1)]) -> Response:
         return json_response(await dead_letters.show(dead_letter_id, store=letter_store))
@@ -58,15 +81,27 @@ def add_pages(
     histories: HistoryStore,
     metrics: QueryMetrics,
     is_ready: Callable[[], Awaitable[list[str]]],
-    asyncapi: Callable[[], str],
+    asyncapi: Callable[[], Mapping[str, Any]],
 ) -> None:
     """Add health checks, metrics and the references of both interfaces."""
 
-    @app.get("/healthz", summary="Whether this process is alive", response_model=None)
+    @app.get(
+        "/healthz",
+        **described("service", "Whether this process is alive", HealthAnswer, is_open=True),
+    )
     async def get_health() -> Response:
         return json_response({"status": "ok"})
 
-    @app.get("/readyz", summary="Whether this process can answer", response_model=None)
+    @app.get(
+        "/readyz",
+        **described(
+            "service",
+            "Whether this process can answer",
+            ReadinessAnswer,
+            is_open=True,
+            responses={503: {"model": ReadinessAnswer, "description": "Something is missing."}},
+        ),
+    )
     async def get_readiness() -> Response:
         missing = await is_ready()
         return json_response(
@@ -76,9 +111,12 @@ def add_pages(
 
     @app.get(
         "/metrics",
-        summary="Metrics in the Prometheus format",
-        response_model=None,
-        response_class=PlainTextResponse,
+        **described_text(
+            "service",
+            "Metrics in the Prometheus format",
+            "text/plain",
+            'turnfold_dead_letters{reason="not_json"} 2.0',
+        ),
     )
     async def get_metrics() -> Response:
         # The other metrics matter most when the database is unavailable.
@@ -88,13 +126,16 @@ def add_pages(
 
     @app.get(
         "/docs",
-        summary="This interface as a page",
-        response_model=None,
-        response_class=HTMLResponse,
+        **described_text(
+            "service", "This interface as a page", "text/html", "<!doctype html>…</html>"
+        ),
     )
     async def get_docs() -> Response:
         return HTMLResponse(reference_page(app.openapi()))
 
-    @app.get("/asyncapi.json", summary="The NATS channels as AsyncAPI", response_model=None)
+    @app.get(
+        "/asyncapi.json",
+        **described("service", "The NATS interface as AsyncAPI", AsyncApiAnswer),
+    )
     async def get_asyncapi() -> Response:
-        return bytes_response(asyncapi().encode())
+        return json_response(asyncapi())

@@ -2,18 +2,19 @@
 
 import json
 import secrets
-from collections.abc import Mapping
-from typing import Any, Final
 
 import nats.errors
 from fastapi import FastAPI, Request, Response
 
+from turnfold.contracts.answers.installation import PublishAnswer
+from turnfold.contracts.event_models import EVENT_BODIES
 from turnfold.contracts.events import EventLimits, read_payload
 from turnfold.contracts.publish_errors import publish_error
 from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject
 from turnfold.errors import BadEvent, BadRequest, TooLarge
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
+from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.responses import (
     SESSION,
     AgentPath,
@@ -26,25 +27,6 @@ PUBLISH_SECONDS = 5.0
 NOT_ON_WIRE = "type"
 """The field of the body that names the event's type; on NATS the subject does."""
 
-EVENT_BODY: Final[Mapping[str, Any]] = {
-    "required": True,
-    "description": "An event as it travels, and its `type`.",
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["type", "event_id", "agent_id", "session_id"],
-                "properties": {
-                    "type": {"enum": list(EVENT_TYPES)},
-                    "event_id": {"type": "string"},
-                    "agent_id": {"type": "string"},
-                    "session_id": {"type": "string"},
-                },
-            }
-        }
-    },
-}
-
 
 def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None:
     """Add the route that publishes an event and returns its stream sequence."""
@@ -52,9 +34,9 @@ def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None
 
     @app.post(
         SESSION + "/events",
-        summary="Publish an event",
-        response_model=None,
-        openapi_extra={"requestBody": EVENT_BODY},
+        **described(
+            "events", "Publish an event", PublishAnswer, body=EVENT_BODIES, errors=EVERYWHERE
+        ),
     )
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         key, body = session_key(agent_id, session_id), await http.body()

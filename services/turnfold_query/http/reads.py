@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
+from turnfold.contracts.answers.policies import PolicyAnswer
 from turnfold.contracts.requests import (
     AuditRequest,
     ContextRequest,
@@ -19,6 +20,7 @@ from turnfold.contracts.requests import Request as RequestModel
 from turnfold.messages import AgentId, SessionKey
 from turnfold_query.admission import place_of
 from turnfold_query.handlers import QueryDispatcher
+from turnfold_query.http.description import EVERYWHERE, described, described_request
 from turnfold_query.http.responses import (
     AGENT,
     SESSION,
@@ -41,9 +43,11 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
 
     @app.get(
         SESSION + "/context",
-        summary="What should my model see next?",
-        response_model=None,
-        responses={304: {"description": "The window has not changed since `etag`.", "content": {}}},
+        **described_request(
+            "context.get",
+            "What should my model see next?",
+            responses={304: {"description": "The window has not changed since `etag`."}},
+        ),
     )
     async def get_context(
         agent_id: AgentPath,
@@ -61,7 +65,10 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
             return Response(status_code=304, headers={"ETag": f'"{window.etag}"'})
         return bytes_response(window.body, ETag=f'"{window.etag}"')
 
-    @app.get(SESSION + "/history", summary="Original messages, in any state", response_model=None)
+    @app.get(
+        SESSION + "/history",
+        **described_request("history.get", "Original messages, in any state"),
+    )
     async def get_history(
         agent_id: AgentPath,
         session_id: SessionPath,
@@ -70,7 +77,7 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     ) -> Response:
         return await reply("history.get", http, agent_id, session_id, request)
 
-    @app.get(SESSION + "/search", summary="Search all messages", response_model=None)
+    @app.get(SESSION + "/search", **described_request("history.search", "Search all messages"))
     async def get_search(
         agent_id: AgentPath,
         session_id: SessionPath,
@@ -79,14 +86,18 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     ) -> Response:
         return await reply("history.search", http, agent_id, session_id, request)
 
-    @app.get(SESSION + "/summaries", summary="All versions of the summary", response_model=None)
+    @app.get(
+        SESSION + "/summaries",
+        **described_request("summary.list", "All versions of the summary"),
+    )
     async def get_summaries(
         agent_id: AgentPath, session_id: SessionPath, http: Request
     ) -> Response:
         return await reply("summary.list", http, agent_id, session_id, SessionRequest())
 
     @app.get(
-        SESSION + "/summaries/{version}", summary="One version of the summary", response_model=None
+        SESSION + "/summaries/{version}",
+        **described_request("summary.get", "One version of the summary"),
     )
     async def get_summary(
         agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
@@ -96,8 +107,9 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
 
     @app.get(
         SESSION + "/summaries/{version}/sources",
-        summary="The messages behind a ledger entry or a line of the summary",
-        response_model=None,
+        **described_request(
+            "summary.expand", "The messages behind a ledger entry or a line of the summary"
+        ),
     )
     async def get_sources(
         agent_id: AgentPath,
@@ -113,7 +125,7 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         )
         return await reply("summary.expand", http, agent_id, session_id, request)
 
-    @app.get(SESSION + "/audit", summary="The audit trail of a session", response_model=None)
+    @app.get(SESSION + "/audit", **described_request("audit.list", "The audit trail of a session"))
     async def get_audit(
         agent_id: AgentPath,
         session_id: SessionPath,
@@ -122,7 +134,7 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     ) -> Response:
         return await reply("audit.list", http, agent_id, session_id, request)
 
-    @app.get(SESSION, summary="The counts of a session", response_model=None)
+    @app.get(SESSION, **described_request("session.get", "The counts of a session"))
     async def get_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await reply("session.get", http, agent_id, session_id, SessionRequest())
 
@@ -136,16 +148,24 @@ def add_policies(app: FastAPI, dispatcher: QueryDispatcher) -> None:
 
     @app.get(
         SESSION + "/policy",
-        summary="The policy in force, and the origin of each value",
-        response_model=None,
+        **described(
+            "policies",
+            "The policy in force, and the origin of each value",
+            PolicyAnswer,
+            errors=EVERYWHERE,
+        ),
     )
     async def get_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await reply("session.policy", http, session_key(agent_id, session_id))
 
     @app.get(
         AGENT + "/policy",
-        summary="The policy of an agent's sessions that set none themselves",
-        response_model=None,
+        **described(
+            "policies",
+            "The policy of an agent's sessions that set none themselves",
+            PolicyAnswer,
+            errors=EVERYWHERE,
+        ),
     )
     async def get_agent_policy(agent_id: AgentPath, http: Request) -> Response:
         return await reply("agent.policy", http, AgentId(decode_id(agent_id)))

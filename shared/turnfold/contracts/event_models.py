@@ -72,6 +72,10 @@ class PublishedMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    is_meta: Annotated[
+        Any,
+        Field(description="`true`: a program wrote this user message. No model is shown the mark."),
+    ] = None
 
 
 class PublishedEvent(BaseModel):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from turnfold.contracts.fields import example
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionKey
 
@@ -48,6 +49,8 @@ class Command(Request):
 class ContextRequest(Request):
     """Read the model's next input."""
 
+    model_config = example(max_tokens=8_000, placement="user", after=4_711, wait_ms=1_000)
+
     max_tokens: Annotated[
         Tokens | None,
         Field(description="Size of the window, including the summary; by default from the model."),
@@ -77,6 +80,8 @@ class ContextRequest(Request):
 class HistoryRequest(Request):
     """Read original messages of a session, by position or by id."""
 
+    model_config = example(after_position=0, limit=100)
+
     after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
     message_ids: Annotated[list[str] | None, Field(max_length=1_000)] = None
@@ -84,6 +89,8 @@ class HistoryRequest(Request):
 
 class SearchRequest(Request):
     """Search the messages of a session, optionally of one state, role or range of positions."""
+
+    model_config = example(q="order 7341", limit=20)
 
     q: Annotated[str, Field(min_length=1, max_length=1_000)]
     limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -96,6 +103,8 @@ class SearchRequest(Request):
 class AuditRequest(Request):
     """Read audit rows after a given one."""
 
+    model_config = example(after=0, limit=100)
+
     after: Annotated[int, Field(ge=0, le=2**53)] = 0
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
 
@@ -103,13 +112,16 @@ class AuditRequest(Request):
 class SummaryRequest(Request):
     """Read one version of the summary."""
 
-    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-class PromoteRequest(Command):
-    """Put a version in force."""
+    model_config = example(version=3)
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class PromoteBody(Command):
+    """Put the version of the path in force."""
+
+    model_config = example(over=3)
+
     over: Annotated[
         int | None,
         Field(
@@ -120,11 +132,21 @@ class PromoteRequest(Command):
     ] = None
 
 
+class PromoteRequest(PromoteBody):
+    """Put a version in force."""
+
+    model_config = example(version=2, over=3)
+
+    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
 class RegenerateRequest(Command):
     """Write a new version from the original messages; omitted fields follow the policy.
 
     The version in force stays in force.
     """
+
+    model_config = example(model="openai/gpt-4.1-mini", style="structured")
 
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
     style: Literal["narrative", "structured"] | None = None
@@ -145,6 +167,8 @@ class RegenerateRequest(Command):
 class CampaignRequest(Command):
     """Regenerate the summaries of many sessions, a few at a time."""
 
+    model_config = example(style="structured", at_once=2)
+
     model: Annotated[str | None, Field(min_length=1, max_length=300)] = None
     style: Literal["narrative", "structured"] | None = None
     prompt: Annotated[str | None, Field(min_length=1, max_length=20_000)] = None
@@ -156,11 +180,15 @@ class CampaignRequest(Command):
 class ProgressRequest(Command):
     """Read the progress of a campaign."""
 
+    model_config = example(campaign_id="4f1d9c2ab7")
+
     campaign_id: Annotated[str, Field(min_length=1, max_length=40)]
 
 
 class RestoreRequest(Command):
     """Undo a compaction."""
+
+    model_config = example(compaction_id="17")
 
     compaction_id: Annotated[str, Field(min_length=1, max_length=40)] | int
 
@@ -170,6 +198,8 @@ class ExpandRequest(Request):
 
     `entry` and `line` count from 0.
     """
+
+    model_config = example(version=3, entry=0)
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
     entry: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
@@ -181,6 +211,8 @@ class ReplayRequest(Command):
 
     The last two exclude dead letters that were replayed before.
     """
+
+    model_config = example(reason="not_json")
 
     dead_letter_ids: Annotated[
         list[Annotated[int, Field(ge=1, le=2**63 - 1)]] | None, Field(min_length=1, max_length=50)
@@ -203,17 +235,25 @@ class ReplayRequest(Command):
 class SessionRequest(Request):
     """Read the session."""
 
+    model_config = example()
+
 
 class CompactionRequest(Command):
     """Request a compaction now."""
+
+    model_config = example()
 
 
 class EraseRequest(Command):
     """Erase a session, or an agent with all its sessions."""
 
+    model_config = example()
+
 
 class PolicyRequest(Command):
     """Set the policy of an agent or a session; omitted fields stay unchanged."""
+
+    model_config = example(preset="balanced", overrides={"max_live_messages": 80})
 
     mode: Literal["off", "manual", "auto"] | None = None
     preset: str | None = None

@@ -28,6 +28,9 @@ class HistoryEntry(Answer):
         description="`live`: in the window. `pending`: evicted, not summarized yet. `covered`:"
         " in the summary in force."
     )
+    is_meta: Literal[True] | None = Field(
+        None, description="True if a program wrote this user message."
+    )
     message: ChatMessage
     original_content: Any = Field(
         None,
