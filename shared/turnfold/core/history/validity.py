@@ -1,7 +1,7 @@
 """Check message lists as providers do: each call answered at once, no answer without a call."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 from turnfold.messages import ROLES
@@ -64,32 +64,43 @@ def anthropic_faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     Users and assistants alternate, a user first. The next message begins with the results of all
     calls, in call order. Ids are valid and unique. No text is empty.
     """
-    found: list[str] = []
+    faults: list[str] = []
     owed: list[str] = []
     known: set[str] = set()
     for index, message in enumerate(messages):
         role, blocks = message.get("role"), message.get("content")
         if role != ("assistant" if index % 2 else "user"):
-            found.append(f"message {index} has the role {role!r}")
+            faults.append(f"message {index} has the role {role!r}")
         if not isinstance(blocks, list) or not blocks:
-            found.append(f"message {index} is empty")
+            faults.append(f"message {index} is empty")
             continue
-        answered = [
-            block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"
+        message_faults = [
+            *_result_faults(blocks, owed),
+            *(f": {fault}" for block in blocks for fault in _block_faults(block, str(role))),
         ]
-        if answered != owed:
-            found.append(f"message {index} answers {answered} instead of {owed}")
-        if [block.get("type") for block in blocks[: len(answered)]] != ["tool_result"] * len(
-            answered
-        ):
-            found.append(f"message {index} says something before its results")
-        for block in blocks:
-            found += [f"message {index}: {fault}" for fault in _block_faults(block, str(role))]
         owed = [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
-        if len(set(owed)) < len(owed) or known & set(owed) or not all(map(_IDS.fullmatch, owed)):
-            found.append(f"message {index} calls with ids that may not be sent: {owed}")
+        message_faults += _id_faults(owed, known)
+        faults += [f"message {index}{fault}" for fault in message_faults]
         known |= set(owed)
-    return [*found, f"the results of {owed} are missing at the end"] if owed else found
+    return [*faults, f"the results of {owed} are missing at the end"] if owed else faults
+
+
+def _result_faults(blocks: Sequence[Mapping[str, Any]], owed: list[str]) -> Iterator[str]:
+    """Yield what is wrong with the results of a message; `owed` are the calls before it."""
+    kinds = [block.get("type") for block in blocks]
+    results = [block for block in blocks if block.get("type") == "tool_result"]
+    answered = [result.get("tool_use_id") for result in results]
+    if answered != owed:
+        yield f" answers {answered} instead of {owed}"
+    if kinds[: len(results)] != ["tool_result"] * len(results):
+        yield " says something before its results"
+
+
+def _id_faults(call_ids: list[str], known: set[str]) -> Iterator[str]:
+    unique = set(call_ids)
+    is_repeated = len(unique) < len(call_ids) or known & unique
+    if is_repeated or not all(map(_IDS.fullmatch, call_ids)):
+        yield f" calls with ids that may not be sent: {call_ids}"
 
 
 def _block_faults(block: Mapping[str, Any], role: str) -> list[str]:

@@ -52,7 +52,7 @@ DUE = Prepared(
     .limit(bindparam("most", type_=Integer)),
     ("now_ms", "most"),
 )
-"""Sessions with a due compaction that no worker holds, in turn: the first of each agent, then the second."""
+"""Sessions with a due compaction that no worker holds: the first of each agent, then the second."""
 
 # A compaction that waits for another job of its session waits for the lease of that job.
 NEXT_DUE = Prepared(
@@ -70,8 +70,9 @@ _OPEN_ROWS = Prepared(
         *(
             compactions.c[name]
             for name in (
-                "compaction_id", "status", "fence", "attempts", "lease_until_ms", "next_attempt_at_ms", "first_position", "trigger",
-                "budget_tokens", "wanted", "tokens_evicted", "trace",
+                "compaction_id", "status", "fence", "attempts", "lease_until_ms",
+                "next_attempt_at_ms", "first_position", "trigger", "budget_tokens", "wanted",
+                "tokens_evicted", "trace",
             )
         )
     )
@@ -108,6 +109,9 @@ class _OpenRow(NamedTuple):
     def is_plan(self) -> bool:
         return self.kind is JobKind.NEXT and self.first_position is None
 
+    def is_leased(self, now_ms: int) -> bool:
+        return self.status == "running" and (self.lease_until_ms or 0) > now_ms
+
     def is_due(self, now_ms: int) -> bool:
         return self.status == "running" or self.next_attempt_at_ms <= now_ms
 
@@ -123,41 +127,50 @@ def claim_session(
     now_ms: int,
     journal: SessionJournal,
 ) -> Job | None:
-    """Claim the open compactions of a locked session; None if nothing is due or a worker holds it."""
+    """Claim the open compactions of a locked session.
+
+    Return None if nothing is due, or if a worker holds the session.
+    """
     rows = [_OpenRow(*row) for row in _OPEN_ROWS.rows(connection, session.sid)]
-    if any(row.status == "running" and (row.lease_until_ms or 0) > now_ms for row in rows):
+    if any(row.is_leased(now_ms) for row in rows):
         return None
     claimed = _first_due(rows, now_ms)
     if not claimed:
         return None
-    newest, ids = claimed[-1], [row.compaction_id for row in claimed]
+    job = _job_of(session, claimed, policy, now_ms)
+    ids = [row.compaction_id for row in claimed]
     _release_others(connection, rows, ids)
-    fence = max(row.fence for row in claimed) + 1
-    attempt = max(row.attempts for row in claimed) + 1
+    lease_until_ms = now_ms + lease_ms
     _BEGIN.run(
         connection,
-        [("running", fence, attempt, now_ms + lease_ms, compaction_id) for compaction_id in ids],
+        [("running", job.fence, job.attempt, lease_until_ms, row_id) for row_id in ids],
     )
     journal.add_audit_row(
         session,
         "summary_start",
         at_ms=now_ms,
-        compaction_id=newest.compaction_id,
-        attempt=attempt,
-        fence=fence,
+        compaction_id=claimed[-1].compaction_id,
+        attempt=job.attempt,
+        fence=job.fence,
         compactions=len(ids),
         session_model=session.model,
     )
-    is_cooling = (
-        newest.kind is JobKind.NEXT and not newest.is_plan and now_ms < session.cooldown_until_ms
-    )
+    return job
+
+
+def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, now_ms: int) -> Job:
+    """Describe the job of claimed rows. Its newest row decides what it writes."""
+    newest = claimed[-1]
+    writes_messages = newest.kind is JobKind.NEXT and not newest.is_plan
+    is_cooling = writes_messages and now_ms < session.cooldown_until_ms
     trigger = FiredTrigger(Trigger(newest.trigger), newest.budget_tokens)
     return Job(
         key=session.key,
         sid=session.sid,
-        compaction_ids=tuple(CompactionId(str(compaction_id)) for compaction_id in ids),
-        fence=fence,
-        attempt=attempt,
+        compaction_ids=tuple(CompactionId(str(row.compaction_id)) for row in claimed),
+        # Higher than any fence before: writes of a worker that lost its lease are rejected.
+        fence=max(row.fence for row in claimed) + 1,
+        attempt=max(row.attempts for row in claimed) + 1,
         base_version=session.version,
         policy=policy,
         model=session.model,
