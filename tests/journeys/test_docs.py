@@ -68,6 +68,8 @@ ADDED = {
     "W11",
     "W12",
     *(f"O{number}" for number in (7, 8, 10)),
+    "V3",
+    "V4",
     *(f"X{number}" for number in range(5, 10)),
 } | {f"C{number}" for number in (67, 68, *range(69, 75), 81, 82)}
 """Those of the later parts that are dealt with already."""

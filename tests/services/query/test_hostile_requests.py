@@ -78,7 +78,7 @@ async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield made
 
 
-@pytest.mark.proves("X2", "X4", "O4")
+@pytest.mark.proves("X2", "X4", "O4", "V3")
 async def test_whatever_is_asked_over_http_is_answered_as_its_own_description_says(
     parts: Parts,
 ) -> None:
