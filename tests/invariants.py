@@ -92,7 +92,8 @@ class SessionSeen:
     """Everything a store holds of one session. Compactions go by their ordinals, which two stores share; `compaction_ids` are their ids.
 
     `spans` are the first and last position that a compaction's row names, where the store keeps them; `gauge` is what is
-    known of the usage that its model reported. `speaks_for` names the rows of each version, `reigns` which was in force when.
+    known of the usage that its model reported. `speaks_for` names the rows of each version, `reigns` which was in force when. `reports` are the
+    events that may have no messages: those that name a model.
     """
 
     counters: Counters
@@ -101,6 +102,7 @@ class SessionSeen:
     versions: tuple[Version, ...]
     audit: tuple[AuditRow, ...]
     events: Mapping[str, int]
+    reports: frozenset[str] = frozenset()
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     gauge: UsageState = field(default_factory=UsageState)
     speaks_for: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -169,7 +171,8 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
             for message in messages
             if message.event_id == event_id
         ]
-        if not places or places != list(range(len(places))):
+        has_none = not places and event_id not in session.reports
+        if has_none or places != list(range(len(places))):
             yield f"event {event_id} of sequence {seq} has its messages at {places}"
     if strangers := {message.event_id for message in messages} - set(session.events):
         yield f"messages of no event: {strangers}"
@@ -357,7 +360,12 @@ def _seen(connection: Connection) -> StoreSnapshot:
     coverage = all_of(schema.coverage)
     reigns = sorted(all_of(schema.summary_activations), key=lambda one: one.ordinal)
     audit = all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
-    events = all_of(schema.events.c.sid, schema.events.c.event_id, schema.events.c.stream_seq)
+    events = all_of(
+        schema.events.c.sid,
+        schema.events.c.event_id,
+        schema.events.c.stream_seq,
+        schema.events.c.envelope,
+    )
     ingested = all_of(schema.ingested_ranges)
     counts = all_of(schema.session_counts)
     dead = all_of(
@@ -402,6 +410,7 @@ def _seen(connection: Connection) -> StoreSnapshot:
                 if (one.agent_id, one.session_id) == (row.agent_id, row.session_id)
             ),
             events={one.event_id: one.stream_seq for one in events if one.sid == row.sid},
+            reports=frozenset(one.event_id for one in events if one.sid == row.sid and '"model":' in (one.envelope or "")),
             spans={one.ordinal: (one.first_position, one.last_position) for one in mine if one.first_position is not None},
             gauge=UsageState(row.factor, row.reported_seq, row.reported_at_ms, row.reported_tokens, -1, row.usage_evictions),
             speaks_for=_closed(

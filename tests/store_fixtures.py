@@ -259,6 +259,19 @@ def result(
     )
 
 
+def reported(
+    seq: int,
+    model: str,
+    *,
+    event_id: str = "",
+    key: SessionKey = KEY,
+    at_ms: int | None = None,
+    **fields: Any,
+) -> DecodedEvent:
+    """A report of usage, of a limit, or of an overflow."""
+    return _arrival("usage.reported", seq, event_id, key, at_ms, {"model": model, **fields})
+
+
 def turns(first_seq: int, number: int, *, key: SessionKey = KEY) -> list[DecodedEvent]:
     """So many turns of a question and an answer."""
     return [

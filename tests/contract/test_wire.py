@@ -84,6 +84,17 @@ def test_a_tool_result_is_read_as_it_always_was() -> None:
     assert event.digest.hex() == "64b353fd8da820ed8b4e0e8e6dba2187"
 
 
+@pytest.mark.proves("R5")
+def test_a_report_of_usage_is_read_as_it_always_was() -> None:
+    event = read_event("usage.reported.support.user-42", golden("usage.reported"))
+
+    assert (event.bodies, event.model) == ((), "gpt-4.1")
+    assert event.usage == {"prompt_tokens": 16900, "completion_tokens": 0, "total_tokens": 16900}
+    assert event.reported == (16_000, True)
+    assert "message_id" in json.loads(event.envelope or "")
+    assert event.digest.hex() == "db3b064898532e92beb312a4939637e6"
+
+
 @pytest.mark.proves("A3")
 async def test_notices_are_told_as_they_always_were(stores: Stores) -> None:
     await stores.ingest(*turns(1, 7))

@@ -181,6 +181,37 @@ async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_s
     await database.close()
 
 
+OF_1001 = (
+    "INSERT INTO sessions (sid, agent_id, session_id) VALUES (7, 'ada', 's-1')",
+    "INSERT INTO events (agent_id, event_id, sid, stream_seq, digest) VALUES ('ada', 'e', 7, 1, '1')",
+)
+"""Rows as code of revision 1001 writes them."""
+ERASED_BY_1001 = ("DELETE FROM events WHERE sid = 7", "DELETE FROM sessions WHERE sid = 7")
+
+
+@pytest.mark.proves("O6", "R5", "C54")
+async def test_sessions_of_1001_are_kept_and_its_code_works_on_the_tables_of_1002(
+    database_url: str,
+) -> None:
+    await upgrade(database_url, "1001")
+    assert await refusal(database_url, OF_1001[0]) is None
+
+    await upgrade(database_url)
+
+    (session,) = await rows(database_url, "SELECT * FROM sessions")
+    assert (session["session_id"], session["window_limits"]) == ("s-1", None)
+    assert await refusal(database_url, OF_1001[1]) is None
+    limit = "INSERT INTO reported_limits (sid, stream_seq, model, limit_tokens, at_ms) VALUES (7, 2, 'm', 9, 9)"
+    assert await refusal(database_url, limit) is None
+    # An older worker erases the session, and knows nothing of its limits.
+    assert await refusal(database_url, *ERASED_BY_1001) is None
+    assert await rows(database_url, "SELECT * FROM reported_limits") == []
+    await downgrade(database_url, "1001")
+    assert "reported_limits" not in await looked_up(database_url, everything)
+    await upgrade(database_url)
+    assert await looked_up(database_url, differences) == []
+
+
 def bring_up(url: str) -> None:
     asyncio.run(upgrade(url))
 

@@ -66,12 +66,13 @@ CASES_LEFT_OUT = {8, 11, 16, 23, 25, 26, 30, 35, 43, 44, 53, 55, 56}
 ADDED = {
     "A7",
     "W11",
+    "R5",
     "W12",
     *(f"O{number}" for number in (7, 8, 10)),
     "V3",
     "V4",
     *(f"X{number}" for number in range(5, 10)),
-} | {f"C{number}" for number in (67, 68, *range(69, 75), 81, 82)}
+} | {f"C{number}" for number in (67, 65, 68, *range(69, 75), 81, 82)}
 """Those of the later parts that are dealt with already."""
 IDS = (
     ADDED

@@ -87,8 +87,9 @@ def _packed(message: BatchReady) -> _PackedBatch:
             [tuple(chat_message) for chat_message in messages],
             report,
             trace,
+            reported,
         )
-        for seq, at_ms, subject, key, *rest, messages, report, trace in arrivals
+        for seq, at_ms, subject, key, *rest, messages, report, trace, reported in arrivals
     ]
     return _PackedBatch(number, plain, dead, payloads, held)
 
@@ -106,9 +107,10 @@ def _unpacked(packed: _PackedBatch) -> BatchReady:
                 tuple(map(DecodedMessage._make, messages)),
                 report,
                 trace,
+                reported,
             )
         )
-        for seq, at_ms, subject, key, *rest, messages, report, trace in plain
+        for seq, at_ms, subject, key, *rest, messages, report, trace, reported in plain
     ]
     return BatchReady(number, DecodedBatch(arrivals, dead, payloads), held)
 

@@ -15,7 +15,6 @@ from turnfold.access.identity import INBOX
 from turnfold.contracts.notices import NOTICES
 from turnfold.contracts.subjects import (
     AGENT_WRITES,
-    EVENT_TYPES,
     EVENTS_CONSUMER,
     EVENTS_STREAM,
     EVENTS_SUBJECTS,
@@ -25,6 +24,7 @@ from turnfold.contracts.subjects import (
     NOTICES_SUBJECTS,
     QUERY_QUEUE,
     READS,
+    STREAM_TYPES,
     WORKER_QUEUE,
     WRITES,
     token_of,
@@ -98,7 +98,7 @@ class Export(NamedTuple):
 _ALL: tuple[Role, ...] = ("agent", "auditor", "operator")
 _WRITERS: tuple[Role, ...] = ("agent", "operator")
 EXPORTS: tuple[Export, ...] = (
-    *(Export("service", f"{name}.*.*", _WRITERS) for name in EVENT_TYPES),
+    *(Export("service", f"{name}.*.*", _WRITERS) for name in STREAM_TYPES),
     *(Export("service", f"{name}.*.*", _ALL) for name in READS),
     *(Export("service", f"{name}.*.*", _WRITERS, share=True) for name in WRITES),
     *(Export("service", f"{name}.*", _WRITERS, share=True) for name in AGENT_WRITES),
@@ -234,7 +234,7 @@ _WRITES = (
     *(f"{name}.*" for name in AGENT_WRITES),
     *INSTALLATION_REQUESTS,
 )
-_EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
+_EVENTS = tuple(f"{name}.*.*" for name in STREAM_TYPES)
 # A worker reads the stream, acknowledges events (two forms of the subject), deletes erased and
 # old events, publishes dead letters again, and publishes notices.
 _WORKER = Permissions(

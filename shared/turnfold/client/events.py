@@ -9,7 +9,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from turnfold.contracts.events import LIMITS
-from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, id_fault, session_subject
+from turnfold.contracts.subjects import (
+    TOOL_RESULT,
+    TURN_COMPLETED,
+    USAGE_REPORTED,
+    id_fault,
+    session_subject,
+)
 from turnfold.errors import BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey
 
@@ -138,6 +144,33 @@ def result_event(
         occurred_at,
         {"tool_call_id": tool_call_id, "content": content, **optional},
     )
+
+
+def usage_event(
+    key: SessionKey,
+    model: str,
+    *,
+    event_id: str | None = None,
+    usage: Json | None = None,
+    message_id: str | None = None,
+    limit_tokens: int | None = None,
+    is_overflow: bool = False,
+    occurred_at: datetime | None = None,
+) -> OutgoingEvent:
+    """Build a `usage.reported` event: what a call of a model taught about the model's window.
+
+    Raises:
+        BadRequest: a value is not JSON.
+        TooLarge: more than 4 MiB.
+    """
+    fields = {
+        "usage": usage,
+        "message_id": message_id,
+        "limit_tokens": limit_tokens,
+        "is_overflow": is_overflow or None,
+    }
+    optional = {name: value for name, value in fields.items() if value is not None}
+    return _event(USAGE_REPORTED, key, event_id, occurred_at, {"model": model, **optional})
 
 
 def _event(

@@ -11,6 +11,7 @@ from turnfold.client.events import (
     result_event,
     session_key,
     turn_event,
+    usage_event,
 )
 from turnfold.client.replies import HistoryPage, StoredMessage, Summary, Window, read
 from turnfold.contracts.subjects import session_subject
@@ -113,6 +114,31 @@ class Session:
             "event_id": event_id,
         }
         return await self._client.publish(result_event(self.key, tool_call_id, content, **fields))
+
+    async def usage_reported(
+        self,
+        model: str,
+        *,
+        usage: Json | None = None,
+        message_id: str | None = None,
+        limit_tokens: int | None = None,
+        is_overflow: bool = False,
+        event_id: str | None = None,
+    ) -> Receipt:
+        """Publish what a call taught about a model's window; later windows of the session follow.
+
+        `usage` is the provider's usage report of the call, and `message_id` its answer.
+        `limit_tokens` is the size that the provider named for the window. `is_overflow` means that
+        the call failed because it was too long; it makes a compaction due.
+        """
+        fields: dict[str, Any] = {
+            "usage": usage,
+            "message_id": message_id,
+            "limit_tokens": limit_tokens,
+            "is_overflow": is_overflow,
+            "event_id": event_id,
+        }
+        return await self._client.publish(usage_event(self.key, model, **fields))
 
     # --- ask
 

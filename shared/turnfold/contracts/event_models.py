@@ -7,8 +7,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from turnfold.contracts.events import LIMIT_AT_MOST, MODEL_MAX_CHARACTERS
 from turnfold.contracts.fields import example
-from turnfold.contracts.subjects import ID_MAX_BYTES, TOOL_RESULT, TURN_COMPLETED, id_fault
+from turnfold.contracts.subjects import (
+    ID_MAX_BYTES,
+    TOOL_RESULT,
+    TURN_COMPLETED,
+    USAGE_REPORTED,
+    id_fault,
+)
 
 
 def _validate_id(value: str) -> str:
@@ -63,6 +70,14 @@ _RESULT: Final[dict[str, Any]] = {
     "content": "SK 1472, 09:15",
     "is_error": False,
     "metadata": {},
+}
+_REPORT: Final[dict[str, Any]] = {
+    "event_id": "01JCZ4TB7M1X9S6K2F8R5D3HQW",
+    "agent_id": "support",
+    "session_id": "user-42",
+    "model": "gpt-4.1",
+    "limit_tokens": 16_000,
+    "is_overflow": True,
 }
 
 
@@ -119,6 +134,30 @@ class ToolResult(PublishedEvent):
     is_error: Annotated[bool | None, Field(description="True if the tool failed.")] = None
 
 
+class UsageReported(PublishedEvent):
+    """What a call of a model taught about the model's window."""
+
+    model_config = example(**_REPORT)
+
+    model: Annotated[
+        str,
+        Field(min_length=1, max_length=MODEL_MAX_CHARACTERS, description="The model of the call."),
+    ]
+    limit_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=LIMIT_AT_MOST, description="The window's size that the provider named."),
+    ] = None
+    is_overflow: Annotated[
+        bool | None, Field(description="True if the call failed because it was too long.")
+    ] = None
+    usage: Annotated[
+        dict[str, Any] | None, Field(description="The tokens that the provider counted.")
+    ] = None
+    message_id: Annotated[
+        str | None, Field(description="The id of the message that answered the call.")
+    ] = None
+
+
 class TurnCompletedBody(TurnCompleted):
     """The body of a `turn.completed` event over HTTP, where `type` names the event."""
 
@@ -135,6 +174,18 @@ class ToolResultBody(ToolResult):
     type: Literal["tool.result"]
 
 
-EVENTS: dict[str, type[PublishedEvent]] = {TURN_COMPLETED: TurnCompleted, TOOL_RESULT: ToolResult}
+class UsageReportedBody(UsageReported):
+    """The body of a `usage.reported` event over HTTP, where `type` names the event."""
+
+    model_config = example(type=USAGE_REPORTED, **_REPORT)
+
+    type: Literal["usage.reported"]
+
+
+EVENTS: dict[str, type[PublishedEvent]] = {
+    TURN_COMPLETED: TurnCompleted,
+    TOOL_RESULT: ToolResult,
+    USAGE_REPORTED: UsageReported,
+}
 """The model of each event type."""
-EVENT_BODIES = (TurnCompletedBody, ToolResultBody)
+EVENT_BODIES = (TurnCompletedBody, ToolResultBody, UsageReportedBody)

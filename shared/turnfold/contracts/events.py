@@ -18,6 +18,7 @@ from turnfold.contracts.subjects import (
     ID_MAX_BYTES,
     TOOL_RESULT,
     TURN_COMPLETED,
+    USAGE_REPORTED,
     id_fault,
     token_of,
 )
@@ -36,11 +37,25 @@ class EventLimits(NamedTuple):
 LIMITS = EventLimits()
 
 
+MODEL_MAX_CHARACTERS = 256
+LIMIT_AT_MOST = 1_000_000_000
+
+
+class ReportedWindow(NamedTuple):
+    """The content of `usage.reported`: the size of a model's window, and whether a call exceeded it.
+
+    `limit_tokens` is the size that the provider named; None if it named none.
+    """
+
+    limit_tokens: int | None = None
+    is_overflow: bool = False
+
+
 # Not frozen, because freezing triples the cost of construction, and a worker builds thousands per
 # second. No code changes an event.
 @dataclass(slots=True)
 class Event:
-    """One event of either type, as its messages.
+    """One event of any type, as its messages; `usage.reported` has none, but `reported`.
 
     `bodies` are the messages of the window, as JSON texts, and `parsed` holds the same as values.
     `originals` has the published text if it differs (the JSON content of a tool result). `metas`
@@ -59,6 +74,7 @@ class Event:
     is_truncated: bool = False
     is_error: bool = False
     envelope: str | None = None
+    reported: ReportedWindow | None = None
 
 
 def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
@@ -89,6 +105,8 @@ def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Eve
         return _turn_completed(fields, raw, elements, limits.messages)
     if kind == TOOL_RESULT:
         return _tool_returned(fields, raw)
+    if kind == USAGE_REPORTED:
+        return _usage_reported(fields, raw)
     raise BadEvent("unknown_type", repr(kind)[:80])
 
 
@@ -188,6 +206,36 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
         is_error=is_error,
         is_truncated=bool(metadata) and metadata.get("truncated") is True,
         envelope=_envelope(raw, ("tool_call_id", "name", "content")),
+    )
+
+
+def _usage_reported(fields: dict[str, Any], raw: dict[str, str]) -> Event:
+    key, event_id = _identity(fields)
+    model = fields.get("model")
+    if not isinstance(model, str) or not 1 <= len(model) <= MODEL_MAX_CHARACTERS:
+        raise BadEvent(
+            "wrong_shape", f"model must be a string of 1 to {MODEL_MAX_CHARACTERS} characters"
+        )
+    limit = _optional(fields, "limit_tokens", int)
+    if limit is not None and (isinstance(limit, bool) or not 1 <= limit <= LIMIT_AT_MOST):
+        raise BadEvent("wrong_shape", f"limit_tokens must be 1 to {LIMIT_AT_MOST}")
+    usage = _optional(fields, "usage", dict)
+    message_id = _optional(fields, "message_id", str)
+    _optional(fields, "metadata", dict)
+    is_overflow = bool(_optional(fields, "is_overflow", bool))
+    content = (model, limit, usage, message_id, is_overflow)
+    return Event(
+        key=key,
+        event_id=event_id,
+        bodies=(),
+        parsed=(),
+        originals=(),
+        metas=(),
+        digest=_digest([json.dumps(content, sort_keys=True)]),
+        model=model,
+        usage=usage,
+        envelope=_envelope(raw, ()),
+        reported=ReportedWindow(limit, is_overflow=is_overflow),
     )
 
 

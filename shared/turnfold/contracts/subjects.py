@@ -7,14 +7,19 @@ from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionId, SessionKey
 
 EVENTS_STREAM = "TURNFOLD_EVENTS"
-EVENTS_SUBJECTS = ("turn.completed", "turn.completed.>", "tool.result", "tool.result.>")
 EVENTS_CONSUMER = "ingest"
 NOTICES_STREAM = "TURNFOLD_NOTICES"
 NOTICES_SUBJECTS = ("context.compressed.>", "summary.updated.>", "compaction.failed.>")
 
 TURN_COMPLETED = "turn.completed"
 TOOL_RESULT = "tool.result"
-EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT)
+USAGE_REPORTED = "usage.reported"
+TURN_RETRACTED = "turn.retracted"
+EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT, USAGE_REPORTED)
+"""The types of events that workers store."""
+STREAM_TYPES = (*EVENT_TYPES, TURN_RETRACTED)
+"""The types of events that the stream accepts; workers make dead letters of those they do not store."""
+EVENTS_SUBJECTS = tuple(subject for name in STREAM_TYPES for subject in (name, f"{name}.>"))
 
 READS = (
     "context.get",
@@ -101,7 +106,7 @@ def message_header(agent_id: str, event_id: str, secret: str) -> str:
 
 def key_of_event_subject(subject: str) -> SessionKey | None:
     """Return the session of an event's subject; None if it names none."""
-    for kind in EVENT_TYPES:
+    for kind in STREAM_TYPES:
         ids = (
             [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
             if subject.startswith(f"{kind}.")

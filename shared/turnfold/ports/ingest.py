@@ -7,6 +7,7 @@ from secrets import randbits
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from turnfold.contracts.events import ReportedWindow
 from turnfold.core.eviction.usage import UsageReport
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -49,7 +50,7 @@ class DecodedEvent(NamedTuple):
     """A valid event: its stream position, its time, and its messages with token counts.
 
     `at_ms` is the time of the stream, in milliseconds since 1970. `trace` is the traceparent of the
-    publisher; spans of later work continue it.
+    publisher; spans of later work continue it. `reported` belongs to `usage.reported` alone.
     """
 
     stream_seq: int
@@ -65,10 +66,16 @@ class DecodedEvent(NamedTuple):
     messages: tuple[DecodedMessage, ...]
     report: UsageReport | None = None
     trace: str | None = None
+    reported: ReportedWindow | None = None
 
     @property
     def answer(self) -> int | None:
-        """The index of the last assistant message, to which `report` belongs; None without one."""
+        """The index of the last assistant message, to which `report` belongs; None without one.
+
+        Usage that is reported by itself belongs to everything before it, unless the call failed.
+        """
+        if self.reported is not None:
+            return None if self.reported.is_overflow else 0
         return max(
             (index for index, message in enumerate(self.messages) if message.role == "assistant"),
             default=None,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+from turnfold.core.eviction.limits import read_limits
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.text.search import Lookup
@@ -30,6 +31,12 @@ class SessionSnapshot:
     audit_rows: int
     audit_hash: str
     last_event_at_ms: int | None
+    window_limits: str | None = None
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """The learned windows of models, in tokens."""
+        return read_limits(self.window_limits)
 
 
 @dataclass(frozen=True, slots=True)

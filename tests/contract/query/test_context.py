@@ -26,6 +26,7 @@ from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.window.character_limit import next_spread
 from turnfold.errors import BadRequest, CannotFit
+from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.context import ContextReply, QueryEnvironment, context
 
@@ -44,8 +45,9 @@ class NoArrivals:
 class Asker:
     """Asks a store as a query service does, remembering what it remembers."""
 
-    def __init__(self, stores: Stores, policy: Policy | None = None) -> None:
+    def __init__(self, stores: Stores, policy: Policy | None = None, key: SessionKey = KEY) -> None:
         self._stores = stores
+        self._key = key
         policy_of = installation_of(policy)[1] if policy else stores.policy
         self._answering = QueryEnvironment(
             policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000
@@ -54,7 +56,7 @@ class Asker:
     async def answer(self, **fields: Any) -> ContextReply:
         request = ContextRequest(**fields)
         return await context(
-            KEY,
+            self._key,
             request,
             store=self._stores.windows,
             answering=self._answering,

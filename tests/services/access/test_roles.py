@@ -191,7 +191,9 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
                     {"role": "assistant", "content": "Noted."},
                 ]
             )
+        await session.usage_reported("acme/small-1", limit_tokens=16_000)
         window = await session.context(wait_ms=5_000)
+        assert window.raw["window"]["model_window"] == 16_000
         await wait_until(lambda: heard[0] and heard[1] and own, told=worker.words)
 
         # What reads, what writes, and what HTTP passes on.

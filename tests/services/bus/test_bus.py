@@ -52,6 +52,10 @@ async def test_streams_and_consumer_are_as_the_contract_says(client: Client) -> 
         "turn.completed.>",
         "tool.result",
         "tool.result.>",
+        "usage.reported",
+        "usage.reported.>",
+        "turn.retracted",
+        "turn.retracted.>",
     }
     assert (events.storage, events.discard, events.duplicate_window, events.allow_atomic) == (
         "file",

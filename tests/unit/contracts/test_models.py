@@ -131,6 +131,9 @@ FIELD_NAMES = (
     "is_error",
     "metadata",
     "occurred_at",
+    "limit_tokens",
+    "is_overflow",
+    "message_id",
     "elsewhere",
 )
 

@@ -6,11 +6,12 @@ The store calls `plan_evictions` in the transaction that stores the batch.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
-from turnfold.core.eviction.usage import UsageInput, UsageState, usage_trigger
+from turnfold.core.eviction.usage import UsageInput, UsageState, relief_limit
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
 
@@ -82,6 +83,7 @@ def _results(messages: Iterable[Message]) -> int:
 
 
 UNMETERED = UsageInput()
+NO_TRIGGER: Final = FiredTrigger(Trigger.REQUEST, 0)
 
 
 class RestoreHold(NamedTuple):
@@ -92,6 +94,7 @@ class RestoreHold(NamedTuple):
 
 
 FREE = RestoreHold()
+NO_CHANGES: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def plan_evictions(
@@ -103,14 +106,16 @@ def plan_evictions(
     model_window: int,
     meter: UsageInput = UNMETERED,
     hold: RestoreHold = FREE,
+    windows: Mapping[int, int] = NO_CHANGES,
 ) -> tuple[Eviction, ...]:
     """Decide evictions event by event, so that a batch gives the result of its single events.
 
     `live` holds the live messages by position, including those of the new events. `rounds` counts
-    all rounds since the last eviction.
+    all rounds since the last eviction. `model_window` is the window before the new events; those in
+    `windows` change it, by sequence.
     """
     gauge = meter.gauge
-    usage_limit = usage_trigger(policy.reserve_tokens, model_window=model_window)
+    usage_limit = relief_limit(policy.reserve_tokens, model_window=model_window)
     limits = TriggerLimits.of(policy, model_window=model_window)
     present, arriving = _before_batch(live, new_seqs, rounds)
     evictions: list[Eviction] = []
@@ -118,15 +123,33 @@ def plan_evictions(
         [message.tokens for arrived in arriving.values() for message in arrived]
     )
     for seq, arrived in arriving.items():
+        if seq in windows:
+            usage_limit = relief_limit(policy.reserve_tokens, model_window=windows[seq])
+            limits = TriggerLimits.of(policy, model_window=windows[seq])
         if seq in meter.readings:
             gauge = gauge.with_reading(meter.readings[seq], usage_limit)
         before = len(present.messages)
         present.add(arrived)
         total += sum([message.tokens for message in arrived])
         is_held = hold.to_tokens and total < hold.to_tokens
-        if is_held or not _is_examined(before, len(present.messages)):
+        is_examined = seq in meter.times or _is_examined(before, len(present.messages))
+        if is_held or not is_examined:
             continue
-        eviction = _first_eviction(present, seq, arrived, gauge, limits, policy)
+        at_ms = max([message.created_at_ms for message in arrived], default=meter.times.get(seq, 0))
+        load = SessionLoad(
+            present.count,
+            present.tokens,
+            present.rounds,
+            gauge.factor,
+            gauge.fresh_tokens,
+            meter.is_overflow(seq, gauge),
+        )
+        eviction = _first_eviction(
+            Eviction(NO_TRIGGER, (), len(present.messages), load, at_ms, gauge, seq),
+            present.messages,
+            limits,
+            policy,
+        )
         if eviction is None:
             continue
         newest_seq = present.messages[-1].stream_seq
@@ -195,23 +218,14 @@ def _before_batch(
 
 
 def _first_eviction(
-    present: _LiveMessages,
-    seq: int,
-    arrived: Sequence[Message],
-    gauge: UsageState,
-    limits: TriggerLimits,
-    policy: Policy,
+    moment: Eviction, live: Sequence[Message], limits: TriggerLimits, policy: Policy
 ) -> Eviction | None:
-    """Return the eviction of the first fired trigger that gains enough; None without one."""
-    load = SessionLoad(
-        present.count, present.tokens, present.rounds, gauge.factor, gauge.fresh_tokens
-    )
-    for due in limits.fired(load):
-        at_ms = max([message.created_at_ms for message in arrived], default=0)
-        live = present.messages
-        eviction = _choose_evicted(
-            Eviction(due, (), len(live), load, at_ms, gauge, seq), live, policy
-        )
+    """Return the eviction of the first fired trigger that gains enough; None without one.
+
+    `moment` is an eviction of nothing, with the load at this moment.
+    """
+    for due in limits.fired(moment.load):
+        eviction = _choose_evicted(replace(moment, due=due), live, policy)
         if eviction.evicted:
             return eviction
     return None

@@ -34,6 +34,9 @@ class Trigger(StrEnum):
         return self is Trigger.REGENERATE or self is Trigger.STAND_IN
 
 
+OVERFLOW_FIFTHS: Final = 3
+"""Of messages that were too long for a model, so many fifths are the limit of the next window."""
+
 COOLDOWN_MS: Final = 8_000
 COOLDOWN_MAX_MS: Final = 300_000
 
@@ -47,7 +50,7 @@ class SessionLoad(NamedTuple):
     """Counts of a session's live messages, and rounds since the last eviction.
 
     System messages do not count. `factor` is the calibration factor. `reported_tokens` is the last
-    usage that the model reported.
+    usage that the model reported. `is_overflow` if a call failed because it was too long.
     """
 
     messages: int
@@ -55,6 +58,7 @@ class SessionLoad(NamedTuple):
     rounds: int = 0
     factor: float = 1.0
     reported_tokens: int = 0
+    is_overflow: bool = False
 
     @property
     def billed_tokens(self) -> float:
@@ -81,12 +85,13 @@ class FiredTrigger:
 
 
 class TriggerLimits(NamedTuple):
-    """The limits of the triggers; 0 means no limit."""
+    """The limits of the triggers; 0 means no limit. `window` is the model's."""
 
     tokens: int = 0
     messages: int = 0
     rounds: int = 0
     reported: int = 0
+    window: int = 0
 
     @classmethod
     def of(cls, policy: Policy, *, model_window: int) -> "TriggerLimits":
@@ -95,11 +100,13 @@ class TriggerLimits(NamedTuple):
             return cls()
         budget = token_trigger(policy, model_window=model_window)
         reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
-        return cls(budget, policy.max_live_messages, policy.every_rounds, reported)
+        return cls(budget, policy.max_live_messages, policy.every_rounds, reported, model_window)
 
     def fired(self, load: SessionLoad) -> list[FiredTrigger]:
         """Return the fired triggers; if one gains too little, the next may gain enough."""
         fired: list[FiredTrigger] = []
+        if load.is_overflow and self.window:
+            fired.append(FiredTrigger(Trigger.USAGE, self._overflow_limit(load)))
         if self.tokens and load.billed_tokens > self.tokens:
             fired.append(FiredTrigger(Trigger.TOKENS, self.tokens))
         if self.messages and load.messages > self.messages:
@@ -109,6 +116,11 @@ class TriggerLimits(NamedTuple):
         if self.reported and load.reported_tokens > self.reported:
             fired.append(FiredTrigger(Trigger.USAGE, self.reported))
         return fired
+
+    def _overflow_limit(self, load: SessionLoad) -> int:
+        """Return the limit after an overflow: the window may be unknown, so part of the load."""
+        reduced = int(load.billed_tokens) * OVERFLOW_FIFTHS // 5
+        return max(1, min(self.reported or self.window, reduced))
 
 
 def fired_triggers(

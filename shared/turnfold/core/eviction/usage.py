@@ -120,6 +120,14 @@ def usage_trigger(reserve_tokens: int, *, model_window: int) -> int:
     return model_window - min(reserve_tokens, model_window // 2)
 
 
+def relief_limit(reserve_tokens: int, *, model_window: int) -> int:
+    """Return the reported tokens up to which a series of evictions by reports has helped.
+
+    Without a limit of the policy, an overflow may still have begun one: then the model's window.
+    """
+    return usage_trigger(reserve_tokens, model_window=model_window) or model_window
+
+
 def usage_state(evictions: int) -> str:
     """Return the state of evictions by reports; after `escalated` reports fire no more."""
     return ("calm", "compacted", "escalated")[min(evictions, ESCALATIONS)]
@@ -175,13 +183,21 @@ class UsageReading(NamedTuple):
 class UsageInput:
     """Usage of a session when a batch of its events is stored.
 
-    `gauge` is the state before the batch. `readings` are reports by stream sequence. `learn`
-    returns the factor after an eviction, given the newest sequence and the time (ms since 1970).
+    `gauge` is the state before the batch. `readings` are reports by stream sequence. `times` are
+    the times of events without messages, by sequence (ms since 1970); those in `overflows` report
+    that a call was too long. `learn` returns the factor after an eviction, given the newest
+    sequence and the time.
     """
 
     gauge: UsageState = field(default_factory=UsageState)
     readings: Mapping[int, UsageReading] = field(default_factory=dict)
     learn: Callable[[int, int], float] | None = None
+    times: Mapping[int, int] = field(default_factory=dict)
+    overflows: frozenset[int] = frozenset()
+
+    def is_overflow(self, seq: int, gauge: UsageState) -> bool:
+        """Return whether this event reports an overflow that no compaction has answered yet."""
+        return seq in self.overflows and self.times[seq] > gauge.settled_ms
 
     def after(self, seq: int, gauge: UsageState, limit: int) -> UsageState:
         """Return the state after the batch, given the state after the event with this sequence."""

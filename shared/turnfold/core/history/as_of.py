@@ -76,6 +76,7 @@ class StateAsOf:
     pending: tuple[EvictionSpan, ...]
     later: tuple[EvictionSpan, ...]
     undone: tuple[EvictionSpan, ...] = ()
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def state_as_of(
             continue
         if one.restored_at_ms is not None:
             undone.append(one)
-    return StateAsOf(in_force, until, covered, tuple(pending), tuple(later), tuple(undone))
+    return StateAsOf(in_force, until, covered, tuple(pending), tuple(later), tuple(undone), at_ms)
 
 
 def _reigning(

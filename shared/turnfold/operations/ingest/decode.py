@@ -88,6 +88,7 @@ def decode_event(
         ),
         read_report(event.usage),
         delivery.trace,
+        event.reported,
     )
 
 

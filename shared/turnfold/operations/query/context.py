@@ -12,6 +12,7 @@ from typing import Protocol
 
 from turnfold.cache import LRUCache
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
+from turnfold.core.eviction.limits import limited_window
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.window.anthropic import (
@@ -308,7 +309,9 @@ class _Reading:
         from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
         policy = self._answering.policy(*from_session)
         model = self._request.model or (session.model if session else None)
-        return policy, self._answering.model_window(model, policy)
+        window = self._answering.model_window(model, policy)
+        limit = session.limits.get(model) if session and model else None
+        return policy, limited_window(window, limit, policy)
 
     def _etag(self, session: SessionSnapshot | None, policy: Policy, window: int) -> str:
         request = self._request

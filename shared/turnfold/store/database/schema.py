@@ -26,8 +26,8 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "1001"
-"""The migration that creates this schema. Services wait for it without loading Alembic."""
+REVISION = "1002"
+"""The newest migration of this schema. Services wait for it without loading Alembic."""
 FIRST_REVISION = "1001"
 """The oldest migration. Early releases had others, 0001 to 0014, with other tables."""
 
@@ -121,6 +121,8 @@ sessions = Table(
     Column("held_to_tokens", Big, nullable=False, server_default=text("0")),
     # The first message that the search index may not have; null when it has all.
     Column("unindexed_from", Big),
+    # The windows of models as providers reported them: tokens by model, as JSON; null without any.
+    Column("window_limits", Text),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     # The sessions that fall idle next.
@@ -232,6 +234,19 @@ usage_reports = Table(
     sqlite_with_rowid=False,
 )
 """Reported token usage; calibration factors are computed from these rows and messages."""
+
+reported_limits = Table(
+    "reported_limits",
+    metadata,
+    # Cascades, because workers of revision 1001 erase sessions without knowing this table.
+    Column("sid", Big, ForeignKey("sessions.sid", ondelete="CASCADE"), primary_key=True),
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+    Column("model", Text, nullable=False),
+    Column("limit_tokens", Big, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The sizes that providers named for the windows of models; see `turnfold.store.ingest.limits`."""
 
 tool_calls = Table(
     "tool_calls",

@@ -1,7 +1,7 @@
 """Session rows within a transaction: lock, change, add audit rows, and write back."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
+from turnfold.core.eviction.limits import read_limits
 from turnfold.core.eviction.triggers import SessionLoad, cooldown_ms
 from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
@@ -30,6 +31,7 @@ COUNTERS = (
     "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "version", "versions", "compactions",
     "audit_rows", "audit_hash", "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq", "reported_at_ms",
     "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms", "cooldown_reason", "held_to_tokens", "unindexed_from",
+    "window_limits",
 )  # fmt: skip
 
 
@@ -71,12 +73,18 @@ class SessionRow:
     cooldown_reason: str | None
     held_to_tokens: int
     unindexed_from: int | None
+    window_limits: str | None
     summary_tokens: int
 
     @property
     def load(self) -> SessionLoad:
         """The numbers that triggers examine. Reported usage counts only after it was metered."""
         return SessionLoad(self.live_messages, self.live_tokens, self.rounds, self.factor)
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """The learned windows of models, in tokens."""
+        return read_limits(self.window_limits)
 
     @property
     def window_tokens(self) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
@@ -10,6 +11,7 @@ from sqlalchemy.exc import (
     IntegrityError,
 )
 
+from turnfold.core.eviction.limits import WindowChanges, changes_in_batch
 from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.eviction.usage import UsageReading
 from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, Role, SessionKey, position_of
@@ -28,6 +30,7 @@ from turnfold.store.database.schema import (
     dead_letters,
     events,
     messages,
+    reported_limits,
     sessions,
     tool_calls,
     usage_reports,
@@ -43,6 +46,7 @@ from turnfold.store.ingest.duplicates import (
     runs,
 )
 from turnfold.store.ingest.evict import evict
+from turnfold.store.ingest.limits import INSERT_LIMITS, limits_of
 from turnfold.store.ingest.pairing import Touched, repair_pairs
 from turnfold.store.ingest.search_index import delete_indexed
 from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates
@@ -93,6 +97,7 @@ class BatchWriter:
         self._dead: list[DeadLetter] = []
         self._new: list[DecodedEvent] = []
         self._moved: set[SessionKey] = set()
+        self._limited: set[SessionKey] = set()
         self._copies: set[tuple[int, int]] = set()
         self._duplicates = 0
 
@@ -130,12 +135,14 @@ class BatchWriter:
             session.evicted_changes += session.sid in paired
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
         changed = self._count()
+        changes = self._learn_limits()
         reports = sum(arrival.report is not None for arrival in self._new)
         calibrator = Calibrator(self._connection, reports)
         self._calibrate_named(nameless, calibrator)
         arrived = {arrival.stream_seq: arrival for arrival in self._new}
         evictions = evict(
-            self._connection, changed, self._readings(), arrived, calibrator, self._installation, self._records
+            self._connection, changed, self._readings(), arrived, calibrator, self._installation, self._records,
+            changes,
         )  # fmt: skip
         write_back(self._connection, changed)
         self._remove_empty()
@@ -147,9 +154,63 @@ class BatchWriter:
         for arrival in self._new:
             seq, at_ms, report = arrival.stream_seq, arrival.at_ms, arrival.report
             readings[self._sessions[arrival.key].sid][seq] = (
-                UsageReading(seq, at_ms, report.tokens) if report else None
+                UsageReading(seq, at_ms, report.tokens)
+                if report and not (arrival.reported and arrival.reported.is_overflow)
+                else None
             )
         return readings
+
+    def _learn_limits(self) -> Mapping[int, WindowChanges]:
+        """Update the windows that sessions learned from providers, and record this in the audit.
+
+        Return the changes of the window of each such session's model.
+        """
+        changes: dict[int, WindowChanges] = {}
+        for key in sorted(self._limited):
+            session = self._sessions[key]
+            before, limits = session.limits, limits_of(self._connection, session.sid)
+            session.window_limits = json.dumps(limits) if limits else None
+            new = [arrival for arrival in self._new if arrival.key == key and arrival.model]
+            of_model = [
+                (
+                    arrival.stream_seq,
+                    arrival.reported.limit_tokens if arrival.reported else None,
+                    arrival.report.prompt_tokens
+                    if arrival.report and arrival.answer is not None
+                    else 0,
+                )
+                for arrival in sorted(new, key=attrgetter("stream_seq"))
+                if storable(arrival.model or "") == session.model
+            ]
+            changes[session.sid] = changes_in_batch(before.get(session.model or ""), of_model)
+            named = {
+                storable(arrival.model or "")
+                for arrival in new
+                if arrival.reported and arrival.reported.limit_tokens
+            }
+            for model in sorted(limits.keys() - named):
+                if limits[model] != before.get(model):
+                    self._records.add_audit_row(
+                        session,
+                        "window",
+                        at_ms=session.last_event_at_ms or 0,
+                        reason="success",
+                        model=model,
+                        limit_tokens=limits[model],
+                    )
+        for arrival in self._new:
+            reported = arrival.reported
+            if reported is not None and (reported.limit_tokens or reported.is_overflow):
+                self._records.add_audit_row(
+                    self._sessions[arrival.key],
+                    "window",
+                    at_ms=arrival.at_ms,
+                    reason="overflow" if reported.is_overflow else "limit",
+                    model=storable(arrival.model or ""),
+                    limit_tokens=reported.limit_tokens,
+                    event_id=arrival.event_id,
+                )
+        return changes
 
     def _calibrate_named(self, nameless: set[int], calibrator: Calibrator) -> None:
         """Set the factor of sessions that named their model for the first time in this batch."""
@@ -243,6 +304,8 @@ class BatchWriter:
 
     def _is_stored(self, arrival: DecodedEvent, span: dict[str, int]) -> bool:
         """Return whether the stored messages have the same content in other JSON."""
+        if not arrival.messages:
+            return False
         stored = self._connection.execute(_BODIES, span).all()
         said = [json.loads(message.body) for message in arrival.messages]
         return [_without_mark(json.loads(body)) for body, _ in stored] == said and all(
@@ -277,6 +340,10 @@ class BatchWriter:
             span["first"], span["last"]
         )
         connection.execute(delete(usage_reports).where(reports))
+        is_limit = (reported_limits.c.sid == sid) & (
+            reported_limits.c.stream_seq == span["first"] // MESSAGES_PER_EVENT
+        )
+        connection.execute(delete(reported_limits).where(is_limit))
         identity = (events.c.agent_id == arrival.key.agent_id) & (
             events.c.event_id == arrival.event_id
         )
@@ -322,8 +389,10 @@ class BatchWriter:
         rows: list[tuple[Any, ...]] = []
         calls: list[tuple[Any, ...]] = []
         reports: list[tuple[Any, ...]] = []
+        limits: list[tuple[Any, ...]] = []
         for arrival in arrivals:
-            seq, sid = arrival.stream_seq, self._sessions[arrival.key].sid
+            session = self._sessions[arrival.key]
+            seq, sid = arrival.stream_seq, session.sid
             event_rows.append(
                 (arrival.key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
             )
@@ -334,6 +403,8 @@ class BatchWriter:
                 and (answer := arrival.answer) is not None
             ):
                 model, counted = storable(arrival.model), arrival.report.prompt_tokens
+                if counted > session.limits.get(model, counted):
+                    self._limited.add(arrival.key)
                 reports.append(
                     (
                         sid,
@@ -344,6 +415,10 @@ class BatchWriter:
                         arrival.at_ms,
                     )
                 )
+            if arrival.reported and arrival.reported.limit_tokens and arrival.model:
+                self._limited.add(arrival.key)
+                limit_tokens = arrival.reported.limit_tokens
+                limits.append((sid, seq, storable(arrival.model), limit_tokens, arrival.at_ms))
             for index, message in enumerate(arrival.messages):
                 if message.calls:
                     made = [
@@ -359,6 +434,7 @@ class BatchWriter:
             (_INSERT_MESSAGES, rows),
             (_INSERT_CALLS, calls),
             (INSERT_REPORTS, reports),
+            (INSERT_LIMITS, limits),
         )
         for insert, values in inserts:
             # In the order of the table's key, what belongs to one page is written to it at once.
@@ -395,10 +471,11 @@ class BatchWriter:
             session.live_messages += live
             session.live_tokens += live_tokens
             session.rounds += rounds
-            first = position_of(min([arrival.stream_seq for arrival in arrivals]), 0)
-            session.unindexed_from = (
-                first if session.unindexed_from is None else min(first, session.unindexed_from)
-            )
+            if told := [arrival.stream_seq for arrival in arrivals if arrival.messages]:
+                first = position_of(min(told), 0)
+                session.unindexed_from = (
+                    first if session.unindexed_from is None else min(first, session.unindexed_from)
+                )
             session.last_event_at_ms = max(
                 session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals]
             )

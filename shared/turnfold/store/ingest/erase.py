@@ -17,7 +17,7 @@ from sqlalchemy import (
     select,
 )
 
-from turnfold.contracts.subjects import EVENT_TYPES, session_subject, token_of
+from turnfold.contracts.subjects import STREAM_TYPES, session_subject, token_of
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import is_over
@@ -276,7 +276,7 @@ def _erase_sessions(
 def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
     """Erase the dead letters of a session or an agent, found by key or by subject."""
     if isinstance(key, SessionKey):
-        subjects = [session_subject(kind, key) for kind in EVENT_TYPES]
+        subjects = [session_subject(kind, key) for kind in STREAM_TYPES]
         named = (dead_letters.c.agent_id == key.agent_id) & (
             dead_letters.c.session_id == key.session_id
         )
@@ -284,7 +284,7 @@ def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
     else:
         begins = [
             dead_letters.c.subject.startswith(f"{kind}.{token_of(key)}.", autoescape=True)
-            for kind in EVENT_TYPES
+            for kind in STREAM_TYPES
         ]
         is_of_key = or_(dead_letters.c.agent_id == key, *begins)
     purge_from_stream(

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, bindparam, func, select
 
 from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_eviction, first_eviction
+from turnfold.core.eviction.limits import WindowChanges, limited_window
 from turnfold.core.eviction.plan import Eviction, RestoreHold, plan_evictions
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger, fired_triggers, load_of
-from turnfold.core.eviction.usage import UsageInput, UsageReading, usage_trigger
+from turnfold.core.eviction.usage import UsageInput, UsageReading, relief_limit, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
 from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message
@@ -67,33 +68,48 @@ def evict(
     learning: Calibrator,
     installation: Installation,
     records: SessionJournal,
+    changes: Mapping[int, WindowChanges],
 ) -> int:
     """Evict what became due in these sessions; return how many compactions were opened.
 
     `new` maps sessions to the sequences of their new events and to reported usage. `arrived` holds
-    those events.
+    those events. `changes` are those of the window of the session's model.
     """
     readings = {
         sid: {seq: reading for seq, reading in reported.items() if reading is not None}
         for sid, reported in new.items()
     }
+    reports = {
+        sid: {seq: arrived[seq] for seq in seqs if arrived[seq].reported is not None}
+        for sid, seqs in new.items()
+    }
     metered = [
         session
         for session in changed
-        if _has_to_be_metered(session, readings.get(session.sid, {}), installation)
+        if _has_overflow(reports.get(session.sid, {}))
+        or _has_to_be_metered(session, readings.get(session.sid, {}), installation)
     ]
     settled_ms = calibration_cutoff(connection, metered)
     due = [
-        session for session in changed if session.sid in settled_ms or _fired(session, installation)
+        session
+        for session in changed
+        if session.sid in settled_ms or session.sid in changes or _fired(session, installation)
     ]
     opening = CompactionOpener(connection, installation, records, arrived)
     live = _live(connection, due)
     for session in due:
         meter = _meter(
-            session, settled_ms.get(session.sid, -1), readings.pop(session.sid, {}), learning
+            session,
+            settled_ms.get(session.sid, -1),
+            readings.pop(session.sid, {}),
+            reports.get(session.sid, {}),
+            learning,
         )
         new_seqs = tuple(new.get(session.sid, ()))
-        _evict_session(session, live[session.sid], new_seqs, meter, installation, opening)
+        _evict_session(
+            session, live[session.sid], new_seqs, meter, installation, opening,
+            changes.get(session.sid),
+        )  # fmt: skip
     for session in changed:
         if newer := readings.get(session.sid):
             session.gauge = session.gauge.with_reading(newer[max(newer)], limit=0)
@@ -107,23 +123,39 @@ def _evict_session(
     meter: UsageInput,
     installation: Installation,
     opener: CompactionOpener,
+    changes: WindowChanges | None,
 ) -> None:
     """Evict from a session whatever its triggers demand, or plan it (`commit = on_summary`)."""
     policy = installation.policy(session.agent_wishes, session.wishes)
-    window = installation.model_window(session.model, policy)
+    window = _window_of(session, policy, installation)
     gauge, seq = meter.gauge, 0
-    usage_limit = usage_trigger(policy.reserve_tokens, model_window=window)
+    usage_limit = relief_limit(policy.reserve_tokens, model_window=window)
     if policy.commit is Commit.ON_SUMMARY:
         session.gauge = gauge = meter.after(0, gauge, usage_limit)
         if not session.held_tokens:
-            load = session.load._replace(reported_tokens=gauge.fresh_tokens)
+            load = session.load._replace(
+                reported_tokens=gauge.fresh_tokens,
+                is_overflow=any(meter.is_overflow(seq, gauge) for seq in meter.overflows),
+            )
             triggers = fired_triggers(load, policy, model_window=window)
             at_ms, newest = session.last_event_at_ms or 0, max(new_seqs, default=0)
             opener.plan(session, triggers, live, policy, at_ms=at_ms, seq=newest)
         return
     hold = RestoreHold(session.held_to_tokens, session.tokens_total)
+    windows: dict[int, int] = {}
+    if changes is not None:
+        of_map = installation.model_window(session.model, policy)
+        windows = {seq: limited_window(of_map, now, policy) for seq, now in changes.after.items()}
+        window = limited_window(of_map, changes.before, policy)
     for eviction in plan_evictions(
-        live, new_seqs, session.rounds, policy, model_window=window, meter=meter, hold=hold
+        live,
+        new_seqs,
+        session.rounds,
+        policy,
+        model_window=window,
+        meter=meter,
+        hold=hold,
+        windows=windows,
     ):
         opener.open(session, eviction, live)
         gauge, seq = eviction.gauge, eviction.seq
@@ -142,19 +174,41 @@ def _has_to_be_metered(
         return False
     policy = installation.policy(session.agent_wishes, session.wishes)
     limit = usage_trigger(
-        policy.reserve_tokens, model_window=installation.model_window(session.model, policy)
+        policy.reserve_tokens, model_window=_window_of(session, policy, installation)
     )
     return 0 < limit < reported
 
 
+def _has_overflow(reports: Mapping[int, DecodedEvent]) -> bool:
+    return any(event.reported and event.reported.is_overflow for event in reports.values())
+
+
+def _window_of(session: SessionRow, policy: Policy, installation: Installation) -> int:
+    """Return the window of the session's model, as its provider reported it if it is smaller."""
+    window = installation.model_window(session.model, policy)
+    return limited_window(window, session.limits.get(session.model or ""), policy)
+
+
 def _meter(
-    session: SessionRow, settled_ms: int, readings: Mapping[int, UsageReading], learning: Calibrator
+    session: SessionRow,
+    settled_ms: int,
+    readings: Mapping[int, UsageReading],
+    reports: Mapping[int, DecodedEvent],
+    learning: Calibrator,
 ) -> UsageInput:
     def learn(seq: int, at_ms: int) -> float:
         learning.evicted(session.sid, at_ms)
         return learning.factor(session.key.agent_id, session.model, seq)
 
-    return UsageInput(session.gauge._replace(settled_ms=settled_ms), readings, learn)
+    return UsageInput(
+        session.gauge._replace(settled_ms=settled_ms),
+        readings,
+        learn,
+        times={seq: event.at_ms for seq, event in reports.items()},
+        overflows=frozenset(
+            [seq for seq, event in reports.items() if event.reported and event.reported.is_overflow]
+        ),
+    )
 
 
 def evict_now(
@@ -259,7 +313,7 @@ def _fired(session: SessionRow, installation: Installation) -> Sequence[FiredTri
     """Return the triggers that all live messages fire; if they fire none, no part of them does."""
     policy = installation.policy(session.agent_wishes, session.wishes)
     return fired_triggers(
-        session.load, policy, model_window=installation.model_window(session.model, policy)
+        session.load, policy, model_window=_window_of(session, policy, installation)
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED
+from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, USAGE_REPORTED
 from turnfold.core.eviction.decide import first_eviction
 from turnfold.core.eviction.plan import Eviction
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, FiredTrigger, Trigger
@@ -59,8 +59,8 @@ def quoted_texts(connection: Connection, places: Sequence[tuple[int, int]]) -> M
     return {row[0]: row[1] for row in _TEXTS.rows(connection, places)}
 
 
-CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check"}
-"""Audit names of the moment of a check: when a tool returned, or when a turn was over."""
+CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check", USAGE_REPORTED: "report"}
+"""Audit names of the moment of a check: a tool returned, a turn was over, usage was reported."""
 
 
 def subtract_evicted(

@@ -1,5 +1,6 @@
 """Read a session for a window in one snapshot: its row, summary, evictions, messages and texts."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -33,6 +34,7 @@ from turnfold.store.database.schema import (
     summaries,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.ingest.limits import limits_of
 from turnfold.store.query.as_of import messages_as_of, timeline_state
 from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
 
@@ -47,7 +49,7 @@ _SESSION_COLUMNS = [
     sessions.c[name]
     for name in (
         "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "factor", "version", "versions",
-        "compactions", "audit_rows", "audit_hash", "last_event_at_ms",
+        "compactions", "audit_rows", "audit_hash", "last_event_at_ms", "window_limits",
     )
 ]  # fmt: skip
 SUMMARY_COLUMNS = [
@@ -284,6 +286,7 @@ class SqlWindowStore:
                 facts.session,
                 messages_total=state.covered + len(messages_then),
                 version=state.version,
+                window_limits=_limits_as_of(connection, facts.session, state.at_ms),
             )
             summary = (
                 None
@@ -296,6 +299,15 @@ class SqlWindowStore:
             return chosen, dict(_bodies(connection, sid, positions))
 
         return await self._database.snapshot(read)
+
+
+def _limits_as_of(
+    connection: SupportsStatements, session: SessionSnapshot, at_ms: int
+) -> str | None:
+    """Return the limits of a session as they were known at a time, as JSON; None without any."""
+    if session.window_limits is None:
+        return None
+    return json.dumps(limits_of(connection, session.sid, at_ms))
 
 
 def _waiting(row: Sequence[Any]) -> PendingEviction:

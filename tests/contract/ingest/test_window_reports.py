@@ -1,0 +1,410 @@
+"""What `usage.reported` does, in every store: the windows it sets, and the compactions it makes due."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.contract.query.test_context import Asker
+from tests.invariants import faults
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    reported,
+    summary,
+    turn,
+    turns,
+    user,
+)
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.policy.presets import Policy
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.operations.ingest.decode import Delivery, decode_batch
+from turnfold.ports.query import SessionSnapshot
+
+Json = dict[str, Any]
+MODEL = "acme/small-1"
+LONG = "x" * 4_000
+PAIR_TOKENS = 2_008
+"""What a turn of two long messages counts here."""
+
+
+def long_turns(first_seq: int, number: int, **more: Any) -> list[Any]:
+    return [
+        turn(seq, user(LONG), assistant(LONG), model=MODEL, **more)
+        for seq in range(first_seq, first_seq + number)
+    ]
+
+
+async def override(stores: Stores, key: SessionKey = KEY, **numbers: Any) -> None:
+    preset = numbers.pop("preset", None)
+    request = PolicyRequest(preset=preset, overrides=numbers)
+    await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
+
+
+@pytest.fixture
+async def roomy(stores: Stores) -> Stores:
+    """A store in whose session nothing but tokens and overflows make messages leave."""
+    await override(
+        stores, max_live_messages=0, reserve_tokens=2_000, keep_tokens=20_000, min_gain_tokens=2_000
+    )
+    return stores
+
+
+async def model_window(stores: Stores, key: SessionKey = KEY, **fields: Any) -> int:
+    window: int = (await Asker(stores, key=key).told(**fields))["window"]["model_window"]
+    return window
+
+
+async def session_of(stores: Stores) -> SessionSnapshot:
+    session = (await stores.facts()).session
+    assert session is not None
+    return session
+
+
+async def fired(stores: Stores) -> list[tuple[str, int]]:
+    told = [json.loads(notice.payload) for notice in await stores.outbox.unsent(99)]
+    return [(one["trigger"], one["budget_tokens"]) for one in told if "trigger" in one]
+
+
+# --- the window
+
+
+@pytest.mark.proves("R5")
+async def test_a_window_is_no_larger_than_what_its_provider_said(roomy: Stores) -> None:
+    await roomy.ingest(turn(1, user("hello"), model=MODEL))
+    assert await model_window(roomy) == 128_000
+
+    await roomy.ingest(reported(2, MODEL, limit_tokens=16_000))
+
+    assert await model_window(roomy) == 16_000
+    assert await model_window(roomy, model=MODEL) == 16_000
+    assert await model_window(roomy, model="acme/other") == 128_000
+    other = SessionKey(KEY.agent_id, SessionId("other"))
+    await roomy.ingest(turn(3, user("hello"), model=MODEL, key=other))
+    assert await model_window(roomy, other) == 128_000
+
+
+@pytest.mark.proves("R5")
+@pytest.mark.parametrize(("limit", "window"), [(1, 1_024), (1_024, 1_024), (900_000, 128_000)])
+async def test_a_report_sets_no_tiny_window_and_none_above_that_of_the_map(
+    roomy: Stores, limit: int, window: int
+) -> None:
+    await roomy.ingest(turn(1, user("hello"), model=MODEL), reported(2, MODEL, limit_tokens=limit))
+
+    assert await model_window(roomy) == window
+
+
+@pytest.mark.proves("R5")
+async def test_an_explicit_window_stands_above_what_was_reported(roomy: Stores) -> None:
+    await roomy.ingest(turn(1, user("hello"), model=MODEL), reported(2, MODEL, limit_tokens=16_000))
+
+    await override(roomy, context_window=32_000)
+
+    assert await model_window(roomy) == 32_000
+
+
+@pytest.mark.proves("R5")
+async def test_a_larger_call_that_succeeds_later_lifts_the_window(roomy: Stores) -> None:
+    usage = {"prompt_tokens": 20_000, "completion_tokens": 9}
+    await roomy.ingest(turn(1, user("a"), assistant("b"), model=MODEL, usage=usage))
+    await roomy.ingest(reported(2, MODEL, limit_tokens=16_000))
+    assert await model_window(roomy) == 16_000
+
+    await roomy.ingest(reported(3, MODEL, usage={"prompt_tokens": 15_000}))
+    assert await model_window(roomy) == 16_000
+    await roomy.ingest(reported(4, MODEL, usage={"prompt_tokens": 18_000}))
+    assert await model_window(roomy) == 18_000
+    await roomy.ingest(turn(5, user("c"), assistant("d"), model=MODEL, usage=usage))
+    assert await model_window(roomy) == 20_000
+    # A call that failed says nothing of the size; a newer limit counts, whatever was larger before.
+    await roomy.ingest(reported(6, MODEL, usage={"prompt_tokens": 30_000}, is_overflow=True))
+    assert await model_window(roomy) == 20_000
+    await roomy.ingest(reported(7, MODEL, limit_tokens=12_000))
+    assert await model_window(roomy) == 12_000
+
+
+@pytest.mark.proves("R5", "L3")
+async def test_the_order_of_the_stream_decides_not_that_of_arrival(roomy: Stores) -> None:
+    events = [
+        turn(1, user("hello"), model=MODEL),
+        reported(2, MODEL, limit_tokens=8_000),
+        reported(3, MODEL, limit_tokens=16_000),
+        reported(4, MODEL, usage={"prompt_tokens": 18_000}),
+    ]
+
+    for event in reversed(events):
+        await roomy.ingest(event)
+
+    assert await model_window(roomy) == 18_000
+
+
+@pytest.mark.proves("R5", "W6")
+async def test_a_window_of_the_past_has_the_limit_of_then(roomy: Stores) -> None:
+    await roomy.ingest(turn(1, user("a"), model=MODEL), turn(2, user("b"), model=MODEL))
+    await roomy.ingest(reported(3, MODEL, limit_tokens=16_000), turn(4, user("c"), model=MODEL))
+    await roomy.ingest(reported(5, MODEL, limit_tokens=8_000))
+
+    assert await model_window(roomy) == 8_000
+    assert await model_window(roomy, as_of="e2#0") == 128_000
+    assert await model_window(roomy, as_of="e4#0") == 16_000
+
+
+@pytest.mark.proves("R5", "L2")
+async def test_a_report_is_one_event_however_often_it_comes(roomy: Stores) -> None:
+    await roomy.ingest(turn(1, user("a"), model=MODEL))
+    await roomy.ingest(reported(9, MODEL, event_id="r", limit_tokens=16_000))
+    await roomy.ingest(reported(5, MODEL, event_id="s", limit_tokens=8_000))
+    assert await model_window(roomy) == 16_000
+
+    await roomy.ingest(reported(12, MODEL, event_id="r", limit_tokens=16_000))
+    await roomy.ingest(reported(3, MODEL, event_id="r", limit_tokens=16_000))
+    await roomy.ingest(reported(13, MODEL, event_id="r", limit_tokens=4_000))
+
+    # Its first place in the stream is before that of the other one.
+    assert await model_window(roomy) == 8_000
+    (letter,) = await roomy.history.dead_letters(after=0, limit=9)
+    assert (letter.stream_seq, letter.reason) == (13, "event_id_reused")
+    seen = await roomy.seen()
+    assert seen.sessions[KEY].counters.messages_total == 1
+    assert faults(seen) == []
+
+
+@pytest.mark.proves("R5", "L7")
+async def test_a_report_is_no_message_and_may_be_the_first_event(roomy: Stores) -> None:
+    await roomy.ingest(reported(1, MODEL, limit_tokens=16_000))
+
+    told = await Asker(roomy).told()
+    assert (told["window"]["model_window"], told["account"]["total"]) == (16_000, 0)
+    assert await roomy.history.page(KEY, after_position=0, limit=9) == []
+    assert (await roomy.facts()).ingested_to == 1
+
+
+@pytest.mark.proves("R5", "X4")
+async def test_erasing_forgets_what_was_reported(roomy: Stores) -> None:
+    await roomy.ingest(turn(1, user("a"), model=MODEL), reported(2, MODEL, limit_tokens=16_000))
+
+    await roomy.changes.erase(KEY, last_seq=2, now_ms=NOON + 9)
+    await roomy.ingest(turn(3, user("b"), model=MODEL), reported(4, MODEL, event_id="e2"))
+
+    assert await model_window(roomy) == 128_000
+    assert 2 in await roomy.erasures.to_purge(9)
+
+
+@pytest.mark.proves("R5", "I5")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"model": ""},
+        {"model": "m" * 257},
+        {"model": 7},
+        {"model": "m", "limit_tokens": 0},
+        {"model": "m", "limit_tokens": True},
+        {"model": "m", "limit_tokens": 16_000.5},
+        {"model": "m", "limit_tokens": 10**10},
+        {"model": "m", "usage": 7},
+        {"model": "m", "message_id": 7},
+        {"model": "m", "is_overflow": "yes"},
+    ],
+)
+def test_a_report_of_another_shape_is_a_dead_letter(fields: dict[str, Any]) -> None:
+    identity = {"event_id": "e", "agent_id": KEY.agent_id, "session_id": KEY.session_id}
+    subject = f"usage.reported.{KEY.agent_id}.{KEY.session_id}"
+    payload = json.dumps(identity | fields).encode()
+
+    batch = decode_batch([Delivery(subject, payload, 1, NOON)], count=len)
+
+    assert [letter.reason for letter in batch.dead] == ["wrong_shape"]
+    assert batch.dead[0].key == KEY
+
+
+# --- compactions
+
+
+@pytest.mark.proves("R5", "E1")
+async def test_an_overflow_makes_a_compaction_due_and_the_audit_says_why(roomy: Stores) -> None:
+    await roomy.ingest(*long_turns(1, 14))
+    assert await fired(roomy) == []
+
+    await roomy.ingest(reported(15, MODEL, limit_tokens=16_000, is_overflow=True))
+
+    assert await fired(roomy) == [("usage", 14_000)]
+    assert (await session_of(roomy)).live_tokens <= 16_000
+    rows = await roomy.history.audit(KEY, after=0, limit=9)
+    window, evicted = [row for row in rows if row.phase in ("window", "evicted")]
+    assert (window.reason, json.loads(window.details)) == (
+        "overflow",
+        {"model": MODEL, "limit_tokens": 16_000, "event_id": "e15"},
+    )
+    details = json.loads(evicted.details)
+    assert (details["trigger"], details["checkpoint"]) == ("usage", "report")
+    assert evicted.at_ms == NOON + 15
+    (job,) = await roomy.claim(NOON + 1_000)
+    await roomy.jobs.commit(job, summary(), reason=None, now_ms=NOON + 2_000)
+    assert (await session_of(roomy)).version == 1
+
+
+@pytest.mark.proves("R5", "E1")
+async def test_an_overflow_of_a_model_of_unknown_size_takes_part_of_what_is_live(
+    roomy: Stores,
+) -> None:
+    await roomy.ingest(*long_turns(1, 10))
+
+    await roomy.ingest(reported(11, MODEL, is_overflow=True))
+
+    assert await fired(roomy) == [("usage", 10 * PAIR_TOKENS * 3 // 5)]
+    assert (await session_of(roomy)).live_tokens <= 10 * PAIR_TOKENS * 3 // 5
+    assert await model_window(roomy) == 128_000
+
+
+@pytest.mark.proves("R5", "E1")
+async def test_a_smaller_window_makes_the_token_trigger_fire_at_once(roomy: Stores) -> None:
+    await override(
+        roomy, max_live_messages=0, trigger_ratio=0.6, keep_tokens=20_000, min_gain_tokens=2_000
+    )
+    await roomy.ingest(*long_turns(1, 14))
+
+    await roomy.ingest(reported(15, MODEL, limit_tokens=16_000))
+
+    assert await fired(roomy) == [("tokens", 9_600)]
+
+
+@pytest.mark.proves("R5", "E5")
+async def test_no_overflow_is_answered_twice_and_none_evicts_in_vain(roomy: Stores) -> None:
+    overflow: Json = {"limit_tokens": 16_000, "is_overflow": True}
+    await roomy.ingest(*long_turns(1, 14), reported(15, MODEL, **overflow))
+
+    # The summary is awaited: what fails now saw the window of before.
+    await roomy.ingest(reported(16, MODEL, **overflow), reported(17, MODEL, **overflow))
+    assert len(await fired(roomy)) == 1
+    for number in range(5):
+        for job in await roomy.claim(NOON + 10_000 * number + 1_000):
+            await roomy.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10_000 * number)
+        at_ms = NOON + 10_000 * number + 5_000
+        await roomy.ingest(reported(20 + number, MODEL, at_ms=at_ms, **overflow))
+
+    # The second in a row keeps as little as the policy allows; then nothing is left to evict.
+    rows = await roomy.history.audit(KEY, after=0, limit=99)
+    escalated = [
+        json.loads(row.details).get("is_escalated", False) for row in rows if row.phase == "evicted"
+    ]
+    assert escalated == [False, True]
+    assert (await session_of(roomy)).live_messages >= 4
+
+
+@pytest.mark.proves("R5", "L3")
+async def test_a_batch_evicts_what_its_events_would_have_one_by_one(roomy: Stores) -> None:
+    alone = SessionKey(AgentId("bob"), SessionId("one by one"))
+    numbers = {"reserve_tokens": 2_000, "keep_tokens": 20_000, "min_gain_tokens": 2_000}
+    await override(roomy, alone, max_live_messages=0, **numbers)
+
+    def events(key: SessionKey) -> list[Any]:
+        overflow: Json = {"limit_tokens": 16_000, "is_overflow": True, "key": key}
+        return [
+            *long_turns(1, 12, key=key),
+            reported(13, MODEL, **overflow),
+            *long_turns(14, 3, key=key),
+            reported(17, MODEL, usage={"prompt_tokens": 9_000}, key=key),
+            turn(18, user("so?"), model=MODEL, key=key),
+        ]
+
+    await roomy.ingest(*events(KEY))
+    for event in events(alone):
+        await roomy.ingest(event)
+
+    seen = (await roomy.seen()).sessions
+    left = [
+        [one.message.message_id for one in seen[key].messages if one.message.compaction_id]
+        for key in (KEY, alone)
+    ]
+    assert left[0] == left[1] != []
+
+
+@pytest.mark.proves("R5", "E1")
+@pytest.mark.parametrize(
+    ("preset", "number"), [("static-buffer", 9), ("selective", 24), ("adaptive", 9), ("rolling", 9)]
+)
+async def test_an_overflow_counts_under_every_preset(
+    stores: Stores, preset: str, number: int
+) -> None:
+    await override(stores, preset=preset)
+    await stores.ingest(*long_turns(1, number))
+
+    await stores.ingest(reported(25, MODEL, is_overflow=True))
+
+    jobs = await stores.claim(NOON + 1_000)
+    assert [job.key for job in jobs] == [KEY]
+    (row,) = (await stores.seen()).sessions[KEY].rows
+    assert row.trigger == "usage"
+
+
+@pytest.mark.proves("R5")
+@pytest.mark.parametrize("mode", ["manual", "off"])
+async def test_where_nothing_evicts_by_itself_no_overflow_does(stores: Stores, mode: Any) -> None:
+    request = PolicyRequest(mode=mode)
+    await stores.changes.set_policy(KEY, request, installation=stores.installation, now_ms=NOON)
+    await stores.ingest(*long_turns(1, 14))
+
+    await stores.ingest(reported(15, MODEL, limit_tokens=16_000, is_overflow=True))
+
+    assert await fired(stores) == []
+
+
+@pytest.mark.proves("R5", "I7")
+async def test_usage_that_is_reported_by_itself_sets_off_what_usage_of_a_turn_does(
+    stores: Stores,
+) -> None:
+    await override(
+        stores, max_live_messages=0, context_window=10_000, reserve_tokens=2_000, keep_tokens=50,
+        min_gain_tokens=50,
+    )  # fmt: skip
+    await stores.ingest(*turns(1, 20))
+
+    await stores.ingest(reported(21, MODEL, usage={"prompt_tokens": 8_000}))
+    assert await fired(stores) == []
+    await stores.ingest(reported(22, MODEL, usage={"prompt_tokens": 8_001}))
+
+    assert await fired(stores) == [("usage", 8_000)]
+
+
+@pytest.mark.proves("R5", "T4")
+async def test_usage_that_is_reported_by_itself_teaches_the_factor(roomy: Stores) -> None:
+    await override(roomy, keep_tokens=400)
+    for number in range(6):
+        prompt = 3_000 + 2_500 * number
+        await roomy.ingest(
+            turn(2 * number + 1, user("q" * 3_984), assistant("a" * 3_984)),
+            reported(2 * number + 2, MODEL, usage={"prompt_tokens": prompt}),
+        )
+    await roomy.changes.compact_now(KEY, installation=roomy.installation, now_ms=NOON + 500)
+
+    assert (await roomy.history.counts(KEY)).factor == 1.25
+
+
+@pytest.mark.proves("R5", "C65")
+async def test_after_an_overflow_windows_hold_the_summary_and_recent_messages(
+    stores: Stores,
+) -> None:
+    await override(stores, preset="balanced", **_balanced())
+    await stores.ingest(
+        *long_turns(1, 14), reported(15, MODEL, limit_tokens=16_000, is_overflow=True)
+    )
+    for job in await stores.claim(NOON + 1_000):
+        await stores.jobs.commit(job, summary("They spoke."), reason=None, now_ms=NOON + 2_000)
+
+    window = await Asker(stores).told(max_tokens=12_000)
+
+    assert window["summary"]["version"] == 1
+    assert window["account"]["shown"] >= 10
+    assert window["account"]["folded"] == 0
+
+
+def _balanced() -> dict[str, Any]:
+    """The numbers of the preset, which the fixtures replace by smaller ones."""
+    preset = Policy()
+    names = ("max_live_messages", "keep_messages", "keep_tokens", "keep_at_most_messages")
+    more = ("trigger_ratio", "reserve_tokens", "min_gain_messages", "min_gain_tokens")
+    return {name: getattr(preset, name) for name in (*names, *more)}
