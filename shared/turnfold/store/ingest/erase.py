@@ -217,42 +217,18 @@ def _erase_sessions(
     reason: str,
     actor: str,
 ) -> EraseResult:
-    records, total = SessionJournal(actor), 0
+    """Erase locked sessions, and return how many sessions and messages these were."""
+    journal, total = SessionJournal(actor), 0
     for portion in in_portions(locked):
         sids = [session.sid for session in portion]
-        stored = connection.execute(
-            select(events.c.agent_id, events.c.event_id, events.c.stream_seq).where(
-                events.c.sid.in_(sids)
-            )
-        ).all()
-        further = (
-            connection.execute(
-                select(duplicate_events.c.stream_seq).where(duplicate_events.c.sid.in_(sids))
-            )
-            .scalars()
-            .all()
-        )
-        counted = (
-            select(messages.c.sid, func.count())
-            .where(messages.c.sid.in_(sids))
-            .group_by(messages.c.sid)
-        )
-        counts: dict[int, int] = {row[0]: row[1] for row in connection.execute(counted)}
-        insert_missing(
-            connection,
-            erased_events,
-            sorted({digest_of(agent_id, event_id) for agent_id, event_id, _ in stored}),
-        )
-        purge_from_stream(connection, chain((row.stream_seq for row in stored), further))
-        # What keeps words of messages outside of these tables has to forget them here.
-        queue_index_removal(connection, sids)
-        for table in HANGING:
-            connection.execute(delete(table).where(table.c.sid.in_(sids)))
-        connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
+        counts = _message_counts(connection, sids)
+        _remember_events(connection, sids)
+        _delete_rows(connection, sids)
         for session in portion:
             number = counts.get(session.sid, 0)
             total += number
-            records.add_audit_row(
+            # Before the tombstone, which takes over the chain that ends with this row.
+            journal.add_audit_row(
                 session,
                 "erased",
                 at_ms=now_ms,
@@ -269,8 +245,47 @@ def _erase_sessions(
                 rows=session.audit_rows,
                 hash_=session.audit_hash,
             )
-    records.write(connection)
+    journal.write(connection)
     return EraseResult(len(locked), total)
+
+
+def _message_counts(connection: Connection, sids: Sequence[int]) -> dict[int, int]:
+    counted = (
+        select(messages.c.sid, func.count())
+        .where(messages.c.sid.in_(sids))
+        .group_by(messages.c.sid)
+    )
+    return {row[0]: row[1] for row in connection.execute(counted)}
+
+
+def _remember_events(connection: Connection, sids: Sequence[int]) -> None:
+    """Keep hashes of the event ids, and queue all places of the events in the stream for purging.
+
+    Without the hashes, an event that is delivered again would create the session again.
+    """
+    stored = connection.execute(
+        select(events.c.agent_id, events.c.event_id, events.c.stream_seq).where(
+            events.c.sid.in_(sids)
+        )
+    ).all()
+    duplicates = (
+        connection.execute(
+            select(duplicate_events.c.stream_seq).where(duplicate_events.c.sid.in_(sids))
+        )
+        .scalars()
+        .all()
+    )
+    hashes = {digest_of(agent_id, event_id) for agent_id, event_id, _ in stored}
+    insert_missing(connection, erased_events, sorted(hashes))
+    purge_from_stream(connection, chain((row.stream_seq for row in stored), duplicates))
+
+
+def _delete_rows(connection: Connection, sids: Sequence[int]) -> None:
+    # Before the messages: the removal from the search index is filled from them.
+    queue_index_removal(connection, sids)
+    for table in HANGING:
+        connection.execute(delete(table).where(table.c.sid.in_(sids)))
+    connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
 
 
 def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
