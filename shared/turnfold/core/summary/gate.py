@@ -48,10 +48,14 @@ _THOUGHT = re.compile(
 )
 _WRAPPER = re.compile(r"</?(?:summary|answer|output|result)>", re.IGNORECASE)
 _REFUSALS = re.compile(
-    r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this|that)\b.{0,40}\b(?:can(?:['\u2019]t|not)|won['\u2019]t|unable|not able)"
+    r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this"
+    r"|that)\b.{0,40}\b(?:can(?:['\u2019]t|not)|won['\u2019]t|unable|not able)"
     r"|sorry,? (?:but )?i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable)"
-    r"|i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable to|am not able to|must decline|have to decline)\b.{0,40}\b(?:help|assist|comply|summari[sz]e|provide|do|process|fulfil|continue)"
-    r"|i['\u2019]m (?:unable|not able|not comfortable)\b|as an ai\b.{0,60}\b(?:can(?:['\u2019]t|not)|unable)"
+    r"|i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable to|am not able to|must decline"
+    r"|have to decline)\b.{0,40}\b(?:help|assist|comply|summari[sz]e|provide|do|process|fulfil"
+    r"|continue)"
+    r"|i['\u2019]m (?:unable|not able|not comfortable)\b|as an ai\b.{0,60}\b(?:can(?:['\u2019]t"
+    r"|not)|unable)"
     r"|(?:很)?(?:抱歉|对不起|不好意思)[，,。 ]*(?:但)?我(?:无法|不能|没法|不便)|我(?:无法|不能)(?:协助|提供|完成|满足|总结|处理)"
     r"|(?:申し訳(?:ありません|ございません)|すみません)[^。]{0,40}(?:できません|いたしかねます))",
     re.IGNORECASE,

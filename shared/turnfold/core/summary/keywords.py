@@ -9,18 +9,23 @@ def _cues(*lines: str) -> tuple[str, ...]:
 
 CONSTRAINT_WORDS: Final = frozenset(
     _cues(
-        "must|never|always|cannot|can't|shouldn't|mustn't|prefer|preferably|require|requires|required|budget|limit|allergic|maximum|",
+        "must|never|always|cannot|can't|shouldn't|mustn't|prefer|preferably|require|requires|",
+        "required|budget|limit|allergic|maximum|",
         "minimum",
     )
 )
 CONSTRAINT_PHRASES: Final = _cues(
-    "from now on|please don't|please do not|, don't |but don't|do not use|don't use|make sure|no more than|at most|at least|",
-    "should not|only use|remember that|please remember|keep in mind|important:|instead of|without |has to be|needs to be|",
+    "from now on|please don't|please do not|, don't |but don't|do not use|don't use|make sure|",
+    "no more than|at most|at least|",
+    "should not|only use|remember that|please remember|keep in mind|important:|instead of|",
+    "without |has to be|needs to be|",
     "would only|need it to|rather than|under $|less than",
 )
 DECISION_PHRASES: Final = _cues(
-    "let's go with|let's use|let's keep|let's do|we'll use|we will use|i'll take|i will take|go with |decided|we agreed|i choose|",
-    "sounds good|go ahead|please proceed|i confirm|yes, please|i'd rather|i'll go|settled on|book it|that works|works for me|",
+    "let's go with|let's use|let's keep|let's do|we'll use|we will use|i'll take|i will take|",
+    "go with |decided|we agreed|i choose|",
+    "sounds good|go ahead|please proceed|i confirm|yes, please|i'd rather|i'll go|settled on|",
+    "book it|that works|works for me|",
     "switch to",
 )
 DECISION_WORDS: Final = frozenset(
@@ -30,9 +35,12 @@ DECISION_WORDS: Final = frozenset(
 )
 REQUEST_WORDS: Final = frozenset(
     _cues(
-        "please|implement|fix|add|write|create|build|make|find|show|tell|explain|refactor|update|change|remove|delete|check|run|test|",
-        "help|book|cancel|recommend|suggest|give|review|investigate|deploy|install|configure|translate|summarize|compare|design|",
-        "generate|look|search|need|want|commit|push|rename|move|plan|read|set|use|try|start|continue|calculate|reserve|order|",
+        "please|implement|fix|add|write|create|build|make|find|show|tell|explain|refactor|update|",
+        "change|remove|delete|check|run|test|",
+        "help|book|cancel|recommend|suggest|give|review|investigate|deploy|install|configure|",
+        "translate|summarize|compare|design|",
+        "generate|look|search|need|want|commit|push|rename|move|plan|read|set|use|try|start|",
+        "continue|calculate|reserve|order|",
         "schedule|transfer",
     )
 )
@@ -40,43 +48,60 @@ IMPERATIVES: Final = frozenset(
     _cues("work|go|do|open|close|stop|keep|put|take|get|bring|call|send|note|use|let")
 )
 TELLING: Final = _cues(
-    "i |i'm |i've |i'd |i'll |i am |it |it's |the |this |that |these |my |we |our |your |hmm|yes|no,|not "
+    "i |i'm |i've |i'd |i'll |i am |it |it's |the |this |that |these |my |we |our |your |hmm|yes"
+    "|no,|not "
 )
 REQUEST_PHRASES: Final = _cues(
-    "can you|could you|would you|i want|i need|i'd like|i would like|help me|let's |we need|we should|how do i|how can i",
+    "can you|could you|would you|i want|i need|i'd like|i would like|help me|let's |we need|",
+    "we should|how do i|how can i",
 )
 FACT_PHRASES: Final = _cues(
-    "my name|i am |i'm |i have |i've |i live|i like|i love|i hate|i work|i was |i went|i recently|i use |i feel|i usually|",
-    "my favorite|my favourite|my wife|my husband|my son|my daughter|my user id|my email|my phone|it's |we have |we use |we're |",
-    "remember|runs on|lives in|is called|is at |is in |my |our |i can't |i traveled|i moved|i bought|i got ",
+    "my name|i am |i'm |i have |i've |i live|i like|i love|i hate|i work|i was |i went|i recently|",
+    "i use |i feel|i usually|",
+    "my favorite|my favourite|my wife|my husband|my son|my daughter|my user id|my email|my phone|",
+    "it's |we have |we use |we're |",
+    "remember|runs on|lives in|is called|is at |is in |my |our |i can't |i traveled|i moved|",
+    "i bought|i got ",
 )
 RESULT_WORDS: Final = frozenset(
     _cues(
-        "done|fixed|implemented|created|updated|completed|booked|cancelled|canceled|added|removed|refactored|found|passed|passing|",
-        "passes|works|working|resolved|committed|pushed|deployed|installed|confirmed|successfully|recommend|recommended|because|",
-        "cause|caused|issue|problem|root|result|total|reserved|refunded|finished|verified|failed|wrote|changed|moved|renamed|",
+        "done|fixed|implemented|created|updated|completed|booked|cancelled|canceled|added|removed|",
+        "refactored|found|passed|passing|",
+        "passes|works|working|resolved|committed|pushed|deployed|installed|confirmed|successfully|",
+        "recommend|recommended|because|",
+        "cause|caused|issue|problem|root|result|total|reserved|refunded|finished|verified|failed|",
+        "wrote|changed|moved|renamed|",
         "processed|scheduled|transferred|available|recommendation|recommends|suggest",
     )
 )
 OPEN_PHRASES: Final = _cues(
-    "todo|to do:|later|next time|follow up|still need|remains to|not yet|remind me|next step|outstanding|unresolved|blocked",
+    "todo|to do:|later|next time|follow up|still need|remains to|not yet|remind me|next step|",
+    "outstanding|unresolved|blocked",
 )
 FILLER: Final = frozenset(
     _cues(
-        "ok|okay|sure|thanks|thank|you|great|yes|no|hi|hello|hey|perfect|cool|nice|bye|goodbye|good|morning|evening|afternoon|",
-        "alright|right|fine|yep|yeah|welcome|please|wow|awesome|absolutely|certainly|of|course|problem|got|it|understood|that's|it's|",
+        "ok|okay|sure|thanks|thank|you|great|yes|no|hi|hello|hey|perfect|cool|nice|bye|goodbye|",
+        "good|morning|evening|afternoon|",
+        "alright|right|fine|yep|yeah|welcome|please|wow|awesome|absolutely|certainly|of|course|",
+        "problem|got|it|understood|that's|it's|",
         "very|much|again|i|to|see|a|day|have|so|that|is|sounds|this|works|do",
     )
 )
 FILLER_STARTS: Final = _cues(
-    "hmm, |you're welcome|thank you|thanks|i'm glad|glad |if you have any|feel free|let me know|is there anything else|have a great|",
-    "safe travels|i'm sorry|i apologize|no problem|great choice|of course|sure,|certainly|how can i|how may i|happy to help|",
-    "i understand|enjoy |i'd be happy|good question|great question|sounds great|that sounds|perfect!|great!|nice to meet|",
-    "i can help|i'll be here|with that, i can|could you please|okay, i will|ok, i will|okay, thank|",
+    "hmm, |you're welcome|thank you|thanks|i'm glad|glad |if you have any|feel free|let me know|",
+    "is there anything else|have a great|",
+    "safe travels|i'm sorry|i apologize|no problem|great choice|of course|sure,|certainly|",
+    "how can i|how may i|happy to help|",
+    "i understand|enjoy |i'd be happy|good question|great question|sounds great|that sounds|",
+    "perfect!|great!|nice to meet|",
+    "i can help|i'll be here|with that, i can|could you please|okay, i will|ok, i will|",
+    "okay, thank|",
     "thank you|don't hesitate|hi,|no worries",
 )
 FILLER_ALWAYS: Final = _cues(
-    "please confirm|please let me know|please provide|once you |if so, please|could you please|if you have any|feel free|let me know|don't hesitate|thank you|thanks|i will try|okay, i will|ok, i will|you're welcome|",
+    "please confirm|please let me know|please provide|once you |if so, please|could you please|",
+    "if you have any|feel free|let me know|don't hesitate|thank you|thanks|i will try|",
+    "okay, i will|ok, i will|you're welcome|",
     "i can help|i'll be here",
 )
 FORBIDDING: Final = _cues(
@@ -86,10 +111,13 @@ NAMES: Final = _cues(
     "my name is|my name's|call me |i'm called|我叫|我的名字|我名叫|名前は|と申します",
 )
 LASTING: Final = _cues(
-    "my |our |i'm |i am |i live|i work|i use|we use|allergic|is called|runs on|我叫|我是|我的|我住|我家|我们的|过敏|私の|私は",
+    "my |our |i'm |i am |i live|i work|i use|we use|allergic|is called|runs on|我叫|我是|我的|我住|我家|我们的|",
+    "过敏|私の|私は",
 )
 PLAN_STARTS: Final = _cues(
-    "please let me know|please confirm if|please confirm the|please provide|if so, please|once you |would you like|let me|now let me|now i|i'll |i will |let's |first, let|next, |now |i need to|looking at|good, |good. |hmm|wait",
+    "please let me know|please confirm if|please confirm the|please provide|if so, please|",
+    "once you |would you like|let me|now let me|now i|i'll |i will |let's |first, let|next, |now |",
+    "i need to|looking at|good, |good. |hmm|wait",
 )
 ZH_CONSTRAINT: Final = _cues(
     "必须|不要|不能|以后都|以后请|以后不|以后只|记住|只能|务必|禁止|预算|至少|最多|以上|以内|以下|要求|不超过|别用|不允许|过敏|",

@@ -1,8 +1,13 @@
-"""Sentences of a text, and what kind of thing each one says, by words that give it away in English, Chinese and Japanese."""
+"""Split texts into sentences, and classify each by keywords in English, Chinese and Japanese.
+
+A sentence may be of several kinds. The keywords are in `keywords`. Code, tables and notes of
+machines are no sentences.
+"""
 
 import re
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import NamedTuple
 
 from turnfold.core.summary import keywords as cues
 from turnfold.core.summary.sources import clip, head_and_tail, printable
@@ -11,22 +16,25 @@ PROSE_CHARACTERS = 4_000
 
 _CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _NOTE_TAG = re.compile(r"<(/?)(system-reminder|environment_details|command-\w+|local-command-\w+)>")
-# Where a sentence may end stands first: all other characters are passed over at once.
+# The characters that may end a sentence come first, so that the search skips all others at once.
 _END = re.compile(
-    r"[。！？；!?.\n](?:(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[A-Z\"'(\[*`#\d]|I\b)|(?<=[。！？；!?])(?=[^。！？；!?」』”’）)])|(?<=\n)\n*)"
+    r"[。！？；!?.\n](?:(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[A-Z\"'(\[*`#\d]|I\b)"
+    r"|(?<=[。！？；!?])(?=[^。！？；!?」』”’）)])"
+    r"|(?<=\n)\n*)"
 )
 _MARKS = re.compile(r"^(?:(?:[-*+•>]+|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s*)+")
 _TABLE = re.compile(r"^[\s|:+=_*~-]*$|^\|.*\|$")
 _LAYOUT = ("[… ", "<", "{", "# ", "##", "import ", "#!/")
 _CODE_LINE = re.compile(
-    r"^(?:\d+[:|\t→].*|\([^)]*\)|\[[^\]]*\]|[\d\W]+|[A-Z_]{4,} .*\d|(?:def|class|import|from|return|elif|for|while|const|let|var|function|print)\b.*[:;{(=)].*"
+    r"^(?:\d+[:|\t→].*|\([^)]*\)|\[[^\]]*\]|[\d\W]+|[A-Z_]{4,} .*\d"
+    r"|(?:def|class|import|from|return|elif|for|while|const|let|var|function|print)\b.*[:;{(=)].*"
     r"|.*[{};]|[\w.]+\(.*\)|E\d{3,4} .*)$"
 )
 _WORD = re.compile(r"[a-z']+")
 
 
 class SentenceKind(StrEnum):
-    """What a sentence is for."""
+    """What a sentence is for. `FILLER` is politeness, which no summary needs."""
 
     REQUEST = "request"
     DECISION = "decision"
@@ -46,7 +54,10 @@ _HAN = re.compile(r"[\u4e00-\u9fff]")
 
 
 def prose(text: str) -> str:
-    """What of a text is worth reading as sentences: its first and last 4,000 characters, without code and machine notes."""
+    """Return the part of a text that is worth reading as sentences.
+
+    It is the first and last 4,000 characters, without code blocks and notes of the agent.
+    """
     text = printable(head_and_tail(text, PROSE_CHARACTERS, PROSE_CHARACTERS))
     if "```" in text:
         text = _CODE.sub("\n", text)
@@ -54,7 +65,10 @@ def prose(text: str) -> str:
 
 
 def _without_notes(text: str) -> str:
-    """The text with a line end in the place of each note of a machine, from its tag to the nearest one that closes it."""
+    """Replace each note, from its tag to the nearest closing tag, by a line end.
+
+    A regular expression would search for the closing tag again from every opening tag.
+    """
     tags = list(_NOTE_TAG.finditer(text))
     nearest: dict[str, int] = {}
     ends: list[int | None] = []
@@ -72,7 +86,7 @@ def _without_notes(text: str) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text that a person would read aloud: no code, no tables, no rules, no list marks."""
+    """Yield the sentences that a person would read aloud: no code, tables, rules or list marks."""
     for part in _parts(prose(text)):
         line = part.strip()
         if marks := _MARKS.match(line):
@@ -83,7 +97,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands between the ends of sentences, with its full stop but without line ends."""
+    """Yield the texts between sentence ends, with their full stop but without line ends."""
     start = 0
     for end in _END.finditer(text):
         at = end.start()
@@ -93,14 +107,14 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _is_layout(line: str) -> bool:
-    """Whether a line is a heading, a table, a path, code, or what a terminal printed."""
+    """Return whether a line is a heading, a table, a path, code, or terminal output."""
     if line.startswith(_LAYOUT) or _TABLE.match(line) or (line.startswith("/") and " " not in line):
         return True
     return line.isascii() and _CODE_LINE.match(line) is not None
 
 
 def language(text: str) -> str:
-    """`en`, `zh` or `ja`: the language most of a text is in."""
+    """Return the language of most of a text: `en`, `zh` or `ja`."""
     if text.isascii():
         return "en"
     sample = text[:4_000]
@@ -111,13 +125,10 @@ def language(text: str) -> str:
 
 
 def sentence_kinds(sentence: str, *, is_user: bool) -> frozenset[SentenceKind]:
-    """Everything a sentence may be; `FILLER` alone when it says nothing that lasts."""
-    found = (
-        _east_asian(sentence, is_user=is_user)
-        if not sentence.isascii() and (_HAN.search(sentence) or _KANA.search(sentence))
-        else _english(sentence, is_user=is_user)
-    )
-    return frozenset(found) or _OTHER
+    """Return all kinds of a sentence: `FILLER` alone for politeness, `OTHER` if none applies."""
+    is_east_asian = not sentence.isascii() and (_HAN.search(sentence) or _KANA.search(sentence))
+    classify = _east_asian_kinds if is_east_asian else _english_kinds
+    return frozenset(classify(sentence, is_user=is_user)) or _OTHER
 
 
 _OTHER = frozenset({SentenceKind.OTHER})
@@ -130,37 +141,37 @@ def _has(text: str, phrases: tuple[str, ...]) -> bool:
     return False
 
 
-def _english(sentence: str, *, is_user: bool) -> set[SentenceKind]:
+def _english_kinds(sentence: str, *, is_user: bool) -> set[SentenceKind]:
     lowered = sentence.lower().replace("\u2019", "'")
     if is_user and _has(lowered, cues.NAMES):
         return {SentenceKind.FACT}
-    found = _WORD.findall(lowered)
-    unique = set(found)
-    if _is_filler(sentence, lowered, found, unique, is_user=is_user):
+    words = _WORD.findall(lowered)
+    unique = set(words)
+    if _is_filler(sentence, lowered, words, unique, is_user=is_user):
         return {SentenceKind.FILLER}
-    result: set[SentenceKind] = set()
+    kinds: set[SentenceKind] = set()
     if lowered.endswith("?"):
-        result.add(SentenceKind.QUESTION)
+        kinds.add(SentenceKind.QUESTION)
     if (
         unique & cues.CONSTRAINT_WORDS
         or lowered.startswith(cues.FORBIDDING)
         or _has(lowered, cues.CONSTRAINT_PHRASES)
     ):
-        result.add(SentenceKind.CONSTRAINT)
+        kinds.add(SentenceKind.CONSTRAINT)
     if unique & cues.DECISION_WORDS or _has(lowered, cues.DECISION_PHRASES):
-        result.add(SentenceKind.DECISION)
+        kinds.add(SentenceKind.DECISION)
     if _has(lowered, cues.OPEN_PHRASES):
-        result.add(SentenceKind.OPEN)
+        kinds.add(SentenceKind.OPEN)
     if is_user:
-        result |= {SentenceKind.REQUEST} if _asks(lowered, found, unique) else set()
-        result |= {SentenceKind.FACT} if _has(lowered, cues.FACT_PHRASES) else set()
+        kinds |= {SentenceKind.REQUEST} if _is_request(lowered, words, unique) else set()
+        kinds |= {SentenceKind.FACT} if _has(lowered, cues.FACT_PHRASES) else set()
     elif unique & cues.RESULT_WORDS:
-        result.add(SentenceKind.RESULT)
-    return result
+        kinds.add(SentenceKind.RESULT)
+    return kinds
 
 
-def _asks(lowered: str, found: list[str], unique: set[str]) -> bool:
-    if found and found[0] in cues.IMPERATIVES:
+def _is_request(lowered: str, words: list[str], unique: set[str]) -> bool:
+    if words and words[0] in cues.IMPERATIVES:
         return True
     return _has(lowered, cues.REQUEST_PHRASES) or (
         not lowered.startswith(cues.TELLING) and not unique.isdisjoint(cues.REQUEST_WORDS)
@@ -168,9 +179,9 @@ def _asks(lowered: str, found: list[str], unique: set[str]) -> bool:
 
 
 def _is_filler(
-    sentence: str, lowered: str, found: list[str], unique: set[str], *, is_user: bool
+    sentence: str, lowered: str, words: list[str], unique: set[str], *, is_user: bool
 ) -> bool:
-    """Whether a sentence is politeness, or an assistant's word on what it is about to do."""
+    """Return whether a sentence is politeness, or announces what the assistant does next."""
     if not is_user and lowered.startswith(cues.PLAN_STARTS):
         return True
     asks = is_user and _has(lowered, cues.REQUEST_PHRASES)
@@ -178,53 +189,82 @@ def _is_filler(
         unique <= cues.FILLER or (lowered.startswith(cues.FILLER_STARTS) and not asks)
     ):
         return False
-    return len(found) < 14 or lowered.startswith(cues.FILLER_ALWAYS)
+    return len(words) < 14 or lowered.startswith(cues.FILLER_ALWAYS)
 
 
-def _east_asian(sentence: str, *, is_user: bool) -> set[SentenceKind]:
-    is_japanese = _KANA.search(sentence) is not None
-    filler = cues.JA_FILLER if is_japanese else cues.ZH_FILLER
-    has_digit = _DIGIT.search(sentence) is not None
+class _EastAsianCues(NamedTuple):
+    """The phrases of one language."""
+
+    filler: tuple[str, ...]
+    filler_characters: int
+    constraint: tuple[str, ...]
+    decision: tuple[str, ...]
+    request: tuple[str, ...]
+    fact: tuple[str, ...]
+    result: tuple[str, ...]
+
+
+_CHINESE = _EastAsianCues(
+    filler=cues.ZH_FILLER,
+    filler_characters=14,
+    constraint=cues.ZH_CONSTRAINT,
+    decision=cues.ZH_DECISION,
+    request=cues.ZH_REQUEST,
+    fact=cues.ZH_FACT,
+    result=cues.ZH_RESULT,
+)
+_JAPANESE = _EastAsianCues(
+    filler=cues.JA_FILLER,
+    filler_characters=24,
+    constraint=cues.JA_CONSTRAINT,
+    decision=cues.JA_DECISION,
+    request=cues.JA_REQUEST,
+    fact=cues.JA_FACT,
+    result=cues.JA_RESULT,
+)
+
+
+def _east_asian_kinds(sentence: str, *, is_user: bool) -> set[SentenceKind]:
+    # Chinese texts contain no kana, and Japanese sentences almost always do.
+    language_cues = _JAPANESE if _KANA.search(sentence) else _CHINESE
     if is_user and _has(sentence, cues.NAMES):
         return {SentenceKind.FACT}
-    if not sentence.endswith(("？", "?")) and sentence.startswith(cues.THANKS):
+    if _is_east_asian_filler(sentence, language_cues):
         return {SentenceKind.FILLER}
-    if len(sentence) < (24 if is_japanese else 14) and not has_digit and _has(sentence, filler):
-        return {SentenceKind.FILLER}
-    result: set[SentenceKind] = set()
-    if sentence.endswith(("？", "?", "吗", "呢", "吗。", "か。", "か")):
-        result.add(SentenceKind.QUESTION)
-    constraint, decision, request, fact, answer = (
-        (cues.JA_CONSTRAINT, cues.JA_DECISION, cues.JA_REQUEST, cues.JA_FACT, cues.JA_RESULT)
-        if is_japanese
-        else (cues.ZH_CONSTRAINT, cues.ZH_DECISION, cues.ZH_REQUEST, cues.ZH_FACT, cues.ZH_RESULT)
-    )
-    if _has(sentence, constraint):
-        result.add(SentenceKind.CONSTRAINT)
-    if _has(sentence, decision):
-        result.add(SentenceKind.DECISION)
-    if _has(sentence, cues.ZH_OPEN):
-        result.add(SentenceKind.OPEN)
+    phrases = {
+        SentenceKind.CONSTRAINT: language_cues.constraint,
+        SentenceKind.DECISION: language_cues.decision,
+        SentenceKind.OPEN: cues.ZH_OPEN,
+    }
     if is_user:
-        if _has(sentence, request):
-            result.add(SentenceKind.REQUEST)
-        if _has(sentence, fact):
-            result.add(SentenceKind.FACT)
-    elif _has(sentence, answer):
-        result.add(SentenceKind.RESULT)
-    return result
+        phrases[SentenceKind.REQUEST] = language_cues.request
+        phrases[SentenceKind.FACT] = language_cues.fact
+    else:
+        phrases[SentenceKind.RESULT] = language_cues.result
+    kinds = {kind for kind, of_kind in phrases.items() if _has(sentence, of_kind)}
+    if sentence.endswith(("？", "?", "吗", "呢", "吗。", "か。", "か")):
+        kinds.add(SentenceKind.QUESTION)
+    return kinds
+
+
+def _is_east_asian_filler(sentence: str, language_cues: _EastAsianCues) -> bool:
+    if not sentence.endswith(("？", "?")) and sentence.startswith(cues.THANKS):
+        return True
+    if len(sentence) >= language_cues.filler_characters or _DIGIT.search(sentence):
+        return False
+    return _has(sentence, language_cues.filler)
 
 
 def line_of(sentence: str) -> str:
-    """A sentence as a line of a summary: at most 220 characters, about 110 of Chinese or Japanese."""
+    """Shorten a sentence to a line of a summary: 220 characters, or 130 if any is not ASCII."""
     return clip(sentence, 220 if sentence.isascii() else 130)
 
 
 def is_lasting(sentence: str) -> bool:
-    """Whether a user says something of themselves or their affairs that stays true."""
+    """Return whether a user says something about themselves that stays true."""
     return _has(sentence.lower(), cues.LASTING)
 
 
 def says_name(sentence: str) -> bool:
-    """Whether somebody says what they are called."""
+    """Return whether somebody says their name."""
     return _has(sentence.lower(), cues.NAMES)

@@ -1,4 +1,7 @@
-"""Exact values - paths, ids, numbers with their units - are found by code, as they stand in a text."""
+"""Find the exact values of a text, such as paths, ids, and numbers with their units.
+
+Values are found by their shape and returned verbatim. The expressions take time linear in the text.
+"""
 
 import re
 from collections.abc import Iterator
@@ -8,32 +11,41 @@ MAX_SCANNED_CHARACTERS = 64_000
 REQUEST_CHARACTERS = 500
 
 _URL = re.compile(
-    r"\b(?:https?|wss?|ftp|git|ssh|s3|nats|postgres(?:ql)?|redis|mysql|mongodb|amqp)://[^\s\"'<>`()\[\]{}|\\^\u3000-\u303f\uff00-\uffef]{2,400}"
+    r"\b(?:https?|wss?|ftp|git|ssh|s3|nats|postgres(?:ql)?|redis|mysql|mongodb"
+    r"|amqp)://[^\s\"'<>`()\[\]{}|\\^\u3000-\u303f\uff00-\uffef]{2,400}"
 )
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _DIGIT = re.compile(r"\d")
 _TAG = re.compile(r"</?[A-Za-z][\w-]{0,40}\s?/?>")
 _STYLING = re.compile(r"\x1b?\[(?:\d{1,3}+;?+){1,6}+m|\x1b\[[0-9;?]*[A-Za-z]")
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
-# A token without digit, dot, slash and the like tells nothing: it is passed over as an empty text, and most are such.
+# Most tokens are plain words, which are no values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
 _KNOWN_ENDINGS = (
-    "py|pyi|js|jsx|ts|tsx|mjs|json|jsonl|toml|yaml|yml|md|txt|rst|html|css|scss|sh|bash|zsh|sql|go|rs|java|kt|c|h|cc|cpp|hpp|cs|rb|php|ex|exs|"
-    "swift|lua|xml|csv|tsv|lock|cfg|ini|conf|env|log|gz|zip|tar|whl|png|jpg|jpeg|svg|pdf|docx|xlsx|ipynb|proto|tf|vue|db|sqlite|patch|diff"
+    "py|pyi|js|jsx|ts|tsx|mjs|json|jsonl|toml|yaml|yml|md|txt|rst|html|css|scss|sh|bash|zsh|sql|go"
+    "|rs|java|kt|c|h|cc|cpp|hpp|cs|rb|php|ex|exs|"
+    "swift|lua|xml|csv|tsv|lock|cfg|ini|conf|env|log|gz|zip|tar|whl|png|jpg|jpeg|svg|pdf|docx|xlsx"
+    "|ipynb|proto|tf|vue|db|sqlite|patch|diff"
 )
 _SHAPES = re.compile(
     r"(?P<uuid>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})"
     r"|(?P<email>[A-Za-z0-9._%+-]+@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,})"
-    r"|(?P<date>\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:T[\d:.]+(?:Z|[+-]\d\d:?\d\d)?)?|\d{1,2}[-/]\d{1,2}[-/]\d{4})"
-    r"|(?P<host>(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5}|/\d{1,2})?|localhost:\d{1,5}|[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)+:\d{2,5}|[A-Za-z][A-Za-z0-9-]*:\d{4,5}|:\d{4,5})"
+    r"|(?P<date>\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:T[\d:.]+(?:Z|[+-]\d\d:?\d\d)?)?"
+    r"|\d{1,2}[-/]\d{1,2}[-/]\d{4})"
+    r"|(?P<host>(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5}|/\d{1,2})?|localhost:\d{1,5}"
+    r"|[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)+:\d{2,5}|[A-Za-z][A-Za-z0-9-]*:\d{4,5}|:\d{4,5})"
     r"|(?P<ticket>[A-Z][A-Z0-9]{1,9}-\d{1,7}|#\d{1,7})"
-    r"|(?P<version>v\d+(?:\.\d+)*(?:[-+][A-Za-z0-9.-]+)?|\d+\.\d+\.\d+(?:\.\d+)*(?:[-+]?[A-Za-z][A-Za-z0-9.+-]*)?)"
+    r"|(?P<version>v\d+(?:\.\d+)*(?:[-+][A-Za-z0-9.-]+)?"
+    r"|\d+\.\d+\.\d+(?:\.\d+)*(?:[-+]?[A-Za-z][A-Za-z0-9.+-]*)?)"
     r"|(?P<hash>(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,64}|[0-9A-F]{32,64})"
     r"|(?P<phone>0\d{1,4}-\d{3,8}(?:-\d{1,8})?|\+\d[\d-]{6,18}|\d{3}-\d{3}-\d{4})"
-    r"|(?P<path>~?(?:/[A-Za-z0-9_.@%+#:-]+){2,}/?|~?/[A-Za-z0-9_-]*\.[A-Za-z0-9]+|\.{1,2}(?:/[A-Za-z0-9_.@%+#-]+)+/?|[A-Za-z]:\\[A-Za-z0-9_.\\ -]+"
-    r"|[A-Za-z0-9_.@-]+(?:/[A-Za-z0-9_.@%+-]+)*/[A-Za-z0-9_@-]*\.[A-Za-z0-9]{1,8}|[A-Za-z0-9_@-]+(?:/[A-Za-z0-9_.@-]+){2,}"
+    r"|(?P<path>~?(?:/[A-Za-z0-9_.@%+#:-]+){2,}/?|~?/[A-Za-z0-9_-]*\.[A-Za-z0-9]+"
+    r"|\.{1,2}(?:/[A-Za-z0-9_.@%+#-]+)+/?|[A-Za-z]:\\[A-Za-z0-9_.\\ -]+"
+    r"|[A-Za-z0-9_.@-]+(?:/[A-Za-z0-9_.@%+-]+)*/[A-Za-z0-9_@-]*\.[A-Za-z0-9]{1,8}"
+    r"|[A-Za-z0-9_@-]+(?:/[A-Za-z0-9_.@-]+){2,}"
     rf"|[A-Za-z0-9_.-]*[A-Za-z0-9_-]\.(?:{_KNOWN_ENDINGS})|\.[a-z]+(?:rc|ignore|env))"
-    r"|(?P<id>#[0-9A-Fa-f]{6,8}|(?=[A-Za-z0-9_-]*\d)(?=[A-Za-z0-9_-]*[A-Za-z])[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*)"
+    r"|(?P<id>#[0-9A-Fa-f]{6,8}"
+    r"|(?=[A-Za-z0-9_-]*\d)(?=[A-Za-z0-9_-]*[A-Za-z])[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*)"
     r"|(?P<number>\d{4,}(?:\.\d+)?|\d+\.\d+)"
 )
 _MONTHS = "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
@@ -45,12 +57,17 @@ _MEASURE_START = re.compile(r"[\d$€£¥￥]")
 _MEASURE = re.compile(
     r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
     r"|(?<![A-Za-z0-9_.,:/-])(?P<time>\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:[ \u00a0]?[APap]\.?[Mm]\b\.?)?)(?![\w:])"
-    r"|(?<![A-Za-z0-9_.,:])(?P<calendar>(?:\d{2,4}年)?\d{1,2}月\d{1,2}[日号號]|\d{2,4}年(?:\d{1,2}月)?|\d{1,2}[点點时時]\d{0,2}分?半?)"
+    r"|(?<![A-Za-z0-9_.,:])(?P<calendar>(?:\d{2,4}年)?\d{1,2}月\d{1,2}[日号號]|\d{2,4}年(?:\d{1,2}月)?"
+    r"|\d{1,2}[点點时時]\d{0,2}分?半?)"
     r"|(?<![A-Za-z0-9_.,:])(?P<measure>\d+(?:,\d{3})*(?:\.\d+)?(?:[ \u00a0]?[-~～–][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?)?"
-    r"(?:[ \u00a0]?(?:%|％|percent\b|ms\b|milliseconds?\b|s\b|secs?\b|seconds?\b|mins?\b|minutes?\b|h\b|hrs?\b|hours?\b|days?\b|weeks?\b|months?\b|years?\b"
-    r"|[kKMGT]i?B\b|[kmgt]b\b|bytes?\b|px\b|kg\b|g\b|km\b|m\b|cm\b|mm\b|miles?\b|[GM]?Hz\b|rpm\b|rps\b|tokens?\b|people\b|persons?\b|guests?\b|nights?\b"
-    r"|rooms?\b|bags?\b|tickets?\b|replicas?\b|nodes?\b|workers?\b|USD\b|EUR\b|GBP\b|CNY\b|RMB\b|JPY\b|dollars?\b|euros?\b|am\b|pm\b|AM\b|PM\b|a\.m\.|p\.m\.)"
-    r"|[ \u00a0]?(?:元|块|円|美元|人民币|人|位|名|个人|間|间|晚|泊|天|日間|小时|時間|分钟|分間|分|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
+    r"(?:[ \u00a0]?(?:%|％|percent\b|ms\b|milliseconds?\b|s\b|secs?\b|seconds?\b|mins?\b|minutes?\b"
+    r"|h\b|hrs?\b|hours?\b|days?\b|weeks?\b|months?\b|years?\b"
+    r"|[kKMGT]i?B\b|[kmgt]b\b|bytes?\b|px\b|kg\b|g\b|km\b|m\b|cm\b|mm\b|miles?\b|[GM]?Hz\b|rpm\b"
+    r"|rps\b|tokens?\b|people\b|persons?\b|guests?\b|nights?\b"
+    r"|rooms?\b|bags?\b|tickets?\b|replicas?\b|nodes?\b|workers?\b|USD\b|EUR\b|GBP\b|CNY\b|RMB\b"
+    r"|JPY\b|dollars?\b|euros?\b|am\b|pm\b|AM\b|PM\b|a\.m\.|p\.m\.)"
+    r"|[ \u00a0]?(?:元|块|円|美元|人民币|人|位|名|个人|間|间|晚|泊|天|日間|小时|時間|分钟|分間|分|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤"
+    r"|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
 )
 _UNITS = (
     "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
@@ -58,14 +75,17 @@ _UNITS = (
 
 
 class Value(NamedTuple):
-    """One exact value as it stands in a text."""
+    """One exact value, verbatim. The kind is a name such as `path`, `ticket` or `measure`."""
 
     kind: str
     text: str
 
 
 def values_in(text: str) -> list[Value]:
-    """Exact values of a text in order of kind and place, each once. Linear in the text; reads its first 64,000 characters."""
+    """Return the values of a text, each once, by kind and then by place.
+
+    Only the first 64,000 characters are read.
+    """
     found: dict[Value, None] = {}
     text = text[:MAX_SCANNED_CHARACTERS]
     if any(mark in text for mark in _STYLED):
@@ -90,17 +110,20 @@ def values_in(text: str) -> list[Value]:
 
 
 def _measures_in(text: str) -> Iterator[re.Match[str]]:
-    """What `_MEASURE` finds. Most characters start none: a search for those that may is a loop of the regular expression's own."""
-    at = 0
-    while start := _MEASURE_START.search(text, at):
+    """Yield the matches of `_MEASURE`.
+
+    Most characters cannot start one. Searching for those that can is much faster than `finditer`.
+    """
+    position = 0
+    while start := _MEASURE_START.search(text, position):
         match = _MEASURE.match(text, start.start())
         if match:
             yield match
-        at = match.end() if match else start.end()
+        position = match.end() if match else start.end()
 
 
 def _tokens_in(text: str) -> dict[Value, None]:
-    """The words of a text that are values by their shape."""
+    """Return the tokens of a text that are values by their shape."""
     found: dict[Value, None] = {}
     for token in dict.fromkeys(_TOKEN.findall(text)):
         if not token or len(token) > 300:
@@ -110,19 +133,23 @@ def _tokens_in(text: str) -> dict[Value, None]:
             bare = token.strip("*").rstrip(".,:;+$%~").lstrip("@$%+")
         if len(bare) < 2 or bare.isalpha() or (bare.isdigit() and len(bare) < 4):
             continue
-        shape = _SHAPES.fullmatch(bare)
-        kind = shape.lastgroup if shape is not None else None
-        if (
-            kind is not None
-            and not (kind == "id" and _is_plain(bare))
-            and not (kind == "number" and _YEAR.fullmatch(bare))
-        ):
+        kind = _kind_of(bare)
+        if kind is not None:
             found[Value(kind, bare)] = None
     return found
 
 
+def _kind_of(token: str) -> str | None:
+    """Return the kind of a token, or None for what is no value: a word, a year, `17ms`."""
+    shape = _SHAPES.fullmatch(token)
+    kind = shape.lastgroup if shape is not None else None
+    if kind == "id" and _is_plain(token):
+        return None
+    return None if kind == "number" and _YEAR.fullmatch(token) else kind
+
+
 def _is_plain(token: str) -> bool:
-    """Whether letters and digits together name nothing: `x2`, `utf8`, `17ms`."""
+    """Return whether letters and digits together identify nothing, as in `x2`, `utf8` or `17ms`."""
     return (
         len(token) < 4
         or (token.islower() and token[:-1].isalpha())
