@@ -18,7 +18,8 @@ from turnfold.core.summary.digest import digest
 from turnfold.core.summary.extractive.evidence import collect_evidence
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.gate import ModelResponse, check, missing_facts
-from turnfold.core.summary.prompt import fitted, parse_answer, prompt_data, shortened
+from turnfold.core.summary.model_answer import fitted, parse_answer, shortened
+from turnfold.core.summary.prompt import prompt_data
 from turnfold.core.summary.redaction import readable_sources, redact
 from turnfold.core.summary.sentences import language, sentence_kinds, sentences
 from turnfold.core.summary.sources import (

@@ -38,7 +38,7 @@ from turnfold.core.history.validity import anthropic_faults, validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy, preset_named
 from turnfold.core.summary.gate import ModelResponse, check, response_text
-from turnfold.core.summary.prompt import parse_answer
+from turnfold.core.summary.model_answer import parse_answer
 from turnfold.core.text.search import SearchQuery, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.words import terms

@@ -16,7 +16,7 @@ from tests.histories import assistant, history, tool, user, words
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.policy.presets import Policy, View
 from turnfold.core.summary.extractive.extract import extract
-from turnfold.core.summary.prompt import fitted, parse_answer
+from turnfold.core.summary.model_answer import fitted, parse_answer
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 from turnfold.core.summary.values import values_in

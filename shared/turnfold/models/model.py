@@ -13,14 +13,8 @@ from turnfold.core.summary.chunks import chunks
 from turnfold.core.summary.extractive.evidence import Evidence, collect_evidence, with_evidence
 from turnfold.core.summary.extractive.rendering import render
 from turnfold.core.summary.gate import ModelResponse, Reason, check, missing_facts
-from turnfold.core.summary.prompt import (
-    build_prompt,
-    fitted,
-    message_data,
-    parse_answer,
-    prompt_data,
-    prompt_version,
-)
+from turnfold.core.summary.model_answer import fitted, parse_answer
+from turnfold.core.summary.prompt import build_prompt, message_data, prompt_data, prompt_version
 from turnfold.core.summary.redaction import readable_sources, redact
 from turnfold.core.summary.sources import (
     ChunkSummary,

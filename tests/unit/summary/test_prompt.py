@@ -7,15 +7,13 @@ import pytest
 
 from turnfold.core.summary.chunks import chunks
 from turnfold.core.summary.gate import Reason
+from turnfold.core.summary.model_answer import fitted, parse_answer, shortened
 from turnfold.core.summary.prompt import (
     PROMPT_VERSION,
     build_prompt,
     checked_task,
-    fitted,
     message_data,
-    parse_answer,
     prompt_version,
-    shortened,
 )
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob, word_count
 from turnfold.errors import SummarizerError
