@@ -1,20 +1,18 @@
-"""Write one batch of events within its transaction: insert, handle duplicates, pair, count, evict."""
+"""Write one batch of events within its transaction.
 
-import json
+The steps are: insert, handle duplicates, pair calls with results, count, and evict. `IngestStore`
+opens the transaction.
+"""
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
-from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, select, update
-from sqlalchemy.exc import (
-    IntegrityError,
-)
+from sqlalchemy import Connection, delete
+from sqlalchemy.exc import IntegrityError
 
-from turnfold.core.eviction.limits import WindowChanges, changes_in_batch
 from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.eviction.usage import UsageReading
-from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, Role, SessionKey, position_of
+from turnfold.messages import SessionKey, position_of
 from turnfold.ports.ingest import (
     PAYLOAD_KEPT_BYTES,
     DeadLetter,
@@ -24,62 +22,34 @@ from turnfold.ports.ingest import (
 )
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import insert_for
-from turnfold.store.database.message_rows import STORED, message_rows, storable
-from turnfold.store.database.schema import (
-    compactions,
-    dead_letters,
-    events,
-    messages,
-    reported_limits,
-    sessions,
-    tool_calls,
-    usage_reports,
-)
+from turnfold.store.database.schema import dead_letters, messages, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
-from turnfold.store.database.statements import BulkInsert, bulk_update
+from turnfold.store.ingest.counters import count_events, note_unindexed
 from turnfold.store.ingest.duplicates import (
     KNOWN_EVENTS,
     StoredEventKey,
     dead_letter_row,
     first_of_each,
-    first_two,
     runs,
 )
+from turnfold.store.ingest.event_rows import EventRows
 from turnfold.store.ingest.evict import evict
-from turnfold.store.ingest.limits import INSERT_LIMITS, limits_of
+from turnfold.store.ingest.limits import learn_limits
 from turnfold.store.ingest.pairing import Touched, repair_pairs
-from turnfold.store.ingest.search_index import delete_indexed
+from turnfold.store.ingest.stored_events import (
+    EventSpan,
+    delete_event,
+    evict_again,
+    evicted_positions,
+    is_equal_content,
+    newest_message_at_ms,
+)
 from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates
-from turnfold.store.ingest.usage import INSERT_REPORTS, Calibrator
+from turnfold.store.ingest.usage import Calibrator
 
 EVENT_ID_REUSED = "event_id_reused"
 ANOTHER_EVENT = "this event id stands for other content or another session of the agent"
 TOO_MANY_SESSIONS = "too_many_sessions"
-USER = str(Role.USER)
-SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
-_INSERT_EVENTS = BulkInsert(
-    events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
-)
-_INSERT_MESSAGES = BulkInsert(messages, STORED)
-_INSERT_CALLS = BulkInsert(tool_calls, ("sid", "call_id", "position", "slot"))
-_EVICTED_BEFORE = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
-_BODIES = (
-    select(messages.c.body, messages.c.is_error)
-    .where(
-        messages.c.sid == bindparam("of_sid"),
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-    )
-    .order_by(messages.c.position)
-)
-
-
-def _without_mark(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored message without the mark that older releases kept in it."""
-    return {
-        name: value
-        for name, value in body.items()
-        if name != META_MARK or not isinstance(value, bool)
-    }
 
 
 class BatchWriter:
@@ -117,7 +87,7 @@ class BatchWriter:
             self._insert(arrivals)
             evictions = self._update_sessions()
         self._records.write(self._connection)
-        self._bury()
+        self._write_dead_letters()
         record_duplicates(self._connection, self._copies)
         ranges.add(self._connection, runs(sequences))
         return IngestResult(
@@ -135,15 +105,23 @@ class BatchWriter:
             session.evicted_changes += session.sid in paired
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
         changed = self._count()
-        changes = self._learn_limits()
+        changes = learn_limits(
+            self._connection, self._sessions, self._limited, self._new, self._records
+        )
         reports = sum(arrival.report is not None for arrival in self._new)
         calibrator = Calibrator(self._connection, reports)
         self._calibrate_named(nameless, calibrator)
         arrived = {arrival.stream_seq: arrival for arrival in self._new}
         evictions = evict(
-            self._connection, changed, self._readings(), arrived, calibrator, self._installation, self._records,
+            self._connection,
+            changed,
+            self._readings(),
+            arrived,
+            calibrator,
+            self._installation,
+            self._records,
             changes,
-        )  # fmt: skip
+        )
         write_back(self._connection, changed)
         self._remove_empty()
         return evictions
@@ -159,58 +137,6 @@ class BatchWriter:
                 else None
             )
         return readings
-
-    def _learn_limits(self) -> Mapping[int, WindowChanges]:
-        """Update the windows that sessions learned from providers, and record this in the audit.
-
-        Return the changes of the window of each such session's model.
-        """
-        changes: dict[int, WindowChanges] = {}
-        for key in sorted(self._limited):
-            session = self._sessions[key]
-            before, limits = session.limits, limits_of(self._connection, session.sid)
-            session.window_limits = json.dumps(limits) if limits else None
-            new = [arrival for arrival in self._new if arrival.key == key and arrival.model]
-            of_model = [
-                (
-                    arrival.stream_seq,
-                    arrival.reported.limit_tokens if arrival.reported else None,
-                    arrival.report.prompt_tokens
-                    if arrival.report and arrival.answer is not None
-                    else 0,
-                )
-                for arrival in sorted(new, key=attrgetter("stream_seq"))
-                if storable(arrival.model or "") == session.model
-            ]
-            changes[session.sid] = changes_in_batch(before.get(session.model or ""), of_model)
-            named = {
-                storable(arrival.model or "")
-                for arrival in new
-                if arrival.reported and arrival.reported.limit_tokens
-            }
-            for model in sorted(limits.keys() - named):
-                if limits[model] != before.get(model):
-                    self._records.add_audit_row(
-                        session,
-                        "window",
-                        at_ms=session.last_event_at_ms or 0,
-                        reason="success",
-                        model=model,
-                        limit_tokens=limits[model],
-                    )
-        for arrival in self._new:
-            reported = arrival.reported
-            if reported is not None and (reported.limit_tokens or reported.is_overflow):
-                self._records.add_audit_row(
-                    self._sessions[arrival.key],
-                    "window",
-                    at_ms=arrival.at_ms,
-                    reason="overflow" if reported.is_overflow else "limit",
-                    model=storable(arrival.model or ""),
-                    limit_tokens=reported.limit_tokens,
-                    event_id=arrival.event_id,
-                )
-        return changes
 
     def _calibrate_named(self, nameless: set[int], calibrator: Calibrator) -> None:
         """Set the factor of sessions that named their model for the first time in this batch."""
@@ -229,11 +155,9 @@ class BatchWriter:
             return arrivals
         for arrival in arrivals:
             if arrival.key not in self._sessions:
-                self._refuse(
-                    arrival,
-                    TOO_MANY_SESSIONS,
-                    f"the agent has {self._installation.max_sessions} sessions, and may have no more",
-                )
+                limit = self._installation.max_sessions
+                detail = f"the agent has {limit} sessions, and may have no more"
+                self._refuse(arrival, TOO_MANY_SESSIONS, detail)
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
 
     def _remove_empty(self) -> None:
@@ -279,21 +203,18 @@ class BatchWriter:
             if row is None:
                 fresh.append(arrival)
             else:
-                self._meet_known(arrival, row)
+                self._handle_known(arrival, row)
         return fresh
 
-    def _meet_known(self, arrival: DecodedEvent, row: StoredEventKey) -> None:
+    def _handle_known(self, arrival: DecodedEvent, row: StoredEventKey) -> None:
         """Handle a known event id: keep the lower sequence of a duplicate, or refuse the event."""
         sid = self._sessions[arrival.key].sid
         if row.sid != sid:
             self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
             return
-        span = {
-            "of_sid": sid,
-            "first": position_of(row.stream_seq, 0),
-            "last": position_of(row.stream_seq, MESSAGES_PER_EVENT - 1),
-        }
-        if row.digest != arrival.digest and not self._is_stored(arrival, span):
+        span = EventSpan(sid, row.stream_seq)
+        is_same = row.digest == arrival.digest
+        if not is_same and not is_equal_content(self._connection, span, arrival):
             self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
             return
         self._duplicates += 1
@@ -302,72 +223,22 @@ class BatchWriter:
         if arrival.stream_seq < row.stream_seq:
             self._move(arrival, span)
 
-    def _is_stored(self, arrival: DecodedEvent, span: dict[str, int]) -> bool:
-        """Return whether the stored messages have the same content in other JSON."""
-        if not arrival.messages:
-            return False
-        stored = self._connection.execute(_BODIES, span).all()
-        said = [json.loads(message.body) for message in arrival.messages]
-        return [_without_mark(json.loads(body)) for body, _ in stored] == said and all(
-            bool(is_error) == arrival.is_error for _, is_error in stored
-        )
-
-    def _move(self, arrival: DecodedEvent, span: dict[str, int]) -> None:
+    def _move(self, arrival: DecodedEvent, span: EventSpan) -> None:
         """Move a stored event to the earlier sequence of its duplicate; evictions stay."""
-        connection, sid = self._connection, span["of_sid"]
+        connection, session = self._connection, self._sessions[arrival.key]
         first = position_of(arrival.stream_seq, 0)
-        is_moved = (messages.c.sid == sid) & messages.c.position.between(
-            span["first"], span["last"]
-        )
-        rows = select(messages.c.position, messages.c.compaction_id).where(
-            is_moved, messages.c.compaction_id.is_not(None)
-        )
-        evicted = [
-            (row, sid, first + position - span["first"])
-            for position, row in connection.execute(rows)
-        ]
-        came_last = (
-            connection.execute(select(func.max(messages.c.created_at_ms)).where(is_moved)).scalar()
-            == self._sessions[arrival.key].last_event_at_ms
-        )
-        delete_indexed(connection, sid, first=span["first"], last=span["last"])
-        connection.execute(delete(messages).where(is_moved))
-        calls = (tool_calls.c.sid == sid) & tool_calls.c.position.between(
-            span["first"], span["last"]
-        )
-        connection.execute(delete(tool_calls).where(calls))
-        reports = (usage_reports.c.sid == sid) & usage_reports.c.position.between(
-            span["first"], span["last"]
-        )
-        connection.execute(delete(usage_reports).where(reports))
-        is_limit = (reported_limits.c.sid == sid) & (
-            reported_limits.c.stream_seq == span["first"] // MESSAGES_PER_EVENT
-        )
-        connection.execute(delete(reported_limits).where(is_limit))
-        identity = (events.c.agent_id == arrival.key.agent_id) & (
-            events.c.event_id == arrival.event_id
-        )
-        connection.execute(delete(events).where(identity))
+        evicted = evicted_positions(connection, span)
+        newest_at_ms = newest_message_at_ms(connection, span.rows_of(messages))
+        delete_event(connection, span, arrival)
         self._insert_rows([arrival])
-        _EVICTED_BEFORE.run(connection, evicted)
-        # A compaction finds its messages between its first and last position: they widen with the move.
-        reaches = compactions.c.compaction_id.in_({row for row, _, _ in evicted}) & (
-            compactions.c.first_position > first
-        )
-        connection.execute(update(compactions).where(reaches).values(first_position=first))
-        session = self._sessions[arrival.key]
+        evict_again(connection, span, evicted, first)
         session.revision += 1
         session.evicted_changes += bool(evicted)
-        session.unindexed_from = (
-            first if session.unindexed_from is None else min(first, session.unindexed_from)
-        )
-        session.gauge = session.gauge.moved(
-            span["first"] // MESSAGES_PER_EVENT, arrival.stream_seq, arrival.at_ms
-        )
-        if came_last:
-            session.last_event_at_ms = connection.execute(
-                select(func.max(messages.c.created_at_ms)).where(messages.c.sid == sid)
-            ).scalar_one()
+        note_unindexed(session, first)
+        session.gauge = session.gauge.moved(span.stream_seq, arrival.stream_seq, arrival.at_ms)
+        if newest_at_ms == session.last_event_at_ms:
+            is_of_session = messages.c.sid == session.sid
+            session.last_event_at_ms = newest_message_at_ms(connection, is_of_session)
             session.idle_at_ms = self._idle_at_ms(session)
         self._moved.add(arrival.key)
 
@@ -385,61 +256,10 @@ class BatchWriter:
         self._dead.append(DeadLetter(*stored_as, key=arrival.key))
 
     def _insert_rows(self, arrivals: Sequence[DecodedEvent]) -> None:
-        event_rows: list[tuple[Any, ...]] = []
-        rows: list[tuple[Any, ...]] = []
-        calls: list[tuple[Any, ...]] = []
-        reports: list[tuple[Any, ...]] = []
-        limits: list[tuple[Any, ...]] = []
-        for arrival in arrivals:
-            session = self._sessions[arrival.key]
-            seq, sid = arrival.stream_seq, session.sid
-            event_rows.append(
-                (arrival.key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
-            )
-            rows += message_rows(arrival, sid)
-            if (
-                arrival.report is not None
-                and arrival.model
-                and (answer := arrival.answer) is not None
-            ):
-                model, counted = storable(arrival.model), arrival.report.prompt_tokens
-                if counted > session.limits.get(model, counted):
-                    self._limited.add(arrival.key)
-                reports.append(
-                    (
-                        sid,
-                        position_of(seq, answer),
-                        arrival.key.agent_id,
-                        model,
-                        counted,
-                        arrival.at_ms,
-                    )
-                )
-            if arrival.reported and arrival.reported.limit_tokens and arrival.model:
-                self._limited.add(arrival.key)
-                limit_tokens = arrival.reported.limit_tokens
-                limits.append((sid, seq, storable(arrival.model), limit_tokens, arrival.at_ms))
-            for index, message in enumerate(arrival.messages):
-                if message.calls:
-                    made = [
-                        (sid, storable(call.call_id), position_of(seq, index), call.slot)
-                        for call in message.calls
-                    ]
-                    calls += made
-                    self._touched.update([row[:2] for row in made])
-                if message.tool_call_id:
-                    self._touched.add((sid, storable(message.tool_call_id)))
-        inserts = (
-            (_INSERT_EVENTS, event_rows),
-            (_INSERT_MESSAGES, rows),
-            (_INSERT_CALLS, calls),
-            (INSERT_REPORTS, reports),
-            (INSERT_LIMITS, limits),
-        )
-        for insert, values in inserts:
-            # In the order of the table's key, what belongs to one page is written to it at once.
-            values.sort(key=first_two)
-            insert.run(self._connection, values)
+        rows = EventRows.of((arrival, self._sessions[arrival.key]) for arrival in arrivals)
+        self._touched |= rows.touched
+        self._limited |= rows.limited
+        rows.insert(self._connection)
 
     def _idle_at_ms(self, session: SessionRow) -> int | None:
         return idle_at_ms(
@@ -454,31 +274,7 @@ class BatchWriter:
             by_session[arrival.key].append(arrival)
         for key, arrivals in by_session.items():
             session = self._sessions[key]
-            session.revision += 1
-            messages = tokens = live = live_tokens = rounds = 0
-            for arrival in arrivals:
-                if arrival.model and arrival.stream_seq >= session.model_seq:
-                    session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
-                for message in arrival.messages:
-                    messages += 1
-                    tokens += message.tokens
-                    if message.role not in SYSTEM_ROLES:
-                        live += 1
-                        live_tokens += message.tokens
-                    rounds += message.role == USER and not message.is_meta
-            session.messages_total += messages
-            session.tokens_total += tokens
-            session.live_messages += live
-            session.live_tokens += live_tokens
-            session.rounds += rounds
-            if told := [arrival.stream_seq for arrival in arrivals if arrival.messages]:
-                first = position_of(min(told), 0)
-                session.unindexed_from = (
-                    first if session.unindexed_from is None else min(first, session.unindexed_from)
-                )
-            session.last_event_at_ms = max(
-                session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals]
-            )
+            count_events(session, arrivals)
             session.idle_at_ms = self._idle_at_ms(session)
         return [
             session
@@ -486,7 +282,7 @@ class BatchWriter:
             if key in by_session or key in self._moved
         ]
 
-    def _bury(self) -> None:
+    def _write_dead_letters(self) -> None:
         if self._dead:
             rows = [dead_letter_row(letter) for letter in self._dead]
             self._connection.execute(

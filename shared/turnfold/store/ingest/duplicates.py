@@ -6,14 +6,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from turnfold.ports.ingest import (
-    DeadLetter,
-    DecodedEvent,
-)
+from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database import sequence_ranges as ranges
-from turnfold.store.database.schema import (
-    events,
-)
+from turnfold.store.database.schema import events
 from turnfold.store.database.statements import PreparedPairs
 
 _pairs = PreparedPairs.pairs

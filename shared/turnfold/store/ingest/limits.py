@@ -1,13 +1,26 @@
-"""The windows of models as providers reported them, per session and model."""
+"""The windows of models as providers reported them, per session and model.
 
-from collections.abc import Mapping
+`limits_of` reads them, also as of a time. `learn_limits` updates them with a batch of events.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from sqlalchemy import bindparam, func, literal_column, select
 
-from turnfold.core.eviction.limits import LimitReport, newest_limits
-from turnfold.messages import MESSAGES_PER_EVENT, position_of
+from turnfold.core.eviction.limits import (
+    LimitReport,
+    WindowChanges,
+    changes_in_batch,
+    newest_limits,
+)
+from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database.message_rows import storable
 from turnfold.store.database.schema import reported_limits, usage_reports
+from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, SupportsStatements
 
 ALWAYS_MS: Final = 1 << 62
@@ -58,3 +71,87 @@ def _largest_since(
     after = position_of(report.seq, MESSAGES_PER_EVENT - 1)
     ((tokens,),) = _LARGEST_SINCE.rows(connection, sid, after, report.model, until_ms)
     return int(tokens)
+
+
+def learn_limits(
+    connection: SupportsStatements,
+    sessions: Mapping[SessionKey, SessionRow],
+    limited: Collection[SessionKey],
+    arrivals: Sequence[DecodedEvent],
+    journal: SessionJournal,
+) -> Mapping[int, WindowChanges]:
+    """Update the windows that sessions learned from providers, and record this in the audit.
+
+    `limited` are the sessions whose windows may have changed, `arrivals` the new events of the
+    batch. Return the changes of the window of each such session's model.
+    """
+    changes: dict[int, WindowChanges] = {}
+    for key in sorted(limited):
+        session = sessions[key]
+        before, limits = session.limits, limits_of(connection, session.sid)
+        session.window_limits = json.dumps(limits) if limits else None
+        named = [arrival for arrival in arrivals if arrival.key == key and arrival.model]
+        reports = _reports_of(session.model, named)
+        changes[session.sid] = changes_in_batch(before.get(session.model or ""), reports)
+        _record_successes(session, before, limits, named, journal)
+    _record_reports(sessions, arrivals, journal)
+    return changes
+
+
+def _reports_of(
+    model: str | None, arrivals: Iterable[DecodedEvent]
+) -> list[tuple[int, int | None, int]]:
+    """Return sequence, reported limit and tokens of the answered call for events of a model."""
+    return [
+        (
+            arrival.stream_seq,
+            arrival.reported.limit_tokens if arrival.reported else None,
+            arrival.report.prompt_tokens if arrival.report and arrival.answer is not None else 0,
+        )
+        for arrival in sorted(arrivals, key=attrgetter("stream_seq"))
+        if storable(arrival.model or "") == model
+    ]
+
+
+def _record_successes(
+    session: SessionRow,
+    before: Mapping[str, int],
+    limits: Mapping[str, int],
+    arrivals: Iterable[DecodedEvent],
+    journal: SessionJournal,
+) -> None:
+    """Record the limits that changed because a larger call succeeded, not by a report."""
+    reported = {
+        storable(arrival.model or "")
+        for arrival in arrivals
+        if arrival.reported and arrival.reported.limit_tokens
+    }
+    for model in sorted(limits.keys() - reported):
+        if limits[model] != before.get(model):
+            journal.add_audit_row(
+                session,
+                "window",
+                at_ms=session.last_event_at_ms or 0,
+                reason="success",
+                model=model,
+                limit_tokens=limits[model],
+            )
+
+
+def _record_reports(
+    sessions: Mapping[SessionKey, SessionRow],
+    arrivals: Iterable[DecodedEvent],
+    journal: SessionJournal,
+) -> None:
+    for arrival in arrivals:
+        reported = arrival.reported
+        if reported is not None and (reported.limit_tokens or reported.is_overflow):
+            journal.add_audit_row(
+                sessions[arrival.key],
+                "window",
+                at_ms=arrival.at_ms,
+                reason="overflow" if reported.is_overflow else "limit",
+                model=storable(arrival.model or ""),
+                limit_tokens=reported.limit_tokens,
+                event_id=arrival.event_id,
+            )

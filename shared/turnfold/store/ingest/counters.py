@@ -1,0 +1,43 @@
+"""Update the counters of a session with its new events. The caller writes them back in bulk."""
+
+from collections.abc import Sequence
+
+from turnfold.messages import Role, position_of
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database.message_rows import storable
+from turnfold.store.database.session_rows import SessionRow
+
+_USER = str(Role.USER)
+_SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
+
+
+def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
+    """Add new events of one session to its counters, and take over the newest model."""
+    session.revision += 1
+    for arrival in arrivals:
+        # The order of the stream decides, not that of arrival.
+        if arrival.model and arrival.stream_seq >= session.model_seq:
+            session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
+        _count_messages(session, arrival)
+    if seqs := [arrival.stream_seq for arrival in arrivals if arrival.messages]:
+        note_unindexed(session, position_of(min(seqs), 0))
+    session.last_event_at_ms = max(
+        session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals]
+    )
+
+
+def note_unindexed(session: SessionRow, first: int) -> None:
+    """Record that the search index lacks messages from this position on."""
+    known = session.unindexed_from
+    session.unindexed_from = first if known is None else min(first, known)
+
+
+def _count_messages(session: SessionRow, arrival: DecodedEvent) -> None:
+    for message in arrival.messages:
+        session.messages_total += 1
+        session.tokens_total += message.tokens
+        # Instructions stay in the window, whatever leaves it: no trigger counts them.
+        if message.role not in _SYSTEM_ROLES:
+            session.live_messages += 1
+            session.live_tokens += message.tokens
+        session.rounds += message.role == _USER and not message.is_meta

@@ -1,0 +1,101 @@
+"""The rows of new events: events, messages, calls and reports of providers, inserted in bulk."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from turnfold.messages import SessionKey, position_of
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database.message_rows import STORED, message_rows, storable
+from turnfold.store.database.schema import events, messages, tool_calls
+from turnfold.store.database.session_rows import SessionRow
+from turnfold.store.database.statements import BulkInsert
+from turnfold.store.ingest.duplicates import first_two
+from turnfold.store.ingest.limits import INSERT_LIMITS
+from turnfold.store.ingest.pairing import Touched
+from turnfold.store.ingest.usage import INSERT_REPORTS
+
+_INSERT_EVENTS = BulkInsert(
+    events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
+)
+_INSERT_MESSAGES = BulkInsert(messages, STORED)
+_INSERT_CALLS = BulkInsert(tool_calls, ("sid", "call_id", "position", "slot"))
+
+_Row = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class EventRows:
+    """The rows of a batch of events by table.
+
+    `touched` are the call ids whose pairing may change. `limited` are the sessions whose windows
+    may change. Mutable: rows of all events are collected in lists, and each list is one statement.
+    """
+
+    events: list[_Row] = field(default_factory=list)
+    messages: list[_Row] = field(default_factory=list)
+    calls: list[_Row] = field(default_factory=list)
+    reports: list[_Row] = field(default_factory=list)
+    limits: list[_Row] = field(default_factory=list)
+    touched: set[Touched] = field(default_factory=set)
+    limited: set[SessionKey] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, arrivals: Iterable[tuple[DecodedEvent, SessionRow]]) -> "EventRows":
+        """Collect the rows of events, each with its session."""
+        rows = cls()
+        for arrival, session in arrivals:
+            key, sid, seq = arrival.key, session.sid, arrival.stream_seq
+            rows.events.append(
+                (key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
+            )
+            rows.messages += message_rows(arrival, sid)
+            if arrival.model:
+                rows._add_reports(arrival, storable(arrival.model), session)
+            rows._add_calls(arrival, sid)
+        return rows
+
+    def insert(self, connection: Connection) -> None:
+        """Insert all rows.
+
+        Raises:
+            IntegrityError: an event is stored already.
+        """
+        inserts = (
+            (_INSERT_EVENTS, self.events),
+            (_INSERT_MESSAGES, self.messages),
+            (_INSERT_CALLS, self.calls),
+            (INSERT_REPORTS, self.reports),
+            (INSERT_LIMITS, self.limits),
+        )
+        for insert, values in inserts:
+            # In the order of the primary key, all rows of one page are written to it at once.
+            values.sort(key=first_two)
+            insert.run(connection, values)
+
+    def _add_reports(self, arrival: DecodedEvent, model: str, session: SessionRow) -> None:
+        """Add what the provider said: the usage of the answer, and the window of the model."""
+        key, sid, seq, at_ms = arrival.key, session.sid, arrival.stream_seq, arrival.at_ms
+        answer = arrival.answer
+        if arrival.report is not None and answer is not None:
+            tokens = arrival.report.prompt_tokens
+            # A call that succeeded is proof of a larger window than the one reported.
+            if tokens > session.limits.get(model, tokens):
+                self.limited.add(key)
+            row = (sid, position_of(seq, answer), key.agent_id, model, tokens, at_ms)
+            self.reports.append(row)
+        if arrival.reported and arrival.reported.limit_tokens:
+            self.limited.add(key)
+            self.limits.append((sid, seq, model, arrival.reported.limit_tokens, at_ms))
+
+    def _add_calls(self, arrival: DecodedEvent, sid: int) -> None:
+        for index, message in enumerate(arrival.messages):
+            position = position_of(arrival.stream_seq, index)
+            for call in message.calls:
+                call_id = storable(call.call_id)
+                self.calls.append((sid, call_id, position, call.slot))
+                self.touched.add((sid, call_id))
+            if message.tool_call_id:
+                self.touched.add((sid, storable(message.tool_call_id)))

@@ -1,0 +1,125 @@
+"""A stored event whose duplicate arrives: compare the two, and move the event to a lower sequence.
+
+The stream may deliver a duplicate of an event before the event itself. The lower sequence counts,
+so that every order of arrival ends with the same rows.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, func, select, update
+
+from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, position_of
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database.schema import (
+    compactions,
+    events,
+    messages,
+    reported_limits,
+    tool_calls,
+    usage_reports,
+)
+from turnfold.store.database.statements import bulk_update
+from turnfold.store.ingest.search_index import delete_indexed
+
+_BODIES = (
+    select(messages.c.body, messages.c.is_error)
+    .where(
+        messages.c.sid == bindparam("of_sid"),
+        messages.c.position.between(bindparam("first"), bindparam("last")),
+    )
+    .order_by(messages.c.position)
+)
+_MARK_EVICTED = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
+
+
+class EventSpan(NamedTuple):
+    """The range of positions that belongs to one stored event."""
+
+    sid: int
+    stream_seq: int
+
+    @property
+    def first(self) -> int:
+        """The lowest position that a message of the event may have."""
+        return position_of(self.stream_seq, 0)
+
+    @property
+    def last(self) -> int:
+        """The highest position that a message of the event may have."""
+        return position_of(self.stream_seq, MESSAGES_PER_EVENT - 1)
+
+    def rows_of(self, table: Table) -> ColumnElement[bool]:
+        """Select the rows of the event in a table that has positions."""
+        return (table.c.sid == self.sid) & table.c.position.between(self.first, self.last)
+
+
+class EvictedPosition(NamedTuple):
+    """A message of an event that is being moved, and the compaction that evicted it."""
+
+    position: int
+    compaction_id: int
+
+
+def is_equal_content(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> bool:
+    """Return whether an event says the same as the stored one, in other JSON."""
+    if not arrival.messages:
+        return False
+    parameters = {"of_sid": span.sid, "first": span.first, "last": span.last}
+    stored = connection.execute(_BODIES, parameters).all()
+    bodies = [json.loads(message.body) for message in arrival.messages]
+    return [_without_mark(json.loads(body)) for body, _ in stored] == bodies and all(
+        bool(is_error) == arrival.is_error for _, is_error in stored
+    )
+
+
+def newest_message_at_ms(connection: Connection, where: ColumnElement[bool]) -> int | None:
+    """Return when the newest of some messages was published, or None if there is none."""
+    newest: int | None = connection.execute(
+        select(func.max(messages.c.created_at_ms)).where(where)
+    ).scalar()
+    return newest
+
+
+def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[EvictedPosition]:
+    """Return the messages of an event that left the window."""
+    rows = select(messages.c.position, messages.c.compaction_id).where(
+        span.rows_of(messages), messages.c.compaction_id.is_not(None)
+    )
+    return [EvictedPosition(*row) for row in connection.execute(rows)]
+
+
+def delete_event(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> None:
+    """Delete all rows of a stored event, to store them again under another sequence."""
+    delete_indexed(connection, span.sid, first=span.first, last=span.last)
+    for table in (messages, tool_calls, usage_reports):
+        connection.execute(delete(table).where(span.rows_of(table)))
+    is_limit = (reported_limits.c.sid == span.sid) & (
+        reported_limits.c.stream_seq == span.stream_seq
+    )
+    connection.execute(delete(reported_limits).where(is_limit))
+    is_event = (events.c.agent_id == arrival.key.agent_id) & (events.c.event_id == arrival.event_id)
+    connection.execute(delete(events).where(is_event))
+
+
+def evict_again(
+    connection: Connection, span: EventSpan, evicted: Sequence[EvictedPosition], first: int
+) -> None:
+    """Mark moved messages as evicted again; `first` is the new first position of their event."""
+    moved = [(row.compaction_id, span.sid, first + row.position - span.first) for row in evicted]
+    _MARK_EVICTED.run(connection, moved)
+    # A compaction finds its messages between two positions, so its range must include the new ones.
+    is_short = compactions.c.compaction_id.in_({row.compaction_id for row in evicted}) & (
+        compactions.c.first_position > first
+    )
+    connection.execute(update(compactions).where(is_short).values(first_position=first))
+
+
+def _without_mark(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored message without the mark that older releases kept in it."""
+    return {
+        name: value
+        for name, value in body.items()
+        if name != META_MARK or not isinstance(value, bool)
+    }
