@@ -37,8 +37,12 @@ Models = Sequence[type[Answer]]
 
 def faults(models: Models, data: bytes) -> str | None:
     """Return why the data match none of the models; None if they match one."""
+    try:
+        answer = json.loads(data)
+    except ValueError as error:
+        return str(error)
     reasons = []
-    is_error = isinstance(parsed := json.loads(data), dict) and "error" in parsed
+    is_error = isinstance(answer, dict) and "error" in answer
     for model in (ErrorAnswer,) if is_error else models:
         try:
             model.model_validate_json(data, strict=True, extra="forbid")

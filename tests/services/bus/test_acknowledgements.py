@@ -41,6 +41,11 @@ FORGED: Mapping[str, bytes] = {
 
 
 @pytest.fixture
+def answers_match_their_models() -> None:
+    """The answers are made here, right and wrong ones."""
+
+
+@pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
     with nats_server(tmp_path) as running:
         yield running

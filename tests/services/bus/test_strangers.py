@@ -29,6 +29,11 @@ TURN = [
 ]
 
 
+@pytest.fixture
+def answers_match_their_models() -> None:
+    """Strangers answer, too."""
+
+
 @dataclass
 class Published:
     """What was published, with the sequence that each publisher was told, and which windows were asked for meanwhile."""

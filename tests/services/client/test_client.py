@@ -46,6 +46,11 @@ authorization {
 
 
 @pytest.fixture
+def answers_match_their_models() -> None:
+    """The answers are made here, and hold only what a test needs."""
+
+
+@pytest.fixture
 def server(tmp_path: Path) -> Generator[NatsServer, None, None]:
     with nats_server(tmp_path) as running:
         yield running
