@@ -67,6 +67,7 @@ ADDED = {
     "A7",
     "W11",
     "R5",
+    "R6",
     "W12",
     *(f"O{number}" for number in (7, 8, 10)),
     "V3",

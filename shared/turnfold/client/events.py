@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from turnfold.contracts.events import LIMITS
+from turnfold.contracts.events import LIMIT_AT_MOST, LIMITS, MODEL_MAX_CHARACTERS
 from turnfold.contracts.subjects import (
     TOOL_RESULT,
     TURN_COMPLETED,
@@ -160,9 +160,14 @@ def usage_event(
     """Build a `usage.reported` event: what a call of a model taught about the model's window.
 
     Raises:
-        BadRequest: a value is not JSON.
+        BadRequest: a value is not JSON, the model's name is empty or too long, or the limit is not
+            a size.
         TooLarge: more than 4 MiB.
     """
+    if not 1 <= len(model) <= MODEL_MAX_CHARACTERS:
+        raise BadRequest(f"model must have 1 to {MODEL_MAX_CHARACTERS} characters")
+    if limit_tokens is not None and not 1 <= limit_tokens <= LIMIT_AT_MOST:
+        raise BadRequest(f"limit_tokens must be 1 to {LIMIT_AT_MOST}")
     fields = {
         "usage": usage,
         "message_id": message_id,

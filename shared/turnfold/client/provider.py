@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from turnfold.client.session import Session
 from turnfold.core.window.framing import DIGEST_HEADING, HEADING
@@ -28,12 +28,14 @@ class History:
     """The history so far, ready to send: the summary as a user message, then messages.
 
     `tokens` counts all messages. `synthesised` holds the indexes of placeholder tool results, whose
-    real results were not published.
+    real results were not published. `model_window` is the size of the model's window as far as the
+    source knows it.
     """
 
     messages: list[dict[str, Any]]
     tokens: int
     synthesised: frozenset[int] = field(default_factory=frozenset)
+    model_window: int | None = None
 
 
 class Provider(Protocol):
@@ -47,6 +49,32 @@ class Provider(Protocol):
                 small.
         """
         ...
+
+
+@runtime_checkable
+class UsageReporter(Provider, Protocol):
+    """A provider that also wants to know what a call taught about a model's window."""
+
+    async def report(self, model: str, report: "WindowReport") -> None:
+        """Take what a call taught.
+
+        Raises:
+            RequestError: it cannot be taken now.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """What a call taught about a model's window, in tokens as the provider counts them.
+
+    `limit_tokens` is the size that the provider named. `prompt_tokens` is the size of the call,
+    which failed if `is_overflow`.
+    """
+
+    limit_tokens: int | None = None
+    prompt_tokens: int | None = None
+    is_overflow: bool = False
 
 
 class SessionProvider:
@@ -67,7 +95,18 @@ class SessionProvider:
             for index, (body, message_id) in numbered
             if message_id is None and body.get("role") == "tool"
         )
-        return History(window.messages, window.tokens, synthesised)
+        model_window = (window.raw.get("window") or {}).get("model_window")
+        return History(window.messages, window.tokens, synthesised, model_window or None)
+
+    async def report(self, model: str, report: WindowReport) -> None:
+        """Publish what a call taught, so that windows and compactions of the session follow."""
+        tokens = report.prompt_tokens
+        await self._session.usage_reported(
+            model,
+            limit_tokens=report.limit_tokens,
+            is_overflow=report.is_overflow,
+            usage=None if tokens is None else {"prompt_tokens": tokens},
+        )
 
 
 def is_context_note(body: Json) -> bool:

@@ -18,6 +18,8 @@ from turnfold.client.provider import (
     History,
     Provider,
     SessionProvider,
+    UsageReporter,
+    WindowReport,
     is_context_note,
     without_notes,
 )
@@ -32,7 +34,13 @@ from turnfold.core.window.compressor import (
     LadderCompressor,
     without_marks,
 )
-from turnfold.core.window.overflow import Overflow, overflow_in, overflow_reported
+from turnfold.core.window.overflow import (
+    Overflow,
+    overflow_answered,
+    overflow_in,
+    overflow_reported,
+    prompt_tokens_of,
+)
 from turnfold.core.window.window import EMERGENCY_FIFTHS, budget_of
 from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
 from turnfold.messages import Json
@@ -40,6 +48,9 @@ from turnfold.model_info.context_windows import ModelWindows
 
 MIN_CORRECTION: Final = 0.4
 """The lowest factor for a budget, however many more tokens the provider counts than we do."""
+
+REPORT_SECONDS: Final = 0.5
+"""How long a call waits for the service to take a report of an overflow."""
 
 log = logging.getLogger("turnfold.client")
 
@@ -65,9 +76,11 @@ class ContextRecovery:
        of the window. If there is no answer within `patience_seconds`, the agent's own list is
        trimmed by the same rules, and no window is requested for `away_seconds`. Without a session,
        the agent's own list is always used;
-    2. calls the model. If the call fails because the conversation is too long, or succeeds and
-       reports more input than the model reads, it is repeated once with the emergency window: at
-       most three fifths of the size that was too large;
+    2. calls the model. If the call fails because the conversation is too long, answers that as text
+       (`finish_reason` "error"), or succeeds and reports more input than the model reads, it is
+       repeated once with the emergency window: at most three fifths of the size that was too large.
+       The service is told (`usage.reported`), so that it compacts the session, and knows the size
+       of the model's window if the provider named it;
     3. after a repeated call, replaces the content of `messages` with that shorter list and requests
        windows of that size from then on, so that the loop continues with messages that fit.
 
@@ -111,7 +124,10 @@ class ContextRecovery:
         self._away_seconds = away_seconds
         self._away_until = 0.0
         self._learned: dict[str | None, int] = {}
+        self._largest: dict[str | None, int] = {}
+        self._reports: set[asyncio.Task[None]] = set()
         self._notes: list[dict[str, Any]] = []
+        self._told_window: int | None = None
         self.second_failure: BaseException | None = None
         """The error of the newest call's second attempt, which follows an overflow; or None."""
 
@@ -121,15 +137,13 @@ class ContextRecovery:
         compressor = self._compressor or LadderCompressor(await load())
         own = [_as_json(message) for message in messages]
         call_budget = await self._call_budget(rest, compressor)
-        window = await self._window(
-            own,
-            ContextBudget(budget_tokens=call_budget.budget_tokens, model=call_budget.model),
-            compressor,
-        )
+        call_budget, window = await self._first_window(own, call_budget, compressor)
         answer = await self._attempt(window.messages, rest, call_budget.model)
         if not isinstance(answer, _TooLong):
+            self._report_success(call_budget.model, answer)
             return answer
         budget_tokens = self._lower_budget(call_budget, answer.overflow, window.tokens)
+        await self._report_overflow(call_budget.model, answer.overflow)
         emergency = await self._emergency_window(
             own, call_budget, budget_tokens, compressor, answer
         )
@@ -137,7 +151,35 @@ class ContextRecovery:
         if isinstance(second, _TooLong):
             raise second.error(after=answer)
         messages[:] = with_marks(emergency.messages, own)
+        self._report_success(call_budget.model, second)
         return second
+
+    # Reporting
+
+    async def _report_overflow(self, model: str | None, overflow: Overflow) -> None:
+        """Tell the service of an overflow, and give it a moment, so that it compacts at once."""
+        report = WindowReport(
+            limit_tokens=overflow.limit_tokens, prompt_tokens=overflow.tokens, is_overflow=True
+        )
+        task = self._report(model, report)
+        if task is not None:
+            await asyncio.wait({task}, timeout=REPORT_SECONDS)
+
+    def _report_success(self, model: str | None, answer: Any) -> None:
+        """After an overflow, tell the service how large a call was that the model accepted."""
+        tokens = prompt_tokens_of(answer)
+        if model in self._learned and tokens * 10 > self._largest.get(model, 0) * 11:
+            self._largest[model] = tokens
+            self._report(model, WindowReport(prompt_tokens=tokens))
+
+    def _report(self, model: str | None, report: WindowReport) -> "asyncio.Task[None] | None":
+        """Begin to tell the service; a failure is logged and changes nothing."""
+        if model is None or not isinstance(self._provider, UsageReporter):
+            return None
+        task = asyncio.get_running_loop().create_task(_send(self._provider, model, report))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+        return task
 
     # Calling
 
@@ -152,7 +194,9 @@ class ContextRecovery:
             if overflow is None:
                 raise
             return _TooLong(overflow, error)
-        overflow = overflow_reported(answer, await self._known_window(model))
+        overflow = overflow_answered(answer) or overflow_reported(
+            answer, await self._known_window(model)
+        )
         return answer if overflow is None else _TooLong(overflow, None)
 
     async def _second_attempt(
@@ -244,6 +288,29 @@ class ContextRecovery:
 
     # Windows
 
+    async def _first_window(
+        self, own: Sequence[dict[str, Any]], call_budget: CallBudget, compressor: Compressor
+    ) -> tuple[CallBudget, Compressed]:
+        """Return the messages to send, and the budget: smaller if the service knows a smaller model.
+
+        Raises:
+            ContextOverflow: no valid list is that small.
+        """
+        model = call_budget.model
+        budget = ContextBudget(budget_tokens=call_budget.budget_tokens, model=model)
+        window = await self._window(own, budget, compressor)
+        is_explicit = self._budget_tokens is not None or self._context_window is not None
+        if self._told_window is None or is_explicit:
+            return call_budget, window
+        told_tokens = _message_budget(self._told_window, call_budget)
+        if told_tokens >= call_budget.budget_tokens:
+            return call_budget, window
+        call_budget = replace(call_budget, budget_tokens=told_tokens)
+        if window.tokens > told_tokens:
+            budget = replace(budget, budget_tokens=told_tokens)
+            window = await self._window(own, budget, compressor)
+        return call_budget, window
+
     async def _window(
         self, own: Sequence[dict[str, Any]], budget: ContextBudget, compressor: Compressor
     ) -> Compressed:
@@ -253,6 +320,7 @@ class ContextRecovery:
             ContextOverflow: no valid list is that small.
         """
         systems = leading_systems(own)
+        self._told_window = None
         history = await self._history(
             replace(budget, budget_tokens=max(1, budget.budget_tokens - compressor.tokens(systems)))
         )
@@ -260,6 +328,7 @@ class ContextRecovery:
             # Counting the tokens of a long list takes long; in a thread it does not block the loop.
             if history is None:
                 return await asyncio.to_thread(self._own_window, own, budget, compressor)
+            self._told_window = history.model_window
             self._notes = [body for body in history.messages if is_context_note(body)]
             return await asyncio.to_thread(self._merged_window, own, history, budget, compressor)
         except CannotFit as error:
@@ -316,6 +385,13 @@ class ContextRecovery:
         return _fit(notes, without_notes(own), budget, compressor)
 
 
+async def _send(reporter: UsageReporter, model: str, report: WindowReport) -> None:
+    try:
+        await reporter.report(model, report)
+    except (RequestError, TimeoutError, OSError) as error:
+        log.warning("usage.unreported", extra={"error": type(error).__name__})
+
+
 def _fit(
     notes: Sequence[dict[str, Any]],
     rest: Sequence[dict[str, Any]],
@@ -366,13 +442,20 @@ class _TooLong:
 
 
 def _message_budget(window_tokens: int, call_budget: CallBudget) -> int:
-    return budget_of(
+    """Return the tokens for messages; at least half of the window if the answer's size is unknown.
+
+    The default room for an answer would leave next to nothing of a small window.
+    """
+    budget_tokens = budget_of(
         max_tokens=None,
         model_window=window_tokens,
         policy=Policy(),
         tools_tokens=call_budget.tools_tokens,
         max_output_tokens=call_budget.output_tokens,
     )
+    if call_budget.output_tokens is not None:
+        return budget_tokens
+    return max(budget_tokens, window_tokens // 2 - call_budget.tools_tokens)
 
 
 @cache

@@ -310,6 +310,55 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
     assert model.sent() == [[{"role": "user", "content": "AND NOW?"}]]
 
 
+class SmallModel:
+    """Reads so many tokens, and says so when it is sent more."""
+
+    def __init__(self, reads_tokens: int) -> None:
+        self.reads_tokens = reads_tokens
+        self.refused = 0
+        self.sent: list[list[Json]] = []
+
+    async def __call__(self, *, messages: list[Json], **_: Any) -> Json:
+        tokens = COUNTING.tokens(messages)
+        if tokens > self.reads_tokens:
+            self.refused += 1
+            raise ProviderError(
+                400,
+                f"This model's maximum context length is {self.reads_tokens} tokens. "
+                f"However, your messages resulted in {tokens} tokens.",
+            )
+        self.sent.append(messages)
+        return {"role": "assistant", "content": f"Noted, that was part {len(self.sent) * 7}."}
+
+
+@pytest.mark.proves("R5", "C65", "E1")
+async def test_after_an_overflow_a_small_model_is_sent_summary_and_recent_messages(
+    session: Session,
+) -> None:
+    model = SmallModel(16_000)
+    complete = ContextRecovery(model, session, patience_seconds=20)
+    messages: list[Json] = [SYSTEM]
+    report = "a long report with many details about a subsystem. " * 130
+
+    for number in range(40):
+        question = {"role": "user", "content": f"Step {number}: {report}"}
+        messages.append(question)
+        await session.turn_completed([question])
+        answer = await complete(messages=messages, model="small-model", temperature=0.2)
+        messages.append(answer)
+        await session.turn_completed([answer])
+        if model.refused and number % 3 == 0:
+            await eventually(lambda: summarised(session))
+
+    status = await session.status()
+    later = model.sent[-10:]
+    assert model.refused == 1
+    assert status["model"] == "small-model"
+    assert all(sent[1]["content"].startswith("# Conversation Summary") for sent in later)
+    assert min(len(sent) for sent in later) > 6
+    assert (await session.context(wait_ms=5_000)).raw["window"]["model_window"] == 16_000
+
+
 # --- the service is away
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from tests.histories import counter, words
 from turnfold import ContextBudget, ContextOverflow, ContextRecovery, History, LadderCompressor
+from turnfold.client.provider import WindowReport
 from turnfold.core.history.validity import validation_errors
+from turnfold.errors import Unavailable
 
 Json = dict[str, Any]
 COUNTING = LadderCompressor(counter())
@@ -150,3 +152,111 @@ async def test_the_request_of_a_person_stays_where_a_program_writes_after_each_s
     assert not any("is_meta" in body for sent in model.sent for body in sent)
     marks = [body.get("is_meta") for body in messages if body["content"] == reminder["content"]]
     assert marks == [True] * len(marks) != []
+
+
+class Reporting:
+    """A source of history that is told what calls teach, and knows what others learned."""
+
+    def __init__(self, known: list[Json], model_window: int | None = None) -> None:
+        self.known = known
+        self.model_window = model_window
+        self.reports: list[tuple[str, WindowReport]] = []
+        self.asked: list[ContextBudget] = []
+
+    async def history(self, budget: ContextBudget) -> History:
+        self.asked.append(budget)
+        return History(self.known, COUNTING.tokens(self.known), model_window=self.model_window)
+
+    async def report(self, model: str, report: WindowReport) -> None:
+        self.reports.append((model, report))
+
+
+@pytest.mark.proves("R5")
+@pytest.mark.parametrize("tells_sizes", [True, False])
+async def test_what_an_overflow_taught_is_reported_once(tells_sizes: bool) -> None:
+    model, provider = SmallModel(8_000, tells_sizes=tells_sizes), Reporting([])
+    messages: list[Json] = [{"role": "user", "content": words(300)} for _ in range(60)]
+    complete = ContextRecovery(model, provider)
+
+    for _ in range(3):
+        await complete(messages=messages, model="unknown-model")
+        messages.append({"role": "user", "content": "Go on."})
+
+    ((name, report),) = provider.reports
+    sent = COUNTING.tokens(model.sent[0]) * 6 // 5
+    assert (name, report) == (
+        "unknown-model",
+        WindowReport(
+            limit_tokens=8_000 if tells_sizes else None,
+            prompt_tokens=sent if tells_sizes else None,
+            is_overflow=True,
+        ),
+    )
+
+
+@pytest.mark.proves("R5")
+async def test_after_an_overflow_larger_calls_that_succeed_are_reported() -> None:
+    calls = iter([None, 900, 950, 1_200, 1_250])
+
+    async def call(**_: Any) -> Json:
+        tokens = next(calls)
+        if tokens is None:
+            raise TooLong("Input is too long for requested model.")
+        return {"usage": {"prompt_tokens": tokens}}
+
+    provider = Reporting([])
+    complete = ContextRecovery(call, provider)
+
+    for _ in range(4):
+        messages: list[Json] = [{"role": "user", "content": words(50)} for _ in range(9)]
+        await complete(messages=messages, model="unknown-model")
+    await asyncio.sleep(0)
+
+    assert [report.prompt_tokens for _, report in provider.reports] == [None, 900, 1_200]
+    assert [report.is_overflow for _, report in provider.reports] == [True, False, False]
+
+
+@pytest.mark.proves("R5")
+async def test_the_window_that_a_session_has_learned_counts_from_the_first_call_on() -> None:
+    known: list[Json] = [{"role": "user", "content": words(300)} for _ in range(60)]
+    model, provider = SmallModel(8_000, tells_sizes=True), Reporting(known, model_window=8_000)
+    complete = ContextRecovery(model, provider)
+
+    await complete(messages=[{"role": "user", "content": "So?"}], model="unknown-model")
+
+    assert (model.refused, len(model.sent)) == (0, 1)
+    assert [budget.budget_tokens > 8_000 for budget in provider.asked] == [True, False]
+
+
+@pytest.mark.proves("R5", "R3")
+async def test_a_service_that_takes_no_report_delays_and_fails_no_call() -> None:
+    class Away(Reporting):
+        async def report(self, model: str, report: WindowReport) -> None:
+            await super().report(model, report)
+            raise Unavailable("nobody answers")
+
+    provider = Away([])
+    messages: list[Json] = [{"role": "user", "content": words(300)} for _ in range(60)]
+
+    answer = await ContextRecovery(SmallModel(8_000, tells_sizes=True), provider)(
+        messages=messages, model="unknown-model"
+    )
+
+    assert (answer, len(provider.reports)) == ("ok", 1)
+
+
+@pytest.mark.proves("R6", "R1")
+async def test_an_overflow_that_a_host_answers_as_text_is_recovered() -> None:
+    async def call(*, messages: list[Json], **_: Any) -> Json:
+        tokens = COUNTING.tokens(messages)
+        if tokens <= 8_000:
+            return {"content": "ok", "finish_reason": "stop"}
+        text = f"Error: prompt is too long: {tokens} tokens > 8000 maximum"
+        return {"content": text, "finish_reason": "error"}
+
+    messages: list[Json] = [{"role": "user", "content": words(300)} for _ in range(60)]
+
+    answer = await ContextRecovery(call)(messages=messages, model="unknown-model")
+
+    assert answer["content"] == "ok"
+    assert COUNTING.tokens(messages) <= 8_000

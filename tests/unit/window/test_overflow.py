@@ -8,6 +8,7 @@ import pytest
 from turnfold.core.window.overflow import (
     WORDINGS,
     Overflow,
+    overflow_answered,
     overflow_in,
     overflow_in_text,
     overflow_reported,
@@ -15,6 +16,7 @@ from turnfold.core.window.overflow import (
 from turnfold.errors import ContextOverflow
 
 TEXTS: list[tuple[str, str, int | None, int | None]] = [
+    ("any", "The prompt has a maximum context length.", None, None),
     (
         "openai",
         "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. Please reduce the length of the messages.",
@@ -239,6 +241,7 @@ NEVER = [
         "You exceeded your current quota, please check your plan and billing details. The prompt is too long for it.",
     ),
     (400, "Too many tokens, please wait before trying again."),
+    (400, "Too many tokens per minute for this organization"),
     (401, "prompt is too long: 208310 tokens > 200000 maximum"),
     (500, "The server had an error"),
     (400, "Invalid value for 'temperature'"),
@@ -351,6 +354,76 @@ def test_a_success_that_reports_more_input_than_the_model_reads_is_overflow(
     response: Any, window: int | None, told: Overflow | None
 ) -> None:
     assert overflow_reported(response, window) == told
+
+
+@pytest.mark.proves("R6")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "maximum context length",
+        "Request rejected: maximum context length reached.",
+        "Too many tokens in request",
+        "too many tokens",
+    ],
+)
+def test_few_words_are_enough(text: str) -> None:
+    assert overflow_in(BadRequestError(text)) == Overflow("any")
+    assert overflow_in(BadRequestError(text, 429)) is None
+
+
+def completion(content: Any, finish_reason: str = "error") -> dict[str, Any]:
+    message = {"role": "assistant", "content": content}
+    return {"choices": [{"finish_reason": finish_reason, "message": message}]}
+
+
+@pytest.mark.proves("R6")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion("Error calling LLM: prompt is too long: 17000 tokens > 16000 maximum"),
+        SimpleNamespace(
+            content="Error: prompt is too long: 17000 tokens > 16000 maximum", finish_reason="error"
+        ),
+        SimpleNamespace(
+            choices=[
+                SimpleNamespace(
+                    finish_reason="error",
+                    message=SimpleNamespace(
+                        content="prompt is too long: 17000 tokens > 16000 maximum"
+                    ),
+                )
+            ]
+        ),
+    ],
+    ids=["dictionary", "one answer", "objects"],
+)
+def test_an_error_that_a_host_answers_as_text_is_overflow(answer: object) -> None:
+    assert overflow_answered(answer) == Overflow("anthropic", 16_000, 17_000)
+
+
+@pytest.mark.proves("R6")
+def test_an_error_that_a_host_answers_as_text_may_name_its_class() -> None:
+    text = "Error calling LLM: litellm.ContextWindowExceededError: no details"
+
+    assert overflow_answered(completion(text)) == Overflow("any")
+
+
+@pytest.mark.proves("R6", "R2")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion("prompt is too long: 17000 tokens > 16000 maximum", "stop"),
+        completion("Error: RateLimitError: too many tokens per minute"),
+        completion("Error: the server is down"),
+        completion(None),
+        completion([{"type": "text", "text": "too many tokens"}]),
+        {"choices": []},
+        "too many tokens",
+        None,
+    ],
+)
+def test_other_answers_are_no_overflow_whatever_they_say(answer: object) -> None:
+    assert overflow_answered(answer) is None
 
 
 def test_a_text_without_any_of_these_words_tells_nothing() -> None:

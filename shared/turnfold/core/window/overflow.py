@@ -157,6 +157,10 @@ WORDINGS: Final = (
     ),
     _wording(
         "any",
+        r"maximum context (?:length|window|size)|too many tokens",
+    ),
+    _wording(
+        "any",
         r"exceed_context_size|上下文(?:长度|窗口)?.{0,8}(?:超|过长)|(?:超过|超出).{0,8}(?:上下文|最大)长度",
     ),
 )
@@ -231,6 +235,29 @@ def overflow_in_text(text: str) -> Overflow | None:
     return None
 
 
+def overflow_answered(response: object) -> Overflow | None:
+    """Return the overflow of an error that a host answers as text, with `finish_reason` "error".
+
+    A response is an object or a dictionary: a completion with choices, or one answer with
+    `content`. The text counts as that of an exception.
+    """
+    choices = _field(response, "choices")
+    answer = choices[0] if isinstance(choices, list) and choices else response
+    if _field(answer, "finish_reason") != "error":
+        return None
+    message = _field(answer, "message")
+    content = _field(answer if message is None else message, "content")
+    if not isinstance(content, str):
+        return None
+    text = _ends(content)
+    if RATES.search(text):
+        return None
+    overflow = overflow_in_text(text)
+    if overflow is None and any(name in text for name in NAMES):
+        return Overflow("any")
+    return overflow
+
+
 def overflow_reported(response: object, window_tokens: int | None) -> Overflow | None:
     """Return an overflow if the `usage` of a response counts more input than the model's window.
 
@@ -238,13 +265,17 @@ def overflow_reported(response: object, window_tokens: int | None) -> Overflow |
     """
     if window_tokens is None or window_tokens <= 0:
         return None
+    tokens = prompt_tokens_of(response)
+    return Overflow("any", window_tokens, tokens) if tokens > window_tokens else None
+
+
+def prompt_tokens_of(response: object) -> int:
+    """Return the input tokens that the `usage` of a response counts; 0 if it counts none."""
     usage = _field(response, "usage")
     tokens = _field(usage, "prompt_tokens")
     if not isinstance(tokens, int):
         tokens = _field(usage, "input_tokens")
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens <= window_tokens:
-        return None
-    return Overflow("any", window_tokens, tokens)
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else 0
 
 
 def _status(error: BaseException) -> int | None:
@@ -257,7 +288,11 @@ def _status(error: BaseException) -> int | None:
 
 def _text(error: BaseException) -> str:
     code = getattr(error, "code", None)
-    text = f"{code if isinstance(code, str) else ''} {error}"
+    return _ends(f"{code if isinstance(code, str) else ''} {error}")
+
+
+def _ends(text: str) -> str:
+    """Return the searched parts of a text."""
     if len(text) <= 2 * TEXT_CHARACTERS:
         return text
     return f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
