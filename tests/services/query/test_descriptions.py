@@ -1,6 +1,7 @@
 """The descriptions of the interfaces: complete, valid, always the same, and readable as a page."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import jsonschema_rs
+import nats
 import pytest
 from fastapi.openapi.models import OpenAPI
 from faststream.specification.asyncapi.v3_0_0.schema import ApplicationSchema
@@ -173,6 +175,59 @@ def test_asyncapi_has_every_event_request_and_notice_with_replies_and_examples(
         assert message["examples"], message["name"]
         for example in message["examples"]:
             assert example_faults(asyncapi, message["payload"], example["payload"]) == []
+
+
+def reply_faults(asyncapi: Json, name: str, reply: Json) -> list[str]:
+    """Return why a reply matches none of the messages that the document names; [] if it does."""
+    messages = [
+        resolved(asyncapi, reference["$ref"])
+        for reference in asyncapi["operations"][name]["reply"]["messages"]
+    ]
+    wrong = [
+        example_faults(asyncapi, resolved(asyncapi, message["$ref"])["payload"], reply)
+        for message in messages
+    ]
+    return [] if [] in wrong else [f"{name}: {faults}" for faults in wrong]
+
+
+@pytest.mark.proves("V4")
+async def test_a_program_that_reads_only_asyncapi_can_publish_and_request_everything(
+    tmp_path: Path,
+) -> None:
+    ids = {"agent_id": "support", "session_id": "user-42"}
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        await nats.connect(parts.server.url) as bus,
+    ):
+        asyncapi = (await descriptions(parts.http_url))["/asyncapi.json"].json()
+        replies: dict[str, Json] = {}
+        # Events first, so that there is a session, and erasures last.
+        received = [
+            name
+            for name, operation in asyncapi["operations"].items()
+            if operation["action"] == "receive"
+        ]
+        for name in sorted(
+            received, key=lambda name: (name not in EVENTS, name.endswith(".erase"), name)
+        ):
+            channel = asyncapi["channels"][name]
+            (reference,) = channel["messages"].values()
+            example = resolved(asyncapi, reference["$ref"])["examples"][0]["payload"]
+            subject, data = channel["address"].format(**ids), json.dumps(example).encode()
+            if name in EVENTS:
+                await bus.jetstream().publish(subject, data)
+            else:
+                replies[name] = json.loads((await bus.request(subject, data, timeout=20)).data)
+        dead = await parts.rows("SELECT reason, detail FROM dead_letters")
+
+    assert dead == []
+    assert set(replies) == set(REQUESTS)
+    assert [
+        fault for name in replies for fault in reply_faults(asyncapi, name, replies[name])
+    ] == []
+    assert sum("error" not in reply for reply in replies.values()) > len(replies) / 2
 
 
 class Sections(HTMLParser):

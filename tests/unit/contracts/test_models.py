@@ -15,7 +15,7 @@ from turnfold.contracts.answers.errors import ErrorAnswer, ErrorCode
 from turnfold.contracts.answers.history import SessionUsage
 from turnfold.contracts.answers.reading import FIELDS, read_answer
 from turnfold.contracts.catalog import REQUESTS
-from turnfold.contracts.event_models import EVENT_BODIES, EVENTS, PublishedEvent, PublishedMessage
+from turnfold.contracts.event_models import EVENTS, PublishedEvent, PublishedMessage
 from turnfold.contracts.events import read_payload
 from turnfold.contracts.fields import MessageState, PolicyMode, SummaryStyle
 from turnfold.contracts.notice_models import NOTICES, TriggerName
@@ -32,11 +32,13 @@ from turnfold.core.eviction.usage import usage_state
 from turnfold.core.policy.presets import Mode, Style
 from turnfold.errors import BadEvent, RequestError
 from turnfold.messages import ROLES, State
+from turnfold_query.http.description import BODIES
 
 Json = dict[str, Any]
 ANSWERS = {model for models in OPERATIONS.values() for model in models} | {
     model for entry in REQUESTS.values() for model in entry.answers
 }
+ASKED = {entry.request for entry in REQUESTS.values()}
 
 
 def examples(model: type[BaseModel]) -> list[Json]:
@@ -64,7 +66,7 @@ def test_everything_on_the_wire_has_a_model() -> None:
 @pytest.mark.parametrize(
     "model",
     sorted(
-        {*ANSWERS, ErrorAnswer, *EVENTS.values(), *EVENT_BODIES, *NOTICES.values()},
+        {*ANSWERS, ErrorAnswer, *BODIES, *EVENTS.values(), *NOTICES.values(), *ASKED},
         key=str,
     ),
 )
