@@ -136,14 +136,7 @@ def plan_evictions(
         if is_held or not is_examined:
             continue
         at_ms = max([message.created_at_ms for message in arrived], default=meter.times.get(seq, 0))
-        load = SessionLoad(
-            present.count,
-            present.tokens,
-            present.rounds,
-            gauge.factor,
-            gauge.fresh_tokens,
-            meter.is_overflow(seq, gauge),
-        )
+        load = present.load(gauge, is_overflow=meter.is_overflow(seq, gauge))
         eviction = _first_eviction(
             Eviction(NO_TRIGGER, (), len(present.messages), load, at_ms, gauge, seq),
             present.messages,
@@ -187,6 +180,17 @@ class _LiveMessages:
                 self.count += 1
                 self.tokens += message.tokens
                 self.rounds += message.is_request
+
+    def load(self, gauge: UsageState, *, is_overflow: bool) -> SessionLoad:
+        """Return the load that triggers examine."""
+        return SessionLoad(
+            self.count,
+            self.tokens,
+            self.rounds,
+            gauge.factor,
+            gauge.fresh_tokens,
+            is_overflow,
+        )
 
     def remove(self, eviction: Eviction) -> None:
         """Remove evicted messages and start counting rounds again."""

@@ -18,11 +18,7 @@ from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
-from turnfold.store.database.statements import (
-    Prepared,
-    PreparedIn,
-    bulk_update,
-)
+from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.open_compactions import (
     MARK_EVICTED,
     CompactionOpener,
@@ -75,14 +71,8 @@ def evict(
     `new` maps sessions to the sequences of their new events and to reported usage. `arrived` holds
     those events. `changes` are those of the window of the session's model.
     """
-    readings = {
-        sid: {seq: reading for seq, reading in reported.items() if reading is not None}
-        for sid, reported in new.items()
-    }
-    reports = {
-        sid: {seq: arrived[seq] for seq in seqs if arrived[seq].reported is not None}
-        for sid, seqs in new.items()
-    }
+    readings = _usage_readings(new)
+    reports = _provider_reports(new, arrived)
     metered = [
         session
         for session in changed
@@ -106,14 +96,34 @@ def evict(
             learning,
         )
         new_seqs = tuple(new.get(session.sid, ()))
+        window_changes = changes.get(session.sid)
         _evict_session(
-            session, live[session.sid], new_seqs, meter, installation, opening,
-            changes.get(session.sid),
-        )  # fmt: skip
+            session, live[session.sid], new_seqs, meter, installation, opening, window_changes
+        )
     for session in changed:
         if newer := readings.get(session.sid):
             session.gauge = session.gauge.with_reading(newer[max(newer)], limit=0)
     return opening.store()
+
+
+def _usage_readings(
+    new: Mapping[int, Mapping[int, UsageReading | None]],
+) -> dict[int, Mapping[int, UsageReading]]:
+    """Return the usage that new events report, by session and sequence."""
+    return {
+        sid: {seq: reading for seq, reading in reported.items() if reading is not None}
+        for sid, reported in new.items()
+    }
+
+
+def _provider_reports(
+    new: Mapping[int, Mapping[int, UsageReading | None]], arrived: Mapping[int, DecodedEvent]
+) -> Mapping[int, Mapping[int, DecodedEvent]]:
+    """Return the events that say what a provider reported of its window, by session."""
+    return {
+        sid: {seq: arrived[seq] for seq in seqs if arrived[seq].reported is not None}
+        for sid, seqs in new.items()
+    }
 
 
 def _evict_session(
