@@ -1,1 +1,1 @@
-"""Write, check and merge summaries without a model, and prepare the input of one that uses a model."""
+"""Write, check and merge summaries without a model, and prepare the input of a model."""

@@ -1,4 +1,8 @@
-"""What a record held before stays in it until a model says that it is settled: merged by field, by code."""
+"""Carry the entries of the previous record over into a new one, field by field.
+
+A model lists new entries only. An earlier entry stays in the record until an answer resolves it, so
+that no model can drop a constraint by forgetting it.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,15 +10,20 @@ from typing import Any, Final
 
 LIST_SECTIONS: Final = ("decisions", "constraints", "open_questions")
 RESOLVED: Final = "resolved"
-"""The section of an answer that names entries of the record before which hold no longer; no version stores it."""
+"""The section of an answer that names earlier entries which no longer hold. No version has it."""
 
 _LETTERS: Final = {"decisions": "d", "constraints": "c", "open_questions": "q"}
 _LISTS_SHARE = 0.6
+"""The share of the token limit that lists may take. The rest is for prose."""
+_TOKENS_PER_MARK = 2
 _NOT_WORD = re.compile(r"[\W_]+")
 
 
 def numbered(sections: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The lists of a record, each entry under a name (d1, c1, q1, …) by which an answer can say that it is settled."""
+    """Return the lists of a record that have entries, each entry under a name such as d1 or q2.
+
+    An answer resolves entries by these names.
+    """
     return {
         name: {
             f"{_LETTERS[name]}{number}": text
@@ -27,63 +36,66 @@ def numbered(sections: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def carry_over(
     before: Mapping[str, Any],
-    said: Mapping[str, Any],
+    answer: Mapping[str, Any],
     *,
     max_tokens: int,
     count: Callable[[str], int],
 ) -> dict[str, Any]:
-    """The sections of an answer with the entries of the record before that it did not resolve.
+    """Return the sections of an answer, with the earlier entries that it did not resolve.
 
-    An entry that is said again is there once, as new. Lists take a share of the tokens at most, the oldest entries out
-    first; constraints have all of the share before anything else has any.
+    An entry that the answer repeats is kept once, as new. Lists take at most 60 % of `max_tokens`,
+    and their oldest entries are dropped first. Constraints may take all of that; open questions
+    take at most half of the rest.
     """
-    resolved = {_key(str(name)) for name in said.get(RESOLVED) or ()}
-    sections = {name: value for name, value in said.items() if name != RESOLVED}
+    resolved = {_key(str(name)) for name in answer.get(RESOLVED) or ()}
+    sections = {name: value for name, value in answer.items() if name != RESOLVED}
     carried = numbered(before)
     lists: dict[str, list[str]] = {}
     for name in LIST_SECTIONS:
+        # Models resolve an entry by its name or by repeating its text.
         kept = [
             text
             for entry, text in carried.get(name, {}).items()
             if _key(entry) not in resolved and _key(text) not in resolved
         ]
-        lists[name] = _once([*kept, *_texts(said.get(name))])
+        lists[name] = _without_repeats([*kept, *_texts(answer.get(name))])
     room = int(max_tokens * _LISTS_SHARE)
     constraints, used = _newest(lists["constraints"], room, count)
-    questions, asked = _newest(lists["open_questions"], (room - used) // 2, count)
-    decisions, _ = _newest(lists["decisions"], room - used - asked, count)
-    found = {"decisions": decisions, "constraints": constraints, "open_questions": questions}
-    return sections | {name: texts for name, texts in found.items() if texts or name in sections}
+    questions, used_by_questions = _newest(lists["open_questions"], (room - used) // 2, count)
+    decisions, _ = _newest(lists["decisions"], room - used - used_by_questions, count)
+    merged = {"decisions": decisions, "constraints": constraints, "open_questions": questions}
+    return sections | {name: texts for name, texts in merged.items() if texts or name in sections}
 
 
-def _newest(texts: Sequence[str], room: int, count: Callable[[str], int]) -> tuple[list[str], int]:
-    """As many of the newest entries as there is room for, and what they take."""
+def _newest(
+    texts: Sequence[str], room_tokens: int, count: Callable[[str], int]
+) -> tuple[list[str], int]:
+    """Return as many of the newest entries as fit, and their tokens."""
     used = 0
     for index in range(len(texts) - 1, -1, -1):
-        tokens = count(texts[index]) + 2
-        if used + tokens > room:
+        tokens = count(texts[index]) + _TOKENS_PER_MARK
+        if used + tokens > room_tokens:
             return list(texts[index + 1 :]), used
         used += tokens
     return list(texts), used
 
 
-def _once(texts: Iterable[str]) -> list[str]:
-    """Each entry once, where it was said last."""
-    found: dict[str, str] = {}
+def _without_repeats(texts: Iterable[str]) -> list[str]:
+    """Return each entry once, at its last place."""
+    unique: dict[str, str] = {}
     for text in texts:
         if key := _key(text):
-            found.pop(key, None)
-            found[key] = text
-    return list(found.values())
+            unique.pop(key, None)
+            unique[key] = text
+    return list(unique.values())
 
 
 def _key(text: str) -> str:
+    """Return what makes two entries equal: their letters and digits."""
     return _NOT_WORD.sub("", text.casefold()) or text.strip()
 
 
 def _texts(value: Any) -> list[str]:
-    return (
-        [text for text in value if isinstance(text, str) and text.strip()]
-        if isinstance(value, list | tuple)
-        else []
-    )
+    if not isinstance(value, list | tuple):
+        return []
+    return [text for text in value if isinstance(text, str) and text.strip()]

@@ -1,4 +1,4 @@
-"""Messages that are too many for one call of a model, in chronological pieces."""
+"""Split messages that are too long for one call of a model into chronological pieces."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,6 +6,7 @@ from turnfold.core.summary.sources import Source, head_and_tail
 
 LEAST_CHARACTERS = 40
 OVERSIZE = "[oversize message]"
+_MAX_CALLS_SHOWN = 4
 
 
 def chunks(
@@ -15,23 +16,24 @@ def chunks(
     max_tokens: int,
     size: Callable[[Source], int],
 ) -> list[tuple[Source, ...]]:
-    """Messages in chronological pieces of at most so many tokens; `sizes` are theirs, `size` tells that of a cut one.
+    """Split messages into chronological pieces of at most `max_tokens` each.
 
-    A call stays with the results that follow it unless these alone are more than a piece holds. Each message is in exactly
-    one piece; one that is larger than a piece is cut to head and tail with a note that says so, and stands alone.
+    `sizes` are the tokens of the messages, and `size` counts those of a shortened one. Each message
+    is in exactly one piece. A call stays with the results that follow it, unless they alone exceed
+    a piece. A message that exceeds a piece is shortened to head and tail, with a note.
     """
     pieces: list[tuple[Source, ...]] = []
     piece: list[Source] = []
     used = 0
     for block in _blocks(sources):
-        whole = sum(sizes[index] for index in block)
-        if piece and used + whole > max_tokens:
+        block_tokens = sum(sizes[index] for index in block)
+        if piece and used + block_tokens > max_tokens:
             pieces.append(tuple(piece))
             piece, used = [], 0
         for index in block:
             source, tokens = sources[index], sizes[index]
             if tokens > max_tokens:
-                source, tokens = _within(source, tokens, max_tokens, size), max_tokens
+                source, tokens = _shortened(source, tokens, max_tokens, size), max_tokens
             if piece and used + tokens > max_tokens:
                 pieces.append(tuple(piece))
                 piece, used = [], 0
@@ -42,30 +44,32 @@ def chunks(
     return pieces
 
 
-def _within(source: Source, tokens: int, max_tokens: int, size: Callable[[Source], int]) -> Source:
-    """A message that is larger than a piece, cut to head and tail until a piece holds it."""
-    characters, calls = len(source.text) * max_tokens // tokens, source.calls[:4]
+def _shortened(
+    source: Source, tokens: int, max_tokens: int, size: Callable[[Source], int]
+) -> Source:
+    """Shorten a message to head and tail until a piece can hold it."""
+    characters, calls = len(source.text) * max_tokens // tokens, source.calls[:_MAX_CALLS_SHOWN]
     while True:
-        keep = max(LEAST_CHARACTERS, characters // 2)
-        cut = source._replace(
-            text=f"{OVERSIZE}\n{head_and_tail(source.text, keep, keep // 2)}", calls=calls
-        )
-        if size(cut) <= max_tokens or (keep == LEAST_CHARACTERS and not calls):
-            return cut
+        head = max(LEAST_CHARACTERS, characters // 2)
+        text = f"{OVERSIZE}\n{head_and_tail(source.text, head, head // 2)}"
+        shortened = source._replace(text=text, calls=calls)
+        # Below this there is nothing left to remove, whatever the tokenizer counts.
+        is_least = head == LEAST_CHARACTERS and not calls
+        if is_least or size(shortened) <= max_tokens:
+            return shortened
         characters, calls = characters // 2, calls[: len(calls) // 2]
 
 
 def _blocks(sources: Sequence[Source]) -> list[list[int]]:
-    """Where calls and the results that follow them stand together."""
-    found: list[list[int]] = []
+    """Return the indexes of messages in groups: calls with the results that follow them."""
+    blocks: list[list[int]] = []
     for index, source in enumerate(sources):
-        before = sources[found[-1][-1]] if found else None
-        if (
-            source.role == "tool"
-            and before is not None
-            and (sources[found[-1][0]].calls or before.role == "tool")
-        ):
-            found[-1].append(index)
+        if source.role == "tool" and blocks and _takes_results(sources, blocks[-1]):
+            blocks[-1].append(index)
         else:
-            found.append([index])
-    return found
+            blocks.append([index])
+    return blocks
+
+
+def _takes_results(sources: Sequence[Source], block: list[int]) -> bool:
+    return bool(sources[block[0]].calls) or sources[block[-1]].role == "tool"

@@ -1,4 +1,4 @@
-"""Places for jobs, shared between agents: who holds the fewest is next."""
+"""Fair scheduling of jobs: the agent with the fewest running jobs is next."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,30 @@ Waiting = TypeVar("Waiting")
 
 @dataclass(frozen=True, slots=True)
 class JobSlots:
-    """So many places are free; what agents hold by now, and at most so many for each of them."""
+    """Slots for jobs: those that are free, those that agents hold, and the maximum per agent."""
 
     free: int
     held: Mapping[AgentId, int]
     share: int
 
     @staticmethod
-    def of(places: int, held: Mapping[AgentId, int]) -> "JobSlots":
-        """What is left of some places: the last is kept for an agent that holds none, or one whose model hangs could hold them all."""
-        return JobSlots(places - sum(held.values()), held, max(1, places - 1))
+    def of(slots: int, held: Mapping[AgentId, int]) -> "JobSlots":
+        """Return the slots that are left of `slots`.
+
+        The last slot is kept for an agent that holds none. Otherwise an agent whose model hangs
+        could hold all of them.
+        """
+        return JobSlots(slots - sum(held.values()), held, max(1, slots - 1))
 
     def allocate(self, waiting: Sequence[tuple[Waiting, AgentId]]) -> list[Waiting]:
-        """Which of those that wait, in the order of their turn, are next."""
-        holds, left, chosen = Counter(self.held), list(waiting), list[Waiting]()
-        while len(chosen) < self.free and (
-            left := [one for one in left if holds[one[1]] < self.share]
-        ):
-            one, agent_id = min(left, key=lambda one: holds[one[1]])
-            left.remove((one, agent_id))
-            holds[agent_id] += 1
-            chosen.append(one)
+        """Return the jobs to start now, out of those that wait in this order."""
+        held, remaining, chosen = Counter(self.held), list(waiting), list[Waiting]()
+        while len(chosen) < self.free:
+            remaining = [item for item in remaining if held[item[1]] < self.share]
+            if not remaining:
+                break
+            job, agent_id = min(remaining, key=lambda item: held[item[1]])
+            remaining.remove((job, agent_id))
+            held[agent_id] += 1
+            chosen.append(job)
         return chosen

@@ -1,4 +1,4 @@
-"""What an answer of a model must be before it may become a version."""
+"""The checks that an answer of a model must pass before it becomes a version."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why an attempt gave no version."""
+    """Why an attempt gave no version. The values are stored."""
 
     CONTENT_NONE = "content_none"
     EMPTY_SUMMARY = "empty_summary"
@@ -27,7 +27,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """What a model said, as the provider reported it."""
+    """The answer of a model, as its provider reported it."""
 
     content: str | None
     finish_reason: str | None = "stop"
@@ -60,11 +60,11 @@ _REFUSALS = re.compile(
     r"|(?:申し訳(?:ありません|ございません)|すみません)[^。]{0,40}(?:できません|いたしかねます))",
     re.IGNORECASE,
 )
-_LONGEST_REFUSAL = 800
+_MAX_REFUSAL_CHARACTERS = 800
 
 
 def response_text(content: str | None) -> str:
-    """The text of an answer without thoughts and wrapping tags."""
+    """Return the text of an answer without reasoning and wrapping tags."""
     if not content:
         return ""
     return (
@@ -73,10 +73,10 @@ def response_text(content: str | None) -> str:
 
 
 def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Reason | None:
-    """Say why this answer cannot become a version, or None when it may.
+    """Return why an answer cannot become a version, or None if it can.
 
-    `input_tokens` counts what was summarised, `output_tokens` the text that would be stored. Whether the exact values are in
-    the artifact is for `missing_facts` to say.
+    `input_tokens` counts what was summarized, `output_tokens` the text that would be stored. Exact
+    values are checked by `missing_facts`.
     """
     text = response_text(answer.content)
     if answer.calls_tools:
@@ -85,12 +85,13 @@ def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Re
     if answer.refusal or finish in _WITHHELD:
         return Reason.REFUSED
     if not text:
-        return _blank(answer, finish)
+        return _why_empty(answer, finish)
     if finish in _CUT:
         return Reason.TRUNCATED
     if finish not in _STOPPED:
         return Reason.PROVIDER_ERROR
-    if len(text) <= _LONGEST_REFUSAL and _REFUSALS.search(text[:300]):
+    # A long text that begins with an apology is a summary of a conversation about one.
+    if len(text) <= _MAX_REFUSAL_CHARACTERS and _REFUSALS.search(text[:300]):
         return Reason.REFUSED
     return Reason.GREW if output_tokens >= input_tokens else None
 
@@ -98,19 +99,22 @@ def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Re
 def missing_facts(
     text: str, ledger: Iterable[str], *, facts: Iterable[str], request: str
 ) -> tuple[str, ...]:
-    """What has to stand in an artifact to the letter and does not, neither in its text nor in its ledger.
+    """Return the facts and the request that a version contains neither in text nor in ledger.
 
-    Code puts all of it there, so that something is missing only by a fault; then no such version may take force.
+    Code puts all of them into the ledger, so one is missing only because of a bug. Such a version
+    must not be committed.
     """
     values = {value for _, _, value in (entry.partition(" ") for entry in ledger)}
-    whole = "\n".join(values)
-    wanted = [*facts, *([request] if request else [])]
+    all_values = "\n".join(values)
+    required = [*facts, *([request] if request else [])]
     return tuple(
-        fact for fact in wanted if fact not in values and fact not in text and fact not in whole
+        fact
+        for fact in required
+        if fact not in values and fact not in text and fact not in all_values
     )
 
 
-def _blank(answer: ModelResponse, finish: str) -> Reason:
+def _why_empty(answer: ModelResponse, finish: str) -> Reason:
     if finish in _CUT:
         return Reason.MAX_TOKENS_NO_CONTENT
     if answer.has_reasoning or _THOUGHT.search(answer.content or ""):

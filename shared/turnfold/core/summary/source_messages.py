@@ -1,4 +1,4 @@
-"""Stored messages as a summariser sees them."""
+"""Convert stored messages to the form that summarizers read."""
 
 import json
 from collections.abc import Iterable
@@ -9,11 +9,14 @@ from turnfold.core.text.tokens import text_of
 from turnfold.messages import Message, Role
 
 EvictedSource = tuple[Message, str, bool]
-"""A message, its JSON text, and whether it tells of an error."""
+"""A message, its JSON text, and whether it reports an error."""
 
 
 def sources_of(stored: Iterable[EvictedSource]) -> tuple[Source, ...]:
-    """Sources in the order given, but older system messages, which are superseded and not summarised."""
+    """Convert messages in the given order, without system messages.
+
+    An evicted system message was superseded by a newer one, so no summary needs it.
+    """
     rows = [row for row in stored if not row[0].role.is_system]
     names = {
         (message.position, call.slot): call.name for message, _, _ in rows for call in message.calls
@@ -25,7 +28,7 @@ def sources_of(stored: Iterable[EvictedSource]) -> tuple[Source, ...]:
 
 
 def text_of_body(body: str | None) -> str | None:
-    """The text of a stored message; None where there is none."""
+    """Return the text of a stored message, or None if it has none."""
     return None if body is None else text_of(json.loads(body)) or None
 
 
@@ -51,7 +54,6 @@ def _calls(message: Message, body: dict[str, Any]) -> tuple[tuple[str, str], ...
     calls = []
     for call in message.calls:
         arguments = body["tool_calls"][call.slot]["function"].get("arguments")
-        calls.append(
-            (call.name, arguments if isinstance(arguments, str) else json.dumps(arguments))
-        )
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        calls.append((call.name, text))
     return tuple(calls)

@@ -1,4 +1,4 @@
-"""What a summariser is given and what it gives back."""
+"""The values that a summarizer receives and returns, and helpers for their texts."""
 
 import re
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ _UNPRINTABLE = re.compile(
 
 
 class Source(NamedTuple):
-    """One evicted message as a summariser sees it: its text, no media.
+    """One evicted message as a summarizer reads it: its text, without media.
 
-    `calls` are (name, arguments as JSON text) of the tools it calls, `tool_name` the tool a result comes from; a late
-    result answers a call that was evicted before it.
+    `calls` are the names and the JSON arguments of its tool calls. `tool_name` is the tool that a
+    result comes from. A late result answers a call that an earlier eviction took.
     """
 
     message_id: str
@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreviousSummary:
-    """The version a new one builds on."""
+    """The version that a new one builds on."""
 
     text: str
     sections: Mapping[str, Any]
@@ -41,13 +41,14 @@ class PreviousSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """Everything a summariser needs to write one version.
+    """Everything a summarizer needs to write one version.
 
-    `newest_request` is the newest open request of the whole session. Without `model` the extractive summariser writes.
-    With one, what is more than `chunk_share` of its `window_tokens` is written in parts; `parts` are the answers that
-    earlier attempts had already, by what was asked ("" where that was too large for the model). `task` stands in place of
-    our own text of what to do, and `last_reason` says why the attempt before gave nothing. `timeout_seconds` is for a call,
-    `job_timeout_seconds` for all of them.
+    `newest_request` is the newest open request of the whole session. Without `model`, the
+    extractive summarizer writes. With a model, input of more than `chunk_share` of its
+    `window_tokens` is written in parts. `parts` are the answers of earlier attempts by the digest
+    of their prompt; an empty answer means that the prompt was too large. `task` replaces the
+    built-in task of the prompt. `last_reason` is why the last attempt gave no version.
+    `timeout_seconds` limits each call, `job_timeout_seconds` all of them.
     """
 
     sources: tuple[Source, ...]
@@ -78,11 +79,12 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A summary that passed its gate and stands nowhere yet.
+    """A summary that passed the gate and is not stored yet.
 
-    `sections["provenance"]` runs parallel to `ledger` (`turnfold.core.summary.ledger.entries.entry_values` reads it), and where code wrote the
-    text, `sections["sources"]` to its lines: the message ids of each. Token counts are those the provider reported and `cost`
-    is in US dollars; each is None where nobody said. `unreported_tokens` were used by calls that nobody was told of yet.
+    `sections["provenance"]` runs parallel to `ledger`; see `ledger.entries.entry_values`. If code
+    wrote the text, `sections["sources"]` runs parallel to its lines and has the message ids of
+    each. Token counts and `cost` (US dollars) are those of the provider, or None if it reported
+    none. `unreported_tokens` are those of calls that were not recorded yet.
     """
 
     text: str
@@ -98,9 +100,9 @@ class Draft:
 
 
 class ChunkSummary(NamedTuple):
-    """One answer on the way to a version: what was asked (a digest), what came, and the tokens that it took.
+    """The answer of a model to one part: the digest of its prompt, the text, and the tokens used.
 
-    The answer is empty where what was asked was too large for the model.
+    The answer is empty if the prompt was too large for the model.
     """
 
     digest: str
@@ -109,7 +111,10 @@ class ChunkSummary(NamedTuple):
 
 
 def printable(text: str) -> str:
-    """The text without terminal codes, control characters and lone surrogates, so that every store and model takes it."""
+    """Remove terminal codes, control characters and lone surrogates.
+
+    Databases and models reject some of them.
+    """
     return text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub("", text)
 
 
@@ -128,7 +133,7 @@ def clip(text: str, max_characters: int) -> str:
 
 
 def head_and_tail(text: str, head: int, tail: int) -> str:
-    """The first and the last characters of a long text with the exact number of those left out between them."""
+    """Shorten a text to its first and last characters, with the number of those left out."""
     left_out = len(text) - head - tail
     if left_out <= 0:
         return text
@@ -136,7 +141,7 @@ def head_and_tail(text: str, head: int, tail: int) -> str:
 
 
 def word_count(text: str) -> float:
-    """How long a text is in words; a Chinese, Japanese or Korean character counts as half a word."""
+    """Count the words of a text. A Chinese, Japanese or Korean character is half a word."""
     if text.isascii():
         return float(len(text.split()))
     east = len(_EAST_ASIAN.findall(text))
