@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
+from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import MessageTokens, count_message, text_of
 from turnfold.core.window.framing import summary_facts
 from turnfold.core.window.limits import PendingDigest
@@ -49,11 +50,13 @@ class Weighed(NamedTuple):
 
     text: str
     measured: MessageTokens
+    gist: str
 
     @classmethod
     def of(cls, body: Json) -> "Weighed":
         """Write and measure a chat message."""
-        return cls(json.dumps(body), count_message(body, counter()))
+        measured = count_message(body, counter())
+        return cls(json.dumps(body), measured, write_gist(body, measured.calls, counter()))
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class History:
         return render(
             plan,
             {position: self.bodies[position] for position in plan.positions},
-            digests={row: self.digests[row] for row in plan.digests},
+            digests={row: self.digests[row] for row in plan.digest.rows},
             summary_text=self.summary_text,
             ledger=self.ledger,
         )
@@ -119,7 +122,7 @@ def history(
     bodies: dict[int, str] = {}
     for seq, one in enumerate(entries, start=1):
         position = position_of(seq, 0)
-        bodies[position], measured = one.weighed or Weighed.of(one.body)
+        bodies[position], measured, gist = one.weighed or Weighed.of(one.body)
         messages.append(
             Message(
                 position,
@@ -139,6 +142,7 @@ def history(
                 is_error=one.is_error,
                 cuts=measured.cuts,
                 compaction_id=ROW if one.is_pending else None,
+                gist=gist,
             )
         )
     paired = answered(messages, [one.body for one in entries])

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,7 @@ MEDIA = (
 TEXTS = ("text", "input_text", "output_text")
 MESSAGE_TOKENS, IMAGE_TOKENS = 3, 1_200
 REQUEST_BEGINS = 64
+DIGEST_BEGINS = "# Earlier messages, shortened"
 CUT = re.compile(r"\n\[\.\.\. (\d+) lines, \d+ tokens left out \.\.\.\]\n")
 PREVIEW = re.compile(r"\n?\[TRUNCATED original~\d+ tokens\]\n?")
 REASONING = ("reasoning_content", "thinking_blocks")
@@ -360,12 +361,32 @@ class Checker:
                 message["role"] == "tool" and one is None
                 for message, one in zip(self._messages, self._answer.message_ids, strict=True)
             ),
+            **self._told(len(live), pending, len(named) - len(live)),
         }
         self._found += [
             f"L7: {name} is said to be {account.get(name)}, and is {number}"
             for name, number in expected.items()
             if account.get(name) != number
         ]
+
+    def _told(self, live: int, pending: int, pending_shown: int) -> dict[str, int]:
+        """W9: what is left out is told by a digest, but for messages that stand in no window."""
+        session = self._session
+        loose = Counter(
+            session.told[place].is_pending
+            for place in session.loose
+            if session.told[place].message_id not in self._answer.message_ids
+        )
+        folded = len(session.told) - pending - live - loose[False]
+        digested = pending - pending_shown - loose[True]
+        has_digest = any(
+            one is None and message["role"] == "user" and text_of(message).startswith(DIGEST_BEGINS)
+            for message, one in zip(self._messages, self._answer.message_ids, strict=True)
+        )
+        return {
+            "folded_told": folded if has_digest else 0,
+            "untold": 0 if has_digest else folded + digested,
+        }
 
     def _is_appended_to(self, place: int) -> bool:
         return self._answer.is_appended and place == self._session.newest_system

@@ -143,6 +143,8 @@ class Message:
     created_at_ms: int = 0
     compaction_id: CompactionId | None = None
     is_error: bool = False
+    gist: str = ""
+    """What a digest may tell of it; see `turnfold.core.history.gist`."""
 
     @property
     def message_id(self) -> MessageId:

@@ -28,6 +28,7 @@ from turnfold.core.eviction.decide import Evict, decide_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, fired_triggers
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
+from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import count_message as measure_message
 from turnfold.core.window import truncation as forms
 from turnfold.core.window.builder import WindowBuilder
@@ -159,10 +160,11 @@ def _timed(name: str, bodies: list[Json], python: str | None, directory: Path) -
 
 def weighed(body: Json, count: Callable[[str], int]) -> Said:
     """A message as intake takes it in."""
+    measured = measure_message(body, count)
     return Said(
         body,
         priority=classify(body),
-        weighed=Weighed(json.dumps(body), measure_message(body, count)),
+        weighed=Weighed(json.dumps(body), measured, write_gist(body, measured.calls, count)),
     )
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from turnfold.client.session import Session
-from turnfold.core.window.framing import DIGEST_HEADING, HEADING
+from turnfold.core.window.framing import DIGEST_TITLE, HEADING
 from turnfold.messages import Json
 
-NOTE_HEADINGS: Final = (HEADING, DIGEST_HEADING)
+NOTE_HEADINGS: Final = (HEADING, DIGEST_TITLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

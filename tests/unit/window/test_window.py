@@ -39,6 +39,11 @@ def asked_of(
     )
 
 
+def asked_without_digest(session: History, budget: int, policy: Policy = FIRST_FIT) -> WindowPlan:
+    """A window in which nothing tells of what is left out, so that it is small."""
+    return plan(session.stored, WindowRequest(budget_tokens=budget, tells_omitted=False), policy)
+
+
 def tokens_of(session: History) -> int:
     return sum(message.tokens for message in session.stored.messages)
 
@@ -187,7 +192,7 @@ def test_a_long_tool_loop_shrinks_around_its_request() -> None:
 
     messages = parsed(session.rendered(made))
     assert made.tokens <= 4_000
-    assert text(messages[0]) == request
+    assert text(messages[1]) == request
     assert text(messages[-1]) == words(150)
     assert made.account.folded > 250
 
@@ -317,8 +322,11 @@ def test_low_goes_before_normal_before_high() -> None:
     )
     sizes = [message.tokens for message in session.stored.messages]
 
-    assert shown(asked_of(session, sum(sizes) - 1, FIRST_FIT)) == ["e1#0", "e2#0", "e4#0"]
-    assert shown(asked_of(session, sizes[0] + sizes[3], FIRST_FIT)) == ["e1#0", "e4#0"]
+    made = asked_without_digest(session, sum(sizes) - 1)
+    smaller = asked_without_digest(session, sizes[0] + sizes[3])
+
+    assert shown(made) == ["e1#0", "e2#0", "e4#0"]
+    assert shown(smaller) == ["e1#0", "e4#0"]
 
 
 @pytest.mark.proves("W11")
@@ -334,8 +342,11 @@ def test_a_request_leaves_together_with_its_answers() -> None:
     )
     sizes = [message.tokens for message in session.stored.messages]
 
-    assert shown(asked_of(session, sum(sizes[2:]), FIRST_FIT)) == ["e3#0", "e4#0", "e5#0"]
-    assert shown(asked_of(session, sizes[4] + 20, FIRST_FIT)) == ["e5#0"]
+    made = asked_without_digest(session, sum(sizes[2:]))
+    smaller = asked_without_digest(session, sizes[4] + 20)
+
+    assert shown(made) == ["e3#0", "e4#0", "e5#0"]
+    assert shown(smaller) == ["e5#0"]
 
 
 @pytest.mark.proves("W11", "L6")
@@ -351,8 +362,8 @@ def test_unseen_results_keep_the_request_that_a_newer_one_interrupted() -> None:
     )
     sizes = [message.tokens for message in session.stored.messages]
 
-    made = asked_of(session, sum(sizes) - sizes[1], FIRST_FIT)
-    smaller = asked_of(session, sum(sizes) - sizes[1] - 30, FIRST_FIT)
+    made = asked_without_digest(session, sum(sizes) - sizes[1])
+    smaller = asked_without_digest(session, sum(sizes) - sizes[1] - 30)
 
     assert shown(made) == shown(smaller) == ["e1#0", "e3#0", "e4#0", "e5#0"]
     assert (made.account.trimmed, smaller.account.trimmed) == (0, 1)
@@ -487,7 +498,7 @@ def test_a_very_long_result_keeps_its_first_20_and_last_10_lines() -> None:
 def test_a_long_paste_is_cut_to_its_cap_and_0_switches_that_off() -> None:
     paste = words(60_000)[:50_000]
     policy = replace(BALANCED, low_water_ratio=0.8)
-    session = history([user(paste), assistant("read"), user("next")])
+    session = history([user(paste), assistant("read"), user(words(200))])
     budget = tokens_of(session) - 10
 
     made = asked_of(session, budget, policy)
@@ -588,7 +599,7 @@ def test_arguments_above_500_tokens_become_previews(tokens: int, *, is_previewed
         ]
     )
 
-    made = asked_of(session, tokens_of(session) - 1, FIRST_FIT)
+    made = asked_without_digest(session, tokens_of(session) - 1)
 
     form = forms(made).get("e3#0")
     assert (form is not None and form.arguments is not None) is is_previewed
@@ -657,7 +668,7 @@ def test_what_is_pending_is_shown_while_it_fits_and_then_by_its_digest() -> None
     assert roomy.account.pending_shown == 10
     assert tight.account.pending_digested > 0
     assert "user asked for the first things" in session.rendered(tight).messages[0]
-    assert tiny.digests == ()
+    assert tiny.digest.rows == ()
     assert tiny.account.pending_digested == 10
 
 
@@ -836,11 +847,11 @@ def test_an_emergency_leaves_out_digests_only_if_there_are_too_many_messages_wit
 
     made = plan(
         session.stored,
-        WindowRequest(budget_tokens=300, is_emergency=True, max_messages=max_messages),
+        WindowRequest(budget_tokens=500, is_emergency=True, max_messages=max_messages),
         BALANCED,
     )
 
-    assert (made.account.shown, len(made.digests)) == (shown, digests)
+    assert (made.account.shown, len(made.digest.rows)) == (shown, digests)
 
 
 @pytest.mark.proves("W2", "O10")

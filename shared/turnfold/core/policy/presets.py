@@ -85,6 +85,7 @@ class Policy:
     max_messages: int = 0
     soft_ratio: float = 0.3
     hard_ratio: float = 0.5
+    digest_ratio: float = 0.05
     tool_result_max_chars: int = 15_000
     user_max_chars: int = 30_000
     assistant_max_chars: int = 20_000

@@ -95,14 +95,17 @@ def _line(source: Source, width: int) -> str:
     said = clip(printable(source.text[: width * 5]), width)
     if source.role == "tool":
         return f"{source.tool_name or 'tool'} failed: {said}"
-    called = ", ".join(f"{name}({_argument(arguments)})" for name, arguments in source.calls[:4])
+    called = ", ".join(
+        f"{name}({main_argument(arguments)})" for name, arguments in source.calls[:4]
+    )
     if len(source.calls) > 4:
         called += f" and {len(source.calls) - 4} more"
     parts = [part for part in (said, f"called {called}" if called else "") if part]
     return f"{_ROLES[source.role]}: {'; '.join(parts)}" if parts else ""
 
 
-def _argument(arguments: str) -> str:
+def main_argument(arguments: str) -> str:
+    """Return the argument that says what a call is about: a path, command, query or id."""
     found = _SHOWN_ARGUMENT.search(arguments, 0, 400) or _FIRST_ARGUMENT.match(arguments, 0, 400)
     return clip(printable(found[1]), 60) if found else ""
 

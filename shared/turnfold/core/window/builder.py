@@ -13,13 +13,9 @@ from typing import Final
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.candidates import Candidate, TrimCandidates
-from turnfold.core.window.framing import (
-    DIGEST_FRAME_TOKENS,
-    digest_tokens,
-    summary_within,
-    whole_summary,
-)
-from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
+from turnfold.core.window.digest import DigestForm, WindowDigest
+from turnfold.core.window.framing import summary_within, whole_summary
+from turnfold.core.window.limits import WindowLimits, WindowPrefix
 from turnfold.core.window.truncation import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, cut_to
 from turnfold.core.window.views import BlockView, MessageView, RoundView
 from turnfold.messages import CompactionId, Message, Role, place_of_slot
@@ -57,6 +53,7 @@ class WindowBuilder:
         frame: WindowPrefix,
         *,
         trim: "Callable[[WindowBuilder], None] | None",
+        tells_omitted: bool = True,
     ) -> None:
         self.limits = limits
         self.policy = policy
@@ -75,8 +72,13 @@ class WindowBuilder:
         self._most_size = self.size
         self.results_tokens = 0
         self._trim_window = trim
-        self.digested: dict[CompactionId, None] = {}
-        self.shows_digests = True
+        self.digest = WindowDigest(
+            frame.rows,
+            budget_tokens=limits.tokens,
+            ratio=policy.digest_ratio,
+            is_told=tells_omitted,
+        )
+        self._digest_tokens = self._digest_size = 0
         self.folded_rows: set[CompactionId] = set()
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
@@ -126,14 +128,21 @@ class WindowBuilder:
                 if not is_postponed:
                     self._trim(trim, number)
         if trim is not None and is_postponed and self.is_over:
+            self.begin_trim()
             trim(self)
             self.can_continue = False
 
     def _trim(self, trim: "Callable[[WindowBuilder], None]", number: int) -> None:
         """Trim after message `number`, and delay the next trim by the parts examined in vain."""
         self.looked_at = 0
+        self.begin_trim()
         trim(self)
         self._due = number + 1 + max(0, self.looked_at - FREE_LOOKS) // LOOKS_PER_MESSAGE
+
+    def begin_trim(self) -> None:
+        """Tell all that is possible of what is left out, before more has to go."""
+        self.digest.begin_trim(self.open_round)
+        self._count_digest()
 
     @property
     def is_over(self) -> bool:
@@ -215,6 +224,9 @@ class WindowBuilder:
                 unit.best_answer = max(unit.best_answer, priority_of(message))
                 if (priority := unit.priority) != unit.listed:
                     self.candidates.change_priority(unit, priority)
+        else:
+            self.digest.add_result(unit)
+            self._count_digest()
 
     # Shrinking
 
@@ -263,21 +275,35 @@ class WindowBuilder:
                 self.results_tokens -= before - piece.text
 
     def fold(self, unit: BlockView) -> None:
-        """Leave a block out. The digest of its compaction, if it has one, is shown instead."""
+        """Leave a block out. The digest tells of it instead."""
         unit.is_shown = False
         self.total -= unit.tokens
         self.size -= unit.size
         self.results_tokens -= sum(piece.text for piece in unit.results if piece is not None)
-        row = self.frame.rows.get(unit.row) if unit.row is not None else None
-        if (
-            row is not None
-            and row.digest_tokens
-            and self.shows_digests
-            and row.compaction_id not in self.digested
-        ):
-            self.total += self.digest_cost(row)
-            self.size += not self.digested
-            self.digested[row.compaction_id] = None
+        self.digest.add(unit)
+        self._count_digest()
+
+    @property
+    def is_worth_folding(self) -> bool:
+        """Whether leaving out all that may go frees more tokens than its digest takes."""
+        if self.digest.size:
+            return True
+        tokens = sum(
+            [unit.tokens for unit in self.units if unit.is_shown and not self.is_protected(unit)]
+        )
+        return tokens > self.digest.first_cost
+
+    def shorten_digest(self, form: DigestForm) -> None:
+        """Let the digest tell no more than this form does, if the window does not fit."""
+        if self.is_over:
+            self.digest.shorten(form)
+            self._count_digest()
+
+    def _count_digest(self) -> None:
+        """Count the digest as it is now."""
+        self.total += self.digest.tokens - self._digest_tokens
+        self.size += self.digest.size - self._digest_size
+        self._digest_tokens, self._digest_size = self.digest.tokens, self.digest.size
 
     def leave_out(self, unit: BlockView) -> None:
         """Leave a block out; the request and the answers of a closed round only together."""
@@ -288,22 +314,6 @@ class WindowBuilder:
         if not unit.needs_its_round:
             return [unit]
         return [other for other in unit.in_round.shown if not self.is_protected(other)]
-
-    def digest_cost(self, row: PendingDigest) -> int:
-        """Return the tokens that the digest of a compaction would add to the window."""
-        if row.compaction_id in self.digested or not row.digest_tokens or not self.shows_digests:
-            return 0
-        return digest_tokens(row.digest_tokens) + (0 if self.digested else DIGEST_FRAME_TOKENS)
-
-    def drop_digests(self) -> None:
-        """Leave out all digests, now and later."""
-        if self.digested:
-            self.total -= DIGEST_FRAME_TOKENS + sum(
-                digest_tokens(self.frame.rows[row].digest_tokens) for row in self.digested
-            )
-            self.size -= 1
-            self.digested.clear()
-        self.shows_digests = False
 
     def cut_summary(self) -> None:
         """Shorten the summary to the tokens that the rest of the window leaves."""

@@ -154,6 +154,7 @@ class LadderCompressor:
         asked = WindowRequest(
             budget_tokens=_emergency_budget(rest_tokens) if is_emergency else rest_tokens,
             is_emergency=is_emergency,
+            tells_omitted=False,
         )
         try:
             window = build_window(

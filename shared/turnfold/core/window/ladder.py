@@ -9,6 +9,7 @@ from typing import Final
 
 from turnfold.core.policy.presets import View
 from turnfold.core.window.builder import WindowBuilder, level_sizes
+from turnfold.core.window.digest import DigestForm
 from turnfold.core.window.truncation import (
     LEAST_ARGUMENTS_TOKENS,
     LEAST_CHARACTERS,
@@ -36,7 +37,7 @@ def trim_to_budget(window: WindowBuilder) -> None:
     if window.size > window.limits.messages:
         window.fold_oldest(lambda: window.size <= window.limits.target_messages)
         if window.size > window.limits.messages:
-            window.drop_digests()
+            window.shorten_digest(DigestForm.NONE)
 
 
 def drop_old_reasoning(window: WindowBuilder, target: int) -> None:
@@ -145,7 +146,8 @@ def cap_unseen_results(window: WindowBuilder, _: int) -> None:
 
 def fold_old_tool_blocks(window: WindowBuilder, target: int) -> None:
     """(6) Leave out the tool blocks of closed rounds, except the newest few."""
-    window.apply_step(window.candidates.tool_units, _fold_or_soften(window, target), target)
+    if window.is_worth_folding:
+        window.apply_step(window.candidates.tool_units, _fold_or_soften(window, target), target)
 
 
 def digest_pending(window: WindowBuilder, target: int) -> None:
@@ -159,7 +161,7 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
         row_units = window.row_units.get(row.compaction_id, ())
         window.looked_at += 1 + len(row_units)
         units = [unit for unit in row_units if unit.is_shown and not window.is_protected(unit)]
-        if sum(unit.tokens for unit in units) <= window.digest_cost(row):
+        if sum(unit.tokens for unit in units) <= window.digest.cost_of(row):
             continue
         window.folded_rows.add(row.compaction_id)
         for unit in units:
@@ -171,6 +173,8 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
 
 def fold_blocks(window: WindowBuilder, target: int) -> None:
     """(7) Leave out closed rounds, then the blocks of the open one."""
+    if not window.is_worth_folding:
+        return
     act = _fold_or_soften(window, target)
     window.apply_step(window.candidates.closed_units, act, target)
     if window.total > target:
@@ -179,6 +183,8 @@ def fold_blocks(window: WindowBuilder, target: int) -> None:
 
 def fold_oldest(window: WindowBuilder, target: int) -> None:
     """Leave out the oldest blocks, of any priority; cut the last of them if that is enough."""
+    if not window.is_worth_folding:
+        return
     act = _fold_or_soften(window, target)
     for unit in window.oldest(lambda: window.total <= target):
         window.free(unit, unit.head, act)
@@ -301,16 +307,36 @@ def _drop_newest_reasoning(window: WindowBuilder) -> None:
             window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
 
 
+def _name_open_round_only(window: WindowBuilder) -> None:
+    window.shorten_digest(DigestForm.NAMES)
+
+
+def _count_only(window: WindowBuilder) -> None:
+    window.shorten_digest(DigestForm.SHORT)
+
+
+def _fold_rest(window: WindowBuilder) -> None:
+    """Leave out blocks that stayed because their digest takes more tokens than they do."""
+    window.fold_oldest(lambda: not window.is_over)
+
+
+def _tell_nothing(window: WindowBuilder) -> None:
+    window.shorten_digest(DigestForm.NONE)
+
+
 PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     _preview_unseen_arguments,
-    WindowBuilder.drop_digests,
+    _name_open_round_only,
     _shorten_unseen_results,
     WindowBuilder.cut_summary,
     _shorten_interrupted_request,
     _level_unseen,
     _reduce_unseen,
+    _count_only,
     _shorten_request,
     _drop_newest_reasoning,
+    _fold_rest,
+    _tell_nothing,
 )
 
 
@@ -346,6 +372,7 @@ def trim_for_emergency(window: WindowBuilder) -> None:
     Remove reasoning, and replace results by one line each. If that is not enough, keep 5 rounds,
     then 2, then leave out the oldest blocks.
     """
+    window.begin_trim()
     for unit in window.units:
         if not window.is_protected(unit):
             window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
@@ -361,7 +388,7 @@ def trim_for_emergency(window: WindowBuilder) -> None:
     window.fold_oldest(lambda: not window.is_over)
     trim_protected(window)
     if window.size > window.limits.messages:
-        window.drop_digests()
+        window.shorten_digest(DigestForm.NONE)
 
 
 def _keep_rounds(window: WindowBuilder, rounds: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count, lines_of, text_of, token_upper_bound
+from turnfold.core.window.digest import DigestText
 from turnfold.core.window.framing import Placement, wrapped_digests, wrapped_summary
 from turnfold.core.window.truncation import STAND_IN, WHOLE, TextCut, cut_mark
 from turnfold.core.window.views import (
@@ -50,7 +51,7 @@ def render(
 ) -> Rendered:
     """Add the texts to a plan.
 
-    `bodies` holds the stored JSON of the plan's positions, `digests` the texts of its digests.
+    `bodies` holds the stored JSON of the plan's positions, `digests` the texts of its compactions.
     """
     messages: list[str] = []
     ids: list[MessageId | None] = []
@@ -67,8 +68,10 @@ def render(
     if framed is not None and (plan.placement.is_message or plan.pinned is None):
         messages.append(_message("user" if plan.placement is Placement.USER else "system", framed))
         ids.append(None)
-    if plan.digests:
-        messages.append(_digests(tuple([digests[row] for row in plan.digests])))
+    if plan.digest.is_shown:
+        messages.append(
+            digest_message(plan.digest, tuple([digests[row] for row in plan.digest.rows]))
+        )
         ids.append(None)
     for part in plan.parts:
         if part.texts is None:
@@ -244,9 +247,11 @@ def _defused(text: str, ledger: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 
 
 @lru_cache(maxsize=128)
-def _digests(digests: tuple[str, ...]) -> str:
-    """Return the message with these digests. Cached, because it repeats until the next summary."""
-    return _message("user", wrapped_digests(digests))
+def digest_message(digest: DigestText, digests: tuple[str, ...] = ()) -> str:
+    """Return the message with a digest. Cached, because it repeats until the next trim."""
+    if not digest.is_framed:
+        return _message("user", digest.text)
+    return _message("user", wrapped_digests([*digests, digest.text] if digest.text else digests))
 
 
 def _message(role: str, content: str) -> str:

@@ -12,12 +12,13 @@ from typing import Final
 from turnfold.core.history.blocks import newest_system
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.ladder import trim_for_emergency, trim_to_budget
 from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
 from turnfold.core.window.views import BlockContent, Entry
 from turnfold.errors import CannotFit
-from turnfold.messages import CompactionId, Message
+from turnfold.messages import Message
 
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
@@ -47,7 +48,8 @@ class WindowRequest:
     """The limits of a caller; None means no limit.
 
     `max_messages` does not count the pinned system message. `aside_tokens` (raw counts) and
-    `aside_messages` stay free for additions by the shape of the answer.
+    `aside_messages` stay free for additions by the shape of the answer. With `tells_omitted`, a
+    digest tells of the messages that are left out.
     """
 
     budget_tokens: int | None = None
@@ -56,6 +58,7 @@ class WindowRequest:
     placement: Placement = Placement.SEPARATE
     aside_tokens: int = 0
     aside_messages: int = 0
+    tells_omitted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +74,22 @@ class WindowAccount:
     pending_digested: int
     recalled: int
     synthesised: int
+    folded_told: int
+    untold: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlan:
     """A window without texts: pinned message, summary, digests and blocks, in this order.
 
-    `tokens` and `budget_tokens` are in tokens of the session's model. `digests` are the compactions
-    whose digest is shown.
+    `tokens` and `budget_tokens` are in tokens of the session's model. `digest` tells of the messages
+    that are left out.
     """
 
     pinned: Message | None
     summary: SummaryForm | None
     placement: Placement
-    digests: tuple[CompactionId, ...]
+    digest: DigestText
     parts: tuple[BlockContent, ...]
     account: WindowAccount
     tokens: int
@@ -188,7 +193,11 @@ def _continued_or_new(
         pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows
     )
     window = WindowBuilder(
-        limits, policy, frame, trim=None if asked.is_emergency else trim_to_budget
+        limits,
+        policy,
+        frame,
+        trim=None if asked.is_emergency else trim_to_budget,
+        tells_omitted=asked.tells_omitted,
     )
     window.never_overflows = policy.mode is Mode.OFF or (
         not asked.is_emergency and window.has_room_for(messages)
@@ -288,12 +297,14 @@ def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) ->
         pending_digested=len(stored.messages) - window.live - pending_shown,
         recalled=0,
         synthesised=sum([len(part.entries) for part in parts]) - stored_shown,
+        folded_told=window.digest.told,
+        untold=window.digest.untold,
     )
     return WindowPlan(
         pinned=pinned,
         summary=window.summary,
         placement=asked.placement,
-        digests=tuple(row for row in window.frame.rows if row in window.digested),
+        digest=window.digest.content,
         parts=tuple(parts),
         account=account,
         tokens=_billed(window.total + asked.aside_tokens, stored.factor) if window.total else 0,

@@ -13,6 +13,7 @@ from typing import Protocol
 from turnfold.cache import LRUCache
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
 from turnfold.core.eviction.limits import limited_window
+from turnfold.core.history.gist import forget_gists
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.window.anthropic import (
@@ -85,6 +86,7 @@ class QueryEnvironment:
         """Remove all text from memory, because something was erased."""
         self.builders.clear()
         self.replies.clear()
+        forget_gists()
         prepared_summary.cache_clear()
 
 
@@ -373,7 +375,7 @@ def _as_json(planned: _Planned, shape: AnthropicWindow | None, rendered: Rendere
         f'"messages": {len(messages)}, "model_window": {planned.model_window}}}, '
         f'"account": {{"total": {counts.total}, "shown": {counts.shown}, "trimmed": {counts.trimmed}, "folded": {counts.folded}, '
         f'"covered": {counts.covered}, "pending_shown": {counts.pending_shown}, "pending_digested": {counts.pending_digested}, '
-        f'"recalled": {counts.recalled}, "synthesised": {counts.synthesised}}}, '
+        f'"recalled": {counts.recalled}, "synthesised": {counts.synthesised}, "folded_told": {counts.folded_told}, "untold": {counts.untold}}}, '
         f'"pending": {{"messages": {sum([row.messages for row in pending])}, "tokens": {sum([row.tokens for row in pending])}, '
         f'"since": {since}}}}}'
     )

@@ -71,7 +71,7 @@ def add_messages(
     orders: dict[str, int] = {}
     for order, source in enumerate(sources, start=1):
         orders[source.message_id] = order
-        for value, rank in _ranked_values(source):
+        for value, rank in values_with_ranks(source):
             _add(candidates, left_out, value, rank, source.message_id, order)
     for value, message_id in lines:
         rank = (RANK_BY_ERROR if value.kind == "error" else RANK_BY_USER) + KIND_WEIGHTS[value.kind]
@@ -96,7 +96,7 @@ def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> 
             candidates[change.path] = new_candidate(value, rank, change.message_id)
 
 
-def _ranked_values(source: Source) -> Iterator[tuple[Value, int]]:
+def values_with_ranks(source: Source) -> Iterator[tuple[Value, int]]:
     """Yield the values of one message with their ranks: those of its text, then of its calls."""
     is_long = len(source.text) > _LONG_CHARACTERS
     for value in values_in(source.text)[:_MAX_PER_MESSAGE]:
