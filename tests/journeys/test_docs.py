@@ -65,6 +65,8 @@ REQUIREMENTS = {
 CASES_LEFT_OUT = {8, 11, 16, 23, 25, 26, 30, 35, 43, 44, 53, 55, 56}
 ADDED = {
     "A7",
+    "W9",
+    "W10",
     "W11",
     "R5",
     "R6",
@@ -73,7 +75,7 @@ ADDED = {
     "V3",
     "V4",
     *(f"X{number}" for number in range(5, 10)),
-} | {f"C{number}" for number in (67, 65, 68, *range(69, 75), 81, 82)}
+} | {f"C{number}" for number in (66, 67, 65, 68, *range(69, 75), 81, 82)}
 """Those of the later parts that are dealt with already."""
 IDS = (
     ADDED

@@ -29,7 +29,7 @@ SAID = (
 
 
 @pytest.mark.proves(
-    "L5", "L6", "L7", "L11", "W4", "W11", "C1", "C2", "C4", "C6", "C7", "C9", "C10", "C12", "C13", "C15", "C19", "C22", "C61"
+    "L5", "L6", "L7", "L11", "W4", "W9", "W11", "C1", "C2", "C4", "C6", "C7", "C9", "C10", "C12", "C13", "C15", "C19", "C22", "C61"
 )  # fmt: skip
 def test_thousands_of_windows_break_no_law() -> None:
     tally = proved(range(SESSIONS), seed=20, directory=data_directory())

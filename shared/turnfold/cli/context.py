@@ -138,6 +138,7 @@ def account_line(window: Window) -> str:
         "pending, digested": account.pending_digested,
         "recalled": account.recalled,
         "synthesised": account.synthesised,
+        "untold": account.untold,
     }
     counts = ", ".join(f"{count:,} {place}" for place, count in places.items() if count)
     freshness = "" if window.fresh else " · not fresh yet"

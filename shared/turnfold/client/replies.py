@@ -74,6 +74,8 @@ class Account:
     pending_digested: int = 0
     recalled: int = 0
     synthesised: int = 0
+    folded_told: int = 0
+    untold: int = 0
 
     @classmethod
     def of(cls, answer: Fields) -> Self:

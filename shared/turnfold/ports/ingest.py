@@ -26,7 +26,8 @@ class DecodedMessage(NamedTuple):
     `is_meta` marks a user message that a program wrote. `tool_call_id` and `content_digest` belong
     to tool results. `body` is the JSON text that windows
     show. `original` is the content as published, if it was other JSON. See
-    `turnfold.core.text.tokens.MessageTokens` for the counts.
+    `turnfold.core.text.tokens.MessageTokens` for the counts, and `turnfold.core.history.gist` for
+    the gist.
     """
 
     role: str
@@ -44,6 +45,7 @@ class DecodedMessage(NamedTuple):
     content_digest: bytes | None
     original: str | None
     body: str
+    gist: str
 
 
 class DecodedEvent(NamedTuple):

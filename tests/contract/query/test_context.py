@@ -341,6 +341,8 @@ async def test_an_answer_names_its_budget_its_account_and_what_waits_for_a_summa
             "pending_digested": 0,
             "recalled": 0,
             "synthesised": 0,
+            "folded_told": 0,
+            "untold": 0,
         },
         "pending": {"messages": 10, "tokens": 66, "since": "2027-01-15T08:00:00.012Z"},
     }

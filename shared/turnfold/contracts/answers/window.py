@@ -51,6 +51,11 @@ class MessageAccount(Answer):
     pending_digested: Count = Field(description="Pending messages that only a digest covers.")
     recalled: Count = Field(description="Copies of evicted messages, shown in addition.")
     synthesised: Count = Field(description="Stand-in results of calls without a result.")
+    folded_told: Count = Field(description="Folded messages that a digest in the window tells.")
+    untold: Count = Field(
+        description="Folded or pending messages that nothing in the window tells; 0 unless even "
+        "the shortest digest does not fit."
+    )
 
 
 class PendingMessages(Answer):
@@ -94,6 +99,8 @@ class ContextAnswer(Answer):
             "pending_digested": 0,
             "recalled": 0,
             "synthesised": 0,
+            "folded_told": 0,
+            "untold": 0,
         },
         pending={"messages": 0, "tokens": 0, "since": None},
     )

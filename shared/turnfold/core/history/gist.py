@@ -15,6 +15,7 @@ from turnfold.messages import Message, ToolCall
 NAME_CHARACTERS: Final = 64
 ARGUMENT_CHARACTERS: Final = 80
 SEPARATOR: Final = ", "
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 SEAM_TOKENS: Final = 1
 """The most tokens that joining adds to each item of a list."""
 
@@ -48,7 +49,7 @@ class Gist(NamedTuple):
         """Return it as JSON, empty if it holds nothing."""
         if not any(self):
             return ""
-        return json.dumps(list(self), ensure_ascii=False, separators=(",", ":"))
+        return _ENCODER.encode(list(self))
 
 
 NOTHING: Final = Gist()

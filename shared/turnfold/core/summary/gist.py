@@ -19,7 +19,7 @@ from turnfold.core.text.tokens import Count, text_of
 from turnfold.messages import Json, ToolCall
 
 OPENING_CHARACTERS: Final = 80
-READ_CHARACTERS: Final = 8_000
+READ_CHARACTERS: Final = 2_000
 MOST_CALLS: Final = 32
 MOST_VALUES: Final = 6
 VALUE_CHARACTERS: Final = 120
@@ -29,22 +29,24 @@ VALUE_CHARACTERS: Final = 120
 def write_gist(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
     """Return the gist of a chat message, encoded; empty for results and system messages.
 
-    `calls` are those of its calls that may be sent. Nothing but the beginning of a text is read.
+    `calls` are those of its calls that may be sent. Of texts, only the beginning of what users
+    wrote is read: the values of other texts rank lower, and reading them takes as long as counting.
     """
-    role = body.get("role")
-    if role not in ("user", "assistant"):
+    role = str(body.get("role"))
+    if not (role == "user" or (role == "assistant" and calls)):
         return ""
-    text = printable(text_of(body)[:READ_CHARACTERS])
-    arguments = [_arguments(body, call) for call in calls[:MOST_CALLS]]
+    text = printable(text_of(body)[:READ_CHARACTERS]) if role == "user" else ""
+    calls = calls[:MOST_CALLS] if role == "assistant" else ()
+    arguments = [_arguments(body, call) for call in calls]
     told = [
         call_text(call.name, printable(main_argument(argument)))
-        for call, argument in zip(calls, arguments, strict=False)
+        for call, argument in zip(calls, arguments, strict=True)
     ]
     source = Source(
         "",
         role,
         text,
-        tuple([(call.name, one) for call, one in zip(calls, arguments, strict=False)]),
+        tuple([(call.name, one) for call, one in zip(calls, arguments, strict=True)]),
     )
     opening = defused(clip(text, OPENING_CHARACTERS)) if role == "user" else ""
     return Gist(

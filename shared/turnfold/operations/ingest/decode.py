@@ -12,6 +12,7 @@ from turnfold.contracts.events import LIMITS, Event, EventLimits, claimed_key, r
 from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.eviction.usage import read_report
 from turnfold.core.history.priority import classify
+from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import IMAGE_TOKENS, Count, count_message
 from turnfold.errors import BadEvent
 from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent, DecodedMessage
@@ -118,6 +119,7 @@ def _weighed(
         _digest_of_content(body) if body["role"] == "tool" else None,
         event.originals[index],
         event.bodies[index],
+        write_gist(body, measured.calls, count),
     )
 
 

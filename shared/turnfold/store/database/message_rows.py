@@ -24,7 +24,7 @@ FACTS = [
     for name in (
         "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority",
         "is_meta", "is_irregular", "is_truncated", "calls", "answers_position", "answers_slot", "is_copy", "created_at_ms",
-        "compaction_id", "cuts", "is_error",
+        "compaction_id", "cuts", "is_error", "gist",
     )
 ]  # fmt: skip
 """The columns of a message without its text, in the order that `message_of` reads."""
@@ -42,7 +42,7 @@ def message_of(row: Sequence[Any]) -> Message:
     """Build a message from a row of `FACTS`."""
     (
         _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular,
-        is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts, is_error,
+        is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts, is_error, gist,
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
@@ -65,6 +65,7 @@ def message_of(row: Sequence[Any]) -> Message:
         created_at_ms,
         None if compaction_id is None else _named(compaction_id),
         bool(is_error),
+        gist or "",
     )
 
 
@@ -106,7 +107,7 @@ def evictable_of(row: Sequence[Any]) -> Message:
 
 STORED = (
     "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority", "is_meta",
-    "is_irregular", "is_truncated", "is_error", "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body",
+    "is_irregular", "is_truncated", "is_error", "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body", "gist",
 )  # fmt: skip
 """The columns that ingest fills, in the order of `message_rows`."""
 
@@ -123,7 +124,7 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
     rows = []
     for (
         role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular, calls, cuts,
-        tool_call_id, digest, original, body,
+        tool_call_id, digest, original, body, gist,
     ) in arrival.messages:  # fmt: skip
         rows.append(
             (
@@ -148,6 +149,7 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
                 cuts or None,
                 original,
                 body,
+                gist or None,
             )
         )
         position += 1

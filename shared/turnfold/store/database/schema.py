@@ -26,7 +26,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "1002"
+REVISION = "1003"
 """The newest migration of this schema. Services wait for it without loading Alembic."""
 FIRST_REVISION = "1001"
 """The oldest migration. Early releases had others, 0001 to 0014, with other tables."""
@@ -196,6 +196,8 @@ messages = Table(
     # The message as a window shows it. `original` is kept where that is not what was published to the letter.
     Column("original", Text),
     Column("body", Text, nullable=False),
+    # What a digest may tell of it without reading its body; null if there is nothing.
+    Column("gist", Text),
     CheckConstraint("role IN ('system', 'developer', 'user', 'assistant', 'tool')", name="role"),
     CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name="answer"),
     CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name="copy_answers_nothing"),
