@@ -90,7 +90,7 @@ def test_a_report_of_usage_is_read_as_it_always_was() -> None:
 
     assert (event.bodies, event.model) == ((), "gpt-4.1")
     assert event.usage == {"prompt_tokens": 16900, "completion_tokens": 0, "total_tokens": 16900}
-    assert event.reported == (16_000, True)
+    assert event.reported == (16_000, True, "01JCZ4T9W7Q2M8XH5R3N6KBVEA#4")
     assert "message_id" in json.loads(event.envelope or "")
     assert event.digest.hex() == "db3b064898532e92beb312a4939637e6"
 

@@ -44,11 +44,13 @@ LIMIT_AT_MOST = 1_000_000_000
 class ReportedWindow(NamedTuple):
     """The content of `usage.reported`: the size of a model's window, and whether a call exceeded it.
 
-    `limit_tokens` is the size that the provider named; None if it named none.
+    `limit_tokens` is the size that the provider named; None if it named none. `message_id` is the
+    message that answered the call.
     """
 
     limit_tokens: int | None = None
     is_overflow: bool = False
+    message_id: str | None = None
 
 
 # Not frozen, because freezing triples the cost of construction, and a worker builds thousands per
@@ -235,7 +237,7 @@ def _usage_reported(fields: dict[str, Any], raw: dict[str, str]) -> Event:
         model=model,
         usage=usage,
         envelope=_envelope(raw, ()),
-        reported=ReportedWindow(limit, is_overflow=is_overflow),
+        reported=ReportedWindow(limit, is_overflow=is_overflow, message_id=message_id),
     )
 
 

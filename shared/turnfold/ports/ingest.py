@@ -74,7 +74,8 @@ class DecodedEvent(NamedTuple):
     def answer(self) -> int | None:
         """The index of the last assistant message, to which `report` belongs; None without one.
 
-        Usage that is reported by itself belongs to everything before it, unless the call failed.
+        Usage that is reported by itself belongs to everything before it, unless the call failed,
+        or to the answer that it names.
         """
         if self.reported is not None:
             return None if self.reported.is_overflow else 0

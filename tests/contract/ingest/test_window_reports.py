@@ -384,6 +384,54 @@ async def test_usage_that_is_reported_by_itself_teaches_the_factor(roomy: Stores
     assert (await roomy.history.counts(KEY)).factor == 1.25
 
 
+@pytest.mark.proves("R5", "T4")
+async def test_usage_with_the_id_of_its_answer_teaches_what_usage_of_a_turn_does(
+    roomy: Stores,
+) -> None:
+    other = SessionKey(AgentId("bob"), SessionId("by turns"))
+    for key in (KEY, other):
+        await override(roomy, key, keep_tokens=400)
+    # Of very different sizes, so that only the right places give the right factor.
+    sizes = [(900, 100), (80, 700), (1_200, 60), (50, 50), (400, 900)]
+    seq, counted = 0, 0
+    for question, answer in sizes:
+        usage = {"prompt_tokens": 3_000 + (counted + question + 4) * 5 // 4}
+        counted += question + answer + 8
+        said = [user("q" * 4 * question), assistant("a" * 4 * answer)]
+        by_turn = turn(seq + 1, *said, key=other, model=MODEL, usage=usage)
+        by_itself = [
+            turn(seq + 2, *said),
+            turn(seq + 3, user("Go on.")),
+            reported(seq + 4, MODEL, usage=usage, message_id=f"e{seq + 2}#1"),
+            reported(seq + 5, MODEL, usage=usage, message_id=f"e{seq + 2}#1"),
+        ]
+        counted += 6
+        await roomy.ingest(by_turn, turn(seq + 6, user("Go on."), key=other), *by_itself)
+        seq += 6
+    for key in (KEY, other):
+        await roomy.changes.compact_now(key, installation=roomy.installation, now_ms=NOON + 500)
+
+    factors = [(await roomy.history.counts(key)).factor for key in (KEY, other)]
+
+    assert factors[0] == factors[1]
+    assert 1.2 < factors[0] < 1.3
+
+
+@pytest.mark.proves("R5")
+@pytest.mark.parametrize("message_id", ["e1#0", "e1#7", "e1#1024", "e9#0", "nothing", "#1"])
+async def test_an_answer_that_nobody_published_leaves_a_report_in_its_place(
+    roomy: Stores, message_id: str
+) -> None:
+    await roomy.ingest(turn(1, user("a"), assistant("b")), turn(9, assistant("later")))
+
+    await roomy.ingest(
+        reported(2, MODEL, limit_tokens=8_000),
+        reported(3, MODEL, usage={"prompt_tokens": 9_000}, message_id=message_id),
+    )
+
+    assert (await session_of(roomy)).limits == {MODEL: 9_000}
+
+
 @pytest.mark.proves("R5", "C65")
 async def test_after_an_overflow_windows_hold_the_summary_and_recent_messages(
     stores: Stores,

@@ -306,6 +306,9 @@ FORBIDDEN_TO_PUBLISH = {
     "support": (
         "turn.completed.other.s",
         "tool.result.other.s",
+        "usage.reported.other.s",
+        "usage.reported",
+        "turn.retracted.other.s",
         "turn.completed",
         "turn.completed.support",
         "turn.completed.support.s.t",

@@ -15,7 +15,7 @@ from turnfold.store.database.statements import BulkInsert
 from turnfold.store.ingest.duplicates import first_two
 from turnfold.store.ingest.limits import INSERT_LIMITS
 from turnfold.store.ingest.pairing import Touched
-from turnfold.store.ingest.usage import INSERT_REPORTS
+from turnfold.store.ingest.usage import INSERT_REPORTS, NamedReport, insert_named_reports
 
 _INSERT_EVENTS = BulkInsert(
     events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
@@ -28,7 +28,7 @@ _Row = tuple[Any, ...]
 
 @dataclass(slots=True)
 class EventRows:
-    """The rows of a batch of events by table.
+    """The rows of a batch of events by table; `named` are reports of usage with their answers.
 
     `touched` are the call ids whose pairing may change. `limited` are the sessions whose windows
     may change. Mutable: rows of all events are collected in lists, and each list is one statement.
@@ -38,6 +38,7 @@ class EventRows:
     messages: list[_Row] = field(default_factory=list)
     calls: list[_Row] = field(default_factory=list)
     reports: list[_Row] = field(default_factory=list)
+    named: list[tuple[str, NamedReport]] = field(default_factory=list)
     limits: list[_Row] = field(default_factory=list)
     touched: set[Touched] = field(default_factory=set)
     limited: set[SessionKey] = field(default_factory=set)
@@ -74,6 +75,7 @@ class EventRows:
             # In the order of the primary key, all rows of one page are written to it at once.
             values.sort(key=first_two)
             insert.run(connection, values)
+        insert_named_reports(connection, self.named)
 
     def _add_reports(self, arrival: DecodedEvent, model: str, session: SessionRow) -> None:
         """Add what the provider said: the usage of the answer, and the window of the model."""
@@ -84,8 +86,12 @@ class EventRows:
             # A call that succeeded is proof of a larger window than the one reported.
             if tokens > session.limits.get(model, tokens):
                 self.limited.add(key)
-            row = (sid, position_of(seq, answer), key.agent_id, model, tokens, at_ms)
-            self.reports.append(row)
+            report = NamedReport(sid, position_of(seq, answer), key.agent_id, model, tokens, at_ms)
+            message_id = arrival.reported.message_id if arrival.reported else None
+            if message_id is None:
+                self.reports.append(report)
+            else:
+                self.named.append((message_id, report))
         if arrival.reported and arrival.reported.limit_tokens:
             self.limited.add(key)
             self.limits.append((sid, seq, model, arrival.reported.limit_tokens, at_ms))

@@ -1,7 +1,8 @@
 """Calibration: factors learned from reported usage, and until when a report is valid."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, case, func, literal_column, or_, select
 
@@ -13,8 +14,14 @@ from turnfold.core.eviction.usage import (
     ReportDelta,
     calibration_factor,
 )
-from turnfold.messages import MESSAGES_PER_EVENT, position_of
-from turnfold.store.database.schema import compactions, messages, sessions, usage_reports
+from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
+from turnfold.store.database.schema import (
+    compactions,
+    events,
+    messages,
+    sessions,
+    usage_reports,
+)
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, PreparedPairs
 
@@ -137,6 +144,61 @@ _NEWEST_COMPACTION = PreparedPairs(
     ).where(compactions.c.sid == _pairs.c.a, compactions.c.ordinal == _pairs.c.b),
     (compactions.c.sid.type, compactions.c.ordinal.type),
 )
+_ANSWER = Prepared(
+    select(messages.c.position)
+    .join(events, events.c.sid == messages.c.sid)
+    .where(
+        events.c.agent_id == bindparam("agent_id"),
+        events.c.event_id == bindparam("event_id"),
+        events.c.sid == bindparam("of_sid"),
+        events.c.stream_seq < bindparam("before"),
+        messages.c.position
+        == events.c.stream_seq * literal_column(str(MESSAGES_PER_EVENT)) + bindparam("of_index"),
+        messages.c.role == literal_column("'assistant'"),
+    ),
+    ("agent_id", "event_id", "of_sid", "before", "of_index"),
+)
+_IS_REPORTED = Prepared(
+    select(usage_reports.c.position).where(
+        usage_reports.c.sid == bindparam("of_sid"), usage_reports.c.position == bindparam("at")
+    ),
+    ("of_sid", "at"),
+)
+
+
+class NamedReport(NamedTuple):
+    """A row of `usage_reports`; `position` is that of the event where no answer is named."""
+
+    sid: int
+    position: int
+    agent_id: str
+    model: str
+    prompt_tokens: int
+    at_ms: int
+
+
+def insert_named_reports(connection: Connection, named: Iterable[tuple[str, NamedReport]]) -> None:
+    """Insert reports of usage, each where the answer stands whose message id it names.
+
+    The answer must stand before the report in the stream; otherwise the report keeps its own place.
+    A second report of one answer is left out.
+    """
+    for message_id, report in named:
+        position = _answer_of(connection, message_id, report)
+        if position is None:
+            INSERT_REPORTS.run(connection, [report])
+        elif not _IS_REPORTED.rows(connection, report.sid, position):
+            INSERT_REPORTS.run(connection, [report._replace(position=position)])
+
+
+def _answer_of(connection: Connection, message_id: str, report: NamedReport) -> int | None:
+    """Return the position of the answer with this message id; None if it is not known."""
+    parts = split_message_id(message_id)
+    if parts is None or parts[1] >= MESSAGES_PER_EVENT:
+        return None
+    (event_id, index), seq = parts, report.position // MESSAGES_PER_EVENT
+    rows = _ANSWER.rows(connection, report.agent_id, event_id, report.sid, seq, index)
+    return int(rows[0][0]) if rows else None
 
 
 def calibration_cutoff(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, int]:

@@ -1,0 +1,90 @@
+"""What reports of limits make of a model's window."""
+
+from dataclasses import replace
+
+import pytest
+
+from turnfold.core.eviction.limits import (
+    LIMIT_AT_LEAST,
+    MODELS_AT_MOST,
+    LimitReport,
+    WindowChanges,
+    changes_in_batch,
+    limited_window,
+    newest_limits,
+    read_limits,
+)
+from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
+from turnfold.core.policy.presets import Mode, Policy
+
+POLICY = Policy(reserve_tokens=2_000, trigger_ratio=0.0, max_live_messages=0)
+
+
+@pytest.mark.proves("R5")
+@pytest.mark.parametrize(
+    ("window", "limit", "expected"),
+    [
+        (128_000, None, 128_000),
+        (128_000, 16_000, 16_000),
+        (8_000, 16_000, 8_000),
+        (128_000, 5, LIMIT_AT_LEAST),
+        (0, 16_000, 0),
+    ],
+)
+def test_the_smaller_window_counts_but_none_is_tiny(
+    window: int, limit: int | None, expected: int
+) -> None:
+    assert limited_window(window, limit, POLICY) == expected
+
+
+@pytest.mark.proves("R5")
+def test_an_explicit_window_counts_alone() -> None:
+    assert limited_window(32_000, 16_000, replace(POLICY, context_window=32_000)) == 32_000
+    assert limited_window(0, 16_000, replace(POLICY, context_window=0)) == 0
+
+
+@pytest.mark.proves("R5")
+def test_the_newest_report_of_each_of_a_few_models_counts() -> None:
+    reports = [LimitReport("a", 9, 16), LimitReport("b", 8, 4), LimitReport("a", 7, 8)]
+    many = [LimitReport(f"m-{number}", -number, 9) for number in range(99)]
+
+    assert newest_limits(reports) == {"a": reports[0], "b": reports[1]}
+    assert list(newest_limits(many)) == [f"m-{number}" for number in range(MODELS_AT_MOST)]
+
+
+@pytest.mark.proves("R5", "L3")
+def test_events_of_a_batch_change_the_window_one_after_the_other() -> None:
+    events = [(1, None, 9_000), (2, 16_000, 0), (3, None, 16_000), (4, None, 17_000), (5, 8_000, 0)]
+
+    assert changes_in_batch(None, events) == WindowChanges(None, {2: 16_000, 4: 17_000, 5: 8_000})
+    assert changes_in_batch(4_000, events[:1]) == WindowChanges(4_000, {1: 9_000})
+
+
+def test_a_session_without_limits_has_none() -> None:
+    assert read_limits(None) == {}
+    assert read_limits('{"m": 16000}') == {"m": 16_000}
+
+
+@pytest.mark.proves("R5", "E1")
+def test_an_overflow_fires_before_everything_else_with_the_smaller_of_two_limits() -> None:
+    limits = TriggerLimits.of(POLICY, model_window=10_000)
+
+    assert limits.fired(SessionLoad(9, 20_000, is_overflow=True))[0] == FiredTrigger(
+        Trigger.USAGE, 8_000
+    )
+    assert limits.fired(SessionLoad(9, 5_000, is_overflow=True)) == [
+        FiredTrigger(Trigger.USAGE, 3_000)
+    ]
+
+
+@pytest.mark.proves("R5", "E1")
+def test_an_overflow_fires_without_other_limits_but_not_where_nothing_evicts() -> None:
+    load = SessionLoad(9, 5_000, is_overflow=True)
+    untriggered = replace(POLICY, reserve_tokens=0)
+
+    def fired(policy: Policy, window: int) -> list[FiredTrigger]:
+        return TriggerLimits.of(policy, model_window=window).fired(load)
+
+    assert fired(untriggered, 10_000) == [FiredTrigger(Trigger.USAGE, 3_000)]
+    assert fired(untriggered, 0) == []
+    assert fired(replace(untriggered, mode=Mode.MANUAL), 10_000) == []
