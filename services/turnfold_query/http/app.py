@@ -63,7 +63,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
         description=contracts.__doc__ or "",
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json",
+        openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
         responses={"default": {"model": ErrorAnswer, "description": "The error and its remedy."}},
     )

@@ -7,6 +7,7 @@ The routes answer with bytes, so FastAPI cannot derive their schemas. `described
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
+from threading import Lock
 from typing import Any, Final, get_args
 
 from fastapi import FastAPI, Response
@@ -166,8 +167,16 @@ def _body(models: Models) -> Json:
 class DescribedApp(FastAPI):
     """An application whose OpenAPI document includes bodies, examples, topics and security."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._making = Lock()
+
     def openapi(self) -> Json:
-        """Return the document; it is made once."""
+        """Return the document; it is made once, in some tenths of a second."""
+        with self._making:
+            return self._made()
+
+    def _made(self) -> Json:
         if self.openapi_schema is None:
             document = super().openapi()
             # FastAPI leaves out nulls, which examples contain.

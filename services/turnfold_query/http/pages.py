@@ -1,5 +1,6 @@
 """Routes that cover the whole installation: lists, dead letters, health, metrics and references."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
@@ -131,11 +132,16 @@ def add_pages(
         ),
     )
     async def get_docs() -> Response:
-        return HTMLResponse(reference_page(app.openapi()))
+        # In a thread, because making a document takes longer than a window may wait.
+        return HTMLResponse(reference_page(await asyncio.to_thread(app.openapi)))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def get_openapi() -> Response:
+        return json_response(await asyncio.to_thread(app.openapi))
 
     @app.get(
         "/asyncapi.json",
         **described("service", "The NATS interface as AsyncAPI", AsyncApiAnswer),
     )
     async def get_asyncapi() -> Response:
-        return json_response(asyncapi())
+        return json_response(await asyncio.to_thread(asyncapi))

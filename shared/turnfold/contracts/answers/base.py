@@ -11,7 +11,8 @@ class Answer(BaseModel):
     An optional field of a model is absent from the answer if it does not apply.
     """
 
-    model_config = ConfigDict(frozen=True)
+    # Built at first use, because services start often and describe themselves rarely.
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class AuditHead(Answer):
