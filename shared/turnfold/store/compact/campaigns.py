@@ -92,8 +92,10 @@ class SqlCampaignStore:
             ((count, until),) = _SCOPE.rows(connection, agent_id or "")
             campaign_id = installation.new_id()
             row = {
-                "campaign_id": campaign_id, "agent_id": agent_id, "wanted": options_json, "at_once": at_once, "until_sid": until, "sessions": count,
-                "requested_at_ms": now_ms, "finished_at_ms": None if count else now_ms, "actor": actor,
+                "campaign_id": campaign_id, "agent_id": agent_id, "wanted": options_json,
+                "at_once": at_once, "until_sid": until, "sessions": count,
+                "requested_at_ms": now_ms, "finished_at_ms": None if count else now_ms,
+                "actor": actor,
             }  # fmt: skip
             connection.execute(campaigns.insert(), row)
             return _progress(connection, campaign_id)
@@ -178,7 +180,8 @@ def _advance(
 def _progress(connection: Connection, campaign_id: int) -> CampaignProgress:
     row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
     return CampaignProgress(
-        str(campaign_id), row["agent_id"], row["sessions"], row["opened"], counts.get("committed", 0),
-        sum(counts.get(status, 0) for status in FAILED), sum(counts.get(status, 0) for status in OPEN), row["requested_at_ms"],
+        str(campaign_id), row["agent_id"], row["sessions"], row["opened"],
+        counts.get("committed", 0), sum(counts.get(status, 0) for status in FAILED),
+        sum(counts.get(status, 0) for status in OPEN), row["requested_at_ms"],
         row["finished_at_ms"],
     )  # fmt: skip

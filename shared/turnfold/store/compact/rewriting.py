@@ -192,16 +192,19 @@ def _open(
         else {}
     )
     row = {
-        "compaction_id": work.compaction_id, "sid": session.sid, "ordinal": session.compactions, "trigger": str(work.trigger),
-        "status": "pending", "first_position": work.span[0], "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
-        "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0, "next_attempt_at_ms": work.begins_ms,
-        "requested_at_ms": now_ms, "wanted": json.dumps(asked) if work.wanted else None,
-        "campaign_id": work.campaign_id, "actor": records.asked_by,
+        "compaction_id": work.compaction_id, "sid": session.sid, "ordinal": session.compactions,
+        "trigger": str(work.trigger), "status": "pending", "first_position": work.span[0],
+        "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
+        "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0,
+        "next_attempt_at_ms": work.begins_ms, "requested_at_ms": now_ms,
+        "wanted": json.dumps(asked) if work.wanted else None, "campaign_id": work.campaign_id,
+        "actor": records.asked_by,
     }  # fmt: skip
     connection.execute(compactions.insert(), row)
     records.add_audit_row(
-        session, "opened", at_ms=now_ms, compaction_id=work.compaction_id, tokens_before=session.window_tokens,
-        trigger=str(work.trigger), version=session.version, **asked,
+        session, "opened", at_ms=now_ms, compaction_id=work.compaction_id,
+        tokens_before=session.window_tokens, trigger=str(work.trigger), version=session.version,
+        **asked,
     )  # fmt: skip
 
 

@@ -218,8 +218,8 @@ def _promote(
     activate_version(connection, session, version, at_ms=now_ms)
     after = session.window_tokens
     records.add_audit_row(
-        session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before, tokens_after=after, version=version,
-        replaced=replaced,
+        session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before,
+        tokens_after=after, version=version, replaced=replaced,
     )  # fmt: skip
     records.add_notice(
         session,
@@ -267,8 +267,8 @@ def _restore(
         activate_version(connection, session, base_version, at_ms=now_ms)
     after = session.window_tokens
     records.add_audit_row(
-        session, "restored", at_ms=now_ms, compaction_id=by, tokens_before=before, tokens_after=after, messages=len(taken),
-        version=session.version,
+        session, "restored", at_ms=now_ms, compaction_id=by, tokens_before=before,
+        tokens_after=after, messages=len(taken), version=session.version,
     )  # fmt: skip
     kind = None if session.version is None else _version(connection, session, session.version)[2]
     records.add_notice(

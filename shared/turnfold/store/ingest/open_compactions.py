@@ -46,9 +46,9 @@ _PLANNED = Prepared(
     ("of_sid",),
 )
 _OPENED = (
-    "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position", "last_position", "messages_evicted", "tokens_evicted",
-    "tokens_before", "next_attempt_at_ms", "requested_at_ms", "evicted_at_ms", "trace", "actor",
-    "digest", "digest_tokens",
+    "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position",
+    "last_position", "messages_evicted", "tokens_evicted", "tokens_before", "next_attempt_at_ms",
+    "requested_at_ms", "evicted_at_ms", "trace", "actor", "digest", "digest_tokens",
 )  # fmt: skip
 _OPEN = BulkInsert(compactions, _OPENED)
 
@@ -64,8 +64,8 @@ CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check", USAGE_REPORTED:
 
 
 def subtract_evicted(
-    session: SessionRow, compaction_id: int, eviction: Eviction, records: SessionJournal, *, checkpoint: str | None, model: str | None = None,
-    actor: str | None = None,
+    session: SessionRow, compaction_id: int, eviction: Eviction, records: SessionJournal, *,
+    checkpoint: str | None, model: str | None = None, actor: str | None = None,
 ) -> int:  # fmt: skip
     """Subtract evicted messages from the counters; add audit row and notice; return tokens before.
 
@@ -181,9 +181,10 @@ class CompactionOpener:
         all_tokens = sum([message.tokens for message in evicted])
         self._rows.append(
             (
-                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, evicted[0].position,
-                evicted[-1].position, len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms, eviction.at_ms,
-                trace, self._records.asked_by,
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending",
+                due.budget_tokens, evicted[0].position, evicted[-1].position, len(evicted),
+                all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
+                eviction.at_ms, trace, self._records.asked_by,
             )
         )  # fmt: skip
         self._evicted[compaction_id] = session.sid, evicted
@@ -228,16 +229,18 @@ class CompactionOpener:
         session.compactions += 1
         before = session.window_tokens
         self._records.add_audit_row(
-            session, "selective_start", at_ms=at_ms, compaction_id=compaction_id, tokens_before=before, trigger=str(due.trigger),
-            live=len(live), session_model=session.model, checkpoint=self._checkpoint(seq),
+            session, "selective_start", at_ms=at_ms, compaction_id=compaction_id,
+            tokens_before=before, trigger=str(due.trigger), live=len(live),
+            session_model=session.model, checkpoint=self._checkpoint(seq),
         )  # fmt: skip
         begins_ms = at_ms + SUMMARY_DELAY_MS
         if due.trigger is not Trigger.REQUEST:
             begins_ms = max(begins_ms, session.cooldown_until_ms)
         self._rows.append(
             (
-                compaction_id, session.sid, session.compactions, str(due.trigger), "pending", due.budget_tokens, None, None, 0, 0, before,
-                begins_ms, at_ms, None, self._trace(seq), self._records.asked_by,
+                compaction_id, session.sid, session.compactions, str(due.trigger), "pending",
+                due.budget_tokens, None, None, 0, 0, before, begins_ms, at_ms, None,
+                self._trace(seq), self._records.asked_by,
             )
         )  # fmt: skip
         return compaction_id

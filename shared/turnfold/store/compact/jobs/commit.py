@@ -79,9 +79,10 @@ _FINISH = bulk_update(
 _COVER = bulk_update(compactions, where=("compaction_id",), values=("is_covered",))
 
 _SUMMARY = (
-    "sid", "version", "base_version", "compaction_id", "kind", "style", "model", "prompt_version", "text", "sections", "ledger", "tokens",
-    "text_tokens", "cuts", "depth", "prompt_tokens", "completion_tokens", "cost", "created_at_ms", "first_position", "last_position",
-    "covers_first", "covers_last", "messages_covered",
+    "sid", "version", "base_version", "compaction_id", "kind", "style", "model", "prompt_version",
+    "text", "sections", "ledger", "tokens", "text_tokens", "cuts", "depth", "prompt_tokens",
+    "completion_tokens", "cost", "created_at_ms", "first_position", "last_position", "covers_first",
+    "covers_last", "messages_covered",
 )  # fmt: skip
 
 _ADD_SUMMARY = BulkInsert(summaries, _SUMMARY)
@@ -134,12 +135,14 @@ def commit_version(
         _COVER.run(connection, [(True, compaction_id) for compaction_id in added])
         record_activation(connection, session, number, version.tokens, at_ms=now_ms)
     _journal_version(
-        journal, session, job, version, reason=reason, tokens_before=tokens_replaced, tokens_after=tokens_after, now_ms=now_ms
+        journal, session, job, version, reason=reason, tokens_before=tokens_replaced,
+        tokens_after=tokens_after, now_ms=now_ms
     )  # fmt: skip
     if leaving is not None:
         journal.add_audit_row(
-            session, "selective_done", at_ms=now_ms, compaction_id=int(job.compaction_ids[-1]), tokens_before=tokens_at_first,
-            tokens_after=tokens_after, version=number, evicted=len(leaving.evicted), model=version.draft.model,
+            session, "selective_done", at_ms=now_ms, compaction_id=int(job.compaction_ids[-1]),
+            tokens_before=tokens_at_first, tokens_after=tokens_after, version=number,
+            evicted=len(leaving.evicted), model=version.draft.model,
         )  # fmt: skip
     _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:

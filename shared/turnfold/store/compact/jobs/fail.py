@@ -59,7 +59,8 @@ def fail_job(
         raise LostLease(job.compaction_ids[-1])
     journal = SessionJournal()
     _journal_failure(
-        journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model, now_ms=now_ms
+        journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model,
+        now_ms=now_ms
     )  # fmt: skip
     if status is not FailureStatus.STALE:
         _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=None)
@@ -101,7 +102,8 @@ def retry_job(
         raise LostLease(job.compaction_ids[-1])
     journal = SessionJournal()
     _journal_failure(
-        journal, session, job, "attempt_failed", reason=reason, detail=detail, model=model, now_ms=now_ms
+        journal, session, job, "attempt_failed", reason=reason, detail=detail, model=model,
+        now_ms=now_ms
     )  # fmt: skip
     _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=retry_at_ms)
     journal.write(connection)

@@ -106,7 +106,8 @@ class SqlJobStore(SqlModelCallStore):
         """
         return await self._database.write(
             lambda connection: commit_version(
-                connection, job, version, leaving=leaving, reason=reason, now_ms=now_ms, new_id=self._new_id
+                connection, job, version, leaving=leaving, reason=reason, now_ms=now_ms,
+                new_id=self._new_id
             )
         )  # fmt: skip
 
@@ -127,7 +128,8 @@ class SqlJobStore(SqlModelCallStore):
         """
         await self._database.write(
             lambda connection: fail_job(
-                connection, job, ending, reason=reason, detail=detail, model=model, now_ms=now_ms, new_id=self._new_id
+                connection, job, ending, reason=reason, detail=detail, model=model, now_ms=now_ms,
+                new_id=self._new_id
             )
         )  # fmt: skip
 
@@ -148,7 +150,8 @@ class SqlJobStore(SqlModelCallStore):
         """
         await self._database.write(
             lambda connection: retry_job(
-                connection, job, reason=reason, detail=detail, model=model, retry_at_ms=retry_at_ms, now_ms=now_ms
+                connection, job, reason=reason, detail=detail, model=model, retry_at_ms=retry_at_ms,
+                now_ms=now_ms
             )
         )  # fmt: skip
 
