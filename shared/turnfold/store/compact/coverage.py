@@ -23,7 +23,7 @@ from turnfold.store.ingest.usage import Calibrator
 ADD = BulkInsert(coverage, ("sid", "version", "compaction_id"))
 """Insert the evictions that a version covers in addition to those of its base."""
 
-_REIGN = BulkInsert(summary_activations, ("sid", "ordinal", "at_ms", "version"))
+_ACTIVATION = BulkInsert(summary_activations, ("sid", "ordinal", "at_ms", "version"))
 _of_sid: ColumnElement[int] = bindparam("of_sid")
 
 
@@ -44,19 +44,26 @@ def _chain(*, while_extractive: bool = False) -> CTE:
     return start.union_all(select(*columns).where(*below))
 
 
-_all = _chain()
-_spoken_for = (
+_versions = _chain()
+_covered = (
     select(coverage.c.compaction_id)
-    .join(_all, _all.c.version == coverage.c.version)
+    .join(_versions, _versions.c.version == coverage.c.version)
     .where(coverage.c.sid == _of_sid)
 )
-_COVERED_BY = Prepared(_spoken_for, ("of_sid", "number"))
-_told = _chain(while_extractive=True)
-_TOLD = Prepared(
-    select(_told.c.version, _told.c.kind, compactions.c.compaction_id, compactions.c.tokens_evicted)
-    .outerjoin(coverage, (coverage.c.sid == _of_sid) & (coverage.c.version == _told.c.version))
+_COVERED_BY = Prepared(_covered, ("of_sid", "number"))
+_extractive = _chain(while_extractive=True)
+_EXTRACTIVE = Prepared(
+    select(
+        _extractive.c.version,
+        _extractive.c.kind,
+        compactions.c.compaction_id,
+        compactions.c.tokens_evicted,
+    )
+    .outerjoin(
+        coverage, (coverage.c.sid == _of_sid) & (coverage.c.version == _extractive.c.version)
+    )
     .outerjoin(compactions, compactions.c.compaction_id == coverage.c.compaction_id)
-    .order_by(_told.c.version.desc()),
+    .order_by(_extractive.c.version.desc()),
     ("of_sid", "number"),
 )
 _evicting = (compactions.c.sid == _of_sid, compactions.c.messages_evicted > literal_column("0"))
@@ -84,18 +91,16 @@ _SUMMARY_TOKENS = Prepared(
 
 def covered_by(connection: Connection, sid: int, version: int | None) -> frozenset[int]:
     """Return the evictions that a version covers, including those that were restored since."""
-    return (
-        frozenset()
-        if version is None
-        else frozenset(
-            compaction_id for (compaction_id,) in _COVERED_BY.rows(connection, sid, version)
-        )
+    if version is None:
+        return frozenset()
+    return frozenset(
+        compaction_id for (compaction_id,) in _COVERED_BY.rows(connection, sid, version)
     )
 
 
 def covered_compactions(sid: int, version: int) -> Select[tuple[int]]:
-    """The same as a part of another statement."""
-    return _spoken_for.params(of_sid=sid, number=version)
+    """Return `covered_by` as a subquery of another statement."""
+    return _covered.params(of_sid=sid, number=version)
 
 
 def uncovered(connection: Connection, sid: int) -> list[int]:
@@ -122,7 +127,7 @@ def rewrite_scope(
     added: dict[int, list[int]] = {}
     tokens: dict[int, int] = {}
     kinds: dict[int, str] = {}
-    for number, kind, compaction_id, evicted in _TOLD.rows(connection, sid, version):
+    for number, kind, compaction_id, evicted in _EXTRACTIVE.rows(connection, sid, version):
         kinds[number] = kind
         added.setdefault(number, [])
         if compaction_id is not None:
@@ -142,16 +147,13 @@ def activate_version(
     connection: Connection, session: SessionRow, version: int | None, *, at_ms: int
 ) -> None:
     """Put a version in force, or none; exactly the evictions that it covers are covered."""
-    speaks_for = (
-        compactions.c.compaction_id.in_(_spoken_for)
-        if version is not None
-        else literal_column("false")
-    )
-    changed = update(compactions).where(*_evicting, _is_committed).values(is_covered=speaks_for)
+    is_covered: ColumnElement[bool] = literal_column("false")
+    tokens = 0
+    if version is not None:
+        is_covered = compactions.c.compaction_id.in_(_covered)
+        ((tokens,),) = _SUMMARY_TOKENS.rows(connection, session.sid, version)
+    changed = update(compactions).where(*_evicting, _is_committed).values(is_covered=is_covered)
     connection.execute(changed, {"of_sid": session.sid, "number": version or 0})
-    ((tokens,),) = (
-        _SUMMARY_TOKENS.rows(connection, session.sid, version) if version is not None else ((0,),)
-    )
     record_activation(connection, session, version, int(tokens), at_ms=at_ms)
 
 
@@ -167,4 +169,5 @@ def record_activation(
     session.version, session.summary_tokens = version, summary_tokens
     session.factor = Calibrator(connection).factor(session.key.agent_id, session.model)
     session.revision += 1
-    _REIGN.run(connection, [(session.sid, session.audit_rows + 1, at_ms, version)])
+    # The ordinal is that of the audit row which follows: the past is read in that order.
+    _ACTIVATION.run(connection, [(session.sid, session.audit_rows + 1, at_ms, version)])

@@ -81,9 +81,13 @@ def _set_for_session(
     session = lock_by_key(connection, [key], create=installation.max_sessions).get(key)
     if session is None:
         raise Conflict(
-            f"the agent has {installation.max_sessions} sessions, and may have no more; erase some, or set TURNFOLD_MAX_SESSIONS_PER_AGENT"
+            f"the agent has {installation.max_sessions} sessions, and may have no more; "
+            "erase some, or set TURNFOLD_MAX_SESSIONS_PER_AGENT"
         )
-    before, session.wishes = session.wishes, _wished(session.wishes, request, installation)
+    before, session.wishes = (
+        session.wishes,
+        _changed_overrides(session.wishes, request, installation),
+    )
     _check(installation, session.agent_wishes, session.wishes)
     session.revision += 1
     values = {
@@ -95,10 +99,15 @@ def _set_for_session(
     records = SessionJournal(actor)
     if changes := session.wishes.differences(before):
         records.add_audit_row(session, "policy", at_ms=now_ms, **changes)
+    # A tighter policy may make an eviction due, and no event may ever arrive to notice it.
     evict_now(connection, session, None, installation, records, now_ms=now_ms)
     records.write(connection)
     write_back(connection, [session])
-    return {"agent_id": key.agent_id, "session_id": key.session_id, **_told(session.wishes)}
+    return {
+        "agent_id": key.agent_id,
+        "session_id": key.session_id,
+        **_overrides_as_json(session.wishes),
+    }
 
 
 def _set_for_agent(
@@ -109,7 +118,7 @@ def _set_for_agent(
     now_ms: int,
     actor: str,
 ) -> Mapping[str, Any]:
-    # The row is made first: it is the lock of the agent's audit chain.
+    # The row of the agent is the lock of its audit chain, so it must exist first.
     connection.execute(
         insert_for(connection)(agents).values(agent_id=agent_id).on_conflict_do_nothing()
     )
@@ -117,16 +126,16 @@ def _set_for_agent(
         select(agents).where(agents.c.agent_id == agent_id).with_for_update()
     ).one()
     before = PolicyOverrides(row.preset, row.mode, row.overrides)
-    wishes = _wished(before, request, installation)
+    wishes = _changed_overrides(before, request, installation)
     _check(installation, wishes, PolicyOverrides())
     values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
     connection.execute(update(agents).where(agents.c.agent_id == agent_id).values(**values))
     if changes := wishes.differences(before):
         _record_for_agent(connection, agent_id, changes, now_ms, actor)
-    # Every window of the agent may look different now.
+    # A policy changes windows, so no reply that was cached for the old revision is valid.
     is_agent = sessions.c.agent_id == agent_id
     connection.execute(update(sessions).where(is_agent).values(revision=sessions.c.revision + 1))
-    return {"agent_id": agent_id, **_told(wishes)}
+    return {"agent_id": agent_id, **_overrides_as_json(wishes)}
 
 
 def _record_for_agent(
@@ -181,7 +190,7 @@ def _compact(
     return CompactionId(str(opened)) if opened is not None else None
 
 
-def _wished(
+def _changed_overrides(
     wishes: PolicyOverrides, request: PolicyRequest, installation: Installation
 ) -> PolicyOverrides:
     try:
@@ -200,5 +209,5 @@ def _check(installation: Installation, agent: PolicyOverrides, session: PolicyOv
         raise BadRequest(str(error)) from None
 
 
-def _told(wishes: PolicyOverrides) -> dict[str, Any]:
+def _overrides_as_json(wishes: PolicyOverrides) -> dict[str, Any]:
     return {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.numbers()}

@@ -123,7 +123,8 @@ class SqlVersionStore:
             _version(connection, session, version)
             if over is not None and session.version != over:
                 raise Conflict(
-                    f"version {session.version} is in force, not {over}: look again, then decide again"
+                    f"version {session.version} is in force, not {over}: "
+                    "look again, then decide again"
                 )
             if version != session.version:
                 _promote(connection, session, version, installation, records, now_ms)
@@ -214,6 +215,7 @@ def _promote(
             f"version {version} speaks for messages that were restored since; they are live again"
         )
     before, replaced = session.window_tokens, session.version
+    # First: a running job builds on the version that is about to be replaced.
     fence_off(connection, session, now_ms=now_ms)
     activate_version(connection, session, version, at_ms=now_ms)
     after = session.window_tokens
@@ -241,6 +243,7 @@ def _restore(
     records: SessionJournal,
     now_ms: int,
 ) -> None:
+    # Ids are text outside and 64-bit integers here; a longer number would fail in the driver.
     by = int(compaction_id) if compaction_id.isdecimal() and len(compaction_id) < 20 else -1
     rows = _EVICTION.rows(connection, session.sid, by)
     if not rows:
@@ -250,6 +253,7 @@ def _restore(
         return
     if not evicted:
         raise Conflict("this compaction evicted nothing, so there is nothing to restore")
+    # Versions above would cover a hole: they were written with these messages folded in.
     if version is not None and _COMMITTED_LATER.rows(connection, session.sid, version, ordinal):
         raise Conflict("a later compaction was committed: restore the newest first")
     before = session.window_tokens
@@ -261,6 +265,7 @@ def _restore(
     session.rounds += load.rounds
     session.revision += 1
     policy = installation.policy(session.agent_wishes, session.wishes)
+    # Otherwise the trigger that evicted these messages would fire again at once.
     session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
     if is_covered and version is not None:
         _, base_version, _ = _version(connection, session, version)
@@ -329,5 +334,6 @@ def _check_range(connection: Connection, session: SessionRow, from_version: int)
     )
     if not begun < whole:
         raise BadRequest(
-            f"from_version: nothing lies between version {from_version} and version {session.version}, which is in force"
+            f"from_version: nothing lies between version {from_version} and version "
+            f"{session.version}, which is in force"
         )

@@ -47,7 +47,8 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
             raise StartError(
-                f"TURNFOLD_DATABASE_URL names {self.url.get_backend_name()}; SQLite and PostgreSQL are supported"
+                f"TURNFOLD_DATABASE_URL names {self.url.get_backend_name()}; "
+                "SQLite and PostgreSQL are supported"
             )
         if writes:
             make_private(self.url)
@@ -246,7 +247,8 @@ def _quoted(path: str) -> str:
     return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
-# The driver binds these as they are, but looks for a better way each time, which takes longer, unless it is told that there is none.
+# The driver binds these types as they are, but first searches for an adapter each time. That search
+# takes longer than binding, and an entry ends it.
 sqlite3.register_adapter(type(None), {None: None}.get)
 sqlite3.register_adapter(bool, int)
 sqlite3.register_adapter(bytes, bytes)

@@ -83,9 +83,11 @@ async def wait_until_adopted(
         if recorded == created:
             return
         if clock() - began > (seconds if recorded is None else patience_seconds):
+            owner = f"the stream made at {recorded}" if recorded else "no stream yet"
             raise trouble or StartError(
-                f"the database belongs to {f'the stream made at {recorded}' if recorded else 'no stream yet'}, and the bus has the one "
-                f"made at {created}; point the worker at the right bus, or run `turnfold migrate` to go on with this stream"
+                f"the database belongs to {owner}, and the bus has the one made at {created}; "
+                "point the worker at the right bus, or run `turnfold migrate` to go on with this "
+                "stream"
             )
         await asyncio.sleep(POLL_SECONDS)
 

@@ -9,7 +9,7 @@ from turnfold.errors import StartError
 
 FILE_MODE = 0o600
 COMPANIONS = ("-wal", "-shm", "-journal", ".writer.lock")
-"""The files beside the database. SQLite creates the first three with the mode of the database file."""
+"""The files beside the database. SQLite creates three of them with the mode of the database."""
 
 
 def make_private(url: URL) -> None:
@@ -38,5 +38,6 @@ def make_private(url: URL) -> None:
             continue
         except PermissionError as error:
             raise StartError(
-                f"others may read {path}, and it belongs to somebody else; run `chmod 600` on it as its owner"
+                f"others may read {path}, and it belongs to somebody else; "
+                "run `chmod 600` on it as its owner"
             ) from error

@@ -64,7 +64,8 @@ class Prepared:
             }
             if None in fixed.values():
                 raise ValueError(
-                    f"parameters without a place: {sorted(name for name, value in fixed.items() if value is None)}"
+                    "parameters without a place: "
+                    f"{sorted(name for name, value in fixed.items() if value is None)}"
                 )
             places = (*self._names, *fixed)
             order = tuple(places.index(name) for name in compiled.positiontup or ())
@@ -143,7 +144,8 @@ class PreparedPairs:
         if written not in self._written:
             statement = self._looked_up() if has_arrays and not self._is_locked else self._statement
             self._written[written] = (
-                f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) {statement.compile(dialect=dialect)}"
+                f"WITH pairs (a, b) AS ({self._pairs(dialect, len(values))}) "
+                f"{statement.compile(dialect=dialect)}"
             )
         pairs_source = (
             [list(side) for side in zip(*values, strict=True)]

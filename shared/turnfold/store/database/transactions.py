@@ -49,7 +49,7 @@ class ThreadTransactions:
             result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             interrupting.end()
-            running.add_done_callback(partial(_told_in, asyncio.get_running_loop(), on_end))
+            running.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), on_end))
             raise
         except BaseException:
             on_end()
@@ -103,7 +103,7 @@ class ThreadTransactions:
         self._engine.dispose()
 
 
-def _told_in(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
     with suppress(RuntimeError):  # the loop may be closed by now
         loop.call_soon_threadsafe(on_end)
 
@@ -184,22 +184,29 @@ class TranslatedErrors:
             ) from error
 
 
-_PASSING = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
-"""Classes of SQLSTATE that say nothing against the statement: connections, transactions (a server that only reads since a
-failover), a database that is being put in its place, deadlocks, resources, locks, operators, the system, damage."""
-_PASSING_KINDS = (
+_TRANSIENT_STATES = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
+"""Classes of SQLSTATE that do not blame the statement.
+
+These are connections, transactions (after a failover a server may only read), a database that is
+being replaced, deadlocks, resources, locks, operators, the system, and damage.
+"""
+_TRANSIENT_CLASSES = (
     "OperationalError",
     "InterfaceError",
     "InternalClientError",
     "InvalidCachedStatementError",
 )
-"""The last two are asyncpg's words for a connection that its server ended a moment ago, and for tables that were migrated meanwhile."""
+"""Error classes without a SQLSTATE of that kind.
+
+asyncpg raises the last two for a connection that the server just closed, and for tables that were
+migrated after a statement was prepared.
+"""
 
 
 def is_transient_error(error: BaseException | None) -> bool:
     """Return whether the same statement may succeed later."""
     sqlstate = getattr(error, "sqlstate", None) or ""
-    return sqlstate[:2] in _PASSING or type(error).__name__ in _PASSING_KINDS
+    return sqlstate[:2] in _TRANSIENT_STATES or type(error).__name__ in _TRANSIENT_CLASSES
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -76,6 +76,7 @@ class BatchWriter:
         sequences = [arrival.stream_seq for arrival in arrivals] + [
             letter.stream_seq for letter in dead
         ]
+        # Before anything is read: an erasure must not happen between reading and writing.
         lock_against_erase(self._connection)
         if erased := erased_before(self._connection, arrivals, dead):
             self._duplicates += len(erased)
@@ -89,6 +90,7 @@ class BatchWriter:
         self._records.write(self._connection)
         self._write_dead_letters()
         record_duplicates(self._connection, self._copies)
+        # Last, because every batch locks the same few rows of ranges.
         ranges.add(self._connection, runs(sequences))
         return IngestResult(
             events=len(self._new),
@@ -99,7 +101,7 @@ class BatchWriter:
         )
 
     def _update_sessions(self) -> int:
-        """Pair calls and results, update counters, and evict; return how many compactions opened."""
+        """Pair calls and results, count, and evict; return how many compactions opened."""
         paired = repair_pairs(self._connection, self._touched)
         for session in self._sessions.values():
             session.evicted_changes += session.sid in paired
@@ -181,6 +183,7 @@ class BatchWriter:
         """
         fresh, repeated = first_of_each(arrivals)
         try:
+            # A savepoint: PostgreSQL refuses every statement after an error in the transaction.
             with self._connection.begin_nested():
                 self._insert_rows(fresh)
         except IntegrityError:

@@ -1,4 +1,4 @@
-"""Open compactions within a transaction: mark messages evicted, write digests, audit rows and notices."""
+"""Open compactions within a transaction: mark messages, write digests, audit rows and notices."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

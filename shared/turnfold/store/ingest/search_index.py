@@ -67,7 +67,7 @@ class SqlSearchIndex:
         """Index messages of the sessions that wait longest; return whether more are waiting."""
         unindexed, is_more = await self._database.snapshot(_waiting)
         if unindexed:
-            # Taken apart before the transaction begins, and while none is open: on SQLite there is one writer.
+            # Split into terms outside of any transaction: it takes long, and SQLite has one writer.
             made = await asyncio.to_thread(_taken_apart, unindexed)
             await self._database.write(lambda connection: _store(connection, made))
         return is_more

@@ -1,1 +1,1 @@
-"""Compactions as durable jobs: `claim`, `load` their input, `commit` or fail. Start with `store`."""
+"""Compactions as durable jobs: claim, load the input, commit or fail. Start with `store`."""

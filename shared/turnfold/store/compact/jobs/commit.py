@@ -100,15 +100,19 @@ def commit_version(
     now_ms: int,
     new_id: Callable[[], int],
 ) -> int:
-    """Store a version and return its number; a regenerated version is stored beside the one in force.
+    """Store a version and return its number.
+
+    The version is in force from now on, except a regenerated one.
 
     Raises:
-        LostLease: another worker holds the job, or another version is in force; nothing was changed.
+        LostLease: another worker holds the job, or another version is in force. Nothing was
+            changed.
     """
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
     is_activated = job.writes is not JobKind.REGENERATED
     if session is None or (is_activated and session.version != job.base_version):
         raise LostLease(job.compaction_ids[-1])
+    # Version numbers are never reused, also not those of versions that never were in force.
     session.versions += 1
     number, journal = session.versions, SessionJournal()
     tokens_at_first = session.window_tokens
@@ -117,6 +121,7 @@ def commit_version(
         mark_evicted(connection, session, newest_id, leaving, journal, model=model, now_ms=now_ms)
     tokens_replaced = session.window_tokens
     added = added_evictions(connection, job)
+    # Messages that were restored meanwhile are live: a version must not cover them as well.
     if any_restored(connection, added):
         raise LostLease(job.compaction_ids[-1])
     tokens_after = session.live_tokens + (
@@ -148,6 +153,7 @@ def commit_version(
     if is_activated:
         end_rewriting(connection, session, journal, now_ms=now_ms)
         _cool_down(connection, session, job, version.draft.kind, reason, journal, now_ms, new_id)
+    # The parts of the answer were kept for another attempt, which nobody will make now.
     delete_chunk_summaries(connection, job.sid)
     journal.write(connection)
     write_back(connection, [session])
@@ -226,10 +232,14 @@ def _cool_down(
     now_ms: int,
     new_id: Callable[[], int],
 ) -> None:
-    """End the cooldown if the model answered; otherwise begin one, and plan to replace the stand-in."""
+    """End the cooldown if the model answered.
+
+    Otherwise begin a cooldown, and plan to replace the stand-in.
+    """
     if kind == "llm":
         session.succeeded()
     elif reason is not None:
+        # During a cooldown the model was not called, so this is not another failure.
         if job.cooling is None:
             session.failed(reason, at_ms=now_ms)
         open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)

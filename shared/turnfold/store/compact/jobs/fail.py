@@ -7,18 +7,15 @@ from sqlalchemy import Connection, update
 from turnfold.errors import LostLease
 from turnfold.ports.compact import FailureStatus, Job, JobKind
 from turnfold.store.compact.chunks import delete_chunk_summaries
-from turnfold.store.compact.jobs.rows import (
-    is_held,
-    update_held,
-)
+from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
 
 REFUSED_STAND_INS = 3
-"""How often a model whose answers are refused is asked to replace a stand-in, before the next eviction.
+"""The attempts to replace a stand-in while the gate rejects the model's answers.
 
-A provider that is unavailable is asked without such a limit.
+The next eviction starts again. A provider that is unavailable is retried without limit.
 """
 
 _PHASES = {
@@ -154,6 +151,7 @@ def _journal_failure(
         reason=reason,
         attempt=job.attempt,
         model=model,
+        # Providers return whole pages as error texts.
         detail=detail[:300],
     )
 

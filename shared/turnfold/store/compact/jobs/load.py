@@ -1,4 +1,4 @@
-"""Read the input of a claimed job: the evicted messages, and the version that the new one builds on."""
+"""Read the input of a claimed job: evicted messages, and the version to build on."""
 
 import json
 from collections.abc import Sequence
@@ -177,7 +177,10 @@ def _input(
 
 
 def _rewrite_scope(connection: Connection, job: Job) -> RewriteScope:
-    """Return the evictions that only extractive versions cover; none if a model wrote the version in force."""
+    """Return the evictions that only extractive versions cover.
+
+    There are none if a model wrote the version in force.
+    """
     assert job.base_version is not None
     return rewrite_scope(
         connection, job.sid, job.base_version, max_tokens=job.policy.rebuild_max_tokens
@@ -211,7 +214,7 @@ def _in_order(evicted: Sequence[EvictedMessage]) -> tuple[EvictedMessage, ...]:
 
 
 def _must_rebuild(connection: Connection, job: Job, depth: int) -> bool:
-    """Return whether the originals must be read again, so that errors do not add up over versions."""
+    """Return whether to read the originals again, so that errors do not add up over versions."""
     every, max_tokens = job.policy.rebuild_every_versions, job.policy.rebuild_max_tokens
     if not every or depth < every:
         return False

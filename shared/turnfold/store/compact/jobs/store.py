@@ -99,10 +99,11 @@ class SqlJobStore(SqlModelCallStore):
         reason: str | None,
         now_ms: int,
     ) -> int:
-        """Store a new version and return its number; a planned eviction (`leaving`) takes place with it.
+        """Store a new version, carry out its planned eviction (`leaving`), and return its number.
 
         Raises:
-            LostLease: another worker holds the job, or another version is in force; nothing was changed.
+            LostLease: another worker holds the job, or another version is in force. Nothing was
+                changed.
         """
         return await self._database.write(
             lambda connection: commit_version(
@@ -156,7 +157,7 @@ class SqlJobStore(SqlModelCallStore):
         )  # fmt: skip
 
     async def discard(self, job: Job, *, now_ms: int) -> None:
-        """Record that a version was written too late, and release the rows that this worker holds."""
+        """Record that a version was written too late, and release the rows of this worker."""
         await self._database.write(
             lambda connection: discard_result(connection, job, now_ms=now_ms)
         )
