@@ -371,6 +371,7 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(
             if (
                 newest.role is not Role.TOOL
                 and newest.compaction_id is None
+                and (policy.shows_pending or not before.account.pending_shown)
                 and before.tokens + growth <= budget
                 and not _was_waited_for(longer)
             ):

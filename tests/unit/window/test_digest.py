@@ -228,6 +228,29 @@ def test_pending_messages_without_a_digest_of_their_own_are_counted() -> None:
     assert "2 messages" in digest_of(session, made)
 
 
+@pytest.mark.proves("P1", "W9")
+def test_a_static_buffer_shows_evicted_messages_by_their_digest_alone() -> None:
+    rounds = [
+        said
+        for number in range(10)
+        for said in (
+            user(f"Question {number}"),
+            assistant(None, f"call_{number}"),
+            tool(f"call_{number}", words(20)),
+            assistant("Done."),
+        )
+    ]
+    session = history([Said(body, is_pending=place < 32) for place, body in enumerate(rounds)])
+
+    made = asked(session, 100_000, PRESETS["static-buffer"])
+    usual = asked(session, 100_000, PRESETS["balanced"])
+
+    assert (made.account.shown, made.account.pending_shown) == (8, 0)
+    assert (made.account.pending_digested, made.account.untold) == (32, 0)
+    assert digest_of(session, made)
+    assert (usual.account.pending_shown, usual.digest.is_shown) == (32, False)
+
+
 @pytest.mark.proves("W9", "L6")
 @pytest.mark.parametrize("budget", [1_500, 3_000, 9_000])
 def test_digests_of_recorded_conversations_take_no_more_than_they_are_counted(budget: int) -> None:

@@ -21,6 +21,7 @@ from tests.histories import (
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
 from turnfold.core.window import builder as growth
 from turnfold.core.window.framing import Placement
+from turnfold.core.window.sizes import level_sizes
 from turnfold.core.window.truncation import STAND_IN, Form
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowPlan, WindowRequest, budget_of, plan
@@ -875,12 +876,12 @@ def test_an_emergency_leaves_out_digests_only_if_there_are_too_many_messages_wit
 def test_the_longest_texts_are_leveled_to_the_greatest_height_that_frees_enough(
     sizes: list[int], excess: int, height: int
 ) -> None:
-    assert growth.level_sizes(sizes, excess) == height
+    assert level_sizes(sizes, excess) == height
 
 
 @pytest.mark.proves("X2", "X4")
 def test_the_odd_name_of_a_tool_costs_a_window_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    levelled, rounds = growth.level_sizes, 0
+    levelled, rounds = level_sizes, 0
 
     def counted(sizes: Sequence[int], excess: int) -> int:
         nonlocal rounds

@@ -86,6 +86,7 @@ class Policy:
     soft_ratio: float = 0.3
     hard_ratio: float = 0.5
     digest_ratio: float = 0.05
+    shows_pending: bool = True
     tool_result_max_chars: int = 15_000
     user_max_chars: int = 30_000
     assistant_max_chars: int = 20_000
@@ -147,7 +148,11 @@ _UNTRIGGERED = Policy(
 PRESETS: Mapping[str, Policy] = {
     "balanced": Policy(),
     "static-buffer": replace(
-        _UNTRIGGERED, style=Style.NARRATIVE, max_live_messages=50, keep_messages=10
+        _UNTRIGGERED,
+        style=Style.NARRATIVE,
+        max_live_messages=50,
+        keep_messages=10,
+        shows_pending=False,
     ),
     "token-budget": replace(
         _UNTRIGGERED,

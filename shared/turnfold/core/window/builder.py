@@ -16,6 +16,7 @@ from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest import DigestForm, WindowDigest
 from turnfold.core.window.framing import summary_within, whole_summary
 from turnfold.core.window.limits import WindowLimits, WindowPrefix
+from turnfold.core.window.sizes import level_sizes, upper_bounds
 from turnfold.core.window.truncation import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, cut_to
 from turnfold.core.window.views import BlockView, MessageView, RoundView
 from turnfold.messages import CompactionId, Message, Role, place_of_slot
@@ -79,7 +80,8 @@ class WindowBuilder:
             is_told=tells_omitted,
         )
         self._digest_tokens = self._digest_size = 0
-        self.folded_rows: set[CompactionId] = set()
+        self.folded_rows: set[CompactionId] = set() if policy.shows_pending else set(frame.rows)
+        self._held: list[BlockView] = []
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
         self.open_round = RoundView()
@@ -100,7 +102,7 @@ class WindowBuilder:
 
     def has_room_for(self, messages: Sequence[Message]) -> bool:
         """Return whether these fit without trimming, however many calls are open at a time."""
-        tokens, size = _upper_bounds(messages)
+        tokens, size = upper_bounds(messages)
         return (
             self._most_tokens + tokens <= self.limits.tokens
             and self._most_size + size <= self.limits.messages
@@ -108,7 +110,7 @@ class WindowBuilder:
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Add the next messages, in order of position, and trim the window when needed."""
-        tokens, size = _upper_bounds(messages)
+        tokens, size = upper_bounds(messages)
         self._most_tokens += tokens
         self._most_size += size
         start = len(self.taken)
@@ -186,8 +188,25 @@ class WindowBuilder:
                 self._attach(unit, result)
         if unit.row is not None:
             self.row_units.setdefault(unit.row, []).append(unit)
-            if unit.row in self.folded_rows and not self.is_protected(unit):
+        if unit.row in self.folded_rows:
+            self._held.append(unit)
+        if unit.row in self.folded_rows or (is_request and not self.policy.shows_pending):
+            self._fold_pending()
+
+    def _fold_pending(self) -> None:
+        """Leave out blocks of compactions that are shown by their digest, unless protected.
+
+        Without `shows_pending`, those leave as well that lose their protection later.
+        """
+        held = [unit for unit in self._held if unit.is_shown]
+        for unit in held:
+            if self.is_protected(unit) or not unit.is_shown:
+                continue
+            if unit is unit.in_round.request:
+                self.leave_out(unit)
+            else:
                 self.fold(unit)
+        self._held = [] if self.policy.shows_pending else [one for one in held if one.is_shown]
 
     def _open_round(self, request: BlockView) -> None:
         """Begin a round. The one before is closed: its request and answers leave together."""
@@ -389,14 +408,6 @@ class WindowBuilder:
             self.leave_out(unit)
 
 
-def _upper_bounds(messages: Sequence[Message]) -> tuple[int, int]:
-    """Return the most tokens and messages that these can take, with a stand-in per result."""
-    calls = sum([len(message.calls) for message in messages])
-    return sum([message.tokens for message in messages]) + STAND_IN_TOKENS * calls, len(
-        messages
-    ) + calls
-
-
 def _is_shown(unit: BlockView) -> bool:
     # The type checker assumes that an attribute keeps its value while `act` runs.
     return unit.is_shown
@@ -408,15 +419,3 @@ def _shorten(cap: int, _: BlockView, piece: MessageView) -> int:
 
 def _preview(cap: int, _: BlockView, piece: MessageView) -> int:
     return piece.preview_arguments(cap, cap)
-
-
-def level_sizes(sizes: Sequence[int], excess: int) -> int:
-    """Return the cap for the largest sizes that makes their sum fall by `excess`."""
-    remaining = sorted(sizes, reverse=True)
-    for count, size in enumerate(remaining, start=1):
-        lower = remaining[count] if count < len(remaining) else 0
-        gain = count * (size - lower)
-        if gain >= excess:
-            return size - -(-excess // count)
-        excess -= gain
-    return 0

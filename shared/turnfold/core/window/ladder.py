@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from turnfold.core.policy.presets import View
-from turnfold.core.window.builder import WindowBuilder, level_sizes
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest import DigestForm
+from turnfold.core.window.sizes import level_sizes
 from turnfold.core.window.truncation import (
     LEAST_ARGUMENTS_TOKENS,
     LEAST_CHARACTERS,
