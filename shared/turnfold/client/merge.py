@@ -1,11 +1,12 @@
 """Merge the service's history with the agent's own messages, without duplicates or gaps."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from turnfold.client.provider import History, is_context_note, without_notes
 from turnfold.core.window.assembler import SYSTEM_ROLES, leading_systems
+from turnfold.errors import BadRequest
 from turnfold.messages import META_MARK, Json
 
 
@@ -19,6 +20,23 @@ class MergedHistory(NamedTuple):
     systems: list[dict[str, Any]]
     provided: list[dict[str, Any]]
     newer: list[dict[str, Any]]
+
+
+def message_json(message: Any) -> dict[str, Any]:
+    """Return a message as a dictionary; model objects of libraries are converted.
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    if isinstance(message, Mapping):
+        return dict[str, Any](message)
+    dump = getattr(message, "model_dump", None)
+    if dump is None:
+        raise BadRequest(
+            f"a message is a dictionary or a model with model_dump, not {type(message).__name__}"
+        )
+    body: Json = dump(exclude_none=True)
+    return dict(body)
 
 
 def merge_history(own: Sequence[Json], history: History) -> MergedHistory:

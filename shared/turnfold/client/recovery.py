@@ -12,21 +12,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from turnfold.client.merge import merge_history, with_marks
+from turnfold.client.call_budget import CallBudget
+from turnfold.client.merge import merge_history, message_json, with_marks
 from turnfold.client.provider import (
     ContextBudget,
     History,
     Provider,
     SessionProvider,
-    UsageReporter,
-    WindowReport,
     is_context_note,
     without_notes,
 )
+from turnfold.client.reporting import WindowReports
 from turnfold.client.session import Session
 from turnfold.client.token_counter import load
 from turnfold.core.history.validity import validation_errors
-from turnfold.core.policy.presets import Policy
 from turnfold.core.window.assembler import Assembler, assemble, leading_systems
 from turnfold.core.window.compressor import (
     Compressed,
@@ -39,30 +38,15 @@ from turnfold.core.window.overflow import (
     overflow_answered,
     overflow_in,
     overflow_reported,
-    prompt_tokens_of,
 )
-from turnfold.core.window.window import EMERGENCY_FIFTHS, budget_of
+from turnfold.core.window.window import EMERGENCY_FIFTHS
 from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
-from turnfold.messages import Json
 from turnfold.model_info.context_windows import ModelWindows
 
 MIN_CORRECTION: Final = 0.4
 """The lowest factor for a budget, however many more tokens the provider counts than we do."""
 
-REPORT_SECONDS: Final = 0.5
-"""How long a call waits for the service to take a report of an overflow."""
-
 log = logging.getLogger("turnfold.client")
-
-
-@dataclass(frozen=True, slots=True)
-class CallBudget:
-    """The token budget of one call: `budget_tokens` for its messages, without tools and output."""
-
-    model: str | None
-    budget_tokens: int
-    tools_tokens: int
-    output_tokens: int | None
 
 
 class ContextRecovery:
@@ -124,8 +108,7 @@ class ContextRecovery:
         self._away_seconds = away_seconds
         self._away_until = 0.0
         self._learned: dict[str | None, int] = {}
-        self._largest: dict[str | None, int] = {}
-        self._reports: set[asyncio.Task[None]] = set()
+        self._reports = WindowReports(self._provider)
         self._notes: list[dict[str, Any]] = []
         self._told_window: int | None = None
         self.second_failure: BaseException | None = None
@@ -135,15 +118,15 @@ class ContextRecovery:
         """Call the model with messages that fit; see the class for side effects and errors."""
         self.second_failure = None
         compressor = self._compressor or LadderCompressor(await load())
-        own = [_as_json(message) for message in messages]
+        own = [message_json(message) for message in messages]
         call_budget = await self._call_budget(rest, compressor)
         call_budget, window = await self._first_window(own, call_budget, compressor)
         answer = await self._attempt(window.messages, rest, call_budget.model)
         if not isinstance(answer, _TooLong):
-            self._report_success(call_budget.model, answer)
+            self._reports.succeeded(call_budget.model, answer)
             return answer
         budget_tokens = self._lower_budget(call_budget, answer.overflow, window.tokens)
-        await self._report_overflow(call_budget.model, answer.overflow)
+        await self._reports.overflowed(call_budget.model, answer.overflow)
         emergency = await self._emergency_window(
             own, call_budget, budget_tokens, compressor, answer
         )
@@ -151,35 +134,8 @@ class ContextRecovery:
         if isinstance(second, _TooLong):
             raise second.error(after=answer)
         messages[:] = with_marks(emergency.messages, own)
-        self._report_success(call_budget.model, second)
+        self._reports.succeeded(call_budget.model, second)
         return second
-
-    # Reporting
-
-    async def _report_overflow(self, model: str | None, overflow: Overflow) -> None:
-        """Tell the service of an overflow, and give it a moment, so that it compacts at once."""
-        report = WindowReport(
-            limit_tokens=overflow.limit_tokens, prompt_tokens=overflow.tokens, is_overflow=True
-        )
-        task = self._report(model, report)
-        if task is not None:
-            await asyncio.wait({task}, timeout=REPORT_SECONDS)
-
-    def _report_success(self, model: str | None, answer: Any) -> None:
-        """After an overflow, tell the service how large a call was that the model accepted."""
-        tokens = prompt_tokens_of(answer)
-        if model in self._learned and tokens * 10 > self._largest.get(model, 0) * 11:
-            self._largest[model] = tokens
-            self._report(model, WindowReport(prompt_tokens=tokens))
-
-    def _report(self, model: str | None, report: WindowReport) -> "asyncio.Task[None] | None":
-        """Begin to tell the service; a failure is logged and changes nothing."""
-        if model is None or not isinstance(self._provider, UsageReporter):
-            return None
-        task = asyncio.get_running_loop().create_task(_send(self._provider, model, report))
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
-        return task
 
     # Calling
 
@@ -253,7 +209,7 @@ class ContextRecovery:
                 if self._context_window is not None
                 else await asyncio.to_thread(_windows(), model)
             )
-            call_budget = replace(call_budget, budget_tokens=_message_budget(window, call_budget))
+            call_budget = replace(call_budget, budget_tokens=call_budget.of_window(window))
         return replace(
             call_budget,
             budget_tokens=min(
@@ -279,8 +235,7 @@ class ContextRecovery:
             return budget
         factor = counted / overflow.tokens if overflow.tokens else 1.0
         budget = int(
-            _message_budget(overflow.limit_tokens, call_budget)
-            * min(1.0, max(MIN_CORRECTION, factor))
+            call_budget.of_window(overflow.limit_tokens) * min(1.0, max(MIN_CORRECTION, factor))
         )
         budget = min(call_budget.budget_tokens, budget)
         self._learned[call_budget.model] = max(budget, 1)
@@ -302,7 +257,7 @@ class ContextRecovery:
         is_explicit = self._budget_tokens is not None or self._context_window is not None
         if self._told_window is None or is_explicit:
             return call_budget, window
-        told_tokens = _message_budget(self._told_window, call_budget)
+        told_tokens = call_budget.of_window(self._told_window)
         if told_tokens >= call_budget.budget_tokens:
             return call_budget, window
         call_budget = replace(call_budget, budget_tokens=told_tokens)
@@ -385,13 +340,6 @@ class ContextRecovery:
         return _fit(notes, without_notes(own), budget, compressor)
 
 
-async def _send(reporter: UsageReporter, model: str, report: WindowReport) -> None:
-    try:
-        await reporter.report(model, report)
-    except (RequestError, TimeoutError, OSError) as error:
-        log.warning("usage.unreported", extra={"error": type(error).__name__})
-
-
 def _fit(
     notes: Sequence[dict[str, Any]],
     rest: Sequence[dict[str, Any]],
@@ -441,36 +389,6 @@ class _TooLong:
         return error
 
 
-def _message_budget(window_tokens: int, call_budget: CallBudget) -> int:
-    """Return the tokens for messages; at least half of the window if the answer's size is unknown.
-
-    The default room for an answer would leave next to nothing of a small window.
-    """
-    budget_tokens = budget_of(
-        max_tokens=None,
-        model_window=window_tokens,
-        policy=Policy(),
-        tools_tokens=call_budget.tools_tokens,
-        max_output_tokens=call_budget.output_tokens,
-    )
-    if call_budget.output_tokens is not None:
-        return budget_tokens
-    return max(budget_tokens, window_tokens // 2 - call_budget.tools_tokens)
-
-
 @cache
 def _windows() -> ModelWindows:
     return ModelWindows()
-
-
-def _as_json(message: Any) -> dict[str, Any]:
-    """Return a message as a dictionary; model objects of libraries are converted."""
-    if isinstance(message, Mapping):
-        return dict[str, Any](message)
-    dump = getattr(message, "model_dump", None)
-    if dump is None:
-        raise BadRequest(
-            f"a message is a dictionary or a model with model_dump, not {type(message).__name__}"
-        )
-    body: Json = dump(exclude_none=True)
-    return dict(body)
