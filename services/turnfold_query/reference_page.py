@@ -10,7 +10,8 @@ _STYLE = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 18%, transparent); }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 code, pre { font: 0.92em ui-monospace, monospace; overflow-wrap: anywhere; }
-pre { white-space: pre-wrap; border-left: 3px solid var(--line); margin: 0.4rem 0; padding-left: 0.8rem; }
+pre { white-space: pre-wrap; border-left: 3px solid var(--line); }
+pre { margin: 0.4rem 0; padding-left: 0.8rem; }
 section { border-top: 1px solid var(--line); padding: 0.9rem 0; }
 h2 { font-size: 1.25rem; margin: 2rem 0 0.5rem; }
 h3 { font-size: 1rem; margin: 0; font-weight: 600; }
@@ -91,7 +92,9 @@ def _examples(operation: Json) -> str:
 def _row(name: str, schema: Json, description: str) -> str:
     alternatives = schema.get("anyOf", [schema])
     types = [alternative.get("type", "") for alternative in alternatives]
-    choices = next((one["enum"] for one in alternatives if "enum" in one), None)
+    choices = next(
+        (alternative["enum"] for alternative in alternatives if "enum" in alternative), None
+    )
     values = ", ".join(map(str, choices or ())) or " or ".join(
         kind for kind in types if kind and kind != "null"
     )
