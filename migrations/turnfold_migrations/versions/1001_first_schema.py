@@ -299,6 +299,21 @@ def downgrade() -> None:
 
 
 def _create_tables() -> None:
+    # In the order of their foreign keys.
+    _create_agents_audit_and_campaigns()
+    _create_dead_letters_and_erasures()
+    _create_ranges_secrets_and_outbox()
+    _create_sessions()
+    _create_stream_token_usage_and_chunks()
+    _create_compactions()
+    _create_compaction_indexes()
+    _create_coverage_and_events()
+    _create_messages()
+    _create_restorations_and_summaries()
+    _create_calls_and_usage_reports()
+
+
+def _create_agents_audit_and_campaigns() -> None:
     op.create_table(
         "agents",
         sa.Column("agent_id", sa.Text(), nullable=False),
@@ -352,6 +367,9 @@ def _create_tables() -> None:
         sqlite_where=sa.text("finished_at_ms IS NULL"),
         postgresql_where=sa.text("finished_at_ms IS NULL"),
     )
+
+
+def _create_dead_letters_and_erasures() -> None:
     op.create_table(
         "dead_letters",
         sa.Column("dead_letter_id", BIG, autoincrement=True, nullable=False),
@@ -393,6 +411,9 @@ def _create_tables() -> None:
         sa.Column("body", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("position", name=op.f("pk_index_removals")),
     )
+
+
+def _create_ranges_secrets_and_outbox() -> None:
     op.create_table(
         "ingested_ranges",
         sa.Column("first_seq", BIG, autoincrement=False, nullable=False),
@@ -421,6 +442,9 @@ def _create_tables() -> None:
         sa.PrimaryKeyConstraint("agent_id", name=op.f("pk_session_counts")),
         sqlite_with_rowid=False,
     )
+
+
+def _create_sessions() -> None:
     op.create_table(
         "sessions",
         sa.Column("sid", BIG, autoincrement=True, nullable=False),
@@ -478,6 +502,9 @@ def _create_tables() -> None:
         sqlite_where=sa.text("unindexed_from IS NOT NULL"),
         postgresql_where=sa.text("unindexed_from IS NOT NULL"),
     )
+
+
+def _create_stream_token_usage_and_chunks() -> None:
     op.create_table(
         "stream",
         sa.Column("name", sa.Text(), nullable=False),
@@ -509,6 +536,9 @@ def _create_tables() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index("ix_chunk_summaries_session", "chunk_summaries", ["sid"], unique=False)
+
+
+def _create_compactions() -> None:
     op.create_table(
         "compactions",
         sa.Column("compaction_id", BIG, autoincrement=False, nullable=False),
@@ -554,6 +584,9 @@ def _create_tables() -> None:
         sa.PrimaryKeyConstraint("compaction_id", name=op.f("pk_compactions")),
         sa.UniqueConstraint("sid", "ordinal", name=op.f("uq_compactions_sid_ordinal")),
     )
+
+
+def _create_compaction_indexes() -> None:
     op.create_index(
         "ix_compactions_campaign",
         "compactions",
@@ -578,6 +611,9 @@ def _create_tables() -> None:
         sqlite_where=sa.text("NOT is_covered"),
         postgresql_where=sa.text("NOT is_covered"),
     )
+
+
+def _create_coverage_and_events() -> None:
     op.create_table(
         "coverage",
         sa.Column("sid", BIG, nullable=False),
@@ -608,6 +644,9 @@ def _create_tables() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index("ix_events_sid", "events", ["sid"], unique=False)
+
+
+def _create_messages() -> None:
     op.create_table(
         "messages",
         sa.Column("sid", BIG, nullable=False),
@@ -666,6 +705,9 @@ def _create_tables() -> None:
         sqlite_where=sa.text("tool_call_id IS NOT NULL"),
         postgresql_where=sa.text("tool_call_id IS NOT NULL"),
     )
+
+
+def _create_restorations_and_summaries() -> None:
     op.create_table(
         "restorations",
         sa.Column("sid", BIG, nullable=False),
@@ -723,6 +765,9 @@ def _create_tables() -> None:
         sa.PrimaryKeyConstraint("sid", "ordinal", name=op.f("pk_summary_activations")),
         sqlite_with_rowid=False,
     )
+
+
+def _create_calls_and_usage_reports() -> None:
     op.create_table(
         "tool_calls",
         sa.Column("sid", BIG, nullable=False),
@@ -748,4 +793,5 @@ def _create_tables() -> None:
     op.create_index(
         "ix_usage_reports_model", "usage_reports", ["agent_id", "model", "position"], unique=False
     )
+
     # ### end Alembic commands ###

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from turnfold.core.summary.extractive.lines import Line
+from turnfold.core.summary.extractive.lines import SummaryLine
 from turnfold.core.summary.extractive.picking import picked_lines
 from turnfold.core.summary.ledger.build import Ledger, build_ledger
 from turnfold.core.summary.redaction import redact
@@ -33,7 +33,7 @@ class Evidence(NamedTuple):
 def collect_evidence(
     job: SummaryJob,
     sources: Sequence[Source],
-    picked: Sequence[Line] | None = None,
+    picked: Sequence[SummaryLine] | None = None,
     *,
     count: Callable[[str], int],
 ) -> Evidence:
@@ -69,7 +69,7 @@ def with_evidence(draft: Draft, evidence: Evidence) -> Draft:
 
 
 def _verbatim_lines(
-    picked: Iterable[Line], sources: Sequence[Source]
+    picked: Iterable[SummaryLine], sources: Sequence[Source]
 ) -> Iterator[tuple[Value, str]]:
     """Yield decisions, constraints and errors that their message contains verbatim, with its id."""
     for line in picked:

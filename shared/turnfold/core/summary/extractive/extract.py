@@ -15,7 +15,7 @@ from turnfold.core.summary.extractive.lines import (
     LINES_PER_MESSAGE,
     LISTS,
     MAX_LINES,
-    Line,
+    SummaryLine,
     context_lines,
     is_slight,
     list_texts,
@@ -60,7 +60,7 @@ def extract(job: SummaryJob, *, count: Callable[[str], int]) -> Draft:
     return with_evidence(draft, evidence)
 
 
-def _carried_lines(previous: PreviousSummary | None) -> Iterator[Line]:
+def _carried_lines(previous: PreviousSummary | None) -> Iterator[SummaryLine]:
     """Yield the lines of the previous version. Older lines of a section weigh less."""
     if previous is None:
         return
@@ -72,17 +72,17 @@ def _carried_lines(previous: PreviousSummary | None) -> Iterator[Line]:
             is_first_request = name == "tasks" and index == 0 and not is_slight(text)
             bonus = FIRST_REQUEST_BONUS if is_first_request else 0
             age = 0 if name in LASTING_SECTIONS else 8 - 4 * index / len(texts)
-            yield Line(name, line_of(text), weight_of(name, text) + bonus - age, -1)
+            yield SummaryLine(name, line_of(text), weight_of(name, text) + bonus - age, -1)
     if not names:
         # A narrative version has text only.
         for text in list(sentences(previous.text))[:LINES_PER_MESSAGE]:
-            yield Line("context", line_of(text), weight_of("context", text) + 20, -1)
+            yield SummaryLine("context", line_of(text), weight_of("context", text) + 20, -1)
 
 
 def _within_limits(
     job: SummaryJob,
     sources: Sequence[Source],
-    lines: list[Line],
+    lines: list[SummaryLine],
     files: Sequence[FileChange],
     count: Callable[[str], int],
 ) -> tuple[dict[str, Any], str]:
@@ -112,7 +112,7 @@ def _within_limits(
             heaviest = heaviest[: max(1, fitting)]
 
 
-def _heaviest(lines: Sequence[Line]) -> list[int]:
+def _heaviest(lines: Sequence[SummaryLine]) -> list[int]:
     """Return the indexes of the heaviest lines of each section, heaviest first, then newest."""
     chosen: list[int] = []
     numbers: dict[str, int] = dict.fromkeys(SECTION_ORDER, 0)
@@ -139,7 +139,7 @@ def _max_characters(job: SummaryJob, sources: Sequence[Source]) -> int:
     return max(share, carried, min(given + carried + _HEADING_CHARACTERS, _SMALL_CHARACTERS))
 
 
-def _sections_of(lines: Sequence[Line]) -> dict[str, Any]:
+def _sections_of(lines: Sequence[SummaryLine]) -> dict[str, Any]:
     sections: dict[str, Any] = {
         name: [line.text for line in lines if line.section == name] for name in LISTS
     }
@@ -155,7 +155,10 @@ def _cut(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
 
 
 def _line_sources(
-    text: str, lines: Iterable[Line], sources: Sequence[Source], previous: PreviousSummary | None
+    text: str,
+    lines: Iterable[SummaryLine],
+    sources: Sequence[Source],
+    previous: PreviousSummary | None,
 ) -> list[list[str]]:
     """Return the message ids of each line of the text. Headings have none."""
     message_ids: dict[str, list[str]] = {}

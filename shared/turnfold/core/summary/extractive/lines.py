@@ -44,7 +44,7 @@ _LABELED = re.compile(r"[\w ()/-]{2,30}[:：] ?\S.{0,40}$")
 
 
 @dataclass(slots=True)
-class Line:
+class SummaryLine:
     """A line that may enter a summary. Mutable: merging duplicates raises the weight.
 
     `order` is the index of the message that the line comes from, -1 for the previous version.
@@ -80,12 +80,12 @@ def is_slight(text: str) -> bool:
     return len(text) < (32 if text.isascii() else 12) and _DIGIT.search(text) is None
 
 
-def without_duplicates(lines: Iterable[Line]) -> list[Line]:
+def without_duplicates(lines: Iterable[SummaryLine]) -> list[SummaryLine]:
     """Return each line once, at its first place and with its highest weight.
 
     Two lines are equal if the letters and digits of their first 120 characters are.
     """
-    unique: dict[str, Line] = {}
+    unique: dict[str, SummaryLine] = {}
     for line in lines:
         key = _NOT_WORD.sub("", line.text[:120].casefold())[:80]
         if not key:

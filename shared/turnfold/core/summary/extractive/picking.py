@@ -13,7 +13,7 @@ from turnfold.core.summary.extractive.lines import (
     FIRST_REQUEST_BONUS,
     LASTING_SECTIONS,
     LINES_PER_MESSAGE,
-    Line,
+    SummaryLine,
     is_slight,
     weight_of,
 )
@@ -49,7 +49,7 @@ _SHELL_ERRORS = (
 )
 
 
-def picked_lines(sources: Sequence[Source]) -> Iterator[Line]:
+def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
     """Yield the telling lines of the messages in order, then those of tool calls."""
     total = len(sources) or 1
     final_texts = _final_texts(sources)
@@ -68,11 +68,11 @@ def picked_lines(sources: Sequence[Source]) -> Iterator[Line]:
         elif source.role == "tool":
             error = _error_of(source)
             if error:
-                yield Line("errors", error, BASE_WEIGHTS["errors"] + recency, order)
+                yield SummaryLine("errors", error, BASE_WEIGHTS["errors"] + recency, order)
     yield from _action_lines(sources)
 
 
-def any_line(sources: Iterable[Source]) -> Iterator[Line]:
+def any_line(sources: Iterable[Source]) -> Iterator[SummaryLine]:
     """Yield the line of a summary in which nothing stands out.
 
     It is the first text, or the names of the tools called if there is no text.
@@ -81,25 +81,25 @@ def any_line(sources: Iterable[Source]) -> Iterator[Line]:
     for order, source in enumerate(sources):
         text = clip(printable(source.text), 160)
         if text:
-            yield Line("context", text, 1, order)
+            yield SummaryLine("context", text, 1, order)
             return
     called = Counter(name for source in sources for name, _ in source.calls)
     if called:
         calls = ", ".join(f"{name} {times}x" for name, times in called.items())
-        yield Line("context", f"Tools called: {calls}", 1, 0)
+        yield SummaryLine("context", f"Tools called: {calls}", 1, 0)
 
 
-def _action_lines(sources: Sequence[Source]) -> Iterator[Line]:
+def _action_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
     total = len(sources) or 1
     orders = {source.message_id: order for order, source in enumerate(sources)}
     for action in actions(sources):
         section = "commands" if action.is_command else "actions"
         order = orders.get(action.message_id, 0)
         weight = BASE_WEIGHTS[section] + _RECENCY * order / total
-        yield Line(section, action.text, weight, order)
+        yield SummaryLine(section, action.text, weight, order)
 
 
-def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Iterator[Line]:
+def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Iterator[SummaryLine]:
     """Yield the lines of what a user wrote: at most a few per section."""
     if _is_notice(text):
         return
@@ -120,7 +120,7 @@ def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Ite
             weight += FIRST_REQUEST_BONUS
         if section not in LASTING_SECTIONS:
             weight += recency / 2
-        yield Line(section, line_of(sentence), weight, order)
+        yield SummaryLine(section, line_of(sentence), weight, order)
 
 
 def _is_notice(text: str) -> bool:
@@ -148,13 +148,15 @@ def _section_of_user(kinds: frozenset[SentenceKind]) -> str:
     return "open_questions" if is_open and SentenceKind.FACT not in kinds else "facts"
 
 
-def _assistant_lines(text: str, order: int, *, is_final: bool, is_last: bool) -> Iterator[Line]:
+def _assistant_lines(
+    text: str, order: int, *, is_final: bool, is_last: bool
+) -> Iterator[SummaryLine]:
     """Yield the key sentences of an answer.
 
     The final text before the user speaks again gives at most two; a text between tool calls gives
     at most one. Only the last message of all leaves questions open.
     """
-    picked: list[Line] = []
+    picked: list[SummaryLine] = []
     for index, sentence in enumerate(list(sentences(text))[:LINES_PER_MESSAGE]):
         kinds = sentence_kinds(sentence, is_user=False)
         is_question = SentenceKind.QUESTION in kinds
@@ -163,7 +165,7 @@ def _assistant_lines(text: str, order: int, *, is_final: bool, is_last: bool) ->
         if is_last and (is_question or SentenceKind.OPEN in kinds):
             deduction = 0 if is_question else 10
             weight = BASE_WEIGHTS["open_questions"] - deduction
-            yield Line("open_questions", line_of(sentence), weight, order)
+            yield SummaryLine("open_questions", line_of(sentence), weight, order)
         elif not is_question and (is_final or kinds & _OUTCOMES):
             deduction = min(index, 8) + (0 if is_final else 16)
             picked.append(_answer_line(sentence, kinds, order, deduction))
@@ -175,11 +177,11 @@ def _assistant_lines(text: str, order: int, *, is_final: bool, is_last: bool) ->
 
 def _answer_line(
     sentence: str, kinds: frozenset[SentenceKind], order: int, deduction: float
-) -> Line:
+) -> SummaryLine:
     weight = weight_of("context", sentence, kinds) - deduction
     if not sentence.endswith(_SENTENCE_ENDS):
         weight -= 8
-    return Line("context", line_of(sentence), weight, order)
+    return SummaryLine("context", line_of(sentence), weight, order)
 
 
 def _is_fragment(sentence: str) -> bool:
