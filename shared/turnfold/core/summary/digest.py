@@ -1,4 +1,7 @@
-"""A few lines that stand for evicted messages until their summary does; cheap enough for the transaction that evicts."""
+"""Write the digest of an eviction: lines that stand for its messages until they are summarized.
+
+It is written in the transaction that evicts, so its cost is bounded, whatever the messages hold.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +18,16 @@ DIGEST_MESSAGES = 8
 
 _ROLES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
 _SHOWN_ARGUMENT = re.compile(
-    r'"(?:file_?path|path|file_?name|command|cmd|query|url|pattern|[a-z_]*id|[a-z_]*name)"\s*:\s*"((?:[^"\\]|\\.){1,80})',
+    r'"(?:file_?path|path|file_?name|command|cmd|query|url|pattern|[a-z_]*id|[a-z_]*name)"'
+    r'\s*:\s*"((?:[^"\\]|\\.){1,80})',
     re.IGNORECASE,
 )
 _FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60})"')
-_MARK_TOKENS = 16
+_LEFT_OUT_LINE_TOKENS = 16
 
 
 def digest_messages(evicted: Sequence[Message]) -> Sequence[Message]:
-    """Select the messages that the digest of an eviction quotes: the newest of users and assistants."""
+    """Select the messages that a digest quotes: the newest of users and assistants."""
     return _spoken(evicted)[-DIGEST_MESSAGES:]
 
 
@@ -67,50 +71,55 @@ def digest(
     older: int = 0,
     silent: int = 0,
 ) -> str:
-    """One line a message: what was said, clipped, and which tools were called on what.
+    """Return one line per message: its shortened text, and the tools that it calls.
 
-    At most `max_tokens`. Results that went well have no line of their own. What has no line is counted exactly, in a first
-    line that says so: older messages, and results. `older` and `silent` are messages of either kind that were not handed in.
+    The digest has at most `max_tokens` tokens. Results without an error have no line. The first
+    line counts the messages that have none: older ones, and those without text. `older` and
+    `silent` are such messages that are not among `sources`.
     """
-    told = [
+    quoted = [
         source
         for source in sources
         if source.role in ("user", "assistant") or (source.role == "tool" and source.is_error)
     ]
-    width = min(160, max(40, max_tokens * 3 // max(len(told), 1)))
-    lines = [defused(line) for line in (_line(source, width) for source in told) if line]
+    width = min(160, max(40, max_tokens * 3 // max(len(quoted), 1)))
+    lines = [defused(line) for line in (_line(source, width) for source in quoted) if line]
     silent += len(sources) - len(lines)
+    # A first estimate by characters, so that the tokenizer reads few lines that do not fit.
     kept = _newest_within(lines, max_tokens * 4)
     while True:
-        text = "\n".join([*_mark(older + len(lines) - len(kept), silent), *kept])
+        text = "\n".join([*_left_out_line(older + len(lines) - len(kept), silent), *kept])
         tokens = count(text)
         if tokens <= max_tokens:
             return text
         if not kept:
             return ""
-        kept = kept[max(1, len(kept) - len(kept) * max(max_tokens - _MARK_TOKENS, 0) // tokens) :]
+        kept = kept[
+            max(1, len(kept) - len(kept) * max(max_tokens - _LEFT_OUT_LINE_TOKENS, 0) // tokens) :
+        ]
 
 
 def _line(source: Source, width: int) -> str:
-    said = clip(printable(source.text[: width * 5]), width)
+    text = clip(printable(source.text[: width * 5]), width)
     if source.role == "tool":
-        return f"{source.tool_name or 'tool'} failed: {said}"
+        return f"{source.tool_name or 'tool'} failed: {text}"
     called = ", ".join(
         f"{name}({main_argument(arguments)})" for name, arguments in source.calls[:4]
     )
     if len(source.calls) > 4:
         called += f" and {len(source.calls) - 4} more"
-    parts = [part for part in (said, f"called {called}" if called else "") if part]
+    parts = [part for part in (text, f"called {called}" if called else "") if part]
     return f"{_ROLES[source.role]}: {'; '.join(parts)}" if parts else ""
 
 
 def main_argument(arguments: str) -> str:
     """Return the argument that says what a call is about: a path, command, query or id."""
-    found = _SHOWN_ARGUMENT.search(arguments, 0, 400) or _FIRST_ARGUMENT.match(arguments, 0, 400)
-    return clip(printable(found[1]), 60) if found else ""
+    match = _SHOWN_ARGUMENT.search(arguments, 0, 400) or _FIRST_ARGUMENT.match(arguments, 0, 400)
+    return clip(printable(match[1]), 60) if match else ""
 
 
 def _newest_within(lines: list[str], characters: int) -> list[str]:
+    """Return the newest lines up to a number of characters; others than ASCII count three times."""
     first = len(lines)
     while first and characters > 0:
         first -= 1
@@ -118,10 +127,10 @@ def _newest_within(lines: list[str], characters: int) -> list[str]:
     return lines[first:]
 
 
-def _mark(older: int, silent: int) -> list[str]:
+def _left_out_line(older: int, silent: int) -> list[str]:
     parts = [
         f"{older} earlier message{'s' * (older != 1)}" if older else "",
         f"{silent} without words of their own" if silent else "",
     ]
-    told = " and ".join(part for part in parts if part)
-    return [f"({told} left out)"] if told else []
+    left_out = " and ".join(part for part in parts if part)
+    return [f"({left_out} left out)"] if left_out else []

@@ -1,4 +1,4 @@
-"""Read command lines: their steps, which of them do more than look around, and the files they touch.
+"""Read command lines: their steps, those that do more than look around, and the files they touch.
 
 This is no shell parser. It reads the plain commands that agents write, in linear time, and misses
 what variables, loops and quoted names hide.
