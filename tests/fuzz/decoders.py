@@ -81,6 +81,9 @@ SUBJECTS = (
     "tool.result",
     "turn.completed.support.user-42",
     "tool.result.support.user-42",
+    "usage.reported",
+    "usage.reported.support.user-42",
+    "turn.retracted.support.user-42",
     "turn.completed.%00.x",
     "turn",
 )
@@ -378,7 +381,9 @@ def _window(data: bytes, _: Path) -> None:
 
 # --- what each understands
 
-_EVENTS = [path.read_bytes() for path in sorted(GOLDEN.glob("t*.json"))] + [
+_EVENTS = [path.read_bytes() for path in sorted(GOLDEN.glob("[tu]*.json"))] + [
+    b'{"event_id":"e","agent_id":"a","session_id":"s","messages":[{"is_meta":true,"role":"user","content":"Reflect."},{"role":"user"}]}',
+    b'{"event_id":"e","agent_id":"a","session_id":"s","model":"m","limit_tokens":16000,"is_overflow":false,"message_id":"e#1"}',
     (
         b'{"event_id":"e","agent_id":"support","session_id":"user-42","messages":[{"role":"user","content":"Where is order 7341?"},'
         b'{"role":"assistant","content":null,"tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{\\"p\\":[1.5e3]}"}},'

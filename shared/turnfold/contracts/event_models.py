@@ -7,7 +7,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from turnfold.contracts.events import LIMIT_AT_MOST, MODEL_MAX_CHARACTERS
+from turnfold.contracts.events import (
+    LIMIT_AT_MOST,
+    MESSAGE_ID_MAX_CHARACTERS,
+    MODEL_MAX_CHARACTERS,
+)
 from turnfold.contracts.fields import example
 from turnfold.contracts.subjects import (
     ID_MAX_BYTES,
@@ -154,7 +158,11 @@ class UsageReported(PublishedEvent):
         dict[str, Any] | None, Field(description="The tokens that the provider counted.")
     ] = None
     message_id: Annotated[
-        str | None, Field(description="The id of the message that answered the call.")
+        str | None,
+        Field(
+            max_length=MESSAGE_ID_MAX_CHARACTERS,
+            description="The id of the message that answered the call.",
+        ),
     ] = None
 
 

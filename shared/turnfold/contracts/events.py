@@ -38,6 +38,8 @@ LIMITS = EventLimits()
 
 
 MODEL_MAX_CHARACTERS = 256
+MESSAGE_ID_MAX_CHARACTERS = ID_MAX_BYTES + 5
+"""The longest id of a message: an event id, `#` and an index below 1,024."""
 LIMIT_AT_MOST = 1_000_000_000
 
 
@@ -223,6 +225,8 @@ def _usage_reported(fields: dict[str, Any], raw: dict[str, str]) -> Event:
         raise BadEvent("wrong_shape", f"limit_tokens must be 1 to {LIMIT_AT_MOST}")
     usage = _optional(fields, "usage", dict)
     message_id = _optional(fields, "message_id", str)
+    if message_id is not None and len(message_id) > MESSAGE_ID_MAX_CHARACTERS:
+        raise BadEvent("wrong_shape", "message_id is too long to be one")
     _optional(fields, "metadata", dict)
     is_overflow = bool(_optional(fields, "is_overflow", bool))
     content = (model, limit, usage, message_id, is_overflow)

@@ -207,6 +207,7 @@ async def test_erasing_forgets_what_was_reported(roomy: Stores) -> None:
         {"model": "m", "limit_tokens": 10**10},
         {"model": "m", "usage": 7},
         {"model": "m", "message_id": 7},
+        {"model": "m", "message_id": "e#" + "9" * 9_999},
         {"model": "m", "is_overflow": "yes"},
     ],
 )
@@ -418,7 +419,9 @@ async def test_usage_with_the_id_of_its_answer_teaches_what_usage_of_a_turn_does
 
 
 @pytest.mark.proves("R5")
-@pytest.mark.parametrize("message_id", ["e1#0", "e1#7", "e1#1024", "e9#0", "nothing", "#1"])
+@pytest.mark.parametrize(
+    "message_id", ["e1#0", "e1#7", "e1#1024", "e9#0", "nothing", "#1", "\0#1", "\ud800#1"]
+)
 async def test_an_answer_that_nobody_published_leaves_a_report_in_its_place(
     roomy: Stores, message_id: str
 ) -> None:

@@ -209,7 +209,7 @@ async def test_noise_on_every_subject_of_the_bus_is_answered_or_buried_and_the_s
     requests = [hostile_request(random) for _ in range(REQUESTS)]
     events = [
         (
-            random.choice(("turn.completed", "tool.result"))
+            random.choice(("turn.completed", "tool.result", "usage.reported", "turn.retracted"))
             + "".join(f".{hostile_token(random)}" for _ in range(random.choice((0, 0, 1, 2, 3)))),
             data,
         )

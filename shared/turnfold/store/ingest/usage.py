@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, case, func, literal_column, or_, select
 
+from turnfold.contracts.subjects import id_fault
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.eviction.usage import (
     COMPACTIONS_LOOKED_AT,
@@ -194,7 +195,7 @@ def insert_named_reports(connection: Connection, named: Iterable[tuple[str, Name
 def _answer_of(connection: Connection, message_id: str, report: NamedReport) -> int | None:
     """Return the position of the answer with this message id; None if it is not known."""
     parts = split_message_id(message_id)
-    if parts is None or parts[1] >= MESSAGES_PER_EVENT:
+    if parts is None or parts[1] >= MESSAGES_PER_EVENT or id_fault(parts[0]):
         return None
     (event_id, index), seq = parts, report.position // MESSAGES_PER_EVENT
     rows = _ANSWER.rows(connection, report.agent_id, event_id, report.sid, seq, index)
