@@ -5,12 +5,19 @@ the budget, and its cost is known before its text is written.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, calls_told, gist_of
+from turnfold.core.history.gist import (
+    SEAM_TOKENS,
+    SEPARATOR,
+    Item,
+    calls_told,
+    gist_of,
+)
 from turnfold.core.text.estimates import token_upper_bound
+from turnfold.core.window.digest_items import BestValues, newest_within, shares
 from turnfold.core.window.framing import (
     DIGEST_FRAME_TOKENS,
     SHORT_DIGEST_TOKENS,
@@ -28,12 +35,6 @@ NAMES_RATIO: Final = 0.3
 
 SHARES: Final = (0.4, 0.25, 0.35)
 """The shares of requests, calls and exact values, as far as each needs its share."""
-
-STATED_RANK: Final = 100
-"""Values that a user stated have at least this rank, and go before all others."""
-NAMED_RANK: Final = 40
-WORTH_AGAIN: Final = 1.0
-WORTH_NAMED: Final = 0.2
 
 _COUNT: Final = "{} messages with {} tool calls are left out."
 _REQUESTS, _CALLS, _VALUES = "Requests, the newest last:", "Calls: ", "Exact values: "
@@ -105,7 +106,9 @@ class WindowDigest:
         self._is_told = is_told
         self._units: list[BlockView] = []
         self._messages = self._calls = 0
-        self._needed = self._needed_later = 0
+        self._requests: list[Item] = []
+        self._values = BestValues(self._room)
+        self._requests_tokens = self._calls_tokens = self._later_calls_tokens = 0
         self._named_round: RoundView | None = None
         self._named: list[BlockView] = []
         self._names_tokens = 0
@@ -137,12 +140,21 @@ class WindowDigest:
             self._units.append(unit)
             self._messages += messages
             self._calls += calls
-            self._needed += _needed_by(unit)
+            self._add_texts(unit)
             if is_named:
-                self._needed_later += told_calls
+                self._later_calls_tokens += told_calls
             else:
-                self._needed += told_calls
+                self._calls_tokens += told_calls
         self._has_changed()
+
+    def _add_texts(self, unit: BlockView) -> None:
+        message = unit.head.message
+        gist = gist_of(message)
+        if message.is_request and gist.opening is not None:
+            request = Item(gist.opening.text, gist.opening.tokens + _LINE_TOKENS)
+            self._requests.append(request)
+            self._requests_tokens += request.tokens
+        self._values.add(gist.values, message.position)
 
     def add_result(self, unit: BlockView) -> None:
         """Count a result that came after its block was left out."""
@@ -188,8 +200,8 @@ class WindowDigest:
     def _name_calls_of(self, in_round: RoundView) -> None:
         if self._named_round is not in_round:
             self._named_round, self._named, self._names_tokens = in_round, [], 0
-            self._needed += self._needed_later
-            self._needed_later = 0
+            self._calls_tokens += self._later_calls_tokens
+            self._later_calls_tokens = 0
 
     def _has_changed(self) -> None:
         self._text = None
@@ -212,8 +224,13 @@ class WindowDigest:
         """Return the tokens of all but the calls of the open round: what is needed, within a share."""
         if not self._units:
             return 0
-        needed = _HEADINGS_TOKENS + self._needed if self._needed else 0
-        return _COUNT_TOKENS + min(self._room, needed)
+        needed = sum(self._needs)
+        return _COUNT_TOKENS + min(self._room, _HEADINGS_TOKENS + needed if needed else 0)
+
+    @property
+    def _needs(self) -> tuple[int, int, int]:
+        """The tokens of all requests, calls and exact values."""
+        return self._requests_tokens, self._calls_tokens, self._values.tokens
 
     def _names_cost(self) -> int:
         if not self._named or self._named_round is None:
@@ -251,30 +268,26 @@ class WindowDigest:
 
     def _earlier(self) -> Iterator[str]:
         """Yield the requests, calls and exact values, as far as there is room."""
-        requests = [
-            Item(opening.text, opening.tokens + _LINE_TOKENS)
-            for unit in self._units
-            if unit.head.message.is_request and (opening := gist_of(unit.head.message).opening)
-        ]
-        calls = [
-            item
-            for unit in self._units
-            if unit.results and unit.in_round is not self._named_round
-            for item in calls_told(unit.head.message)
-        ]
-        calls = list({item.text: item for item in reversed(calls)}.values())[::-1]
-        values = ranked_values(self._units)
-        rooms = shares(
-            [sum([item.tokens for item in items]) for items in (requests, calls, values)],
-            SHARES,
-            self._room - _HEADINGS_TOKENS,
-        )
-        if shown := newest_within(requests, rooms[0]):
+        rooms = shares(self._needs, SHARES, self._room - _HEADINGS_TOKENS)
+        if shown := newest_within(self._requests, rooms[0]):
             yield _REQUESTS + _LINE + _LINE.join(shown)
-        if shown := newest_within(calls, rooms[1]):
+        if shown := self._newest_calls(rooms[1]):
             yield _CALLS + SEPARATOR.join(shown)
-        if shown := newest_within(values[::-1], rooms[2]):
+        if shown := newest_within(self._values.ranked[::-1], rooms[2]):
             yield _VALUES + SEPARATOR.join(shown[::-1])
+
+    def _newest_calls(self, room: int) -> list[str]:
+        """Return the calls that fit, each once, the newest last."""
+        newest: dict[str, None] = {}
+        for unit in reversed(self._units):
+            if unit.in_round is self._named_round:
+                continue
+            for item in reversed(calls_told(unit.head.message) if unit.results else []):
+                if item.text not in newest and item.tokens > room:
+                    return list(newest)[::-1]
+                room -= 0 if item.text in newest else item.tokens
+                newest[item.text] = None
+        return list(newest)[::-1]
 
     def _names(self) -> str:
         """Return the calls of the round that was open: the newest by name, older ones by number."""
@@ -295,16 +308,6 @@ class WindowDigest:
         older = Counter([name for name, _ in calls[: len(calls) - len(newest)]])
         grouped = _grouped(older, groups, self._names_room // 2)
         return heading + SEPARATOR.join([*grouped, *_counted(newest)])
-
-
-def _needed_by(unit: BlockView) -> int:
-    """Return the tokens that a digest needs for a block, but for its calls."""
-    message = unit.head.message
-    gist = gist_of(message)
-    values = sum([value.tokens for value in gist.values])
-    if gist.opening is None or not message.is_request:
-        return values
-    return values + gist.opening.tokens + _LINE_TOKENS
 
 
 def _opening_of(in_round: RoundView) -> Item | None:
@@ -333,50 +336,3 @@ def _grouped(older: Counter[str], tokens: Mapping[str, int], room: int) -> Itera
         if room < 0:
             return
         yield _group(name, number)
-
-
-def ranked_values(units: Iterable[BlockView]) -> list[Item]:
-    """Return the exact values of these blocks, the best first.
-
-    Those that a user stated are first, by their rank in the ledger. The others follow by what they
-    are worth per token: more if they came back, and if somebody named them. The newer of two equals
-    is first.
-    """
-    found: dict[str, tuple[int, int, int, int]] = {}
-    for place, unit in enumerate(units):
-        for value in gist_of(unit.head.message).values:
-            _, times, rank, _ = found.get(value.text, (0, 0, 0, 0))
-            found[value.text] = (place, times + 1, max(rank, value.rank), value.tokens)
-
-    def order(text: str) -> tuple[bool, float, int]:
-        place, times, rank, tokens = found[text]
-        if rank >= STATED_RANK:
-            return False, -rank, -place
-        worth = 1 + WORTH_AGAIN * (times > 1) + WORTH_NAMED * (rank >= NAMED_RANK)
-        return True, -worth / tokens, -place
-
-    return [Item(text, found[text][3]) for text in sorted(found, key=order)]
-
-
-def shares(needs: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
-    """Divide the room by weight; what one part does not need goes to the others."""
-    rooms = [0] * len(needs)
-    waiting = list(range(len(needs)))
-    while waiting:
-        total = sum([weights[part] for part in waiting])
-        fair = {part: int(max(0, room) * weights[part] / total) for part in waiting}
-        content = [part for part in waiting if needs[part] <= fair[part]]
-        for part in content or waiting:
-            rooms[part] = min(needs[part], fair[part])
-            room -= rooms[part]
-        waiting = [part for part in waiting if part not in content] if content else []
-    return rooms
-
-
-def newest_within(items: Sequence[Item], room: int) -> list[str]:
-    """Return the texts of the last items that fit, in order."""
-    first = len(items)
-    while first and items[first - 1].tokens <= room:
-        first -= 1
-        room -= items[first].tokens
-    return [item.text for item in items[first:]]

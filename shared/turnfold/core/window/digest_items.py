@@ -1,0 +1,75 @@
+"""The items of a digest: which exact values are best, and which items fit."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from turnfold.core.history.gist import Item, RankedValue
+
+STATED_RANK: Final = 100
+"""Values that a user stated have at least this rank, and go before all others."""
+NAMED_RANK: Final = 40
+LEAST_VALUE_TOKENS: Final = 3
+WORTH_AGAIN: Final = 1.0
+WORTH_NAMED: Final = 0.2
+
+
+class BestValues:
+    """The best exact values of the messages left out.
+
+    Values that a user stated are first, by their rank in the ledger. The others follow by what they
+    are worth per token: more if they came back, and if somebody named them. The newer of two equals
+    is first. Only about as many are kept as may fit, so that a long session costs no more.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.tokens = 0
+        self._most = max(1, room // LEAST_VALUE_TOKENS)
+        self._found: dict[str, tuple[int, int, int, int]] = {}
+
+    def add(self, values: Iterable[RankedValue], position: int) -> None:
+        """Add the values of the next message."""
+        for value in values:
+            if value.text not in self._found:
+                self.tokens += value.tokens
+            _, times, rank, _ = self._found.get(value.text, (0, 0, 0, 0))
+            self._found[value.text] = (position, times + 1, max(rank, value.rank), value.tokens)
+        if len(self._found) > 4 * self._most:
+            best = sorted(self._found, key=self._order)[: 2 * self._most]
+            self._found = {text: self._found[text] for text in best}
+
+    @property
+    def ranked(self) -> list[Item]:
+        """The values, the best first."""
+        ordered = sorted(self._found, key=self._order)[: self._most]
+        return [Item(text, self._found[text][3]) for text in ordered]
+
+    def _order(self, text: str) -> tuple[bool, float, int]:
+        position, times, rank, tokens = self._found[text]
+        if rank >= STATED_RANK:
+            return False, -rank, -position
+        worth = 1 + WORTH_AGAIN * (times > 1) + WORTH_NAMED * (rank >= NAMED_RANK)
+        return True, -worth / tokens, -position
+
+
+def shares(needs: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
+    """Divide the room by weight; what one part does not need goes to the others."""
+    rooms = [0] * len(needs)
+    waiting = list(range(len(needs)))
+    while waiting:
+        total = sum([weights[part] for part in waiting])
+        fair = {part: int(max(0, room) * weights[part] / total) for part in waiting}
+        content = [part for part in waiting if needs[part] <= fair[part]]
+        for part in content or waiting:
+            rooms[part] = min(needs[part], fair[part])
+            room -= rooms[part]
+        waiting = [part for part in waiting if part not in content] if content else []
+    return rooms
+
+
+def newest_within(items: Sequence[Item], room: int) -> list[str]:
+    """Return the texts of the last items that fit, in order."""
+    first = len(items)
+    while first and items[first - 1].tokens <= room:
+        first -= 1
+        room -= items[first].tokens
+    return [item.text for item in items[first:]]
