@@ -109,10 +109,10 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
     balanced = read_settings(environ)
 
     assert balanced.policy == PRESETS["balanced"]
-    assert short_overrides(environ)["trigger_tokens"] == "8000"
+    assert short_overrides(environ)["max_context_tokens"] == "8000"
     if "token-budget" in PRESETS:
         policy = read_settings(environ | {"TURNFOLD_PRESET": "token-budget"}).policy
-        assert (policy.trigger_tokens, policy.user_max_chars, policy.tool_result_max_chars) == (
+        assert (policy.max_context_tokens, policy.user_max_chars, policy.tool_result_max_chars) == (
             8_000,
             4_000,
             4_000,

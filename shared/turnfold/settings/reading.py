@@ -22,7 +22,7 @@ READY_FILE = "turnfold.json"
 """The ready line of `turnfold up`, in its data directory."""
 
 SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
-    "MAX_CONTEXT_TOKENS": ("trigger_tokens",),
+    "MAX_CONTEXT_TOKENS": ("max_context_tokens",),
     "MAX_CHARS_PER_MESSAGE": ("user_max_chars", "assistant_max_chars", "tool_result_max_chars"),
 }
 """Environment variables without the prefix, and the policy settings that they set.

@@ -509,3 +509,14 @@ def test_where_the_limit_has_no_room_for_what_is_to_be_kept_half_of_the_limit_is
         4_000,
     )
     assert not done.is_escalated
+
+
+@pytest.mark.proves("E8")
+@pytest.mark.parametrize(
+    ("ratio", "ceiling", "limit"),
+    [(0.6, 6_000, 3_600), (0.0, 6_000, 6_000), (0.6, None, 76_800), (0.6, 1_000_000, 76_800)],
+)
+def test_a_ceiling_of_windows_is_a_trigger(ratio: float, ceiling: int | None, limit: int) -> None:
+    policy = replace(POLICY, trigger_tokens=0, trigger_ratio=ratio, max_context_tokens=ceiling)
+
+    assert token_trigger(policy, model_window=128_000) == limit

@@ -901,3 +901,13 @@ def test_the_odd_name_of_a_tool_costs_a_window_few_rounds(monkeypatch: pytest.Mo
             asked_of(session, int(share * tokens_of(session)))
 
     assert rounds <= 20
+
+
+@pytest.mark.proves("E8", "W2")
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"), [(100_000, 6_000), (4_000, 4_000), (None, 6_000)]
+)
+def test_a_ceiling_limits_every_budget(max_tokens: int | None, expected: int) -> None:
+    policy = replace(BALANCED, max_context_tokens=6_000)
+
+    assert budget_of(max_tokens=max_tokens, model_window=128_000, policy=policy) == expected

@@ -140,10 +140,16 @@ def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:
 def token_trigger(policy: Policy, *, model_window: int) -> int:
     """Return the tokens above which live messages fire; 0 if no number does.
 
-    Without a number and a ratio, the limit is the model's window minus its reserve.
+    Without a number and a ratio, the limit is the model's window minus its reserve. The share of a
+    window that the ratio states is also taken of `max_context_tokens`.
     """
     if model_window <= 0:
         return 0
-    limits = [policy.trigger_tokens, int(policy.trigger_ratio * model_window)]
+    ceiling = policy.max_context_tokens or 0
+    limits = [
+        policy.trigger_tokens,
+        int(policy.trigger_ratio * model_window),
+        int((policy.trigger_ratio or 1) * ceiling),
+    ]
     reserved = usage_trigger(policy.reserve_tokens, model_window=model_window)
     return min((limit for limit in limits if limit > 0), default=reserved)

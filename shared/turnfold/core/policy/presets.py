@@ -75,6 +75,7 @@ class Policy:
     min_gain_messages: int = 5
 
     context_window: int | None = None
+    max_context_tokens: int | None = None
     image_tokens: int = 1_200
     max_output_tokens: int = 8_192
     margin_tokens: int = 4_096

@@ -216,12 +216,15 @@ def budget_of(
 ) -> int:
     """Return the budget of a window: `max_tokens`, or else the tokens that the model leaves.
 
+    The `max_context_tokens` of the policy limits both.
+
     The caller's other tokens and the answer are subtracted from the model's window; a policy with
     a `reserve_ratio` keeps a share of the window free for the answer. The floor of the policy
     applies last, but never exceeds the model's window unless that is unknown (0).
     """
+    ceiling = policy.max_context_tokens or UNLIMITED
     if max_tokens is not None:
-        return max_tokens
+        return min(max_tokens, ceiling)
     usable = int((1 - policy.reserve_ratio) * model_window)
     if policy.reserve_ratio:
         reserved = RESERVE_MARGIN_TOKENS
@@ -231,7 +234,7 @@ def budget_of(
         )
     budget = usable - reserved - system_tokens - tools_tokens
     floor_tokens = min(policy.floor_tokens, usable) if model_window > 0 else policy.floor_tokens
-    return max(budget, floor_tokens)
+    return min(max(budget, floor_tokens), ceiling)
 
 
 def _cap(asked: WindowRequest) -> int:
