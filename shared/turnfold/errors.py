@@ -9,14 +9,15 @@ TurnfoldError
 │   ├── TooLarge                ask for less
 │   ├── Conflict                read again, then decide again
 │   └── Unavailable             try again later
-│       └── StreamFull              the stream of events takes no more until there is room: the event was not stored
-├── ContextOverflow         a model cannot read the conversation, shortened or not: begin a new session, or use a model that reads more
+│       └── StreamFull              the event stream is full, nothing was stored: make room
+├── ContextOverflow         too long for the model, even shortened: begin a new session, or change
+│                           the model
 ├── BadEvent                an event that can never be stored; it becomes a dead letter
 ├── StaleVersion            another version stands; the work was not needed
 ├── UnstorableBatch         the database refuses a value in a batch: try its events one by one
 ├── LostLease               another worker has the job; stop
-├── SummarizerError         a model gave no usable summary; `reason` says why, `is_transient` whether to ask again
-│   └── BudgetSpent             the tokens of an agent's day are spent: ask no sooner than `until_ms`
+├── SummarizerError         a model gave no usable summary: see `reason`, retry if `is_transient`
+│   └── BudgetSpent             the token quota of the agent's day is spent: retry at `until_ms`
 └── StartError              the process cannot start; the text says what to do
 """
 
@@ -109,21 +110,22 @@ class Unavailable(RequestError):
 
 
 class StreamFull(Unavailable):
-    """The stream of events has no room. Nothing was stored; an operator has to make room, or let it grow."""
+    """The event stream is full. Nothing was stored; an operator must make room."""
 
 
 class ContextOverflow(TurnfoldError):
-    """A model could not read the conversation, nor what was left of it in an emergency. Its text may be shown to a person.
+    """The conversation is too long for the model, even in an emergency window.
 
-    `limit_tokens` is what the model reads at most and `tokens` what it was sent, as its provider counts them; None where
-    it did not say.
+    Its text may be shown to a person. `limit_tokens` is the window of the model, `tokens` is what
+    it was sent, both as its provider counts; None if the provider did not say.
     """
 
     def __init__(self, *, limit_tokens: int | None = None, tokens: int | None = None) -> None:
         reads = f" It reads {limit_tokens:,} tokens." if limit_tokens else ""
         super().__init__(
-            "This conversation is too long for the model, also after it was shortened to its newest part."
-            f"{reads} Please begin a new conversation, send less at once, or choose a model that reads more."
+            "This conversation is too long for the model, also after it was shortened to its "
+            f"newest part.{reads} Please begin a new conversation, send less at once, or choose a "
+            "model that reads more."
         )
         self.limit_tokens = limit_tokens
         self.tokens = tokens
@@ -150,9 +152,10 @@ class LostLease(TurnfoldError):
 
 
 class SummarizerError(TurnfoldError):
-    """No usable summary came back.
+    """A model returned no usable summary.
 
-    `unreported_tokens` were used by calls that nobody was told of yet; `retry_after_seconds` is what a provider asked for.
+    `unreported_tokens` are those of calls that were not recorded yet. `retry_after_seconds` is the
+    delay that the provider asked for.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The vocabulary: what a message is to the rules, without its text and without where it is kept."""
+"""The shared vocabulary: messages as the rules see them, without their texts."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,10 @@ CompactionId = NewType("CompactionId", str)
 Json = Mapping[str, Any]
 
 META_MARK: Final = "is_meta"
-"""The mark, beside `role`, of a message that a program wrote. It is no part of what a model is shown."""
+"""The key, beside `role`, that marks a message of a program. Models do not see it."""
 
 MESSAGES_PER_EVENT = 1 << 10
-"""Positions an event may fill: `position = stream_seq * MESSAGES_PER_EVENT + index`, far below 2**53."""
+"""Positions per event: `position = stream_seq * MESSAGES_PER_EVENT + index`, far below 2**53."""
 
 
 class SessionKey(NamedTuple):
@@ -42,12 +42,12 @@ class Role(StrEnum):
     """Whether this role gives instructions rather than taking part."""
 
     def __init__(self, name: str) -> None:
-        # An attribute: it is asked for several times a message.
+        # An attribute and not a property, because it is read several times per message.
         self.is_system = name in ("system", "developer")
 
 
 ROLES: Final[Mapping[str, Role]] = {role.value: role for role in Role}
-"""The roles by name: to look one up is quicker than `Role(name)`."""
+"""The roles by name. A lookup is faster than `Role(name)`."""
 
 
 class Priority(IntEnum):
@@ -59,7 +59,7 @@ class Priority(IntEnum):
 
 
 class State(StrEnum):
-    """Where a message is: in the window, evicted and not yet summarised, or in the summary in force."""
+    """The state of a message: in the window, evicted but not summarized, or in the summary."""
 
     LIVE = "live"
     PENDING = "pending"
@@ -67,7 +67,7 @@ class State(StrEnum):
 
 
 class ToolCall(NamedTuple):
-    """One tool call of an assistant message, valid for sending: its id and name are texts, its id unique in the message."""
+    """One tool call that may be sent: id and name are texts, the id is unique in its message."""
 
     slot: int
     call_id: str
@@ -77,7 +77,7 @@ class ToolCall(NamedTuple):
 
 
 def place_of_slot(calls: Sequence[ToolCall], slot: int) -> int | None:
-    """Where among these calls, which stand in order of their slots, the one of this slot stands; None if none has it."""
+    """Return the index of the call with this slot, or None. `calls` are in order of their slots."""
     place = (
         slot
         if slot < len(calls) and calls[slot].slot == slot
@@ -90,37 +90,44 @@ _slot: Final = itemgetter(0)
 
 
 class CallRef(NamedTuple):
-    """Which call a result answers: the position of the calling message and the slot of the call in it."""
+    """The call that a result answers: the position of its message, and its slot in that message."""
 
     position: int
     slot: int
 
 
 class UncountedText(NamedTuple):
-    """A long text with what counts it: its cuts are priced when somebody asks for them, which of most texts nobody does."""
+    """A long text and its token counter.
+
+    Its possible cuts are counted on demand, because most texts are never cut.
+    """
 
     text: str
     counter: Callable[[str], int]
 
 
 class UnrankedMessage(NamedTuple):
-    """A message with the call that it answers: its priority is told when somebody asks for it, which of most nobody does."""
+    """A message and the call that it answers.
+
+    Its priority is determined on demand, because most priorities are never used.
+    """
 
     body: Json
     call: Json | None
 
 
-# Not frozen: thousands are made a second, and freezing triples what making one costs. Nobody changes what one says.
+# Not frozen: thousands are created per second, and freezing triples the cost. Do not change one.
 @dataclass(slots=True, unsafe_hash=True)
 class Message:
     """One stored message as the rules see it: numbers and relations, no text.
 
-    `tokens` counts everything of it, overhead included; `content_tokens`, `reasoning_tokens` and each call's `tokens`
-    are parts of it. `answers` is set on a result that stands beside its call; a result without it waits for a call, or
-    is a copy (`is_copy`). `calls` holds only calls that may be sent; `is_irregular` says that the stored body holds
-    more than that and is mended when it is rendered. `priority` is read with `turnfold.core.history.priority.priority_of`, which
-    puts it there where nobody stored it. `cuts` prices the cuts of a long text without reading it
-    (`turnfold.core.text.tokens.Cuts`), or is that text where nobody stored its prices; it is empty for short ones.
+    `tokens` counts the whole message with its overhead. `content_tokens`, `reasoning_tokens` and
+    the `tokens` of each call are parts of it. `answers` is set on a result that is paired with its
+    call; another result waits for a call, or is a copy (`is_copy`). `calls` holds only calls that
+    may be sent. `is_irregular` says that the stored body holds more, and is repaired when it is
+    rendered. Read `priority` with `turnfold.core.history.priority.priority_of`, which determines it
+    if it is not stored. `cuts` has the token counts of possible cuts of a long text, or that text
+    if they are not stored; it is empty for a short text.
     """
 
     position: int

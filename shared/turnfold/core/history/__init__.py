@@ -1,1 +1,1 @@
-"""The structure of a message list: blocks, call and result pairs, priorities, states and validity."""
+"""The structure of a message list: blocks, pairs, priorities, states and validity."""

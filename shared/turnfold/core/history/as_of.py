@@ -33,7 +33,7 @@ AsOf = AtVersion | AtMessage | AtTime
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """A version as far as its time goes, and the compactions that it speaks for besides those of its base."""
+    """A version, when it was created, and the compactions that it adds to those of its base."""
 
     version: int
     base_version: int | None
@@ -44,7 +44,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """From when on a version was in force, or none."""
+    """The time from which a version was in force, or none was."""
 
     at_ms: int
     version: int | None
@@ -52,7 +52,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class EvictionSpan:
-    """A compaction that evicted messages, all between two positions; when, and when it was undone."""
+    """An eviction: its range of positions, its time, and the time of its restoration, if any."""
 
     compaction_id: int
     first_position: int
@@ -64,10 +64,11 @@ class EvictionSpan:
 
 @dataclass(frozen=True, slots=True)
 class StateAsOf:
-    """A session at a moment: of all up to the position `until`, what was in no version yet.
+    """A session at an earlier time, with its messages up to the position `until`.
 
-    Messages of `pending` evictions had left the window, those of `later` ones had not. `covered` counts what the version
-    in force spoke for. What left then and was `undone` since is found by its place, no longer by its mark.
+    Messages of `pending` evictions had left the window, those of `later` evictions had not.
+    `covered` counts the messages in the version in force. Evictions in `undone` were restored
+    since: their messages are no longer marked, and are found by position.
     """
 
     version: int | None
@@ -81,7 +82,7 @@ class StateAsOf:
 
 @dataclass(frozen=True, slots=True)
 class SessionTimeline:
-    """All that was ever so in a session, oldest first."""
+    """The history of a session: versions, activations and evictions, oldest first."""
 
     versions: tuple[VersionSpan, ...]
     reigns: tuple[Activation, ...]
@@ -91,8 +92,11 @@ class SessionTimeline:
 def state_as_of(
     at_ms: int, until: int, past: SessionTimeline, *, in_force: int | None = None
 ) -> StateAsOf:
-    """What was so at a time when all up to a position had come; `in_force` names the version, otherwise the one of that time was."""
-    known = {one.version: one for one in past.versions}
+    """Return the state of a session at a time, with the messages up to a position.
+
+    `in_force` chooses the version; without it, the version in force at that time counts.
+    """
+    known = {version.version: version for version in past.versions}
     if in_force is None:
         in_force = _reigning(at_ms, until, past.reigns, known)
     spoken_for = _chain(in_force, known)
@@ -100,36 +104,41 @@ def state_as_of(
     pending: list[EvictionSpan] = []
     later: list[EvictionSpan] = []
     undone: list[EvictionSpan] = []
-    for one in past.evictions:
-        was_restored = one.restored_at_ms is not None and one.restored_at_ms <= at_ms
-        if one.compaction_id in spoken_for and not was_restored:
-            covered += one.messages
-        elif one.evicted_at_ms <= at_ms and one.last_position <= until and not was_restored:
-            pending.append(one)
+    for eviction in past.evictions:
+        was_restored = eviction.restored_at_ms is not None and eviction.restored_at_ms <= at_ms
+        if eviction.compaction_id in spoken_for and not was_restored:
+            covered += eviction.messages
+        elif (
+            eviction.evicted_at_ms <= at_ms and eviction.last_position <= until and not was_restored
+        ):
+            pending.append(eviction)
         else:
-            if one.restored_at_ms is None and one.first_position <= until:
-                later.append(one)
+            if eviction.restored_at_ms is None and eviction.first_position <= until:
+                later.append(eviction)
             continue
-        if one.restored_at_ms is not None:
-            undone.append(one)
+        if eviction.restored_at_ms is not None:
+            undone.append(eviction)
     return StateAsOf(in_force, until, covered, tuple(pending), tuple(later), tuple(undone), at_ms)
 
 
 def _reigning(
     at_ms: int, until: int, reigns: Iterable[Activation], known: Mapping[int, VersionSpan]
 ) -> int | None:
-    """The version in force at a time; one that speaks for what came after the position was not there yet."""
-    found: int | None = None
+    """Return the version in force at a time.
+
+    A version that covers messages after the position did not exist yet.
+    """
+    active: int | None = None
     for reign in reigns:
         if reign.at_ms <= at_ms and (
             reign.version is None or known[reign.version].last_position <= until
         ):
-            found = reign.version
-    return found
+            active = reign.version
+    return active
 
 
 def _chain(version: int | None, known: Mapping[int, VersionSpan]) -> set[int]:
-    """The compactions that a version speaks for, by itself and by those it was written on."""
+    """Return the compactions that a version and its bases cover."""
     found: set[int] = set()
     while version is not None and version in known:
         found |= known[version].adds

@@ -6,14 +6,15 @@ from hashlib import sha256
 from typing import Any
 
 SEALED_FIELDS = (
-    "agent_id", "session_id", "ordinal", "at_ms", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details",
+    "agent_id", "session_id", "ordinal", "at_ms", "compaction_id", "phase", "reason",
+    "tokens_before", "tokens_after", "details",
 )  # fmt: skip
 
 
 WORKER = "worker"
 """The actor of what a worker does by itself: rows that nobody asked for."""
 LOCAL = "local"
-"""The actor of a request whose sender nobody vouches for: without roles, and over HTTP without tokens."""
+"""The actor of a request without an authenticated sender: no roles, and no HTTP tokens."""
 
 
 def row_hash(prev_hash: str, row: Mapping[str, Any]) -> str:

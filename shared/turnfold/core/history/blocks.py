@@ -46,10 +46,10 @@ class Block(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """A history in blocks, and the messages that stand in no block.
+    """A history in blocks, and the messages outside of blocks.
 
-    `pinned` is the newest system message. `loose` are, in order: older system messages, copies of results, results that
-    wait for their call, and results whose call is not among these messages.
+    `pinned` is the newest system message. `loose` are, in order: older system messages, copies of
+    results, results that wait for their call, and results whose call is not among these messages.
     """
 
     pinned: Message | None
@@ -58,7 +58,10 @@ class Grouped(NamedTuple):
 
 
 def group(messages: Sequence[Message]) -> Grouped:
-    """Put messages, given in order of position, into blocks. Nothing is lost: pinned + blocks + loose are the input."""
+    """Group messages, given in order of position, into blocks.
+
+    Nothing is lost: pinned, blocks and loose messages together are the input.
+    """
     systems: list[Message] = []
     heads: list[Message] = []
     results: list[Message] = []
@@ -98,12 +101,12 @@ _position = attrgetter("position")
 
 
 def newest_system(messages: Sequence[Message]) -> Message | None:
-    """The system message that stands first in every window."""
+    """Return the newest system message, which is the first message of every window."""
     return next((message for message in reversed(messages) if message.role.is_system), None)
 
 
 def newest_request(messages: Sequence[Message]) -> Message | None:
-    """What the user wants now: the newest user message that no machine made, else the newest user message."""
+    """Return the newest message that a user wrote; otherwise the newest one in the user's role."""
     newest = None
     for message in reversed(messages):
         if message.role is Role.USER:

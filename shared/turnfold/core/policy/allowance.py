@@ -1,7 +1,7 @@
-"""The allowance of an installation: the models that agents and sessions may name, and the highest values of some policy numbers.
+"""The allowance of an installation: the models that may be named, and ceilings of policy numbers.
 
-Requests are checked when they are accepted. Stored wishes are checked again when they take effect, because they may be older than
-the setting that forbids them.
+Requests are checked when they are accepted. Stored overrides are checked again when they take
+effect, because they may be older than the setting that forbids them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,26 @@ CEILINGS: Final[Mapping[str, int | None]] = {
     "ledger_max_tokens": 16_000,
     "rebuild_max_tokens": 1_000_000,
 }
-"""The policy numbers that have a ceiling, and the ceiling where the operator sets none. None: no ceiling."""
+"""Policy numbers that may have a ceiling, and its default. None means no ceiling."""
 UNLIMITED_AT_ZERO: Final = frozenset({"summary_tokens_per_day", "retain_days", "summary_max_words"})
-"""Numbers for which 0 means: no limit."""
+"""Numbers for which 0 means no limit. Under a ceiling, 0 becomes the ceiling."""
 
 
 def is_model_pattern(pattern: str) -> bool:
-    """Whether a text is the name of a model, or the beginning of names followed by `*`."""
+    """Return whether a text is the name of a model, or a prefix of names followed by `*`."""
     return pattern == "*" or is_model_name(pattern.removesuffix("*"))
 
 
 def provider_of(name: str) -> str | None:
-    """The provider in front of a model's name; None if the name has none."""
+    """Return the provider at the start of a model's name, or None."""
     return name.partition("/")[0] if "/" in name else None
 
 
 def is_named(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of these patterns names a model.
+    """Return whether one of these patterns matches the name of a model.
 
-    A pattern that ends with `*` never matches a name that holds an address or a parent directory: some providers take the host
-    or a part of the URL from the name.
+    A pattern that ends with `*` never matches a name with an address or a parent directory: some
+    providers take the host or a part of the URL from the name.
     """
     if name in patterns:
         return True
@@ -57,34 +57,39 @@ def _begins(name: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The models that agents, sessions, events and requests may name, and the ceilings of policy numbers.
+    """The models that agents, events and requests may name, and the ceilings of policy numbers.
 
-    `models` are names, or beginnings of names followed by `*`. `ceilings` stand above the default `CEILINGS`.
+    `models` are names, or prefixes followed by `*`. `ceilings` override the default `CEILINGS`.
     """
 
     models: tuple[str, ...] = ()
     ceilings: tuple[tuple[str, int], ...] = ()
 
     def allows_model(self, name: str) -> bool:
-        """Whether a model of this name may be called."""
+        """Return whether a model of this name may be called."""
         return is_named(name, self.models)
 
     def check_model(self, name: str) -> None:
-        """Refuse a name that may not be named; `session` is checked when it is known which model that is.
+        """Reject the name of a model that is not allowed.
+
+        `session` is checked later, when the model of the session is known.
 
         Raises:
-            ValueError: it is not allowed; the text names the setting.
+            ValueError: the model is not allowed. The message names the setting.
         """
         if name != SESSION_MODEL and not self.allows_model(name):
             raise ValueError(
-                "this installation does not allow that summary model; the operator allows models in TURNFOLD_SUMMARY_MODELS"
+                "this installation does not allow that summary model; "
+                "the operator allows models in TURNFOLD_SUMMARY_MODELS"
             )
 
     def check_overrides(self, overrides: Mapping[str, Any]) -> None:
-        """Refuse policy numbers above their ceiling, and a summary model that may not be named. Null takes an override back.
+        """Reject numbers above their ceiling, and a summary model that is not allowed.
+
+        Null removes an override, and is always allowed.
 
         Raises:
-            ValueError: one of them is not allowed, or no value of its kind; the text names the setting.
+            ValueError: a value is not allowed or has the wrong type. The message names the setting.
         """
         wished = {name: value for name, value in overrides.items() if value is not None}
         for name, ceiling in self._ceilings().items():
@@ -92,13 +97,14 @@ class Allowance:
                 value = getattr(adjusted(Policy(), {name: wished[name]}), name)
                 if _bounded(name, value, ceiling) != value:
                     raise ValueError(
-                        f"{name} is at most {ceiling} in this installation; the operator sets TURNFOLD_LIMIT__{name.upper()}"
+                        f"{name} is at most {ceiling} in this installation; "
+                        f"the operator sets TURNFOLD_LIMIT__{name.upper()}"
                     )
         if isinstance(model := wished.get("summary_model"), str):
             self.check_model(model)
 
     def bounded(self, policy: Policy) -> Policy:
-        """The policy with every number at its ceiling or below."""
+        """Return the policy with every number at most at its ceiling."""
         values = {
             name: _bounded(name, getattr(policy, name), ceiling)
             for name, ceiling in self._ceilings().items()
@@ -115,7 +121,7 @@ class Allowance:
 
 
 DEFAULT_ALLOWANCE: Final = Allowance()
-"""No model may be named, and the default ceilings hold."""
+"""No model may be named, and the default ceilings apply."""
 
 
 def _bounded(name: str, value: Any, ceiling: int) -> Any:

@@ -1,4 +1,4 @@
-"""Whose wish counts: a session's above its agent's above the installation's."""
+"""Policy overrides. A session overrides its agent, which overrides the installation."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,7 +8,10 @@ from turnfold.core.policy.presets import FOR_ALL, Mode, Policy, adjusted
 
 
 class PolicyOverrides(NamedTuple):
-    """What somebody set for an agent or a session; None is left to whoever stands above. `overrides` is a JSON text."""
+    """The settings of an agent or a session. None inherits the value of the level above.
+
+    `overrides` is a JSON text.
+    """
 
     preset: str | None = None
     mode: str | None = None
@@ -17,7 +20,7 @@ class PolicyOverrides(NamedTuple):
     def changed(
         self, *, preset: str | None, mode: str | None, overrides: Mapping[str, Any] | None
     ) -> "PolicyOverrides":
-        """These wishes with some set anew; overrides are added to, and null takes one back."""
+        """Return these settings with changes. New overrides are merged; null removes one."""
         merged = {**self.numbers(), **(overrides or {})}
         kept = {name: value for name, value in merged.items() if value is not None}
         return PolicyOverrides(
@@ -25,7 +28,7 @@ class PolicyOverrides(NamedTuple):
         )
 
     def differences(self, before: "PolicyOverrides") -> dict[str, Any]:
-        """Return the differences: `preset`, `mode` and the changed `overrides`, null for one that was taken back."""
+        """Return what changed: `preset`, `mode`, and `overrides`, with null for a removed one."""
         old, new = before.numbers(), self.numbers()
         overrides = {
             name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)
@@ -35,7 +38,7 @@ class PolicyOverrides(NamedTuple):
         return {name: value for name, value in changes.items() if value != same[name]}
 
     def numbers(self) -> dict[str, Any]:
-        """The overrides as a mapping."""
+        """Return the overrides as a mapping."""
         numbers: dict[str, Any] = json.loads(self.overrides) if self.overrides else {}
         return numbers
 
@@ -47,16 +50,17 @@ def effective_policy(
     default_preset: str,
     policy_of: Callable[[str], Policy],
 ) -> Policy:
-    """The policy of a session. `policy_of` gives a preset's numbers with the installation's own above them.
+    """Return the policy of a session. `policy_of` returns a preset with the installation's numbers.
 
     Raises:
-        ValueError: a preset or a number that does not exist; the text says which.
+        ValueError: a preset or a number does not exist. The message names it.
     """
     policy = policy_of(session.preset or agent.preset or default_preset)
     wished = {**agent.numbers(), **session.numbers()}
     if set_for_all := sorted(FOR_ALL & set(wished)):
         raise ValueError(
-            f"{set_for_all[0]} holds for a whole installation: set TURNFOLD_POLICY__{set_for_all[0].upper()} there"
+            f"{set_for_all[0]} holds for a whole installation: "
+            f"set TURNFOLD_POLICY__{set_for_all[0].upper()} there"
         )
     policy = adjusted(policy, wished)
     mode = session.mode or agent.mode

@@ -23,14 +23,14 @@ class Style(StrEnum):
 
 
 class Commit(StrEnum):
-    """When messages leave: at once, or only when the summary that speaks for them stands."""
+    """When messages leave the window: at once, or only with the summary that covers them."""
 
     IMMEDIATE = "immediate"
     ON_SUMMARY = "on_summary"
 
 
 class View(StrEnum):
-    """How a window that does not fit is shortened: which steps of the ladder are taken, before anything is left out."""
+    """Which steps of the ladder shorten a window before messages are left out."""
 
     FULL = "full"
     """Every step, LOW before HIGH."""
@@ -121,11 +121,13 @@ class Policy:
             raise ValueError("low_water_ratio is 0; a window needs some room")
         if not 0 < self.chunk_share <= 1:
             raise ValueError(
-                f"chunk_share is {self.chunk_share}; it is a share of the summariser's window, above 0 and at most 1"
+                f"chunk_share is {self.chunk_share}; "
+                "it is a share of the summariser's window, above 0 and at most 1"
             )
         if self.summary_model is not None and not is_model_name(self.summary_model):
             raise ValueError(
-                "summary_model is no name of a model: it is a word without spaces, such as openai/gpt-4.1-mini, or session"
+                "summary_model is no name of a model: it is a word without spaces, "
+                "such as openai/gpt-4.1-mini, or session"
             )
 
 
@@ -133,7 +135,7 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:/@+\-\[\]]{0,255}", re.ASCII)
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a text has the shape of a model's name; which models there are only their providers know."""
+    """Return whether a text has the form of a model's name. It need not exist."""
     return _MODEL_NAME.fullmatch(name) is not None
 
 
@@ -187,7 +189,7 @@ PRESETS: Mapping[str, Policy] = {
 DEFAULT_PRESET = "balanced"
 
 FOR_ALL = frozenset({"image_tokens"})
-"""Numbers of a whole installation: messages are counted when they are stored, once and for every reader."""
+"""Numbers for a whole installation: messages are counted once, when they are stored."""
 
 FIELD_TYPES: Mapping[str, Any] = get_type_hints(Policy)
 

@@ -6,7 +6,7 @@ DAY_MS = 86_400_000
 
 
 def is_over(last_event_at_ms: int | None, policy: Policy, *, now_ms: int) -> bool:
-    """Whether a session has been silent for longer than its policy retains it; 0 days retain it for ever."""
+    """Return whether the retention time of a session is over. 0 days retain it forever."""
     return (
         bool(policy.retain_days)
         and last_event_at_ms is not None

@@ -22,9 +22,10 @@ from turnfold.store.database.schema import messages
 FACTS = [
     messages.c[name]
     for name in (
-        "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority",
-        "is_meta", "is_irregular", "is_truncated", "calls", "answers_position", "answers_slot", "is_copy", "created_at_ms",
-        "compaction_id", "cuts", "is_error", "gist",
+        "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens",
+        "characters", "lines", "priority", "is_meta", "is_irregular", "is_truncated", "calls",
+        "answers_position", "answers_slot", "is_copy", "created_at_ms", "compaction_id", "cuts",
+        "is_error", "gist",
     )
 ]  # fmt: skip
 """The columns of a message without its text, in the order that `message_of` reads."""
@@ -41,8 +42,9 @@ def _named(compaction_id: int) -> CompactionId:
 def message_of(row: Sequence[Any]) -> Message:
     """Build a message from a row of `FACTS`."""
     (
-        _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular,
-        is_truncated, calls, answers_position, answers_slot, is_copy, created_at_ms, compaction_id, cuts, is_error, gist,
+        _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines,
+        priority, is_meta, is_irregular, is_truncated, calls, answers_position, answers_slot,
+        is_copy, created_at_ms, compaction_id, cuts, is_error, gist,
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
@@ -72,7 +74,8 @@ def message_of(row: Sequence[Any]) -> Message:
 EVICTABLE = [
     messages.c[name]
     for name in (
-        "sid", "position", "event_id", "role", "tokens", "is_meta", "created_at_ms", "calls", "answers_position", "answers_slot",
+        "sid", "position", "event_id", "role", "tokens", "is_meta", "created_at_ms", "calls",
+        "answers_position", "answers_slot",
     )
 ]  # fmt: skip
 """The columns that decide an eviction, in the order that `evictable_of` reads."""
@@ -106,8 +109,9 @@ def evictable_of(row: Sequence[Any]) -> Message:
 
 
 STORED = (
-    "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens", "characters", "lines", "priority", "is_meta",
-    "is_irregular", "is_truncated", "is_error", "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body", "gist",
+    "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens",
+    "characters", "lines", "priority", "is_meta", "is_irregular", "is_truncated", "is_error",
+    "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body", "gist",
 )  # fmt: skip
 """The columns that ingest fills, in the order of `message_rows`."""
 
@@ -123,8 +127,8 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
     position = position_of(arrival.stream_seq, 0)
     rows = []
     for (
-        role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta, is_irregular, calls, cuts,
-        tool_call_id, digest, original, body, gist,
+        role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
+        is_irregular, calls, cuts, tool_call_id, digest, original, body, gist,
     ) in arrival.messages:  # fmt: skip
         rows.append(
             (

@@ -85,7 +85,7 @@ sessions = Table(
     Column("preset", Text),
     Column("mode", Text),
     Column("overrides", Text),
-    # The model of the newest event that names one, and that event's sequence: stragglers change nothing.
+    # The model of the newest event that names one, and its sequence: late events change nothing.
     Column("model", Text),
     Column("model_seq", Big, nullable=False, server_default=text("0")),
     # Counts the changes a window can show; an answer's etag holds it.
@@ -102,18 +102,19 @@ sessions = Table(
     Column("audit_rows", Integer, nullable=False, server_default=text("0")),
     Column("audit_hash", Text, nullable=False, server_default=text("''")),
     Column("last_event_at_ms", Big),
-    # Counts the changes to messages after they were evicted: who knows such messages need not read them again.
+    # Counts changes to evicted messages. Cached messages stay valid while it is unchanged.
     Column("evicted_changes", Big, nullable=False, server_default=text("0")),
     # Rounds that began since the last eviction.
     Column("rounds", Big, nullable=False, server_default=text("0")),
-    # When the session will have been idle for as long as its policy says; null where that is not asked for, or was acted on.
+    # When the session becomes idle by its policy; null if the policy has no such trigger, or if
+    # the trigger fired already.
     Column("idle_at_ms", Big),
-    # The newest report of a provider by the order of the stream, and the evictions in a row that such reports set off.
+    # The newest usage report in stream order, and the consecutive evictions that reports caused.
     Column("reported_seq", Big, nullable=False, server_default=text("0")),
     Column("reported_at_ms", Big, nullable=False, server_default=text("0")),
     Column("reported_tokens", Big, nullable=False, server_default=text("0")),
     Column("usage_evictions", Integer, nullable=False, server_default=text("0")),
-    # Compactions in a row for which the model gave nothing, until when it is not asked again, and why.
+    # Consecutive compactions without a model's answer, the end of the cooldown, and its reason.
     Column("failures", Integer, nullable=False, server_default=text("0")),
     Column("cooldown_until_ms", Big, nullable=False, server_default=text("0")),
     Column("cooldown_reason", Text),
@@ -193,7 +194,7 @@ messages = Table(
     Column("created_at_ms", Big, nullable=False),
     Column("compaction_id", Big),
     Column("cuts", Text),
-    # The message as a window shows it. `original` is kept where that is not what was published to the letter.
+    # The message as a window shows it. `original` is what was published, if that differs.
     Column("original", Text),
     Column("body", Text, nullable=False),
     # What a digest may tell of it without reading its body; null if there is nothing.
@@ -338,7 +339,7 @@ campaigns = Table(
     Column("agent_id", Text),
     Column("wanted", Text, nullable=False),
     Column("at_once", Integer, nullable=False),
-    # It goes through the sessions by their numbers: the last that was opened, and the last that there was when it began.
+    # Campaigns walk sessions by number: the last one opened, and the last one at the start.
     Column("last_sid", Big, nullable=False, server_default=text("0")),
     Column("until_sid", Big, nullable=False),
     Column("sessions", Integer, nullable=False),
@@ -556,7 +557,10 @@ index_removals = Table(
     Column("sid", Big, nullable=False),
     Column("body", Text, nullable=False),
 )
-"""Erased messages whose words SQLite's index still has: it holds no texts, so it has to be told what it held. Gone within seconds."""
+"""Erased messages whose words SQLite's index still has.
+
+The index stores no texts, so removing a message needs its text. Rows are deleted within seconds.
+"""
 
 word_index = table(
     "word_index",
@@ -565,4 +569,4 @@ word_index = table(
     column("sid", Big),
     column("terms", Text),
 )
-"""The search index, one row a message; each database has its own kind, which the migrations make (`turnfold.store.ingest.search_index`)."""
+"""The search index, one row per message. The migrations create one kind per database."""
