@@ -10,6 +10,8 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from nats.aio.client import Client
+
 from turnfold.process.nats_server import find_server
 
 START_SECONDS = 10.0
@@ -118,3 +120,12 @@ def _free_ports(number: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+async def subscriptions_known(client: Client) -> None:
+    """Return when the server knows every subscription of this connection.
+
+    One flush of nats-py may overtake the subscriptions it should follow; a second cannot.
+    """
+    await client.flush()
+    await client.flush()

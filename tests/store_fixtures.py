@@ -42,7 +42,7 @@ from turnfold.ports.ingest import (
     PolicyResolver,
     SearchIndex,
 )
-from turnfold.ports.query import HistoryStore, SearchStore, WindowSnapshot, WindowStore
+from turnfold.ports.query import HistoryStore, RecallStore, SearchStore, WindowSnapshot, WindowStore
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands
@@ -56,6 +56,7 @@ from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold.store.ingest.search_index import SqlSearchIndex
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
 from turnfold_migrations import upgrade
@@ -99,6 +100,7 @@ class Stores:
     idle: IdleStore
     erasures: ErasureStore
     search: SearchStore
+    recall: RecallStore
     index: SearchIndex
     letters: DeadLetterStore
     installation: Installation
@@ -163,6 +165,7 @@ async def sql_stores(
             SqlIdleStore(database),
             SqlErasureStore(database),
             SqlSearchStore(database),
+            SqlRecallStore(database),
             SqlSearchIndex(database),
             SqlDeadLetterStore(database),
             installation,

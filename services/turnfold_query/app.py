@@ -33,6 +33,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import next_seq, wait_for_schema
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
@@ -198,7 +199,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     bearers: TokenRegistry | None,
     stop: asyncio.Event,
 ) -> None:
-    answering = answering_of(settings)
+    answering = answering_of(settings, SqlRecallStore(database))
     http_host, http_port = http_address
     histories, windows = SqlHistoryStore(database), SqlWindowStore(database, AT_ONCE)
     arrivals = NatsIngestSignal(windows.ingested_to)

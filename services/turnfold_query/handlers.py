@@ -28,6 +28,8 @@ from turnfold.contracts.requests import (
     SearchRequest,
     SessionRequest,
     SummaryRequest,
+    ToolRequest,
+    ToolsRequest,
     is_policy_read,
     read_command,
     read_request,
@@ -38,7 +40,7 @@ from turnfold.messages import AgentId, SessionKey
 from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
 from turnfold.operations.query import context as query
-from turnfold.operations.query import history, replies
+from turnfold.operations.query import history, replies, tools
 from turnfold.ports.query import HistoryStore, TooLargeHere, WindowStore
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
@@ -85,6 +87,8 @@ class QueryDispatcher:
             "summary.get": SummaryRequest,
             "summary.expand": ExpandRequest,
             "session.get": SessionRequest,
+            "session.tools": ToolsRequest,
+            "session.tool": ToolRequest,
             "audit.list": AuditRequest,
             **dict.fromkeys(POLICY_READS, PolicyReadRequest),
         }
@@ -108,7 +112,7 @@ class QueryDispatcher:
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._seconds):
-                if isinstance(request, SearchRequest | ExpandRequest):
+                if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):
                     place.search()
                     found: bytes = await self._lane.ask(key, request)
                     return found
@@ -126,6 +130,8 @@ class QueryDispatcher:
         match request:
             case HistoryRequest():
                 return await history.history(key, request, store=self._histories)
+            case ToolsRequest():
+                return tools.tools_json(request.format)
             case SummaryRequest():
                 return json.dumps(await history.summary(key, request, store=self._histories))
             case AuditRequest():

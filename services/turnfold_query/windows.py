@@ -3,13 +3,16 @@
 from turnfold.model_info.context_windows import ModelWindows
 from turnfold.operations.policy import policy_resolver
 from turnfold.operations.query.context import QueryEnvironment
+from turnfold.operations.query.recall import Recall
+from turnfold.ports.query import RecallStore
 from turnfold.settings import Settings
 
 
-def answering_of(settings: Settings) -> QueryEnvironment:
-    """How this installation makes windows."""
+def answering_of(settings: Settings, recall: RecallStore) -> QueryEnvironment:
+    """Return how this installation builds windows; recall searches this store."""
     windows = ModelWindows()
     return QueryEnvironment(
         policy=policy_resolver(settings.preset, settings.policy_of, settings.allowance),
         model_window=lambda model, policy: windows(model, override=policy.context_window),
+        recall=Recall(recall),
     )

@@ -72,6 +72,7 @@ ADDED = {
     "R5",
     "R6",
     "W12",
+    "F4",
     *(f"O{number}" for number in (7, 8, 10)),
     "V3",
     "V4",

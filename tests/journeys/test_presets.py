@@ -79,7 +79,7 @@ async def work(session: Session, steps: int, *, words: int = 200) -> None:
 
 async def window(session: Session, **more: Any) -> Window:
     """What its model would see, with everything published in it."""
-    asked: dict[str, Any] = {"max_tokens": 100_000, "wait_ms": 5_000, **more}
+    asked: dict[str, Any] = {"max_tokens": 100_000, "wait_ms": 5_000, "recall": False, **more}
     found = await session.context(**asked)
     assert found.fresh
     assert not validation_errors(found.messages)

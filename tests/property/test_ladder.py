@@ -112,6 +112,9 @@ def grown(
     limits = WindowLimits(
         tokens=max(1, int(total * share)),
         target_tokens=max(1, int(total * share)),
+        arrival_tokens=max(1, int(total * share)),
+        arrival_target_tokens=max(1, int(total * share)),
+        summary_tokens=max(1, int(total * share)),
         messages=10_000,
         target_messages=10_000,
     )

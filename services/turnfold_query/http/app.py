@@ -30,7 +30,7 @@ from turnfold_query.http.description import DescribedApp
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_pages
 from turnfold_query.http.publish import add_publish
-from turnfold_query.http.reads import add_policies, add_reads
+from turnfold_query.http.reads import add_policies, add_reads, add_tools
 from turnfold_query.http.responses import json_response
 from turnfold_query.metrics import QueryMetrics
 
@@ -69,6 +69,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     )
     _add_error_handlers(app)
     add_reads(app, dispatcher)
+    add_tools(app, dispatcher)
     add_policies(app, dispatcher)
     add_publish(app, Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed), limits)
     add_commands(app, Forwarder(client, read_secret).forward)

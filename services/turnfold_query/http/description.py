@@ -27,6 +27,7 @@ from turnfold.contracts.requests import (
     PromoteBody,
     RegenerateRequest,
     ReplayRequest,
+    ToolBody,
 )
 from turnfold.errors import (
     BadRequest,
@@ -49,6 +50,7 @@ BODIES: Final[Models] = (
     PromoteBody,
     RegenerateRequest,
     ReplayRequest,
+    ToolBody,
 )
 """The models of all bodies."""
 TOPICS: Final[Mapping[str, str]] = {

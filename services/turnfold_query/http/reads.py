@@ -7,14 +7,18 @@ from fastapi import FastAPI, Query, Request, Response
 from turnfold.contracts.answers.policies import PolicyAnswer
 from turnfold.contracts.requests import (
     AuditRequest,
-    ContextRequest,
+    ContextQuery,
     ExpandRequest,
     HistoryRequest,
     PolicyReadRequest,
     SearchRequest,
     SessionRequest,
     SummaryRequest,
+    ToolBody,
+    ToolRequest,
+    ToolsRequest,
     read_query,
+    read_request,
 )
 from turnfold.contracts.requests import Request as RequestModel
 from turnfold.messages import AgentId, SessionKey
@@ -52,9 +56,10 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     async def get_context(
         agent_id: AgentPath,
         session_id: SessionPath,
-        request: Annotated[ContextRequest, Query()],
+        query: Annotated[ContextQuery, Query()],
         http: Request,
     ) -> Response:
+        request = query.request()
         tag = http.headers.get("if-none-match")
         if tag is not None and request.etag is None:
             etag = tag.strip().removeprefix("W/").strip('"')
@@ -137,6 +142,41 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     @app.get(SESSION, **described_request("session.get", "The counts of a session"))
     async def get_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         return await reply("session.get", http, agent_id, session_id, SessionRequest())
+
+
+def add_tools(app: FastAPI, dispatcher: QueryDispatcher) -> None:
+    """Add the routes with which a model looks things up in its session."""
+
+    async def reply(
+        name: str, http: Request, agent_id: str, session_id: str, request: RequestModel
+    ) -> Response:
+        key = session_key(agent_id, session_id)
+        return bytes_response(await dispatcher.answer(name, key, request, place_of(http.scope)))
+
+    @app.get(
+        SESSION + "/tools",
+        **described_request(
+            "session.tools", "Tools with which a model looks things up in its session"
+        ),
+    )
+    async def get_tools(
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        request: Annotated[ToolsRequest, Query()],
+        http: Request,
+    ) -> Response:
+        return await reply("session.tools", http, agent_id, session_id, request)
+
+    @app.post(
+        SESSION + "/tools/{name}",
+        **described_request("session.tool", "Run a tool", body=(ToolBody,)),
+    )
+    async def post_tool(
+        agent_id: AgentPath, session_id: SessionPath, name: str, http: Request
+    ) -> Response:
+        body = read_request(ToolBody, await http.body())
+        request = ToolRequest(name=name, arguments=body.arguments)
+        return await reply("session.tool", http, agent_id, session_id, request)
 
 
 def add_policies(app: FastAPI, dispatcher: QueryDispatcher) -> None:

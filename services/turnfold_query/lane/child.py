@@ -9,10 +9,10 @@ from functools import partial
 import structlog
 import uvloop
 
-from turnfold.contracts.requests import ContextRequest, SearchRequest
+from turnfold.contracts.requests import ContextRequest, SearchRequest, ToolRequest
 from turnfold.errors import RequestError, Unavailable
 from turnfold.operations.query import context as query
-from turnfold.operations.query import expand, search
+from turnfold.operations.query import expand, search, tools
 from turnfold.process.child_process import (
     check_started,
     decode_message,
@@ -26,6 +26,7 @@ from turnfold.process.turns import ASKER
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
 from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
 from turnfold_query.lane import wire
@@ -70,7 +71,9 @@ class LaneServer:
         self._windows = SqlWindowStore(self._database)
         self._histories = SqlHistoryStore(self._database)
         self._searching = SqlSearchStore(self._database)
-        self._answering = answering_of(settings)
+        self._recall = SqlRecallStore(self._database)
+        self._tools = tools.ToolStores(self._histories, self._searching, self._recall)
+        self._answering = answering_of(settings, self._recall)
         self._writer = writer
         self._open: dict[int, asyncio.Task[Answer]] = {}
 
@@ -116,6 +119,8 @@ class LaneServer:
             )
         if isinstance(request, SearchRequest):
             return (await search.search(key, request, store=self._searching)).encode()
+        if isinstance(request, ToolRequest):
+            return (await tools.run_tool(key, request, self._tools)).encode()
         return (
             await expand.expand(key, request, histories=self._histories, searching=self._searching)
         ).encode()

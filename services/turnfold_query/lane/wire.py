@@ -3,12 +3,12 @@
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from turnfold.contracts.requests import ContextRequest, ExpandRequest, SearchRequest
+from turnfold.contracts.requests import ContextRequest, ExpandRequest, SearchRequest, ToolRequest
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
 from turnfold.operations.query.context import ContextReply
 
-Request = SearchRequest | ExpandRequest | ContextRequest
+Request = SearchRequest | ExpandRequest | ContextRequest | ToolRequest
 
 
 class Ask(NamedTuple):

@@ -155,6 +155,7 @@ class Session:
         format: Literal["openai", "anthropic"] | None = None,
         placement: Literal["separate", "system", "message", "user"] | None = None,
         query: str | None = None,
+        recall: Json | Literal[False] | None = None,
         as_of: str | int | None = None,
         after: int | None = None,
         wait_ms: int | None = None,
@@ -167,7 +168,9 @@ class Session:
         5,000) until that event is stored. `known` is a window from an earlier call with the same
         options: it is returned itself if nothing has changed. With `format` "anthropic", messages
         have the shape of that API, and the system text is in `Window.system`. `as_of` returns an
-        earlier window: by summary version, message id or RFC 3339 time.
+        earlier window: by summary version, message id or RFC 3339 time. `recall` names what earlier
+        messages to bring back (`query`, `tokens`, `share`), False none; by default those that
+        matter for the newest request.
 
         Raises:
             CannotFit: no valid window is that small. Retry with its `needed_tokens` or
@@ -185,6 +188,7 @@ class Session:
             "format": format,
             "placement": placement,
             "query": query,
+            "recall": recall,
             "as_of": None if as_of is None else str(as_of),
             "after": after or None,
             "wait_ms": wait_ms,
@@ -199,6 +203,26 @@ class Session:
     async def status(self) -> dict[str, Any]:
         """Return the session's counters: messages by state, tokens, policy and version in force."""
         return await self.ask("session.get")
+
+    async def tools(
+        self, *, format: Literal["openai", "anthropic"] = "openai"
+    ) -> list[dict[str, Any]]:
+        """Return definitions of tools with which a model looks things up in this session.
+
+        Each has `name`, `description`, and `parameters` or with "anthropic" `input_schema`.
+        """
+        tools: list[dict[str, Any]] = (await self.ask("session.tools", {"format": format}))["tools"]
+        return tools
+
+    async def run_tool(self, name: str, arguments: Json) -> str:
+        """Run one of these tools, and return its result for the model.
+
+        Raises:
+            BadRequest: there is no such tool, or the arguments are wrong. The text tells the model.
+        """
+        asked = {"name": name, "arguments": dict(arguments)}
+        content: str = (await self.ask("session.tool", asked))["content"]
+        return content
 
     # --- look back
 

@@ -29,7 +29,12 @@ from turnfold.contracts.answers.summaries import (
     VersionAnswer,
     VersionListAnswer,
 )
-from turnfold.contracts.answers.window import ContextAnswer, UnchangedAnswer
+from turnfold.contracts.answers.window import (
+    ContextAnswer,
+    ToolAnswer,
+    ToolsAnswer,
+    UnchangedAnswer,
+)
 from turnfold.contracts.requests import (
     AuditRequest,
     CampaignRequest,
@@ -48,6 +53,8 @@ from turnfold.contracts.requests import (
     SearchRequest,
     SessionRequest,
     SummaryRequest,
+    ToolRequest,
+    ToolsRequest,
 )
 from turnfold.contracts.subjects import AGENT_WRITES, INSTALLATION_REQUESTS
 from turnfold.errors import CannotFit, Conflict, RequestError, UnknownSession
@@ -71,6 +78,8 @@ REQUESTS: dict[str, RequestEntry] = {
     "context.get": RequestEntry(
         "window", ContextRequest, (ContextAnswer, UnchangedAnswer), (CannotFit,)
     ),
+    "session.tools": RequestEntry("window", ToolsRequest, (ToolsAnswer,)),
+    "session.tool": RequestEntry("window", ToolRequest, (ToolAnswer,), _KNOWN),
     "history.get": RequestEntry("history", HistoryRequest, (HistoryAnswer,), _KNOWN),
     "history.search": RequestEntry("history", SearchRequest, (SearchAnswer,), _KNOWN),
     "audit.list": RequestEntry("history", AuditRequest, (AuditAnswer,), _KNOWN),

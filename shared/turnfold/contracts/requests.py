@@ -46,8 +46,21 @@ class Command(Request):
     ] = None
 
 
-class ContextRequest(Request):
-    """Read the model's next input."""
+class RecallFields(Request):
+    """What to recall, and the size of the block."""
+
+    query: Annotated[
+        str | None,
+        Field(description="What to look for; by default the text of the newest request."),
+    ] = None
+    tokens: Annotated[Tokens | None, Field(description="The most tokens of the block.")] = None
+    share: Annotated[
+        float | None, Field(ge=0, le=0.9, description="The largest share of the budget.")
+    ] = None
+
+
+class ContextFields(Request):
+    """The fields of a request for the model's next input that NATS and HTTP share."""
 
     model_config = example(max_tokens=8_000, placement="user", after=4_711, wait_ms=1_000)
 
@@ -69,12 +82,41 @@ class ContextRequest(Request):
     wait_ms: Annotated[int, Field(ge=0)] = 250
     query: Annotated[
         str | None,
-        Field(
-            description="The user's current question; without effect, as recall does not exist yet."
-        ),
+        Field(description="The user's current question: a short form of `recall.query`."),
     ] = None
     etag: str | None = None
     as_of: Annotated[Moment | None, Field(description=AS_OF)] = None
+
+
+class ContextRequest(ContextFields):
+    """Read the model's next input."""
+
+    recall: Annotated[
+        RecallFields | Literal[False] | None,
+        Field(description="Which earlier messages return in a block of their own; false: none."),
+    ] = None
+
+
+class ContextQuery(ContextFields):
+    """Read the model's next input; the fields of a URL."""
+
+    recall: Annotated[bool, Field(description="False: no earlier messages return.")] = True
+    recall_tokens: Annotated[
+        Tokens | None, Field(description="The most tokens of the recall block.")
+    ] = None
+    recall_share: Annotated[
+        float | None,
+        Field(ge=0, le=0.9, description="The largest share of the budget for recall."),
+    ] = None
+
+    def request(self) -> ContextRequest:
+        """Return the same request as NATS carries it."""
+        fields = {name: getattr(self, name) for name in ContextFields.model_fields}
+        recall = RecallFields(tokens=self.recall_tokens, share=self.recall_share)
+        is_plain = recall == RecallFields()
+        return ContextRequest(
+            **fields, recall=False if not self.recall else None if is_plain else recall
+        )
 
 
 class HistoryRequest(Request):
@@ -236,6 +278,31 @@ class SessionRequest(Request):
     """Read the session."""
 
     model_config = example()
+
+
+class ToolsRequest(Request):
+    """List the tools with which a model looks things up in its session."""
+
+    model_config = example(format="openai")
+
+    format: Literal["openai", "anthropic"] = "openai"
+
+
+class ToolRequest(Request):
+    """Run one of the tools of `session.tools`."""
+
+    model_config = example(name="search_history", arguments={"query": "order 7341"})
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    arguments: dict[str, Any] = {}
+
+
+class ToolBody(Request):
+    """The arguments of a tool; HTTP names the tool in the path."""
+
+    model_config = example(arguments={"query": "order 7341"})
+
+    arguments: dict[str, Any] = {}
 
 
 class CompactionRequest(Command):

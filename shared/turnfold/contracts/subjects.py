@@ -29,6 +29,8 @@ READS = (
     "summary.get",
     "summary.expand",
     "session.get",
+    "session.tools",
+    "session.tool",
     "audit.list",
 )
 """Requests about a session that query services answer."""

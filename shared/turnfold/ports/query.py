@@ -7,6 +7,9 @@ from typing import NamedTuple, Protocol, TypeVar
 from turnfold.core.eviction.limits import read_limits
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.core.recall.block import RecalledMessage
+from turnfold.core.recall.question import RecallQuestion
+from turnfold.core.recall.ranking import FoundPlaces
 from turnfold.core.text.search import Lookup
 from turnfold.messages import AgentId, CompactionId, Message, SessionKey, State
 
@@ -295,5 +298,59 @@ class SearchStore(Protocol):
         """Return messages that the index has under all terms of a lookup.
 
         The number is bounded: if there are too many, the newest and the oldest are returned.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedSession:
+    """Where the lookups of a question match in a session, by ordinals of its messages.
+
+    `positions` and `tokens` are those of every message, in order; messages that are never recalled
+    have 0 tokens. `found` has one entry per lookup. `spoken` are the messages of the speaker whom
+    the question names, None unless it names exactly one.
+    """
+
+    positions: Sequence[int]
+    tokens: Sequence[int]
+    found: Sequence[FoundPlaces]
+    spoken: Collection[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recollection:
+    """The chosen messages in the order of the choice, and the calls and results that belong to them.
+
+    `indexed_to` is the sequence up to which every message of the session is in the index; later
+    ones were read, unless there were too many (`is_partial`).
+    """
+
+    messages: Sequence[RecalledMessage]
+    partners: Sequence[RecalledMessage]
+    indexed_to: int
+    is_partial: bool
+
+
+class RecallStore(Protocol):
+    """Find the messages of a session that matter for a question, in one snapshot."""
+
+    def forget(self) -> None:
+        """Remove what is cached, because something was erased."""
+        ...
+
+    async def recall(
+        self,
+        sid: int,
+        *,
+        until: int,
+        question: Callable[[Callable[[int], str]], RecallQuestion],
+        choose: Callable[[SearchedSession], Sequence[int]],
+    ) -> Recollection:
+        """Return the messages that `choose` names by ordinal, among those before `until`.
+
+        `question` is given a function that returns the body of the message at a position.
+
+        Raises:
+            Unavailable: the database cannot be read now.
         """
         ...

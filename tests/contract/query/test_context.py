@@ -344,6 +344,7 @@ async def test_an_answer_names_its_budget_its_account_and_what_waits_for_a_summa
             "folded_told": 0,
             "untold": 0,
         },
+        "recall": None,
         "pending": {"messages": 10, "tokens": 66, "since": "2027-01-15T08:00:00.012Z"},
     }
 

@@ -14,7 +14,7 @@ import pytest
 from nats.aio.client import Client as Bus
 from nats.aio.msg import Msg
 
-from tests.nats_server import nats_server
+from tests.nats_server import nats_server, subscriptions_known
 from tests.running_system import Parts, command, eventually, running_parts
 from tests.services.access.test_roles import Guarded, person
 from turnfold.access.actors import ACTOR_HEADER, VALID_MS, key_actor, signed_actor, verified_actor
@@ -77,7 +77,7 @@ async def test_without_roles_everybody_is_local_whatever_they_claim(tmp_path: Pa
         bus = await nats.connect(parts.server.url)
         # Everybody is in one account: somebody may answer the worker in the server's place.
         await bus.subscribe(USER_INFO, cb=impostor)
-        await bus.flush()
+        await subscriptions_known(bus)
         async with parts.running("worker"), parts.running("query"), over_http(parts) as http:
             for headers in FORGED:
                 await asked(bus, POLICY, a_change(), headers)
@@ -148,7 +148,7 @@ async def test_what_is_asked_over_http_names_the_token_and_the_chain_verifies(
                     recorded.append(message)
 
                 await bus.subscribe(POLICY, cb=on_request)
-                await bus.flush()
+                await subscriptions_known(bus)
                 # The secret of a database that was restored from a backup is another one.
                 await _write(parts, "UPDATE installation_secrets SET value = 'another'")
                 assert (

@@ -16,7 +16,7 @@ from nats.aio.client import Client as Bus
 from nats.aio.msg import Msg
 
 import turnfold
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from tests.running_system import TURNFOLD, Parts, command, eventually, rows, wait_until
 from turnfold.access.identity import Identity
 from turnfold.access.keys import new_key, revoke_key
@@ -98,7 +98,7 @@ class Person:
     ) -> None:
         """Publish, and hear what the server says to it."""
         await self.bus.publish(subject, body, reply=reply, headers=dict(headers or {}))
-        await self.bus.flush()
+        await subscriptions_known(self.bus)
 
     async def is_denied(self, what: str) -> None:
         """Wait until the server has refused this."""
@@ -117,7 +117,7 @@ class Person:
         subject, _, queue = subject.partition(" ")
         await self.bus.subscribe(subject, queue=queue, cb=on_message)
         for _ in range(2):
-            await self.bus.flush()
+            await subscriptions_known(self.bus)
         return heard
 
 
@@ -617,14 +617,14 @@ async def test_no_answer_can_be_led_anywhere(
             for source, reply, headers in leads(key, target):
                 await asker.bus.publish(source, UNTAKEN, reply=reply, headers=headers)
                 sent += 1
-            await asker.bus.flush()
+            await subscriptions_known(asker.bus)
         # The server itself refuses some subjects of answers.
         refused = sum("publish with reply of" in told for told in asker.denied)
         await wait_until(
             lambda: monitor.answers >= sent - refused, told=lambda: (monitor.answers, sent, refused)
         )
         for somebody in (listener, *(one.bus for one in people.values())):
-            await somebody.flush()
+            await subscriptions_known(somebody)
 
         after = await acted(worker, provisioner)
 
@@ -677,7 +677,7 @@ async def test_the_server_alone_says_who_asks(guarded: Guarded, server: NatsServ
         listener = await nats.connect(server.url, user="monitor", password="monitor")
         await listener.subscribe("session.policy.*.*", cb=on_message)
         for _ in range(2):
-            await listener.flush()
+            await subscriptions_known(listener)
         for number, forgery in enumerate(FORGERIES):
             for somebody in (support, operator):
                 header, body = f"NATS/1.0\r\n{forgery}\r\n\r\n".encode(), str(number).encode()
@@ -687,7 +687,7 @@ async def test_the_server_alone_says_who_asks(guarded: Guarded, server: NatsServ
                     f"HPUB session.policy.support.s {sizes}\r\n".encode() + header + body + b"\r\n"
                 )
         for one in (support.bus, operator.bus, listener):
-            await one.flush()
+            await subscriptions_known(one)
         await listener.close()
 
     keys = {guarded.keys[name].key for name in ("support", "operator")}
@@ -713,7 +713,7 @@ async def test_no_client_takes_notices_out_of_another_ones_queue_group(
         theirs = await support.listen("summary.updated.support.* support.watchers")
         for _ in range(20):
             await listener.publish("summary.updated.support.s", b"{}")
-        await listener.flush()
+        await subscriptions_known(listener)
         await wait_until(
             lambda: len(own) == len(theirs) == 20, told=lambda: (len(own), len(theirs))
         )

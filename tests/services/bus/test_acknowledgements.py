@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy
 
 import turnfold
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from tests.running_system import wait_until
 from turnfold.bus.stream_state import last_sequence
 from turnfold.bus.streams import EVENTS
@@ -83,7 +83,7 @@ async def replying(
             await bus.publish(message.reply, reply, headers=headers)
 
     await bus.subscribe(subject, cb=on_message)
-    await bus.flush()
+    await subscriptions_known(bus)
 
 
 def event(number: int, says: str = "hello") -> turnfold.OutgoingEvent:
@@ -127,7 +127,7 @@ async def test_a_forger_that_counts_along_is_found_out_by_its_second_reply(
         await bus.publish(message.reply, json.dumps({"stream": EVENTS_STREAM, "seq": seq}).encode())
 
     await bus.subscribe("turn.completed.>", cb=on_message)
-    await bus.flush()
+    await subscriptions_known(bus)
     await publish(publisher, "counted")
     await asyncio.sleep(0.2)
     after = [await publish(publisher, f"after-{number}") for number in range(3)]
@@ -186,7 +186,7 @@ async def answering_late(bus: Client, answer: dict[str, Any]) -> None:
         await message.respond(json.dumps(answer).encode())
 
     await bus.subscribe("session.get.>", cb=on_request)
-    await bus.flush()
+    await subscriptions_known(bus)
 
 
 @pytest.mark.proves("O7")
@@ -260,8 +260,7 @@ async def test_no_message_of_another_ends_a_connection(
         heard.append(message.data)
 
     await own.subscribe("odd.>", cb=on_message)
-    await own.flush()
-    await own.flush()
+    await subscriptions_known(own)
     await sent_raw(server, subject, header, b"odd")
     await own.publish("odd.fellow", b"ordinary")
     await wait_until(lambda: len(heard) >= 2)

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
 
 import turnfold
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.bus import (
     broker_options,
     config_differences,
@@ -312,7 +312,7 @@ async def test_a_server_that_takes_only_small_messages_is_advised_against(tmp_pa
 async def test_a_connection_comes_back_after_the_server_was_away(
     server: NatsServer, client: Client
 ) -> None:
-    await client.flush()
+    await subscriptions_known(client)
 
     server.kill()
     server.start()
@@ -320,7 +320,7 @@ async def test_a_connection_comes_back_after_the_server_was_away(
     async with asyncio.timeout(10):
         while not client.stats["reconnects"]:  # noqa: ASYNC110 - the library tells of it in a counter
             await asyncio.sleep(0.01)
-        await client.flush()
+        await subscriptions_known(client)
 
 
 async def test_the_same_settings_connect_a_faststream_broker_and_show_no_password(

@@ -11,7 +11,7 @@ from nats.aio.client import Client as Bus
 from nats.js.api import DiscardPolicy, StreamConfig
 
 import turnfold
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.client import BufferOptions, OutgoingEvent, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.errors import StreamFull, TooLarge, Unavailable
@@ -123,7 +123,7 @@ async def test_a_batch_without_its_end_leaves_nothing_when_the_bus_is_killed(
             b"{}",
             headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": str(number)},
         )
-    await bus.flush()
+    await subscriptions_known(bus)
     server.kill()
     server.start()
 
@@ -138,7 +138,7 @@ async def test_a_batch_without_its_end_leaves_nothing_when_the_bus_is_killed(
 async def test_batches_outlast_kills_of_the_bus(server: NatsServer, bus: Bus) -> None:
     batches = [events(300, name) for name in "abc"]
     heard = await bus.subscribe("turn.completed.>")
-    await bus.flush()
+    await subscriptions_known(bus)
 
     async with turnfold.connect(server.url, timeout_seconds=1, attempts=20) as client:
         for batch in batches:

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
 import turnfold
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.client import OutgoingEvent, Receipt, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.errors import CannotFit, NotAllowed, TooLarge, Unavailable
@@ -76,8 +76,7 @@ async def answering(bus: Bus, subject: str, answer: Callable[[Json], Json]) -> l
         await message.respond(json.dumps(answer(asked[-1])).encode())
 
     await bus.subscribe(subject, cb=on_request)
-    await bus.flush()
-    await bus.flush()
+    await subscriptions_known(bus)
     return asked
 
 

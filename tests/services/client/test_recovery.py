@@ -268,8 +268,8 @@ async def test_each_of_the_three_parts_can_be_replaced(model: Model) -> None:
     class Remembering:
         """A provider that needs no service."""
 
-        async def history(self, room: ContextBudget) -> History:
-            assert room.budget_tokens < 500
+        async def history(self, budget: ContextBudget) -> History:
+            assert budget.budget_tokens < 500
             return History(
                 [
                     {"role": "user", "content": "It was said before."},

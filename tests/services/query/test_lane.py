@@ -21,6 +21,7 @@ from turnfold.operations.query import context as query
 from turnfold.operations.query import search
 from turnfold.settings import read_settings
 from turnfold.store.database.engine import Database
+from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.windows import answering_of
@@ -99,7 +100,10 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
     """Compare what the lane answers with what the same code answers in this process."""
     database = Database(url, writes=False)
     try:
-        windows, answering = SqlWindowStore(database), answering_of(read_settings({}))
+        windows, answering = (
+            SqlWindowStore(database),
+            answering_of(read_settings({}), SqlRecallStore(database)),
+        )
         asked_for: tuple[dict[str, int | str], ...] = (
             {"max_tokens": 90_000},
             {"max_tokens": 90_000, "format": "anthropic"},

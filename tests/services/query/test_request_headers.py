@@ -11,7 +11,7 @@ from faststream.nats import NatsMessage
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from tests.running_system import running_parts, wait_until
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
@@ -88,7 +88,7 @@ async def plain_service(settings: Settings, handler: Handler) -> AsyncGenerator[
     try:
         await client.subscribe("asked.*", cb=handler)
         for _ in range(2):
-            await client.flush()
+            await subscriptions_known(client)
         yield
     finally:
         await client.close()
@@ -106,7 +106,7 @@ async def framework_service(settings: Settings, handler: Handler) -> AsyncGenera
     await broker.start()
     try:
         for _ in range(2):
-            await broker.config.connection_state.connection.flush()
+            await subscriptions_known(broker.config.connection_state.connection)
         yield
     finally:
         await broker.stop()
@@ -222,4 +222,4 @@ async def send(bus: Client, subject: str, block: bytes, body: bytes) -> None:
     """Publish with this header block, to the letter; a block that the server refuses would end the connection."""
     command = f"HPUB {subject} _INBOX.x {len(block)} {len(block) + len(body)}\r\n".encode()
     await bus._send_command(command + block + body + b"\r\n")
-    await bus.flush()
+    await subscriptions_known(bus)

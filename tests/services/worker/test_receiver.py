@@ -14,6 +14,7 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerInfo
 
+from tests.nats_server import subscriptions_known
 from tests.postgres import Postgres
 from tests.running_system import (
     Parts,
@@ -67,7 +68,7 @@ async def free_at_once(url: str, many: int) -> set[str]:
                 )
         for message in found:
             await message.nak()
-        await bus.flush()
+        await subscriptions_known(bus)
     return {json.loads(message.data)["event_id"] for message in found}
 
 

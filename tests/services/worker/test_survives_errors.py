@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.bus.pull import PullConsumer
 from turnfold.bus.streams import EVENTS, INGEST
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
@@ -72,7 +72,7 @@ async def test_events_arrive_whatever_others_write_to_whoever_asks_for_them(
             await bus.publish(message.reply, data, headers=headers)
 
     await bus.subscribe(NEXT, cb=on_request)
-    await bus.flush()
+    await subscriptions_known(bus)
     await pull.start()
     taken: list[int] = []
     for number in range(30):

@@ -1,6 +1,6 @@
 """The answer to `context.get`: the summary and the messages that the model reads next."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -58,6 +58,16 @@ class MessageAccount(Answer):
     )
 
 
+class RecalledBlock(Answer):
+    """The block of earlier messages directly before the newest request."""
+
+    tokens: Count = Field(description="Tokens of the block, included in those of the window.")
+    messages: Count = Field(description="Messages in the block.")
+    message_ids: list[MessageField] = Field(description="Their ids, in order of time.")
+    is_partial: bool = Field(description="Whether the search index lagged behind too far.")
+    indexed_to: Count = Field(description="The `seq` up to which the session is in the index.")
+
+
 class PendingMessages(Answer):
     """The evicted messages that no summary covers yet."""
 
@@ -102,6 +112,7 @@ class ContextAnswer(Answer):
             "folded_told": 0,
             "untold": 0,
         },
+        recall=None,
         pending={"messages": 0, "tokens": 0, "since": None},
     )
 
@@ -123,6 +134,7 @@ class ContextAnswer(Answer):
     )
     window: WindowSizes
     account: MessageAccount
+    recall: RecalledBlock | None = Field(description="Null if nothing was recalled.")
     pending: PendingMessages
 
 
@@ -133,3 +145,38 @@ class UnchangedAnswer(Answer):
 
     not_modified: Literal[True]
     etag: Etag
+
+
+class ToolDefinition(Answer):
+    """A tool for a model; its schema is called as the model's interface calls it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any] | None = Field(None, description="Only with `format: openai`.")
+    input_schema: dict[str, Any] | None = Field(None, description="Only with `format: anthropic`.")
+
+
+class ToolsAnswer(Answer):
+    """The tools with which a model looks things up in its session."""
+
+    model_config = example(
+        tools=[
+            {
+                "name": "search_history",
+                "description": "Search everything that was said in this conversation.",
+                "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+            }
+        ],
+        format="openai",
+    )
+
+    tools: list[ToolDefinition]
+    format: Literal["openai", "anthropic"]
+
+
+class ToolAnswer(Answer):
+    """The result of a tool, as data for the model."""
+
+    model_config = example(content="No message matches.")
+
+    content: str

@@ -114,3 +114,8 @@ def newest_request(messages: Sequence[Message]) -> Message | None:
                 return message
             newest = newest or message
     return newest
+
+
+def is_turn_boundary(message: Message) -> bool:
+    """Return whether a message begins a turn, or ends one: an answer that calls nothing."""
+    return message.is_request or (message.role is Role.ASSISTANT and not message.calls)

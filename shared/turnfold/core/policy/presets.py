@@ -44,6 +44,7 @@ class View(StrEnum):
 
 MOST = 2**53
 """No number of a policy is larger: every reader of JSON and every database keeps it exactly."""
+MOST_RECALL_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,8 @@ class Policy:
     result_max_tokens: int = 600
     preview_tokens: int = 200
     keep_tool_blocks: int = 5
+    recall_share: float = 0.5
+    recall_max_tokens: int = 16_000
 
     summary_max_tokens: int = 1_200
     summary_max_words: int = 200
@@ -117,6 +120,10 @@ class Policy:
                 )
             if field.name.endswith("_ratio") and value > 1:
                 raise ValueError(f"{field.name} is {value}; a ratio is at most 1")
+        if self.recall_share > MOST_RECALL_SHARE:
+            raise ValueError(
+                f"recall_share is {self.recall_share}; recall takes at most {MOST_RECALL_SHARE} of a window"
+            )
         if self.low_water_ratio == 0:
             raise ValueError("low_water_ratio is 0; a window needs some room")
         if not 0 < self.chunk_share <= 1:

@@ -10,7 +10,7 @@ from typing import Final
 
 _SPEAKERS: Final = "system|developer|assistant|user|human|ai|tools?|functions?|model|sys"
 _TAGS: Final = (
-    rf"{_SPEAKERS}|instructions?|prompt|summary|context|memory|messages?|conversation|role|think|thinking|invoke|antml|bos|eos|s"
+    rf"{_SPEAKERS}|instructions?|prompt|summary|context|memory|recall(?:ed)?|history|transcript|messages?|conversation|role|think|thinking|invoke|antml|bos|eos|s"
     "|im_start|im_end|im_sep|begin_of|end_of|start_of|endoftext|turnfold-"
 )
 _GAP: Final = r"[\s\u200b-\u200f\u2060\ufeff]*+"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from turnfold.core.text.json_text import json_text
 from turnfold.core.text.tokens import (
     MEDIA_PARTS,
     MESSAGE_TOKENS,
@@ -16,9 +17,9 @@ from turnfold.core.text.tokens import (
     text_of,
     token_upper_bound,
 )
-from turnfold.core.window.render import Rendered, json_text, longest
+from turnfold.core.window.render import Rendered, longest
 from turnfold.core.window.truncation import STAND_IN
-from turnfold.core.window.views import ShownMessage, SynthesizedResult
+from turnfold.core.window.views import RecallEntry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import WindowPlan
 from turnfold.messages import MessageId, Role, ToolCall
 
@@ -84,6 +85,8 @@ def to_anthropic(plan: WindowPlan, rendered: Rendered) -> AnthropicWindow:
         entries, rendered.messages[before:], rendered.message_ids[before:], strict=True
     ):
         match entry:
+            case RecallEntry():
+                turns.add("user", _content(json.loads(text)["content"], "user"), message_id)
             case SynthesizedResult(call=call):
                 turns.add("user", [_result(api_ids[call.call_id], [_text(STAND_IN)])], message_id)
             case ShownMessage(message=message, call=ToolCall(call_id=call_id)):

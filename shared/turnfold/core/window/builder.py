@@ -10,11 +10,12 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
+from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest import DigestForm, WindowDigest
-from turnfold.core.window.framing import summary_within, whole_summary
+from turnfold.core.window.framing import summary_within
 from turnfold.core.window.limits import WindowLimits, WindowPrefix
 from turnfold.core.window.sizes import level_sizes, upper_bounds
 from turnfold.core.window.truncation import LEAST_ARGUMENTS_TOKENS, STAND_IN_TOKENS, cut_to
@@ -38,8 +39,9 @@ class WindowBuilder:
 
     Its content after n messages depends on these n alone, and messages only ever get shorter.
     Two windows therefore begin alike until the limits are next exceeded, and the model's prompt
-    cache stays valid. `trim` shortens the window; None never trims it. `taken` are the n
-    messages, and `live` counts the live ones.
+    cache stays valid. `trim` shortens the window; None never trims it. `make_room` shortens it for
+    a recall block. `taken` are the n messages, and `live` counts the live ones. The window last
+    exceeded its limits with the message `trimmed_after`.
 
     While `never_overflows`, no trimming is needed, and its candidates are not collected. If not
     `can_continue`, the last trim came late, and new messages need a window built from the start.
@@ -55,6 +57,7 @@ class WindowBuilder:
         *,
         trim: "Callable[[WindowBuilder], None] | None",
         tells_omitted: bool = True,
+        make_room: "Callable[[WindowBuilder], None] | None" = None,
     ) -> None:
         self.limits = limits
         self.policy = policy
@@ -64,11 +67,15 @@ class WindowBuilder:
         self.taken: list[Message] = []
         self.live = 0
         self.units: list[BlockView] = []
-        self.summary = whole_summary(frame.facts, frame.placement) if frame.facts else None
+        self.summary = (
+            summary_within(frame.facts, frame.placement, limits.summary_tokens)
+            if frame.facts
+            else None
+        )
         self.total = (frame.pinned.tokens if frame.pinned else 0) + (
             self.summary.tokens if self.summary else 0
         )
-        self.size = frame.summary_size
+        self.size = frame.summary_size if self.summary else 0
         self._most_tokens = self.summary.tokens if self.summary else 0
         self._most_size = self.size
         self.results_tokens = 0
@@ -82,6 +89,9 @@ class WindowBuilder:
         self._digest_tokens = self._digest_size = 0
         self.folded_rows: set[CompactionId] = set() if policy.shows_pending else set(frame.rows)
         self._held: list[BlockView] = []
+        self._make_room = make_room
+        self._has_hidden = frame.facts is not None
+        self.trimmed_after: Message | None = None
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
         self.open_round = RoundView()
@@ -103,9 +113,9 @@ class WindowBuilder:
     def has_room_for(self, messages: Sequence[Message]) -> bool:
         """Return whether these fit without trimming, however many calls are open at a time."""
         tokens, size = upper_bounds(messages)
+        limit = self.limits.arrival_tokens if self._has_hidden else self.limits.tokens
         return (
-            self._most_tokens + tokens <= self.limits.tokens
-            and self._most_size + size <= self.limits.messages
+            self._most_tokens + tokens <= limit and self._most_size + size <= self.limits.messages
         )
 
     def extend(self, messages: Sequence[Message]) -> None:
@@ -125,10 +135,14 @@ class WindowBuilder:
                 self._add_result(message)
             else:
                 self._add_block(message)
-            if trim is not None and self.is_over:
-                is_postponed = number < self._due
-                if not is_postponed:
-                    self._trim(trim, number)
+            if trim is None:
+                continue
+            is_postponed = self.is_over and number < self._due
+            if self.is_over and not is_postponed:
+                self._trim(trim, number)
+                self.trimmed_after = message
+            if self._make_room and self._lacks_room(message) and not is_postponed:
+                self._trim(self._make_room, number)
         if trim is not None and is_postponed and self.is_over:
             self.begin_trim()
             trim(self)
@@ -145,6 +159,14 @@ class WindowBuilder:
         """Tell all that is possible of what is left out, before more has to go."""
         self.digest.begin_trim(self.open_round)
         self._count_digest()
+
+    def _lacks_room(self, message: Message) -> bool:
+        """Return whether a message begins or ends a turn, and leaves too little room for recall."""
+        return (
+            self._has_hidden
+            and self.total > self.limits.arrival_tokens
+            and is_turn_boundary(message)
+        )
 
     @property
     def is_over(self) -> bool:
@@ -296,6 +318,7 @@ class WindowBuilder:
     def fold(self, unit: BlockView) -> None:
         """Leave a block out. The digest tells of it instead."""
         unit.is_shown = False
+        self._has_hidden = True
         self.total -= unit.tokens
         self.size -= unit.size
         self.results_tokens -= sum(piece.text for piece in unit.results if piece is not None)

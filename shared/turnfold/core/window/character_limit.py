@@ -6,8 +6,9 @@ The query service assumes a number of characters per token, and raises it until 
 import json
 from typing import Any, Final
 
+from turnfold.core.text.json_text import json_text
 from turnfold.core.text.tokens import MEDIA_PARTS, text_of
-from turnfold.core.window.render import REASONING_KEYS, Rendered, json_text
+from turnfold.core.window.render import REASONING_KEYS, Rendered
 
 _COUNTED_FIELDS: Final = (*REASONING_KEYS, "tool_calls", "function_call", "refusal", "name")
 

@@ -5,6 +5,7 @@ target. Numbers in parentheses are those of the requirements.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from turnfold.core.policy.presets import View
@@ -39,6 +40,18 @@ def trim_to_budget(window: WindowBuilder) -> None:
         window.fold_oldest(lambda: window.size <= window.limits.target_messages)
         if window.size > window.limits.messages:
             window.shorten_digest(DigestForm.NONE)
+
+
+def trim_for_recall(window: WindowBuilder) -> None:
+    """Trim a window further at the start or end of a turn, so that a recall block fits."""
+    limits = window.limits
+    window.limits = replace(
+        limits, tokens=limits.arrival_tokens, target_tokens=limits.arrival_target_tokens
+    )
+    try:
+        trim_to_budget(window)
+    finally:
+        window.limits = limits
 
 
 def drop_old_reasoning(window: WindowBuilder, target: int) -> None:

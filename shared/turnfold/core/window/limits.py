@@ -18,10 +18,18 @@ class PendingDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLimits:
-    """The limits of a window, and the targets of trimming. Tokens are raw counts."""
+    """The limits of a window, and the targets of trimming. Tokens are raw counts.
+
+    When a request arrives or a turn ends, a window that has something to recall takes at most
+    `arrival_tokens`, so that room is left for the recall block. The summary, its ledger included,
+    takes at most `summary_tokens`.
+    """
 
     tokens: int
     target_tokens: int
+    arrival_tokens: int
+    arrival_target_tokens: int
+    summary_tokens: int
     messages: int
     target_messages: int
 

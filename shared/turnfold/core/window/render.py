@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from turnfold.core.text.json_text import json_text
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count, lines_of, text_of, token_upper_bound
 from turnfold.core.window.digest import DigestText
@@ -14,6 +15,7 @@ from turnfold.core.window.truncation import STAND_IN, WHOLE, TextCut, cut_mark
 from turnfold.core.window.views import (
     BlockContent,
     Entry,
+    RecallEntry,
     RenderedTexts,
     ShownMessage,
     SynthesizedResult,
@@ -101,7 +103,7 @@ def _texts(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
 
 
 def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
-    if isinstance(entry, SynthesizedResult) or entry.form.line is not None:
+    if not isinstance(entry, ShownMessage) or entry.form.line is not None:
         return json_text(entry_body(entry, {}))
     body = bodies[entry.message.position]
     return body if entry.form is WHOLE else json_text(entry_body(entry, json.loads(body)))
@@ -116,6 +118,8 @@ def entry_body(
     and keeps less of them.
     """
     match entry:
+        case RecallEntry():
+            raise ValueError("the recall block is rendered when it is planned")
         case SynthesizedResult(call=call):
             return _result(call.call_id, STAND_IN)
         case ShownMessage(form=form, call=call):
@@ -260,13 +264,3 @@ def _message(role: str, content: str) -> str:
 
 def _result(call_id: str, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
-
-
-def json_text(value: object) -> str:
-    """Serialize to compact JSON that UTF-8 can encode; lone surrogates are escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":"))
-    return text

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from turnfold.core.history.priority import priority_of
+from turnfold.core.text.json_text import json_text
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.window.truncation import (
     MENDED,
@@ -36,7 +37,11 @@ class SynthesizedResult(NamedTuple):
     call: ToolCall
 
 
-Entry = ShownMessage | SynthesizedResult
+class RecallEntry(NamedTuple):
+    """The place of the recall block."""
+
+
+Entry = ShownMessage | SynthesizedResult | RecallEntry
 
 
 class RenderedTexts(NamedTuple):
@@ -74,6 +79,12 @@ class BlockContent:
         return len(self.entries) == len(other.entries) and all(
             map(_reads_like, self.entries, other.entries)
         )
+
+
+def recall_part(text: str) -> BlockContent:
+    """Return the recall block as part of a window: one user message that is not stored."""
+    message = json_text({"role": "user", "content": text})
+    return BlockContent((RecallEntry(),), 0, 0, RenderedTexts((message,), (None,)))
 
 
 def _reads_like(entry: Entry, other: Entry) -> bool:

@@ -11,18 +11,22 @@ from typing import Final
 
 from turnfold.core.history.blocks import newest_system
 from turnfold.core.policy.presets import Mode, Policy
+from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
-from turnfold.core.window.ladder import trim_for_emergency, trim_to_budget
+from turnfold.core.window.ladder import trim_for_emergency, trim_for_recall, trim_to_budget
 from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
-from turnfold.core.window.views import BlockContent, Entry
+from turnfold.core.window.views import BlockContent, Entry, recall_part
 from turnfold.errors import CannotFit
 from turnfold.messages import Message
 
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
 """An emergency window takes at most three fifths of its budget."""
+
+SUMMARY_SHARE: Final = 0.4
+"""The largest share of a budget that the summary takes, its ledger included."""
 
 RESERVE_MARGIN_TOKENS: Final = 2_000
 
@@ -49,7 +53,8 @@ class WindowRequest:
 
     `max_messages` does not count the pinned system message. `aside_tokens` (raw counts) and
     `aside_messages` stay free for additions by the shape of the answer. With `tells_omitted`, a
-    digest tells of the messages that are left out.
+    digest tells of the messages that are left out. `recall_share` of the tokens stays free for a
+    recall block when a request arrives.
     """
 
     budget_tokens: int | None = None
@@ -59,6 +64,7 @@ class WindowRequest:
     aside_tokens: int = 0
     aside_messages: int = 0
     tells_omitted: bool = True
+    recall_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +204,7 @@ def _continued_or_new(
         frame,
         trim=None if asked.is_emergency else trim_to_budget,
         tells_omitted=asked.tells_omitted,
+        make_room=trim_for_recall if asked.recall_share else None,
     )
     window.never_overflows = policy.mode is Mode.OFF or (
         not asked.is_emergency and window.has_room_for(messages)
@@ -249,28 +256,32 @@ def _cap(asked: WindowRequest) -> int:
 def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits:
     cap = _cap(asked)
     tokens = floor(cap / factor)
-    while _billed(tokens, factor) > cap:
+    while billed(tokens, factor) > cap:
         tokens -= 1
     tokens = max(0, tokens - asked.aside_tokens)
     messages = min(
         policy.max_messages or UNLIMITED,
         UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages,
     )
+    arrival_tokens = floor((1 - asked.recall_share) * tokens)
     return WindowLimits(
         tokens=tokens,
         target_tokens=floor(policy.low_water_ratio * tokens),
+        arrival_tokens=arrival_tokens,
+        arrival_target_tokens=floor(policy.low_water_ratio * arrival_tokens),
+        summary_tokens=UNLIMITED if policy.mode is Mode.OFF else floor(SUMMARY_SHARE * tokens),
         messages=messages,
         target_messages=floor(policy.low_water_ratio * messages),
     )
 
 
-def _billed(tokens: int, factor: float) -> int:
+def billed(tokens: int, factor: float) -> int:
     """Convert raw counts to tokens of the session's model."""
     return ceil(tokens * factor) if factor != 1.0 else tokens
 
 
 def _too_long(tokens: int, factor: float, asked: WindowRequest) -> CannotFit:
-    needed = _billed(tokens + asked.aside_tokens, factor)
+    needed = billed(tokens + asked.aside_tokens, factor)
     if asked.is_emergency:
         needed = -(-needed * 5 // EMERGENCY_FIFTHS)
     return CannotFit(
@@ -279,8 +290,16 @@ def _too_long(tokens: int, factor: float, asked: WindowRequest) -> CannotFit:
     )
 
 
-def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) -> WindowPlan:
-    """Return the plan of a window that `build_window` made from these values."""
+def to_plan(
+    window: WindowBuilder,
+    stored: WindowInput,
+    asked: WindowRequest,
+    recall: RecallBlock | None = None,
+) -> WindowPlan:
+    """Return the plan of a window that `build_window` made from these values.
+
+    `recall` is shown directly before the newest request, and must fit.
+    """
     units = [unit for unit in window.units if unit.is_shown]
     parts = [unit.part for unit in units]
     live = [part for unit, part in zip(units, parts, strict=True) if unit.row is None]
@@ -298,11 +317,14 @@ def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) ->
         covered=stored.covered,
         pending_shown=pending_shown,
         pending_digested=len(stored.messages) - window.live - pending_shown,
-        recalled=0,
+        recalled=len(recall.positions) if recall else 0,
         synthesised=sum([len(part.entries) for part in parts]) - stored_shown,
         folded_told=window.digest.told,
         untold=window.digest.untold,
     )
+    if recall is not None and window.request is not None:
+        parts.insert(units.index(window.request), recall_part(recall.text))
+    total = window.total + (recall.tokens if recall else 0)
     return WindowPlan(
         pinned=pinned,
         summary=window.summary,
@@ -310,6 +332,6 @@ def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) ->
         digest=window.digest.content,
         parts=tuple(parts),
         account=account,
-        tokens=_billed(window.total + asked.aside_tokens, stored.factor) if window.total else 0,
+        tokens=billed(total + asked.aside_tokens, stored.factor) if total else 0,
         budget_tokens=asked.budget_tokens,
     )

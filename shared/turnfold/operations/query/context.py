@@ -13,9 +13,11 @@ from typing import Protocol
 from turnfold.cache import LRUCache
 from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
 from turnfold.core.eviction.limits import limited_window
+from turnfold.core.history.as_of import AtMessage
 from turnfold.core.history.gist import forget_gists
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
+from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.anthropic import (
     ASIDE_MESSAGES,
     ASIDE_TOKENS,
@@ -34,12 +36,23 @@ from turnfold.core.window.window import (
     WindowInput,
     WindowPlan,
     WindowRequest,
+    billed,
     budget_of,
     build_window,
     to_plan,
 )
-from turnfold.messages import SessionKey
+from turnfold.errors import CannotFit
+from turnfold.messages import Message, SessionKey
 from turnfold.operations.query.as_of import parse_as_of
+from turnfold.operations.query.recall import (
+    Recall,
+    RecallDecision,
+    RecallMoment,
+    RecallWish,
+    deciding_message,
+    room_for_recall,
+    shown_positions,
+)
 from turnfold.operations.query.replies import prepared_summary, rfc3339, shown_summary_json
 from turnfold.ports.ingest import PolicyResolver
 from turnfold.ports.query import SessionSnapshot, WindowSnapshot, WindowStore
@@ -70,11 +83,12 @@ class QueryEnvironment:
     """What answers depend on besides the store, and two caches.
 
     `builders` continues a window instead of building it from the first message. `replies` holds
-    finished replies by etag and freshness.
+    finished replies by etag and freshness. Without `recall`, windows have no recall block.
     """
 
     policy: PolicyResolver
     model_window: Callable[[str | None, Policy], int]
+    recall: Recall | None = None
     builders: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
         default_factory=lambda: LRUCache(BUILDERS_BYTES)
     )
@@ -87,6 +101,8 @@ class QueryEnvironment:
         self.builders.clear()
         self.replies.clear()
         forget_gists()
+        if self.recall is not None:
+            self.recall.clear_caches()
         prepared_summary.cache_clear()
 
 
@@ -142,6 +158,7 @@ async def context(
             case _Stale():
                 await arrivals.reached(request.after or 0, patience)
             case _Planned():
+                seen = await _with_recall(seen, reading, store, answering)
                 rendered = seen.rendered(bodies)
                 if seen.max_chars and (characters := seen.characters(rendered)) > seen.max_chars:
                     spread = next_spread(spread, characters, seen.max_chars)
@@ -156,9 +173,10 @@ def _remember(
     answering: QueryEnvironment, seen: "_Planned", answer: ContextReply, sid: int
 ) -> None:
     """Cache a builder and a reply for the next request."""
-    answering.replies.put(
-        (answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body)
-    )
+    if seen.recalled is None or not seen.recalled.recollection.is_partial:
+        answering.replies.put(
+            (answer.etag, answer.is_fresh), replace(answer, seconds=None), len(answer.body)
+        )
     if not seen.asked.is_emergency:
         answering.builders.put(
             (sid, seen.asked),
@@ -186,6 +204,11 @@ class _Planned:
     etag: str
     max_chars: int
     is_anthropic: bool
+    stored: WindowInput
+    policy: Policy
+    wish: RecallWish | None
+    recalled: RecallDecision | None = None
+    block: RecallBlock | None = None
 
     def rendered(self, bodies: Mapping[int, str]) -> Rendered:
         """Add the texts."""
@@ -217,6 +240,58 @@ class _Planned:
             account=self.plan.account,
             seconds=time.perf_counter() - began,
         )
+
+
+async def _with_recall(
+    planned: _Planned, past: "_Reading", store: WindowStore, answering: QueryEnvironment
+) -> _Planned:
+    """Add the recall block of a window, if the request wants one and anything is not shown.
+
+    `past` reads the same request at an earlier moment.
+    """
+    counts, session, recall = planned.plan.account, planned.facts.session, answering.recall
+    window, wish, request = planned.window, planned.wish, planned.window.request
+    message = deciding_message(window)
+    is_all_shown = not counts.covered + counts.folded + counts.pending_digested
+    if wish is None or recall is None or session is None or request is None or message is None:
+        return planned
+    if is_all_shown:
+        return planned
+    shown = shown_positions(window)
+    key = (session.sid, message.position, planned.asked, wish) if past.is_of_now else None
+    decision = recall.cached(key)
+    is_at_moment = window.taken[-1].position == message.position
+    may_improve = decision is not None and decision.recollection.is_partial and is_at_moment
+    if decision is None or may_improve or decision.shows_any(shown):
+        try:
+            then = planned if is_at_moment else await _window_at(message, planned.key, past, store)
+        except CannotFit:  # a call that waited for its result took more than both take now
+            return planned
+        moment = RecallMoment(
+            sid=session.sid,
+            request_position=request.position,
+            until=message.position + 1,
+            shown=shown | shown_positions(then.window),
+            room=room_for_recall(then.window, then.policy, wish, then.stored.factor),
+        )
+        decision = await recall.decide(moment, wish, key)
+    room = window.limits.tokens - window.total
+    block = decision.fitting(room) if window.size < window.limits.messages else None
+    plan = to_plan(window, planned.stored, planned.asked, block)
+    return replace(planned, plan=plan, recalled=decision, block=block)
+
+
+async def _window_at(
+    message: Message, key: SessionKey, past: "_Reading", store: WindowStore
+) -> _Planned:
+    """Return the window of the moment when a message had just arrived, without its texts."""
+
+    def choose(facts: WindowSnapshot) -> tuple[_Planned, Sequence[int]]:
+        return past.planned(facts, is_of_now=False), ()
+
+    at = AtMessage(message.event_id, message.index)
+    then, _ = await store.window_as_of(key, at, glance=lambda _: None, choose=choose)
+    return then
 
 
 class _Reading:
@@ -253,10 +328,20 @@ class _Reading:
             self._answering.replies.put((etag, is_fresh), reply, len(reply.body))
         return reply
 
+    @property
+    def is_of_now(self) -> bool:
+        """Whether the request asks for the session as it is, not as it was."""
+        return self._request.as_of is None
+
     def on_messages(
         self, facts: WindowSnapshot
     ) -> "tuple[ContextReply | _Stale | _Planned, Sequence[int]]":
         """Decide the window, and which texts it needs."""
+        planned = self.planned(facts, is_of_now=self.is_of_now)
+        return planned, planned.plan.positions
+
+    def planned(self, facts: WindowSnapshot, *, is_of_now: bool) -> _Planned:
+        """Decide the window; the cache is used only if `facts` are those of now."""
         request, session = self._request, facts.session
         policy, model_window = self._terms(session)
         stored = _stored(facts)
@@ -271,6 +356,7 @@ class _Reading:
         is_free = policy.mode is Mode.OFF and request.max_tokens is None
         max_chars = policy.max_chars if request.max_tokens is None and not is_free else 0
         is_anthropic = request.format == "anthropic"
+        wish = RecallWish.of(request, policy)
         asked = WindowRequest(
             budget_tokens=None
             if is_free
@@ -282,18 +368,19 @@ class _Reading:
             placement=Placement(request.placement),
             aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
+            recall_share=policy.recall_share if wish and self._answering.recall else 0.0,
         )
         # By its number: a session that begins afresh after it was erased has another.
         earlier = (
             self._answering.builders.pop((session.sid, asked))
-            if session is not None and request.as_of is None
+            if session is not None and is_of_now
             else None
         )
         window = build_window(stored, asked, policy, earlier)
         window_plan = to_plan(window, stored, asked)
         is_fresh = request.after is None or request.after <= facts.ingested_to
         etag = self._etag(session, policy, model_window)
-        planned = _Planned(
+        return _Planned(
             self._key,
             facts,
             asked,
@@ -304,8 +391,10 @@ class _Reading:
             etag,
             max_chars,
             is_anthropic,
+            stored,
+            policy,
+            wish,
         )
-        return planned, window_plan.positions
 
     def _terms(self, session: SessionSnapshot | None) -> tuple[Policy, int]:
         from_session = (session.agent_wishes, session.wishes) if session else (_NONE, _NONE)
@@ -319,7 +408,7 @@ class _Reading:
         request = self._request
         asked = (
             request.max_tokens, request.system_tokens, request.tools_tokens, request.max_output_tokens, request.max_messages,
-            request.mode, request.placement, window, request.format, request.as_of,
+            request.mode, request.placement, window, request.format, request.as_of, request.query, request.recall,
         )  # fmt: skip
         state = (session.sid, session.revision) if session else (0, 0)
         text = f"{state} {asked} {_fingerprint(policy)}"
@@ -376,12 +465,28 @@ def _as_json(planned: _Planned, shape: AnthropicWindow | None, rendered: Rendere
         f'"account": {{"total": {counts.total}, "shown": {counts.shown}, "trimmed": {counts.trimmed}, "folded": {counts.folded}, '
         f'"covered": {counts.covered}, "pending_shown": {counts.pending_shown}, "pending_digested": {counts.pending_digested}, '
         f'"recalled": {counts.recalled}, "synthesised": {counts.synthesised}, "folded_told": {counts.folded_told}, "untold": {counts.untold}}}, '
+        f'"recall": {_recall_json(planned)}, '
         f'"pending": {{"messages": {sum([row.messages for row in pending])}, "tokens": {sum([row.tokens for row in pending])}, '
         f'"since": {since}}}}}'
     )
     # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
     return b"".join(
         (head.encode(), b", ".join([message.encode() for message in messages]), tail.encode())
+    )
+
+
+def _recall_json(planned: _Planned) -> str:
+    if planned.recalled is None or planned.block is None:
+        return "null"
+    recollection, block = planned.recalled.recollection, planned.block
+    return json.dumps(
+        {
+            "tokens": billed(block.tokens, planned.stored.factor),
+            "messages": len(block.positions),
+            "message_ids": block.message_ids,
+            "is_partial": recollection.is_partial,
+            "indexed_to": recollection.indexed_to,
+        }
     )
 
 

@@ -1,0 +1,98 @@
+"""Turn the text of a request into lookups in the word index."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from turnfold.core.text.search import Lookup, Term
+from turnfold.core.text.words import (
+    WORD_CHARACTERS,
+    exact_terms,
+    is_cjk,
+    normalize,
+    runs,
+    word_term,
+)
+
+READ_CHARACTERS: Final = 8_000
+"""The characters of a request that are read: a pasted file is no question."""
+MOST_LOOKUPS: Final = 24
+MOST_VALUES: Final = 8
+"""The most lookups for exact values, such as paths and numbers with their units."""
+LEAST_PREFIX: Final = 4
+"""The shortest word form that is looked up by its beginning."""
+
+_ENDINGS: Final = (
+    ("ies", 2), ("sses", 2), ("ing", 3), ("edly", 3), ("ed", 3), ("ly", 3), ("ment", 4), ("ness", 4), ("ation", 4), ("er", 4),
+    ("es", 3), ("s", 3),
+)  # fmt: skip
+"""English endings, and how many letters must stand before them."""
+_SHORT_ENDINGS: Final = ("", "s", "e", "es", "ed", "er", "ing")
+"""The forms of a word whose stem is too short to be looked up by its beginning."""
+_LETTERS: Final = re.compile(r"[^\W\d_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RecallQuestion:
+    """The lookups of a request; a message matches a lookup if it holds any of its terms.
+
+    `words` are its words as written, without case: any of them may name a speaker.
+    """
+
+    lookups: tuple[Lookup, ...]
+    words: frozenset[str]
+
+
+def question_of(text: str) -> RecallQuestion:
+    """Return the lookups of a text: exact values first, then words by all their forms.
+
+    Of a text with many words, the longest ones are looked up, because they tell most.
+    """
+    read = normalize(text[:READ_CHARACTERS])
+    words = dict.fromkeys(runs(read))
+    values = sorted(exact_terms(read))[:MOST_VALUES]
+    forms = dict.fromkeys(form for word in words for form in _forms(word))
+    longest = sorted(forms, key=lambda form: -max(len(term.text) for term in form))
+    lookups = [(Term(value),) for value in values] + longest
+    return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
+
+
+def _forms(word: str) -> Iterator[Lookup]:
+    """Yield the lookups of a word: all words that begin with its stem; of CJK text, its pairs."""
+    if is_cjk(word[0]):
+        if len(word) == 1:
+            yield (Term(word_term(word), is_prefix=True),)
+        for at in range(len(word) - 1):
+            yield (Term(word_term(word[at : at + 2])),)
+        return
+    if len(word) > WORD_CHARACTERS or not _LETTERS.fullmatch(word):
+        yield (Term(word_term(word)),)
+        return
+    stem = stem_of(word)
+    if len(stem) >= LEAST_PREFIX:
+        yield (Term(word_term(stem), is_prefix=True),)
+    elif len(word) > 1:
+        doubled = stem + stem[-1]
+        forms = {word, *(stem + ending for ending in _SHORT_ENDINGS)}
+        forms |= {doubled + ending for ending in ("ed", "er", "ing")}
+        yield tuple(Term(word_term(form)) for form in sorted(forms))
+
+
+def stem_of(word: str) -> str:
+    """Return the beginning that the forms of a word share, such as `weld` of `welding`.
+
+    The rules are those of English. A word in another alphabet loses its last two letters, if at
+    least four remain.
+    """
+    if not word.isascii():
+        return word[: max(LEAST_PREFIX, len(word) - 2)]
+    for ending, least in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= least:
+            word = word[: -len(ending)]
+            break
+    if len(word) >= LEAST_PREFIX and word[-1] == word[-2] and word[-1] not in "ls":
+        word = word[:-1]
+    if len(word) >= LEAST_PREFIX and word[-1] in "eiy":
+        word = word[:-1]
+    return word

@@ -1,0 +1,82 @@
+"""Rank the messages of a session for a question, from their places in the word index.
+
+A lookup counts for a message by its rarity in the session, where it matches best within five
+messages, so that an answer is found by the words of its question. Long messages count less.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Final
+
+DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
+"""How much a match counts for a message so many places away."""
+OWN_WORD: Final = 0.5
+"""What a match in the message itself counts on top."""
+SPEAKER: Final = 2.2
+"""The factor for messages of the one speaker that the question names."""
+LEAST_TOKENS: Final = 40
+LENGTH_POWER: Final = 0.7
+LEAST_RARITY: Final = 0.2
+"""Lookups are ignored whose rarity is below this share of the rarest one's."""
+MOST_PLACES: Final = 600
+"""A lookup with more places counts for the newest `NEWEST_PLACES` of them."""
+NEWEST_PLACES: Final = 200
+MOST_RANKED: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlaces:
+    """The places of one lookup as ordinals in the session, newest first; there may be more."""
+
+    places: Sequence[int]
+    has_more: bool = False
+
+
+def rank(
+    found: Sequence[FoundPlaces], tokens: Sequence[int], until: int, spoken: Collection[int] | None
+) -> list[int]:
+    """Return the ordinals of the best messages before `until`, best first.
+
+    `tokens` holds the size of each message of the session, 0 if it is never recalled. `spoken` are
+    the messages of the one speaker that the question names, if it names exactly one.
+    """
+    scores: defaultdict[int, float] = defaultdict(float)
+    weighted = [(_rarity(len(one.places), until), one) for one in found if one.places]
+    rarest = max((rarity for rarity, _ in weighted), default=0.0)
+    for rarity, one in weighted:
+        if rarity >= LEAST_RARITY * rarest:
+            _add(scores, rarity, one.places[:NEWEST_PLACES] if one.has_more else one.places, until)
+    if spoken is not None:
+        for ordinal in scores.keys() & spoken:
+            scores[ordinal] *= SPEAKER
+    values = [
+        (score / max(tokens[ordinal], LEAST_TOKENS) ** LENGTH_POWER, ordinal)
+        for ordinal, score in scores.items()
+        if tokens[ordinal]
+    ]
+    values.sort(reverse=True)
+    return [ordinal for _, ordinal in values[:MOST_RANKED]]
+
+
+def _rarity(places: int, messages: int) -> float:
+    """Return the inverse document frequency, as BM25 defines it."""
+    return log(1 + (max(messages - places, 0) + 0.5) / (places + 0.5))
+
+
+def _add(scores: defaultdict[int, float], rarity: float, places: Sequence[int], until: int) -> None:
+    """Add one lookup to the scores of its places and their neighbors."""
+    reach = len(DECAY) - 1
+    nearest: dict[int, int] = {}
+    for place in places:
+        for neighbor in range(max(0, place - reach), min(until, place + reach + 1)):
+            distance = abs(neighbor - place)
+            if nearest.get(neighbor, reach + 1) > distance:
+                nearest[neighbor] = distance
+    weights = [rarity * share for share in DECAY]
+    for ordinal, distance in nearest.items():
+        scores[ordinal] += weights[distance]
+    own = OWN_WORD * rarity
+    for place in places:
+        scores[place] += own

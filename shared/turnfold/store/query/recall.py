@@ -1,0 +1,338 @@
+"""Find earlier messages by the word index, as places in the order of their session.
+
+One snapshot answers everything: the order of the session, the places of each lookup, and the texts
+of the messages that were chosen.
+"""
+
+import json
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, Integer, Text, bindparam, case, cast, select, text
+from sqlalchemy.dialects import postgresql
+
+from turnfold.cache import LRUCache
+from turnfold.core.recall.block import RecalledMessage
+from turnfold.core.recall.question import RecallQuestion
+from turnfold.core.recall.ranking import MOST_PLACES, FoundPlaces
+from turnfold.core.text.search import Lookup, Term, TextWords, searchable
+from turnfold.core.text.tokens import MESSAGE_TOKENS
+from turnfold.core.text.words import normalize, runs
+from turnfold.messages import MESSAGES_PER_EVENT, Message
+from turnfold.ports.query import Recollection, SearchedSession
+from turnfold.store.database.engine import Database
+from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.schema import messages, sessions, word_index
+from turnfold.store.database.statements import Prepared
+from turnfold.store.ingest.search_index import of_session
+
+ORDERS_BYTES = 16_000_000
+"""The most bytes of cached session orders; a message takes `ORDER_BYTES`."""
+ORDER_BYTES = 24
+CHARACTERS_PER_TOKEN = 3
+UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
+"""How many messages that the index lacks are read, the newest first, and how long they may be."""
+_PLACES = tuple(f"at_{number}" for number in range(32))
+"""The parameters of a statement that reads several messages at once."""
+
+
+@dataclass(slots=True)
+class SessionOrder:
+    """The messages of a session in order: positions, sizes, and who spoke.
+
+    Mutable: messages that arrived since are appended.
+    """
+
+    positions: "array[int]" = field(default_factory=lambda: array("q"))
+    tokens: "array[int]" = field(default_factory=lambda: array("q"))
+    spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(
+        self, position: int, tokens: int, characters: int | None, named_body: str | None
+    ) -> None:
+        """Append a message; `named_body` is its JSON if it may name a speaker.
+
+        Images count by their tokens, but only the text is recalled: of a message without calls, its
+        `characters` limit the size.
+        """
+        name = json.loads(named_body).get("name") if named_body else None
+        if isinstance(name, str):
+            for word in runs(normalize(name)):
+                self.spoken[word].add(len(self.positions))
+        self.positions.append(position)
+        if characters is not None:
+            tokens = min(tokens, characters // CHARACTERS_PER_TOKEN + MESSAGE_TOKENS)
+        self.tokens.append(tokens)
+
+    def ordinals(self, positions: Iterable[int]) -> list[int]:
+        """Return the ordinals of these positions, of those that are in the order."""
+        known, found = self.positions, []
+        for position in positions:
+            ordinal = bisect_left(known, position)
+            if ordinal < len(known) and known[ordinal] == position:
+                found.append(ordinal)
+        return found
+
+
+_of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
+_speaks = (messages.c.role == "user") | (messages.c.role == "assistant")
+_is_told = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
+_may_name = _speaks & messages.c.calls.is_(None)
+_ORDER = Prepared(
+    select(
+        messages.c.position,
+        case((_is_told, messages.c.tokens - messages.c.reasoning_tokens), else_=0),
+        case((messages.c.calls.is_(None), messages.c.characters)),
+        case((_may_name & messages.c.body.contains('"name"'), messages.c.body)),
+    )
+    .where(_of_session, messages.c.position > bindparam("after", type_=BigInteger))
+    .order_by(messages.c.position),
+    ("of_sid", "after"),
+)
+_SESSION = Prepared(
+    select(sessions.c.messages_total, sessions.c.unindexed_from).where(
+        sessions.c.sid == bindparam("of_sid", type_=BigInteger)
+    ),
+    ("of_sid",),
+)
+_UNINDEXED = Prepared(
+    select(messages.c.position, messages.c.body)
+    .where(
+        _of_session,
+        messages.c.position.between(
+            bindparam("first", type_=BigInteger), bindparam("until", type_=BigInteger)
+        ),
+        messages.c.characters <= UNINDEXED_CHARACTERS,
+    )
+    .order_by(messages.c.position.desc())
+    .limit(UNINDEXED_MESSAGES + 1),
+    ("of_sid", "first", "until"),
+)
+_BODY = Prepared(
+    select(messages.c.body).where(
+        _of_session, messages.c.position == bindparam("at", type_=BigInteger)
+    ),
+    ("of_sid", "at"),
+)
+_MESSAGES = Prepared(
+    select(*FACTS, messages.c.body).where(
+        _of_session,
+        messages.c.position.in_([bindparam(place, type_=BigInteger) for place in _PLACES]),
+    ),
+    ("of_sid", *_PLACES),
+)
+_RESULTS = Prepared(
+    select(messages.c.position).where(
+        _of_session,
+        messages.c.tool_call_id.in_([bindparam(place, type_=Text) for place in _PLACES]),
+        messages.c.answers_position == bindparam("call", type_=BigInteger),
+    ),
+    ("of_sid", *_PLACES, "call"),
+)
+_until = bindparam("until", type_=BigInteger)
+_most = bindparam("most", type_=Integer)
+_matching = (
+    select(word_index.c.position)
+    .where(
+        word_index.c.terms.op("@@")(cast(bindparam("asked", type_=Text), postgresql.TSQUERY)),
+        word_index.c.position < _until,
+    )
+    # Otherwise the planner might read all positions backwards.
+    .cte("matching")
+    .prefix_with("MATERIALIZED")
+)
+_MATCHES = {
+    "sqlite": Prepared(
+        select(word_index.c.rowid)
+        .where(text("word_index MATCH :asked"), word_index.c.rowid < _until)
+        .order_by(word_index.c.rowid.desc())
+        .limit(_most),
+        ("asked", "until", "most"),
+    ),
+    "postgresql": Prepared(
+        select(_matching.c.position).order_by(_matching.c.position.desc()).limit(_most),
+        ("asked", "until", "most"),
+    ),
+}
+
+
+class SqlRecallStore:
+    """Recall in SQL; see `turnfold.ports.query.RecallStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._orders: LRUCache[int, SessionOrder] = LRUCache(ORDERS_BYTES)
+
+    def forget(self) -> None:
+        """Clear the cache, because messages were erased."""
+        self._orders.clear()
+
+    async def recall(
+        self,
+        sid: int,
+        *,
+        until: int,
+        question: Callable[[Callable[[int], str]], RecallQuestion],
+        choose: Callable[[SearchedSession], Sequence[int]],
+    ) -> Recollection:
+        """Return the chosen messages, from one snapshot."""
+
+        def read(connection: Connection) -> Recollection:
+            total, unindexed_from = next(iter(_SESSION.rows(connection, sid)), (0, None))
+            order = self._order(connection, sid, total)
+            asked = question(lambda position: _body(connection, sid, position))
+            end = bisect_left(order.positions, until)
+            found = [_places(connection, sid, lookup, order, until) for lookup in asked.lookups]
+            is_partial = False
+            if unindexed_from is not None and unindexed_from < until:
+                is_partial = _add_unindexed(
+                    connection, sid, (unindexed_from, until), asked, order, found
+                )
+            speakers = [order.spoken[word] for word in asked.words & order.spoken.keys()]
+            session = SearchedSession(
+                order.positions[:end],
+                order.tokens,
+                found,
+                speakers[0] if len(speakers) == 1 else None,
+            )
+            chosen = [order.positions[ordinal] for ordinal in choose(session)]
+            recalled, partners = _read(connection, sid, chosen, order)
+            self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
+            newest = until if unindexed_from is None else min(unindexed_from, until)
+            return Recollection(recalled, partners, newest // MESSAGES_PER_EVENT, is_partial)
+
+        return await self._database.snapshot(read)
+
+    def _order(self, connection: Connection, sid: int, total: int) -> SessionOrder:
+        """Return the order of a session; read only what the cached one lacks.
+
+        Events may be ingested late, before others: then the counts differ, and all is read again.
+        """
+        order = self._orders.pop(sid) or SessionOrder()
+        for _ in range(2):
+            last = order.positions[-1] if order.positions else -1
+            for row in _ORDER.rows(connection, sid, last):
+                order.add(*row)
+            if len(order.positions) == total:
+                break
+            order = SessionOrder()
+        return order
+
+
+def _places(
+    connection: Connection, sid: int, lookup: Lookup, order: SessionOrder, until: int
+) -> FoundPlaces:
+    """Return the ordinals of the messages before `until` that hold any term of a lookup."""
+    dialect = connection.dialect.name
+    write, either = (_for_fts5, " OR ") if dialect == "sqlite" else (_for_tsquery, " | ")
+    asked = either.join([write(sid, term) for term in lookup])
+    rows = _MATCHES[dialect].rows(connection, asked, until, MOST_PLACES + 1)
+    places = order.ordinals([row[0] for row in rows])
+    return FoundPlaces(places[:MOST_PLACES], len(places) > MOST_PLACES)
+
+
+def _for_fts5(sid: int, term: Term) -> str:
+    """Quote a term. Terms contain only letters and digits, so nothing is escaped."""
+    return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
+
+
+def _for_tsquery(sid: int, term: Term) -> str:
+    return f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}"
+
+
+def _add_unindexed(  # one step of a snapshot, apart for its length
+    connection: Connection,
+    sid: int,
+    span: tuple[int, int],
+    asked: RecallQuestion,
+    order: SessionOrder,
+    found: list[FoundPlaces],
+) -> bool:
+    """Add places in messages that the index may lack; return whether some were left out.
+
+    Only words are looked for, in a twentieth of the time that the index takes for a message.
+    """
+    rows = _UNINDEXED.rows(connection, sid, span[0], span[1] - 1)
+    held = {
+        position: TextWords(searchable(json.loads(body)))
+        for position, body in rows[:UNINDEXED_MESSAGES]
+    }
+    for number, lookup in enumerate(asked.lookups):
+        more = [
+            position
+            for position, words in held.items()
+            if any(_holds(words, term) for term in lookup)
+        ]
+        if more:
+            places = sorted({*order.ordinals(more), *found[number].places}, reverse=True)
+            found[number] = FoundPlaces(places, found[number].has_more)
+    return len(rows) > UNINDEXED_MESSAGES
+
+
+def _holds(words: TextWords, term: Term) -> bool:
+    kind, word = term.text[0], term.text[1:]
+    return kind == "x" and words.hold(word, ends=not term.is_prefix)
+
+
+def _body(connection: Connection, sid: int, position: int) -> str:
+    return next((row[0] for row in _BODY.rows(connection, sid, position)), "{}")
+
+
+def _read(
+    connection: Connection, sid: int, positions: Sequence[int], order: SessionOrder
+) -> tuple[list[RecalledMessage], list[RecalledMessage]]:
+    """Return these messages in this order, and their calls and results."""
+    chosen = _messages(connection, sid, positions)
+    wanted: set[int] = set()
+    for message, _ in chosen.values():
+        if message.answers is not None:
+            wanted.add(message.answers.position)
+        elif message.calls:
+            wanted.update(_results(connection, sid, message))
+    partners = _messages(connection, sid, sorted(wanted - chosen.keys()))
+
+    def recalled(
+        stored: Mapping[int, tuple[Message, str]], wanted: Iterable[int]
+    ) -> list[RecalledMessage]:
+        ordinals = dict(zip(stored, order.ordinals(stored), strict=True))
+        return [
+            _recalled(*stored[position], ordinals[position])
+            for position in wanted
+            if position in stored and not stored[position][0].is_copy
+        ]
+
+    return recalled(chosen, positions), recalled(partners, partners)
+
+
+def _recalled(message: Message, body: str, ordinal: int) -> RecalledMessage:
+    said_at = datetime.fromtimestamp(message.created_at_ms / 1000, tz=UTC)
+    return RecalledMessage(message, ordinal, f"{said_at:%Y-%m-%d %H:%M}", json.loads(body))
+
+
+def _messages(
+    connection: Connection, sid: int, positions: Sequence[int]
+) -> dict[int, tuple[Message, str]]:
+    """Read messages in groups; the last position fills the unused parameters."""
+    found: dict[int, tuple[Message, str]] = {}
+    for start in range(0, len(positions), len(_PLACES)):
+        places = _filled(positions[start : start + len(_PLACES)])
+        for row in _MESSAGES.rows(connection, sid, *places):
+            message = message_of(row)
+            found[message.position] = (message, row[-1])
+    return found
+
+
+def _results(connection: Connection, sid: int, message: Message) -> list[int]:
+    """Return the positions of the results of a message's calls, of the first calls at least."""
+    ids = list(islice((call.call_id for call in message.calls), len(_PLACES)))
+    return [row[0] for row in _RESULTS.rows(connection, sid, *_filled(ids), message.position)]
+
+
+def _filled(values: Sequence[Any]) -> list[Any]:
+    return [*values, *[values[-1]] * (len(_PLACES) - len(values))]

@@ -1,0 +1,114 @@
+"""Which words a question looks up, and which messages its places put first (F2)."""
+
+import pytest
+
+from turnfold.core.recall.question import MOST_LOOKUPS, question_of, stem_of
+from turnfold.core.recall.ranking import MOST_PLACES, FoundPlaces, rank
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("lantern", "lanterns"),
+        ("welding", "welded"),
+        ("stories", "story"),
+        ("running", "runs"),
+        ("quickly", "quick"),
+        ("Häusern", "häuser"),
+    ],
+)
+def test_forms_of_a_word_share_a_lookup(one: str, other: str) -> None:
+    (first,), (second,) = question_of(one).lookups, question_of(other).lookups
+
+    def finds(lookup: tuple[tuple[str, bool], ...], word: str) -> bool:
+        term = f"x{word.lower()}"
+        return any(
+            term.startswith(text) if is_prefix else term == text for text, is_prefix in lookup
+        )
+
+    assert finds(first, other)
+    assert finds(second, one)
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize("word", ["bus", "as", "42", "ß", "x86"])
+def test_short_words_and_numbers_are_not_looked_up_by_their_beginning(word: str) -> None:
+    assert not any(term.is_prefix for lookup in question_of(word).lookups for term in lookup)
+
+
+def test_a_stem_never_is_empty() -> None:
+    assert all(stem_of(word) for word in ("s", "es", "ing", "ed", "ies", "y", "ää", "ly"))
+
+
+@pytest.mark.proves("F2")
+def test_chinese_text_is_looked_up_by_its_pairs() -> None:
+    texts = [term.text for lookup in question_of("备用钥匙").lookups for term in lookup]
+
+    assert texts == ["x备用", "x用钥", "x钥匙"]
+
+
+@pytest.mark.proves("F2", "X6")
+def test_a_pasted_file_asks_for_no_more_than_a_question() -> None:
+    lookups = question_of(" ".join(f"identifier{number:05d}" for number in range(50_000))).lookups
+
+    assert len(lookups) == MOST_LOOKUPS
+
+
+@pytest.mark.proves("F2")
+def test_an_exact_value_is_looked_up_first() -> None:
+    first, *_ = question_of("where is /srv/app/main.py used in the whole project").lookups
+
+    assert first[0].text.startswith("y")
+
+
+SIZES = [50] * 100
+
+
+@pytest.mark.proves("F2")
+def test_a_rare_word_counts_more_than_a_frequent_one() -> None:
+    rare, frequent = FoundPlaces([70]), FoundPlaces(list(range(40, 10, -1)))
+
+    assert rank([frequent, rare], SIZES, 100, None)[0] == 70
+
+
+@pytest.mark.proves("F2")
+def test_two_words_near_each_other_count_together() -> None:
+    apart = [FoundPlaces([80, 20]), FoundPlaces([60, 22])]
+
+    best = rank(apart, SIZES, 100, None)
+
+    assert set(best[:2]) == {20, 22}
+
+
+@pytest.mark.proves("F2")
+def test_a_long_message_counts_less() -> None:
+    sizes = list(SIZES)
+    sizes[30] = 5_000
+
+    assert rank([FoundPlaces([60, 30])], sizes, 100, None)[0] == 60
+
+
+@pytest.mark.proves("F2")
+def test_the_speaker_in_question_counts_more() -> None:
+    assert rank([FoundPlaces([60, 30])], SIZES, 100, {30})[0] == 30
+
+
+@pytest.mark.proves("F2")
+def test_nothing_after_the_moment_and_nothing_without_a_size_is_ranked() -> None:
+    sizes = list(SIZES)
+    sizes[48] = 0
+
+    ranked = rank([FoundPlaces([49])], sizes, 50, None)
+
+    assert 48 not in ranked
+    assert max(ranked) == 49
+
+
+@pytest.mark.proves("F2", "X6")
+def test_a_word_that_is_everywhere_counts_for_its_newest_places() -> None:
+    places = list(range(MOST_PLACES + 99, 99, -1))
+
+    ranked = rank([FoundPlaces(places, has_more=True)], [50] * 1_000, 1_000, None)
+
+    assert min(ranked) > 400
