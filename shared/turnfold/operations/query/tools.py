@@ -118,21 +118,20 @@ async def run_tool(key: SessionKey, request: ToolRequest, stores: ToolStores) ->
         BadRequest: there is no such tool, or the arguments are wrong; the text names the fault.
         UnknownSession: nothing was published in this session.
     """
-    if request.name not in TOOLS:
-        raise BadRequest(f"name: there is no such tool; there are {', '.join(TOOLS)}")
-    match read_request(TOOLS[request.name], json.dumps(request.arguments).encode()):
-        case SearchHistory(query=query):
-            content = await _searched(key, query, stores)
-        case ReadMessages() as wanted:
-            content = await _read(key, wanted, stores)
-        case ExpandSummary() as wanted:
-            content = await _expanded(key, wanted, stores)
-        case arguments:
-            raise TypeError(f"no tool takes {type(arguments).__name__}")
+    arguments = json.dumps(request.arguments).encode()
+    match request.name:
+        case "search_history":
+            content = await _searched(key, read_request(SearchHistory, arguments), stores)
+        case "read_messages":
+            content = await _read(key, read_request(ReadMessages, arguments), stores)
+        case "expand_summary":
+            content = await _expanded(key, read_request(ExpandSummary, arguments), stores)
+        case _:
+            raise BadRequest(f"name: there is no such tool; there are {', '.join(TOOLS)}")
     return json.dumps({"content": content})
 
 
-async def _searched(key: SessionKey, query: str, stores: ToolStores) -> str:
+async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) -> str:
     counts = await stores.histories.counts(key)
 
     def choose(session: SearchedSession) -> Sequence[int]:
@@ -145,7 +144,7 @@ async def _searched(key: SessionKey, query: str, stores: ToolStores) -> str:
         return chosen
 
     found = await stores.recall.recall(
-        counts.sid, until=_LATEST, question=lambda _: question_of(query), choose=choose
+        counts.sid, until=_LATEST, question=lambda _: question_of(wanted.query), choose=choose
     )
     block = write_block(found.messages, found.partners, MOST_TOKENS)
     return "No message matches." if block is None else block.text
