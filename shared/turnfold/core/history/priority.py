@@ -110,7 +110,11 @@ WORDS_BINDING: Final = frozenset(BINDING_BY_WORD)
 TO_WORDS: Final = bytes(
     ord(chr(code).lower()) if code < 128 and chr(code).isalpha() else 32 for code in range(256)
 )
-"""Small letters for letters, a space for all else. (Of other signs only two become such letters: one a k, which no word holds, one an i with a dot.)"""
+"""Lower case for ASCII letters, a space for every other byte.
+
+Only two other characters have an ASCII letter in lower case: one becomes a k, which no word here
+contains, and the other an i with a dot.
+"""
 CHINESE: Final = re.compile(
     "|".join(
         """
@@ -173,13 +177,15 @@ def _binds(text: str, *, is_advice: bool) -> bool:
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 READING: Final = frozenset(
     """
-    read list ls search grep glob find cat view get fetch open head tail query lookup look browse show tree describe inspect
+    read list ls search grep glob find cat view get fetch open head tail query lookup look
+    browse show tree describe inspect
     retrieve scan peek ripgrep
     """.split()
 )
 WRITING: Final = frozenset(
     """
-    write edit create update delete remove insert apply patch send book cancel set put post commit push replace move rename add
+    write edit create update delete remove insert apply patch send book cancel set put post
+    commit push replace move rename add
     save append install run exec execute modify change reserve submit upload pay transfer reply
     """.split()
 )
@@ -259,12 +265,15 @@ HARMLESS = re.compile(r"[12&]?>>? ?/dev/null|2>&1|\d?>&\d")
 SEPARATOR = re.compile(r"\|\||&&|[|;&\n]")
 LOOKING = re.compile(
     r"\s*(?:(?:sudo|time|command|nice)\s+)*(?:"
-    r"(?:ls|ll|dir|cat|bat|[ef]?grep|zgrep|rg|ag|ack|head|tail|less|more|tree|pwd|wc|stat|file|du|df|which|whereis|type|view|nl|tac"
-    r"|sort|uniq|cut|tr|column|diff|cmp|jq|yq|awk|echo|printf|date|whoami|uname|hostname|id|ps|env|printenv|readlink|realpath|basename"
+    r"(?:ls|ll|dir|cat|bat|[ef]?grep|zgrep|rg|ag|ack|head|tail|less|more|tree|pwd|wc|stat|file|du"
+    r"|df|which|whereis|type|view|nl|tac"
+    r"|sort|uniq|cut|tr|column|diff|cmp|jq|yq|awk|echo|printf|date|whoami|uname|hostname|id|ps|env"
+    r"|printenv|readlink|realpath|basename"
     r"|dirname|strings|xxd|hexdump|od|md5sum|sha\d+sum|cd|true|locate|fd)(?![\w-])(?!.*\s-exec)"
     r"|find(?![\w-])(?!.*\s-(?:delete|exec|ok|fprint))"
     r"|sed\s+(?:-[Er]+\s+)?-n(?!.*\s-i)"
-    r"|git\s+(?:-C\s+\S+\s+)?(?:--no-pager\s+)?(?:status|log|diff|show|ls-files|ls-tree|blame|grep|rev-parse|describe)(?![\w-])"
+    r"|git\s+(?:-C\s+\S+\s+)?(?:--no-pager\s+)?(?:status|log|diff|show|ls-files|ls-tree|blame|grep"
+    r"|rev-parse|describe)(?![\w-])"
     r"|xargs\s+(?:-\S+\s+)*(?:cat|ls|grep|egrep|rg|head|tail|wc|file|stat)(?![\w-])"
     r")",
     re.DOTALL,

@@ -2,7 +2,8 @@
 
 Rows of a session refer to `sessions.sid`, so that equal session ids of two agents never share a row.
 Positions are those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC, taken
-from the stream.
+from the stream. All tables are in one file, so that the order of their foreign keys is the order of
+reading, and `metadata` is complete wherever a table is imported.
 """
 
 from sqlalchemy import (
