@@ -124,17 +124,9 @@ def commit_version(
     # Messages that were restored meanwhile are live: a version must not cover them as well.
     if any_restored(connection, added):
         raise LostLease(job.compaction_ids[-1])
-    tokens_after = session.live_tokens + (
-        version.tokens if is_activated else session.summary_tokens
-    )
-    finished = (number, reason, now_ms, tokens_after)
-    _FINISH.run(
-        connection,
-        [
-            ("committed", is_activated and evicted > 0, None, *finished, compaction_id)
-            for compaction_id, evicted in lock_held(connection, job).items()
-        ],
-    )
+    summary_tokens = version.tokens if is_activated else session.summary_tokens
+    tokens_after = session.live_tokens + summary_tokens
+    _finish_rows(connection, job, (number, reason, now_ms, tokens_after), is_activated=is_activated)
     _add_summary(connection, job, version, number, added, now_ms)
     if is_activated:
         _COVER.run(connection, [(True, compaction_id) for compaction_id in added])
@@ -158,6 +150,24 @@ def commit_version(
     journal.write(connection)
     write_back(connection, [session])
     return number
+
+
+def _finish_rows(
+    connection: Connection, job: Job, finished: tuple[Any, ...], *, is_activated: bool
+) -> None:
+    """Mark the rows of the job committed, and covered if the version is in force.
+
+    Raises:
+        LostLease: another worker holds the job.
+    """
+    rows = lock_held(connection, job).items()
+    _FINISH.run(
+        connection,
+        [
+            ("committed", is_activated and evicted > 0, None, *finished, compaction_id)
+            for compaction_id, evicted in rows
+        ],
+    )
 
 
 def _notify_version(
