@@ -7,17 +7,21 @@ messages, so that an answer is found by the words of its question. Long messages
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from math import log
 from typing import Final
 
 DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
 """How much a match counts for a message so many places away."""
+REACH: Final = len(DECAY) - 1
 OWN_WORD: Final = 0.5
 """What a match in the message itself counts on top."""
 SPEAKER: Final = 2.2
 """The factor for messages of the one speaker that the question names."""
-LEAST_TOKENS: Final = 40
+LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
+"""A score is divided by this power of the tokens, between these two limits."""
+_LENGTHS: Final = [max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in range(MOST_TOKENS + 1)]
 LEAST_RARITY: Final = 0.2
 """Lookups are ignored whose rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
@@ -52,12 +56,11 @@ def rank(
         for ordinal in scores.keys() & spoken:
             scores[ordinal] *= SPEAKER
     values = [
-        (score / max(tokens[ordinal], LEAST_TOKENS) ** LENGTH_POWER, ordinal)
+        (score * _LENGTHS[min(tokens[ordinal], MOST_TOKENS)], ordinal)
         for ordinal, score in scores.items()
         if tokens[ordinal]
     ]
-    values.sort(reverse=True)
-    return [ordinal for _, ordinal in values[:MOST_RANKED]]
+    return [ordinal for _, ordinal in nlargest(MOST_RANKED, values)]
 
 
 def _rarity(places: int, messages: int) -> float:
@@ -66,17 +69,19 @@ def _rarity(places: int, messages: int) -> float:
 
 
 def _add(scores: defaultdict[int, float], rarity: float, places: Sequence[int], until: int) -> None:
-    """Add one lookup to the scores of its places and their neighbors."""
-    reach = len(DECAY) - 1
-    nearest: dict[int, int] = {}
-    for place in places:
-        for neighbor in range(max(0, place - reach), min(until, place + reach + 1)):
-            distance = abs(neighbor - place)
-            if nearest.get(neighbor, reach + 1) > distance:
-                nearest[neighbor] = distance
+    """Add one lookup to the scores of its places and their neighbors.
+
+    A neighbor counts for the place that is nearest to it: each place reaches half of the gap to
+    the next one.
+    """
     weights = [rarity * share for share in DECAY]
-    for ordinal, distance in nearest.items():
-        scores[ordinal] += weights[distance]
-    own = OWN_WORD * rarity
-    for place in places:
+    own = weights[0] + OWN_WORD * rarity
+    after = until + REACH  # places come newest first
+    for number, place in enumerate(places, start=1):
+        before = places[number] if number < len(places) else -REACH - 1
         scores[place] += own
+        for distance in range(1, min(REACH, (after - place) // 2, until - 1 - place) + 1):
+            scores[place + distance] += weights[distance]
+        for distance in range(1, min(REACH, (place - before - 1) // 2, place) + 1):
+            scores[place - distance] += weights[distance]
+        after = place
