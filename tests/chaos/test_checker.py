@@ -21,19 +21,20 @@ from tests.chaos.load import Load, conversations
 from tests.history_checker import MARK, Checker, Listed, Page, Reading, faults_in_notices
 from turnfold.cli.recordings import Step, events_of
 from turnfold.client import OutgoingEvent
+from turnfold.store.database.schema import messages
 
 Json = dict[str, Any]
 AGENTS = 2
 EVENTS = 45
+COLUMNS = [column.name for column in messages.columns]
+COPIED = ["position + 1024 * 1000000" if name == "position" else name for name in COLUMNS]
 DAMAGES = {
     "L1: a message is gone": "DELETE FROM messages WHERE (sid, position) = (SELECT sid, max(position) FROM messages)",
     "L1: a text was altered": (
         "UPDATE messages SET body = replace(body, 'e', 'E') WHERE (sid, position) = (SELECT sid, min(position) FROM messages)"
     ),
     "L2: a message is there twice": (
-        "INSERT INTO messages SELECT sid, position + 1024 * 1000000, event_id, role, tokens, content_tokens, reasoning_tokens, characters,"
-        " lines, priority, is_meta, is_irregular, is_truncated, is_error, calls, tool_call_id, content_digest, answers_position, answers_slot,"
-        " is_copy, created_at_ms, compaction_id, cuts, original, body FROM messages ORDER BY sid, position LIMIT 1"
+        f"INSERT INTO messages ({', '.join(COLUMNS)}) SELECT {', '.join(COPIED)} FROM messages ORDER BY sid, position LIMIT 1"
     ),
     "L3: a message stands elsewhere": (
         "UPDATE messages SET position = position + 1024 * 1000000 WHERE (sid, position) = (SELECT sid, min(position) FROM messages)"
