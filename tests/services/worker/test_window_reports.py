@@ -34,7 +34,7 @@ async def test_an_overflow_is_followed_by_a_summary_and_windows_of_the_right_siz
         await session.usage_reported(MODEL, limit_tokens=16_000, is_overflow=True)
         await session.context(max_tokens=12_000, wait_ms=5_000)
         await eventually(session.summaries, told=parts.words)
-        window = await session.context(max_tokens=12_000)
+        window = await session.context(max_tokens=12_000, recall=False)
 
         assert window.raw["window"]["model_window"] == 16_000
         assert window.summary is not None
