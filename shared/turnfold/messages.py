@@ -151,7 +151,7 @@ class Message:
     compaction_id: CompactionId | None = None
     is_error: bool = False
     gist: str = ""
-    """What a digest may tell of it; see `turnfold.core.history.gist`."""
+    """The parts of a message that a digest may tell; see `turnfold.core.history.gist`."""
 
     @property
     def message_id(self) -> MessageId:

@@ -1,5 +1,6 @@
 """Routes that read one session: its window, messages, summaries, audit and policy."""
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
@@ -35,15 +36,24 @@ from turnfold_query.http.responses import (
     session_key,
 )
 
+Reply = Callable[[str, Request, str, str, RequestModel], Awaitable[Response]]
 
-def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
-    """Add the routes that read one session."""
+
+def _replies_of(dispatcher: QueryDispatcher) -> Reply:
+    """Return a function that answers a request about the session of a path."""
 
     async def reply(
         name: str, http: Request, agent_id: str, session_id: str, request: RequestModel
     ) -> Response:
         key = session_key(agent_id, session_id)
         return bytes_response(await dispatcher.answer(name, key, request, place_of(http.scope)))
+
+    return reply
+
+
+def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
+    """Add the routes that read one session."""
+    reply = _replies_of(dispatcher)
 
     @app.get(
         SESSION + "/context",
@@ -146,12 +156,7 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
 
 def add_tools(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     """Add the routes with which a model looks things up in its session."""
-
-    async def reply(
-        name: str, http: Request, agent_id: str, session_id: str, request: RequestModel
-    ) -> Response:
-        key = session_key(agent_id, session_id)
-        return bytes_response(await dispatcher.answer(name, key, request, place_of(http.scope)))
+    reply = _replies_of(dispatcher)
 
     @app.get(
         SESSION + "/tools",

@@ -66,7 +66,7 @@ class UsageReporter(Provider, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowReport:
-    """What a call taught about a model's window, in tokens as the provider counts them.
+    """The window of a model as a call revealed it, in tokens as the provider counts them.
 
     `limit_tokens` is the size that the provider named. `prompt_tokens` is the size of the call,
     which failed if `is_overflow`.

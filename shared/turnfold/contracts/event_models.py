@@ -139,7 +139,7 @@ class ToolResult(PublishedEvent):
 
 
 class UsageReported(PublishedEvent):
-    """What a call of a model taught about the model's window."""
+    """The window of a model as a call of it revealed it."""
 
     model_config = example(**_REPORT)
 

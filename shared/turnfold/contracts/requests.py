@@ -47,7 +47,7 @@ class Command(Request):
 
 
 class RecallFields(Request):
-    """What to recall, and the size of the block."""
+    """The query of a recall, and the size of its block."""
 
     query: Annotated[
         str | None,

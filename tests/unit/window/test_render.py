@@ -8,7 +8,7 @@ from tests.histories import assistant, counter, history, parsed, system, text, t
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.markers import defused
-from turnfold.core.window.framing import Placement, summary_facts, whole_summary, wrapped_summary
+from turnfold.core.window.framing import Placement, summary_facts, summary_within, wrapped_summary
 from turnfold.core.window.render import longest, shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.core.window.window import WindowRequest, plan
@@ -212,9 +212,13 @@ def test_every_line_of_a_summary_that_is_quoted_is_paid_for_once(ledger: list[st
     facts = summary_facts(1, "They met.\nThey parted.", ledger, tokens=100, text_tokens=50)
     quoted = wrapped_summary("They met.\nThey parted.", ledger, Placement.SYSTEM).count("\n> ")
 
-    more = (
-        whole_summary(facts, Placement.SYSTEM).tokens - whole_summary(facts, Placement.USER).tokens
+    quoting, plain = (
+        summary_within(facts, placement, 100_000)
+        for placement in (Placement.SYSTEM, Placement.USER)
     )
+    assert quoting is not None
+    assert plain is not None
+    more = quoting.tokens - plain.tokens
 
     # Three tokens a line, and as much for the last one's end.
     assert more == 3 * (quoted + 1)

@@ -87,7 +87,7 @@ class SearchAnswer(Answer):
 
 
 class SessionUsage(Answer):
-    """What the token counts of the provider led to."""
+    """The effect of the token counts that a provider reported."""
 
     state: Literal["calm", "compacted", "escalated"]
     reported_tokens: Count = Field(description="Tokens of the last reported call.")

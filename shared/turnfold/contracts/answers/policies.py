@@ -43,7 +43,7 @@ class PolicyAnswer(Answer):
 
 
 class OverridesAnswer(Answer):
-    """What a session or an agent overrides now."""
+    """The overrides in force for a session or an agent."""
 
     model_config = example(
         agent_id="support",

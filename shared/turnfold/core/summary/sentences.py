@@ -34,7 +34,7 @@ _WORD = re.compile(r"[a-z']+")
 
 
 class SentenceKind(StrEnum):
-    """What a sentence is for. `FILLER` is politeness, which no summary needs."""
+    """The purpose of a sentence. `FILLER` is politeness, which no summary needs."""
 
     REQUEST = "request"
     DECISION = "decision"

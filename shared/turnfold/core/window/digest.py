@@ -80,7 +80,7 @@ class DigestText(NamedTuple):
 
 
 class WindowDigest:
-    """What a window leaves out, and the cost of telling it.
+    """The messages that a window leaves out, and the cost of telling them.
 
     `tokens` and `size` are what the digest adds to the window. `live` and `pending` count the
     messages left out that it tells, `calls` their tool calls.

@@ -126,11 +126,6 @@ class SummaryForm:
         return self.characters is None and self.with_ledger
 
 
-def whole_summary(facts: SummarySize, placement: Placement) -> SummaryForm:
-    """Return the form of a whole summary at this place."""
-    return SummaryForm(_summary_tokens(facts, placement, facts.text_tokens, with_ledger=True))
-
-
 def summary_within(facts: SummarySize, placement: Placement, max_tokens: int) -> SummaryForm | None:
     """Return the longest form that fits: all, the prose, or its beginning; None if none fits."""
     for with_ledger in (True, False):

@@ -30,7 +30,7 @@ MOST_FILLED: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RecallWish:
-    """What a request asks for; without a query, the text of the newest request is used.
+    """The recall that a request asks for; without a query, the text of the newest request is used.
 
     `tokens` and `share` (of the budget) limit the block.
     """
