@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from turnfold.client.token_counter import counter
     from turnfold.contracts.notices import ReceivedNotice, notice_of
     from turnfold.core.policy.presets import Policy, preset_named
-    from turnfold.core.window.assembler import Assembler, assemble
-    from turnfold.core.window.compressor import Compressed, Compressor, LadderCompressor
-    from turnfold.core.window.overflow import Overflow, overflow_in, overflow_reported
+    from turnfold.core.recovery.assembler import Assembler, assemble
+    from turnfold.core.recovery.compressor import Compressed, Compressor, LadderCompressor
+    from turnfold.core.recovery.overflow import Overflow, overflow_in, overflow_reported
 
 __all__ = [
     "Account",
@@ -124,14 +124,14 @@ _LATER = {
     "run_subagent": "turnfold.client.subagent",
     "ReceivedNotice": "turnfold.contracts.notices",
     "notice_of": "turnfold.contracts.notices",
-    "Assembler": "turnfold.core.window.assembler",
-    "assemble": "turnfold.core.window.assembler",
-    "Compressed": "turnfold.core.window.compressor",
-    "Compressor": "turnfold.core.window.compressor",
-    "LadderCompressor": "turnfold.core.window.compressor",
-    "Overflow": "turnfold.core.window.overflow",
-    "overflow_in": "turnfold.core.window.overflow",
-    "overflow_reported": "turnfold.core.window.overflow",
+    "Assembler": "turnfold.core.recovery.assembler",
+    "assemble": "turnfold.core.recovery.assembler",
+    "Compressed": "turnfold.core.recovery.compressor",
+    "Compressor": "turnfold.core.recovery.compressor",
+    "LadderCompressor": "turnfold.core.recovery.compressor",
+    "Overflow": "turnfold.core.recovery.overflow",
+    "overflow_in": "turnfold.core.recovery.overflow",
+    "overflow_reported": "turnfold.core.recovery.overflow",
     "Policy": "turnfold.core.policy.presets",
     "preset_named": "turnfold.core.policy.presets",
 }

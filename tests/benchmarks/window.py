@@ -28,11 +28,11 @@ from turnfold.core.eviction.decide import Evict, decide_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, fired_triggers
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
+from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import count_message as measure_message
 from turnfold.core.window import truncation as forms
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.compressor import LadderCompressor
 from turnfold.core.window.window import WindowRequest, budget_of, build_window, plan, to_plan
 from turnfold.errors import CannotFit
 from turnfold.model_info.tokenizer import load_counter

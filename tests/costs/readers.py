@@ -13,6 +13,7 @@ from turnfold.contracts.events import claimed_key, read_payload
 from turnfold.contracts.requests import SearchRequest, read_request
 from turnfold.contracts.subjects import id_fault, key_of_subject
 from turnfold.core.history.priority import classify
+from turnfold.core.recovery.overflow import overflow_in_text
 from turnfold.core.summary.carry_over import carry_over
 from turnfold.core.summary.digest import digest
 from turnfold.core.summary.extractive.evidence import collect_evidence
@@ -42,7 +43,6 @@ from turnfold.core.text.tokens import count_message, lines_of, path_in
 from turnfold.core.text.words import exact_terms, normalize, runs, terms
 from turnfold.core.window.anthropic import _assistant, _content
 from turnfold.core.window.framing import Placement, summary_facts, wrapped_digests, wrapped_summary
-from turnfold.core.window.overflow import overflow_in_text
 from turnfold.core.window.render import shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.errors import TurnfoldError

@@ -17,6 +17,7 @@ from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS, Policy
+from turnfold.core.recovery.compressor import LadderCompressor, estimated
 from turnfold.core.summary.digest import digest
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.source_messages import sources_of
@@ -25,7 +26,6 @@ from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import TokenOffsets, count_message
 from turnfold.core.window.anthropic import to_anthropic
 from turnfold.core.window.character_limit import characters_of
-from turnfold.core.window.compressor import LadderCompressor, estimated
 from turnfold.core.window.framing import Placement, summary_facts
 from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.render import render

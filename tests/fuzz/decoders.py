@@ -37,14 +37,14 @@ from turnfold.core.eviction.usage import read_report
 from turnfold.core.history.validity import anthropic_faults, validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy, preset_named
+from turnfold.core.recovery.compressor import LadderCompressor
+from turnfold.core.recovery.overflow import overflow_in_text
 from turnfold.core.summary.gate import ModelResponse, check, response_text
 from turnfold.core.summary.model_answer import parse_answer
 from turnfold.core.text.search import SearchQuery, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.words import terms
 from turnfold.core.window.anthropic import to_anthropic
-from turnfold.core.window.compressor import LadderCompressor
-from turnfold.core.window.overflow import overflow_in_text
 from turnfold.core.window.window import WindowRequest, plan
 from turnfold.errors import (
     BadEvent,

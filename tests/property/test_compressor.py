@@ -10,7 +10,7 @@ from tests.histories import Said, counter
 from tests.property.test_window import budgets, spoken
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS
-from turnfold.core.window.compressor import LadderCompressor
+from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.errors import CannotFit
 
 

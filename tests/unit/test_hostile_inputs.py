@@ -12,9 +12,9 @@ from turnfold.contracts.requests import PolicyRequest, read_request
 from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy, adjusted
+from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.core.summary.model_answer import parse_answer
 from turnfold.core.text.tokens import count_message
-from turnfold.core.window.compressor import LadderCompressor
 from turnfold.errors import BadRequest, StartError
 from turnfold.models.wire import decode
 from turnfold.operations.ingest.decode import Delivery, decode_batch

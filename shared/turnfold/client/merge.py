@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from turnfold.client.provider import History, is_context_note, without_notes
-from turnfold.core.window.assembler import SYSTEM_ROLES, leading_systems
+from turnfold.core.recovery.assembler import SYSTEM_ROLES, leading_systems
 from turnfold.errors import BadRequest
 from turnfold.messages import META_MARK, Json
 

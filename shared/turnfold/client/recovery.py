@@ -26,14 +26,14 @@ from turnfold.client.reporting import WindowReports
 from turnfold.client.session import Session
 from turnfold.client.token_counter import load
 from turnfold.core.history.validity import validation_errors
-from turnfold.core.window.assembler import Assembler, assemble, leading_systems
-from turnfold.core.window.compressor import (
+from turnfold.core.recovery.assembler import Assembler, assemble, leading_systems
+from turnfold.core.recovery.compressor import (
     Compressed,
     Compressor,
     LadderCompressor,
     without_marks,
 )
-from turnfold.core.window.overflow import (
+from turnfold.core.recovery.overflow import (
     Overflow,
     overflow_answered,
     overflow_in,

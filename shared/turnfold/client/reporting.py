@@ -5,7 +5,7 @@ import logging
 from typing import Any, Final
 
 from turnfold.client.provider import Provider, UsageReporter, WindowReport
-from turnfold.core.window.overflow import Overflow, prompt_tokens_of
+from turnfold.core.recovery.overflow import Overflow, prompt_tokens_of
 from turnfold.errors import RequestError
 
 REPORT_SECONDS: Final = 0.5

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import cache
 
-from turnfold.core.window.compressor import estimated
+from turnfold.core.recovery.compressor import estimated
 from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
 

@@ -3,8 +3,8 @@
 import re
 from typing import Final
 
+from turnfold.core.recovery.overflow import overflow_in
 from turnfold.core.summary.gate import Reason
-from turnfold.core.window.overflow import overflow_in
 from turnfold.errors import SummarizerError
 
 _SPENT: Final = re.compile(

@@ -32,7 +32,7 @@ from turnfold import (
     run_subagent,
 )
 from turnfold.core.history.validity import validation_errors
-from turnfold.core.window.assembler import MessageInput
+from turnfold.core.recovery.assembler import MessageInput
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
+from turnfold.core.recovery.assembler import SYSTEM_ROLES
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
-from turnfold.core.window.assembler import SYSTEM_ROLES
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.render import entry_body
 from turnfold.core.window.truncation import WHOLE

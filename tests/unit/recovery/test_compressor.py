@@ -10,7 +10,7 @@ import pytest
 from tests.histories import counter, tool, user, words
 from turnfold import CannotFit, Compressed, LadderCompressor, assemble, preset_named
 from turnfold.core.history.validity import validation_errors
-from turnfold.core.window.compressor import estimated
+from turnfold.core.recovery.compressor import estimated
 from turnfold.core.window.truncation import STAND_IN
 from turnfold.errors import BadRequest
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from turnfold.core.window.overflow import (
+from turnfold.core.recovery.overflow import (
     WORDINGS,
     Overflow,
     overflow_answered,
