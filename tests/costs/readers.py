@@ -41,9 +41,9 @@ from turnfold.core.text.search import SearchQuery, ranked_by_any, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import count_message, lines_of, path_in
 from turnfold.core.text.words import exact_terms, normalize, runs, terms
-from turnfold.core.window.anthropic import _assistant, _content
 from turnfold.core.window.framing import Placement, summary_facts, wrapped_digests, wrapped_summary
-from turnfold.core.window.render import shortened_arguments, shortened_text
+from turnfold.core.window.rendering.anthropic import _assistant, _content
+from turnfold.core.window.rendering.render import shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.errors import TurnfoldError
 from turnfold.messages import ToolCall

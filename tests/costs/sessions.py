@@ -24,11 +24,11 @@ from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import TokenOffsets, count_message
-from turnfold.core.window.anthropic import to_anthropic
-from turnfold.core.window.character_limit import characters_of
 from turnfold.core.window.framing import Placement, summary_facts
 from turnfold.core.window.limits import PendingDigest
-from turnfold.core.window.render import render
+from turnfold.core.window.rendering.anthropic import to_anthropic
+from turnfold.core.window.rendering.character_limit import characters_of
+from turnfold.core.window.rendering.render import render
 from turnfold.core.window.window import WindowInput, WindowRequest, build_window, to_plan
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of

@@ -44,7 +44,7 @@ from turnfold.core.summary.model_answer import parse_answer
 from turnfold.core.text.search import SearchQuery, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.words import terms
-from turnfold.core.window.anthropic import to_anthropic
+from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.window import WindowRequest, plan
 from turnfold.errors import (
     BadEvent,

@@ -33,13 +33,13 @@ from tests.property.test_window import (
 from turnfold.core.history.validity import anthropic_faults
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.tokens import CALL_TOKENS, IMAGE_TOKENS, MESSAGE_TOKENS
-from turnfold.core.window.anthropic import (
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.rendering.anthropic import (
     ASIDE_MESSAGES,
     ASIDE_TOKENS,
     AnthropicWindow,
     to_anthropic,
 )
-from turnfold.core.window.framing import Placement
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan
 from turnfold.errors import CannotFit
 

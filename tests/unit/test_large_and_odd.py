@@ -23,8 +23,8 @@ from turnfold.core.summary.values import values_in
 from turnfold.core.text import search
 from turnfold.core.text.markers import defused
 from turnfold.core.text.words import MARKS_ON_A_LETTER, is_cjk, normalize
-from turnfold.core.window.anthropic import to_anthropic
-from turnfold.core.window.render import shortened_arguments
+from turnfold.core.window.rendering.anthropic import to_anthropic
+from turnfold.core.window.rendering.render import shortened_arguments
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowRequest, plan
 from turnfold.messages import MESSAGES_PER_EVENT

@@ -25,8 +25,8 @@ from turnfold.core.text.estimates import token_upper_bound
 from turnfold.core.text.search import SearchQuery, ranked, ranked_by_any, searchable
 from turnfold.core.text.tokens import count_message, estimate, text_of
 from turnfold.core.text.words import terms
-from turnfold.core.window.anthropic import to_anthropic
 from turnfold.core.window.framing import Placement
+from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.window import WindowRequest, plan
 from turnfold.errors import CannotFit
 

@@ -11,7 +11,7 @@ from tests.window_check.sessions import Sitting
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.token_offsets import STEP_BYTES
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.render import Rendered
+from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.truncation import MARK_CHARACTERS, MENDED
 from turnfold.core.window.views import Entry, ShownMessage
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan

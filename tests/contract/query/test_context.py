@@ -24,7 +24,7 @@ from turnfold.contracts.requests import ContextRequest
 from turnfold.core.history.validity import anthropic_faults, validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
-from turnfold.core.window.character_limit import next_spread
+from turnfold.core.window.rendering.character_limit import next_spread
 from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of

@@ -17,7 +17,7 @@ from turnfold.core.recovery.assembler import SYSTEM_ROLES
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.render import entry_body
+from turnfold.core.window.rendering.render import entry_body
 from turnfold.core.window.truncation import WHOLE
 from turnfold.core.window.views import MessageView, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import (

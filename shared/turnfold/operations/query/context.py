@@ -18,7 +18,10 @@ from turnfold.core.history.gist import forget_gists
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
-from turnfold.core.window.anthropic import (
+from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.rendering.anthropic import (
     ASIDE_MESSAGES,
     ASIDE_TOKENS,
     OPENING,
@@ -26,11 +29,8 @@ from turnfold.core.window.anthropic import (
     AnthropicWindow,
     to_anthropic,
 )
-from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.character_limit import characters_of, next_spread
-from turnfold.core.window.framing import Placement
-from turnfold.core.window.limits import PendingDigest
-from turnfold.core.window.render import Rendered, render
+from turnfold.core.window.rendering.character_limit import characters_of, next_spread
+from turnfold.core.window.rendering.render import Rendered, render
 from turnfold.core.window.window import (
     WindowAccount,
     WindowInput,

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnfold.core.text.markers import defused
 from turnfold.core.window.framing import SummarySize, summary_facts
-from turnfold.core.window.render import Rendered
+from turnfold.core.window.rendering.render import Rendered
 from turnfold.errors import RequestError
 from turnfold.ports.query import StoredSummary
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from turnfold.core.text.json_text import json_text
 from turnfold.core.text.tokens import MEDIA_PARTS, text_of
-from turnfold.core.window.render import REASONING_KEYS, Rendered
+from turnfold.core.window.rendering.render import REASONING_KEYS, Rendered
 
 _COUNTED_FIELDS: Final = (*REASONING_KEYS, "tool_calls", "function_call", "refusal", "name")
 

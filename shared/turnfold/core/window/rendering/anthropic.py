@@ -17,7 +17,7 @@ from turnfold.core.text.tokens import (
     text_of,
     token_upper_bound,
 )
-from turnfold.core.window.render import Rendered, longest
+from turnfold.core.window.rendering.render import Rendered, longest
 from turnfold.core.window.truncation import STAND_IN
 from turnfold.core.window.views import RecallEntry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import WindowPlan

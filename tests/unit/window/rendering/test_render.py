@@ -9,7 +9,7 @@ from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.markers import defused
 from turnfold.core.window.framing import Placement, summary_facts, summary_within, wrapped_summary
-from turnfold.core.window.render import longest, shortened_arguments, shortened_text
+from turnfold.core.window.rendering.render import longest, shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.core.window.window import WindowRequest, plan
 

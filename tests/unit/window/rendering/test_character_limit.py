@@ -2,8 +2,8 @@
 
 import json
 
-from turnfold.core.window.character_limit import characters_of
-from turnfold.core.window.render import Rendered
+from turnfold.core.window.rendering.character_limit import characters_of
+from turnfold.core.window.rendering.render import Rendered
 from turnfold.messages import MessageId
 
 

@@ -9,14 +9,14 @@ import pytest
 from tests.histories import History, Said, assistant, history, system, tool, user, words
 from turnfold.core.history.validity import anthropic_faults
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.anthropic import (
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.rendering.anthropic import (
     ASIDE_TOKENS,
     OPENING,
     SILENT,
     AnthropicWindow,
     to_anthropic,
 )
-from turnfold.core.window.framing import Placement
 from turnfold.core.window.truncation import STAND_IN
 from turnfold.core.window.window import WindowRequest, plan
 
