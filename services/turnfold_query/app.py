@@ -3,17 +3,16 @@
 import asyncio
 import contextlib
 import gc
-import math
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import structlog
 import uvloop
-from faststream.nats import NatsBroker
 from nats.aio.msg import Msg
+from starlette.types import ASGIApp
 
 from turnfold.access.bearers import TokenRegistry, check_bind_address, is_loopback
 from turnfold.bus.admission import ConcurrencyLimiter, shares_of
@@ -23,7 +22,7 @@ from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.nats_client.connection import NatsClient
-from turnfold.operations.policy import explanation
+from turnfold.operations.policy import Explain, explanation
 from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
@@ -39,94 +38,17 @@ from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.http.app import make_http
+from turnfold_query.ingest_signal import Bounded, NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.windows import answering_of
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 0.05
-"""Polling interval while requests wait for events, in case a signal was lost."""
-
 SWITCH_SECONDS = 0.001
 """Longest time that a computing thread keeps the event loop waiting; Python's default is 5 ms."""
-WAKE_SECONDS = 0.005
-"""Shortest interval between two reads of the ingested sequence, however many signals arrive."""
 FORGET_SECONDS = 0.2
 """Shortest interval between two clearings of the caches."""
-
-
-class Bounded:
-    """Call a function at most once per interval; calls in between are merged into one at its end."""
-
-    def __init__(self, function: Callable[[], object], *, every_seconds: float) -> None:
-        self._function = function
-        self._every_seconds = every_seconds
-        self._called_at = -math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    def call(self) -> None:
-        """Call the function now, or at the end of the interval."""
-        if self._timer is not None:
-            return
-        loop = asyncio.get_running_loop()
-        delay = self._called_at + self._every_seconds - loop.time()
-        if delay <= 0:
-            self._call_now()
-        else:
-            self._timer = loop.call_later(delay, self._call_now)
-
-    def _call_now(self) -> None:
-        self._timer = None
-        self._called_at = asyncio.get_running_loop().time()
-        self._function()
-
-
-class NatsIngestSignal:
-    """Wake requests that wait for an event. One task reads the ingested sequence for all of them."""
-
-    def __init__(self, ingested_to: Callable[[], Awaitable[int]]) -> None:
-        self._ingested_to = ingested_to
-        self._signal = asyncio.Event()
-        self._notifying = Bounded(self._signal.set, every_seconds=WAKE_SECONDS)
-        self._waiting: dict[asyncio.Future[None], int] = {}
-        self._poller: asyncio.Task[None] | None = None
-
-    def notify(self) -> None:
-        """Signal that events were ingested."""
-        self._notifying.call()
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        """Return when every event up to `seq` is ingested, or after `seconds`."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[waiter] = seq
-        if self._poller is None:
-            self._signal.clear()
-            self._poller = asyncio.create_task(self._poll(), name="arrivals")
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await waiter
-        finally:
-            del self._waiting[waiter]
-
-    async def _poll(self) -> None:
-        """Read the ingested sequence on each signal and interval, as long as a request waits."""
-        try:
-            while self._waiting:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._signal.wait()
-                self._signal.clear()
-                with contextlib.suppress(Unavailable):
-                    self._wake(await self._ingested_to())
-        finally:
-            self._poller = None
-
-    def _wake(self, ingested_to: int) -> None:
-        for waiter, seq in self._waiting.items():
-            if seq <= ingested_to and not waiter.done():
-                waiter.set_result(None)
 
 
 def main(
@@ -200,40 +122,90 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     stop: asyncio.Event,
 ) -> None:
     answering = answering_of(settings, SqlRecallStore(database))
-    http_host, http_port = http_address
-    histories, windows = SqlHistoryStore(database), SqlWindowStore(database, AT_ONCE)
+    windows = SqlWindowStore(database, AT_ONCE)
     arrivals = NatsIngestSignal(windows.ingested_to)
     dispatcher = QueryDispatcher(
         windows=windows,
-        histories=histories,
+        histories=SqlHistoryStore(database),
         lane=lane,
         answering=answering,
         arrivals=arrivals,
         metrics=metrics,
         request_seconds=settings.request_seconds,
-        explain=explanation(
-            settings.preset,
-            settings.policy_of,
-            settings.allowance,
-            origins=settings.origins,
-            short_names=frozenset(settings.short_overrides),
-        ),
+        explain=_explanation_of(settings),
     )
     admission = ConcurrencyLimiter(shares_of(settings))
     server = QueryServer(dispatcher, metrics, admission)
+    broker = Broker(
+        **broker_options(settings, "query"), logger=None, graceful_timeout=5.0, apply_types=False
+    )
+    broker.include_router(make_router(server, (n for n in dispatcher.shapes if n != CONTEXT)))
+    app = _http_app(settings, database, client, dispatcher, metrics, admission, bearers)
+    listener = _http_server(app, settings, http_address)
 
-    def make_broker(names: Iterable[str]) -> NatsBroker:
-        broker = Broker(
-            **broker_options(settings, "query"),
-            logger=None,
-            graceful_timeout=5.0,
-            apply_types=False,
-        )
-        broker.include_router(make_router(server, names))
-        return broker
+    def clear_caches() -> None:
+        windows.forget()
+        answering.clear_caches()
+        lane.forget()
 
-    broker = make_broker(name for name in dispatcher.shapes if name != CONTEXT)
+    try:
+        await lane.start()
+        await _subscribe_to_ingest(client, arrivals, clear_caches)
+        await server.listen(client, CONTEXT)
+        await broker.start()
+        # One flush may overtake the subscriptions it should follow; a second cannot.
+        for connection in (client, broker.config.connection_state.connection):
+            await connection.flush()
+            await connection.flush()
+        await listener.opened()
+        _tune_interpreter()
+        announcement.open(lane.pid)
+        log.info("query.started", pid=os.getpid(), port=http_address[1])
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopped, listener.ended], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        listener.refuse()
+        with contextlib.suppress(Exception):
+            await broker.stop()
+        await server.close()
+        await listener.close()
+        log.info("query.stopped")
 
+
+def _explanation_of(settings: Settings) -> Explain:
+    return explanation(
+        settings.preset,
+        settings.policy_of,
+        settings.allowance,
+        origins=settings.origins,
+        short_names=frozenset(settings.short_overrides),
+    )
+
+
+async def _subscribe_to_ingest(
+    client: NatsClient, arrivals: NatsIngestSignal, clear_caches: Callable[[], None]
+) -> None:
+    """Wake waiting requests when events were ingested; clear the caches after an erasure."""
+    # Any client may send these notices at any rate.
+    clearing = Bounded(clear_caches, every_seconds=FORGET_SECONDS)
+
+    async def on_ingested(message: Msg) -> None:
+        if message.data == ERASED:
+            clearing.call()
+        arrivals.notify()
+
+    await client.subscribe(INGESTED, cb=on_ingested)
+
+
+def _http_app(
+    settings: Settings,
+    database: Database,
+    client: NatsClient,
+    dispatcher: QueryDispatcher,
+    metrics: QueryMetrics,
+    admission: ConcurrencyLimiter,
+    bearers: TokenRegistry | None,
+) -> ASGIApp:
     async def is_ready() -> list[str]:
         missing = [] if client.is_connected else ["the bus is not connected"]
         try:
@@ -242,22 +214,9 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
             missing.append("the database cannot be read")
         return missing
 
-    def clear_caches() -> None:
-        windows.forget()
-        answering.clear_caches()
-        lane.forget()
-
-    clearing = Bounded(clear_caches, every_seconds=FORGET_SECONDS)
-
-    async def on_ingested(message: Msg) -> None:
-        # Any client may send this at any rate.
-        if message.data == ERASED:
-            clearing.call()
-        arrivals.notify()
-
-    app = make_http(
+    return make_http(
         dispatcher=dispatcher,
-        histories=histories,
+        histories=SqlHistoryStore(database),
         dead_letters=SqlDeadLetterStore(database),
         client=client,
         metrics=metrics,
@@ -270,36 +229,18 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         bearers=bearers,
         read_secret=partial(read_secret, database, SIGNED_ACTORS),
     )
-    listener = HttpServer(
+
+
+def _http_server(app: ASGIApp, settings: Settings, address: tuple[str, int]) -> HttpServer:
+    host, port = address
+    return HttpServer(
         app,
-        host=http_host,
-        port=http_port,
+        host=host,
+        port=port,
         connections=settings.max_connections,
         certificate=settings.http_certificate,
         certificate_key=settings.http_certificate_key,
     )
-    try:
-        await lane.start()
-        await client.subscribe(INGESTED, cb=on_ingested)
-        await server.listen(client, CONTEXT)
-        await broker.start()
-        # One flush may overtake the subscriptions it should follow; a second cannot.
-        for connection in (client, broker.config.connection_state.connection):
-            await connection.flush()
-            await connection.flush()
-        await listener.opened()
-        _tune_interpreter()
-        announcement.open(lane.pid)
-        log.info("query.started", pid=os.getpid(), port=http_port)
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([stopped, listener.ended], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        listener.refuse()
-        with contextlib.suppress(Exception):
-            await broker.stop()
-        await server.close()
-        await listener.close()
-        log.info("query.stopped")
 
 
 def _tune_interpreter() -> None:

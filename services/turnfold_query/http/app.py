@@ -28,7 +28,7 @@ from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
-from turnfold_query.http.pages import add_lists, add_pages
+from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish
 from turnfold_query.http.reads import add_policies, add_reads, add_tools
 from turnfold_query.http.responses import json_response
@@ -74,7 +74,8 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_publish(app, Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed), limits)
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)
-    add_pages(app, histories, metrics, is_ready, asyncapi)
+    add_probes(app, histories, metrics, is_ready)
+    add_references(app, asyncapi)
     event_bytes = limits.bytes + ENVELOPE_BYTES
     limited = ConcurrencyMiddleware(
         app,

@@ -77,14 +77,13 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
         return json_response(await dead_letters.show(dead_letter_id, store=letter_store))
 
 
-def add_pages(
+def add_probes(
     app: FastAPI,
     histories: HistoryStore,
     metrics: QueryMetrics,
     is_ready: Callable[[], Awaitable[list[str]]],
-    asyncapi: Callable[[], Mapping[str, Any]],
 ) -> None:
-    """Add health checks, metrics and the references of both interfaces."""
+    """Add health checks and metrics."""
 
     @app.get(
         "/healthz",
@@ -124,6 +123,10 @@ def add_pages(
         with suppress(Unavailable):
             metrics.buried(await histories.dead_letter_counts())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def add_references(app: FastAPI, asyncapi: Callable[[], Mapping[str, Any]]) -> None:
+    """Add the descriptions of both interfaces, and the page that shows one of them."""
 
     @app.get(
         "/docs",

@@ -54,6 +54,13 @@ def _replies_of(dispatcher: QueryDispatcher) -> Reply:
 def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     """Add the routes that read one session."""
     reply = _replies_of(dispatcher)
+    _add_messages(app, dispatcher, reply)
+    _add_summaries(app, reply)
+    _add_records(app, reply)
+
+
+def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> None:
+    """Add the window, the history and the search."""
 
     @app.get(
         SESSION + "/context",
@@ -101,6 +108,10 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     ) -> Response:
         return await reply("history.search", http, agent_id, session_id, request)
 
+
+def _add_summaries(app: FastAPI, reply: Reply) -> None:
+    """Add the versions of the summary, and the messages behind one."""
+
     @app.get(
         SESSION + "/summaries",
         **described_request("summary.list", "All versions of the summary"),
@@ -139,6 +150,10 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
             ExpandRequest, {name: text for name, text in parameters.items() if text is not None}
         )
         return await reply("summary.expand", http, agent_id, session_id, request)
+
+
+def _add_records(app: FastAPI, reply: Reply) -> None:
+    """Add the audit trail and the counts."""
 
     @app.get(SESSION + "/audit", **described_request("audit.list", "The audit trail of a session"))
     async def get_audit(

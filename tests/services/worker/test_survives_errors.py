@@ -16,7 +16,7 @@ from turnfold.bus.streams import EVENTS, INGEST
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
 from turnfold.nats_client.connection import NatsClient
-from turnfold_query.app import WAKE_SECONDS, Bounded
+from turnfold_query.ingest_signal import WAKE_SECONDS, Bounded
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.receiver.child import delivery_of
 

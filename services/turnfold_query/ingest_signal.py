@@ -1,0 +1,86 @@
+"""Notices that events were ingested or erased, as signals for the requests of this process."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+
+from turnfold.errors import Unavailable
+
+LOOK_SECONDS = 0.05
+"""Polling interval while requests wait for events, in case a signal was lost."""
+WAKE_SECONDS = 0.005
+"""Shortest interval between two reads of the ingested sequence, however many signals arrive."""
+
+
+class Bounded:
+    """Call a function at most once per interval; calls in between are merged into one at its end."""
+
+    def __init__(self, function: Callable[[], object], *, every_seconds: float) -> None:
+        self._function = function
+        self._every_seconds = every_seconds
+        self._called_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def call(self) -> None:
+        """Call the function now, or at the end of the interval."""
+        if self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        delay = self._called_at + self._every_seconds - loop.time()
+        if delay <= 0:
+            self._call_now()
+        else:
+            self._timer = loop.call_later(delay, self._call_now)
+
+    def _call_now(self) -> None:
+        self._timer = None
+        self._called_at = asyncio.get_running_loop().time()
+        self._function()
+
+
+class NatsIngestSignal:
+    """Wake requests that wait for an event. One task reads the ingested sequence for all of them."""
+
+    def __init__(self, ingested_to: Callable[[], Awaitable[int]]) -> None:
+        self._ingested_to = ingested_to
+        self._signal = asyncio.Event()
+        self._notifying = Bounded(self._signal.set, every_seconds=WAKE_SECONDS)
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    def notify(self) -> None:
+        """Signal that events were ingested."""
+        self._notifying.call()
+
+    async def reached(self, seq: int, seconds: float) -> None:
+        """Return when every event up to `seq` is ingested, or after `seconds`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = seq
+        if self._poller is None:
+            self._signal.clear()
+            self._poller = asyncio.create_task(self._poll(), name="arrivals")
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await waiter
+        finally:
+            del self._waiting[waiter]
+
+    async def _poll(self) -> None:
+        """Read the ingested sequence on each signal and interval, as long as a request waits."""
+        try:
+            while self._waiting:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._signal.wait()
+                self._signal.clear()
+                with contextlib.suppress(Unavailable):
+                    self._wake(await self._ingested_to())
+        finally:
+            self._poller = None
+
+    def _wake(self, ingested_to: int) -> None:
+        for waiter, seq in self._waiting.items():
+            if seq <= ingested_to and not waiter.done():
+                waiter.set_result(None)
