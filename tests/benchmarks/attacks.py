@@ -1,12 +1,14 @@
-"""What one attacker costs others: windows of another agent beside each attack, and in the same run without it (X6, C72).
+"""Measure what one attacker costs others: windows of another agent, with and without each attack.
 
-Each attack meets a new system. A probe of another agent asks for windows at a steady rate, on the bus and over HTTP, and
-publishes turns, all the time; the attack runs in a process of its own (`attackers`). The ratios divide what the probe
-measured during the attack by what it measured directly before it and after the system recovered. A request that fails
-counts with the time it took to fail, and as a failure.
+Each attack meets a new system. A probe of another agent requests 25 windows per second on the bus
+and 25 over HTTP, on new connections, and publishes 4 turns per second, each followed by a window
+that must show it. Requests start by the clock; a failed one counts as a failure and with its
+duration. The ratios divide what the probe measures during the attack by what it measures directly
+before it and after the system has recovered. The attacker (`attackers`) runs in its own process,
+with a fixed rate and at most a fifth of a core. It proves X6 and C72.
 
-`BENCH_ATTACK_SECONDS` (30), `BENCH_ATTACKS` (names of `attackers.ATTACKS`, separated by commas) and `BENCH_DATABASE`
-(`sqlite` or `postgresql`) choose what runs.
+`BENCH_ATTACK_SECONDS` (30), `BENCH_ATTACKS` (names of `attackers.ATTACKS`, separated by commas) and
+`BENCH_DATABASE` (`sqlite` or `postgresql`) choose what runs.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""How long a window takes, beside an echo of the same size, in sessions of very different age.
+"""Measure the time for a window in sessions of very different age, beside an echo of its size.
 
-Before every timed request a new turn of that session is published and ingested, so no answer can be served twice. The
-sessions end with the same texts, take turns, and are evicted from at the same moments. Echo and requests take turns too.
+Three sessions of 100, 10,000 and 100,000 messages with the same last hundred take turns, 400
+each: publish a turn, wait until it is stored, time a request with `max_tokens` 8,000 and `after`,
+which is never cached, and time an echo. All evict at the same moments.
 """
 
 import json

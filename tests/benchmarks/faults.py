@@ -1,4 +1,9 @@
-"""Whether anybody notices what a summary model does wrong: one fault after the other, in turns with a system whose model is fast."""
+"""Measure what each fault of a summary model costs agents, beside a system with a fast model.
+
+The model hangs, trickles, answers 429, 500, 401, HTML, null, nothing, thinking only, cut, refused,
+too long or broken text, a tool call or an overflow, or drops the connection, in ten sessions that
+are due for a compaction. Calls have 3 seconds.
+"""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

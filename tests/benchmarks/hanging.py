@@ -1,4 +1,8 @@
-"""Whether anybody notices a summary model that hangs: two systems side by side, asked in turns, one with a fast model."""
+"""Measure what a hanging summary model costs agents.
+
+Two systems get turns and requests alternately in 20 sessions for 35 seconds: one with a fast
+model, one whose model never answers and which ends with about 350 pending messages per session.
+"""
 
 import json
 import time

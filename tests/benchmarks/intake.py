@@ -1,7 +1,11 @@
-"""How fast one worker empties a full stream, beside the raw loop.
+"""Measure how fast one worker empties a full stream, beside the raw loop.
 
-The clock starts when the first batch is committed and stops when the last is; the events of the first batch do not
-count. So neither the start of the process nor its first look at the stream is in the figure.
+A worker starts on 20,000 waiting events of about 500 bytes in 200 sessions: varied text, or one
+repeated letter as in the floor. The time runs from the first to the last committed batch, without
+the events of the first, so it excludes the start of the process. The raw loop fetches 200 events,
+parses them, inserts them in one durable transaction (on PostgreSQL 18 with fsync, in one
+statement) and acknowledges. Processor time excludes the PostgreSQL server and the time until
+nothing is pending.
 """
 
 import asyncio

@@ -1,6 +1,8 @@
-"""One query server that sixteen callers ask at once while agents publish, and how soon an event is seen when little happens.
+"""Measure one query server under sixteen callers, and the delay of an event under low load.
 
-The callers run in a process of their own, and beside them the floor: the same callers asking an echo of the same size.
+The callers share one process and request random windows of 200 sessions of twenty turns, in a
+closed loop for 15 seconds (`BENCH_LOAD_SECONDS`), while agents publish. The floor: the same callers
+request an echo of the same size.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""How long the window of a usual session takes while the store around it grows to a million messages.
+"""Measure windows of a usual session while its store grows to a million messages.
 
-What is around it are thousands of other sessions, stored by the worker. As in `context`, a new turn is stored before every
-timed request, so no answer can be served twice, and an echo of the same size is timed after it.
+The session has 100 messages, the other thousands in the store (`BENCH_MILLION_MESSAGES`) 40 each.
+As in `context`, a new turn is stored before each timed request, and an echo is timed after it.
 """
 
 import asyncio

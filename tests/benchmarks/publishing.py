@@ -1,6 +1,7 @@
-"""How fast the stream takes events that have to be on its disk: one by one, many in flight, and in batches.
+"""Measure how fast the stream takes events that must be on its disk.
 
-Beside each way its floor: the same by the bus's own client, with bytes that are ready.
+1,000 events of about 500 bytes one by one, 4,000 with 32 in flight, 20,000 in sequential batches.
+Each floor is the same by the plain NATS client, with prepared bytes and no ids.
 """
 
 import asyncio

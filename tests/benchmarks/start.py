@@ -1,4 +1,7 @@
-"""How long `turnfold up` takes to be ready, and what its processes hold in memory."""
+"""Measure how long `turnfold up` takes to be ready, and the memory of its processes.
+
+Five new data directories, each started twice. The memory is that after 1,000 requests.
+"""
 
 import asyncio
 import time
