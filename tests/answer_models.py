@@ -25,6 +25,7 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.operations import policy
 from turnfold.operations.compact import versions
 from turnfold.operations.query import context, dead_letters, expand, history, search
+from turnfold.operations.query.environment import ContextReply
 from turnfold.ports.admin import Notice
 from turnfold_query.http.commands import add_commands
 from turnfold_query.http.description import DescribedApp, models_of
@@ -178,7 +179,7 @@ def _checked(
 
 def _encoded(answer: Any) -> bytes:
     match answer:
-        case context.ContextReply():
+        case ContextReply():
             return answer.body
         case str():
             return answer.encode()

@@ -31,7 +31,8 @@ from turnfold.contracts.requests import ContextRequest
 from turnfold.core.history import validity as sendable
 from turnfold.errors import BadRequest, CannotFit, Conflict, LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.query.context import QueryEnvironment, context
+from turnfold.operations.query.context import context
+from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.ports.compact import Job
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.testing.model import StateModel

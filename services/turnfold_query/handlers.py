@@ -41,6 +41,7 @@ from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
 from turnfold.operations.query import context as query
 from turnfold.operations.query import history, replies, tools
+from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.ports.query import HistoryStore, TooLargeHere, WindowStore
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
@@ -65,7 +66,7 @@ class QueryDispatcher:
         windows: WindowStore,
         histories: HistoryStore,
         lane: Lane,
-        answering: query.QueryEnvironment,
+        answering: QueryEnvironment,
         arrivals: query.IngestSignal,
         metrics: QueryMetrics,
         request_seconds: float,
@@ -143,9 +144,7 @@ class QueryDispatcher:
             case _:
                 raise BadRequest(f"{name} is no question")
 
-    async def context(
-        self, key: SessionKey, request: ContextRequest, place: Place
-    ) -> query.ContextReply:
+    async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
         """A window; see `turnfold.operations.query.context.context`."""
         began = time.perf_counter()
         if request.as_of is not None:

@@ -9,7 +9,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from turnfold.operations.query.context import ContextReply
+from turnfold.operations.query.environment import ContextReply
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _EDGES = (*map(str, SECONDS), "+Inf")

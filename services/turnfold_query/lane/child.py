@@ -13,6 +13,7 @@ from turnfold.contracts.requests import ContextRequest, SearchRequest, ToolReque
 from turnfold.errors import RequestError, Unavailable
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, search, tools
+from turnfold.operations.query.environment import ContextReply
 from turnfold.process.child_process import (
     check_started,
     decode_message,
@@ -34,7 +35,7 @@ from turnfold_query.windows import answering_of
 
 log = structlog.get_logger()
 
-Answer = bytes | query.ContextReply | RequestError | None
+Answer = bytes | ContextReply | RequestError | None
 
 
 def main(settings: Settings) -> int:
@@ -111,7 +112,7 @@ class LaneServer:
         answer = None if task.cancelled() else task.result()
         self._writer.write(encode_frame(encode_message(wire.Answered(number, answer))))
 
-    async def _execute(self, message: wire.Ask) -> bytes | query.ContextReply:
+    async def _execute(self, message: wire.Ask) -> bytes | ContextReply:
         key, request = message.key, message.request
         if isinstance(request, ContextRequest):
             return await query.context(

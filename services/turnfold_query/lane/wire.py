@@ -6,7 +6,7 @@ from typing import NamedTuple
 from turnfold.contracts.requests import ContextRequest, ExpandRequest, SearchRequest, ToolRequest
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
-from turnfold.operations.query.context import ContextReply
+from turnfold.operations.query.environment import ContextReply
 
 Request = SearchRequest | ExpandRequest | ContextRequest | ToolRequest
 

@@ -21,7 +21,8 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.requests import ContextRequest, PolicyRequest
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.operations.query.context import QueryEnvironment, context
+from turnfold.operations.query.context import context
+from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.operations.query.history import session as status
 from turnfold.ports.ingest import DecodedEvent
 

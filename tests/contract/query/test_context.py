@@ -24,11 +24,12 @@ from turnfold.contracts.requests import ContextRequest
 from turnfold.core.history.validity import anthropic_faults, validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
-from turnfold.core.window.rendering.character_limit import next_spread
+from turnfold.core.window.rendering.character_limit import next_chars_per_token
 from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.operations.query.context import ContextReply, QueryEnvironment, context
+from turnfold.operations.query.context import context
+from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 
 Json = dict[str, Any]
 ANTHROPIC = {"format": "anthropic"}
@@ -400,7 +401,7 @@ async def test_the_budget_is_what_was_asked_for_else_the_smaller_of_window_and_c
 def test_the_next_ratio_of_characters_to_tokens_is_the_first_step_that_may_fit(
     spread: float, characters: int, max_characters: int, expected: float
 ) -> None:
-    assert next_spread(spread, characters, max_characters) == expected
+    assert next_chars_per_token(spread, characters, max_characters) == expected
 
 
 @pytest.mark.proves("W12", "C68")

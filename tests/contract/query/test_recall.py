@@ -24,7 +24,8 @@ from turnfold.core.history.validity import anthropic_faults, validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
 from turnfold.errors import CannotFit
-from turnfold.operations.query.context import QueryEnvironment, context
+from turnfold.operations.query.context import context
+from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.operations.query.recall import Recall
 from turnfold.store.query.recall import SqlRecallStore
 

@@ -79,6 +79,11 @@ class RecallDecision:
         told = (*self.recollection.messages, *self.recollection.partners)
         return sum(MESSAGE_BYTES + 4 * one.message.characters for one in told)
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether some messages were not searched, because the index has not caught up."""
+        return self.recollection.is_partial
+
     def shows_any(self, positions: frozenset[int]) -> bool:
         """Return whether the block holds any of these messages."""
         return self.block is not None and not positions.isdisjoint(self.block.positions)

@@ -27,13 +27,13 @@ def characters_of(rendered: Rendered, *, with_summary: bool) -> int:
     )
 
 
-def next_spread(spread: float, characters: int, max_characters: int) -> float:
-    """Return the next characters per token to assume, after `spread` gave too many characters."""
-    needed = spread * characters / max(1, max_characters)
-    next_value = spread * STEP
-    while next_value < needed:
-        next_value *= STEP
-    return next_value
+def next_chars_per_token(assumed: float, characters: int, max_characters: int) -> float:
+    """Return what to assume next, after `assumed` gave a window of too many characters."""
+    needed = assumed * characters / max(1, max_characters)
+    following = assumed * STEP
+    while following < needed:
+        following *= STEP
+    return following
 
 
 def _characters(body: dict[str, Any]) -> int:

@@ -1,0 +1,87 @@
+"""What windows depend on besides the store, and the caches of a query server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from turnfold.cache import LRUCache
+from turnfold.core.history.gist import forget_gists
+from turnfold.core.policy.presets import Policy
+from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.window import WindowAccount, WindowRequest
+from turnfold.operations.query.recall import Recall
+from turnfold.operations.query.replies import prepared_summary
+from turnfold.ports.ingest import PolicyResolver
+
+BUILDERS_BYTES = 16_000_000
+MESSAGE_BYTES = 400
+"""About how many bytes of a cached builder one message takes."""
+
+REPLIES_BYTES = 8_000_000
+"""The most bytes of cached replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextReply:
+    """A window as JSON.
+
+    `is_fresh` is false if the requested sequence is not ingested yet. `seconds` is the time that
+    the window took to build, without waiting; None if it was cached.
+    """
+
+    body: bytes
+    etag: str
+    is_modified: bool = True
+    is_fresh: bool = True
+    account: WindowAccount | None = None
+    seconds: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEnvironment:
+    """What answers depend on besides the store, and two caches.
+
+    `builders` continues a window instead of building it from the first message. `replies` holds
+    finished replies by etag and freshness. Without `recall`, windows have no recall block.
+    """
+
+    policy: PolicyResolver
+    model_window: Callable[[str | None, Policy], int]
+    recall: Recall | None = None
+    builders: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
+        default_factory=lambda: LRUCache(BUILDERS_BYTES)
+    )
+    replies: LRUCache[tuple[str, bool], ContextReply] = field(
+        default_factory=lambda: LRUCache(REPLIES_BYTES)
+    )
+
+    def clear_caches(self) -> None:
+        """Remove all text from memory, because something was erased."""
+        self.builders.clear()
+        self.replies.clear()
+        forget_gists()
+        if self.recall is not None:
+            self.recall.clear_caches()
+        prepared_summary.cache_clear()
+
+    def cached_reply(self, etag: str, *, is_fresh: bool) -> ContextReply | None:
+        """Return the reply to the same request in the same state, if it is cached."""
+        key = (etag, is_fresh)
+        reply = self.replies.pop(key)
+        if reply is not None:
+            self.replies.put(key, reply, len(reply.body))
+        return reply
+
+    def keep_reply(self, reply: ContextReply) -> None:
+        """Cache a reply for the next request."""
+        key = (reply.etag, reply.is_fresh)
+        self.replies.put(key, replace(reply, seconds=None), len(reply.body))
+
+    def keep_builder(
+        self, sid: int, asked: WindowRequest, builder: WindowBuilder, reply_bytes: int
+    ) -> None:
+        """Cache a builder, so that the next request continues its window.
+
+        It holds the texts of its reply, and so weighs as many bytes at least.
+        """
+        weight = reply_bytes + MESSAGE_BYTES * len(builder.taken)
+        self.builders.put((sid, asked), builder, weight)

@@ -1,0 +1,250 @@
+"""Plan the window of a request: which state answers it, under which terms, and what it shows."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+
+from turnfold.contracts.requests import ContextRequest
+from turnfold.core.eviction.limits import limited_window
+from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.core.policy.presets import Mode, Policy
+from turnfold.core.recall.block import RecallBlock
+from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.rendering.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS
+from turnfold.core.window.window import (
+    WindowInput,
+    WindowPlan,
+    WindowRequest,
+    budget_of,
+    build_window,
+    to_plan,
+)
+from turnfold.messages import SessionKey
+from turnfold.operations.query.environment import ContextReply, QueryEnvironment
+from turnfold.operations.query.recall import RecallDecision, RecallWish
+from turnfold.operations.query.replies import prepared_summary
+from turnfold.ports.query import SessionSnapshot, WindowSnapshot
+
+_NO_OVERRIDES = PolicyOverrides()
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The requested sequence is not ingested yet, and there is time left to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWindow:
+    """A window without its texts, and what it was planned from.
+
+    `recall` is the decision that applies to this turn, and `block` what fits of it.
+    """
+
+    key: SessionKey
+    request: ContextRequest
+    snapshot: WindowSnapshot
+    policy: Policy
+    model_window: int
+    etag: str
+    stored: WindowInput
+    asked: WindowRequest
+    builder: WindowBuilder
+    plan: WindowPlan
+    recall: RecallDecision | None = None
+    block: RecallBlock | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the sequence that the request names is ingested."""
+        return is_fresh(self.request, self.snapshot)
+
+    @property
+    def is_anthropic(self) -> bool:
+        """Whether the window is written in the format of Anthropic."""
+        return self.request.format == "anthropic"
+
+    @property
+    def max_characters(self) -> int:
+        """The character limit of the window; 0 means none."""
+        return max_characters(self.request, self.policy)
+
+    @property
+    def recall_wish(self) -> RecallWish | None:
+        """The recall that the request or the policy asks for."""
+        return RecallWish.of(self.request, self.policy)
+
+    @property
+    def shows_everything(self) -> bool:
+        """Whether every message of the session is shown, so that there is nothing to recall."""
+        account = self.plan.account
+        return not (account.covered or account.folded or account.pending_digested)
+
+    def with_recall(self, decision: RecallDecision) -> "PlannedWindow":
+        """Return this window with as much of a decided block as it has room for."""
+        builder = self.builder
+        has_place = builder.size < builder.limits.messages
+        room = builder.limits.tokens - builder.total
+        block = decision.fitting(room) if has_place else None
+        plan = to_plan(builder, self.stored, self.asked, block)
+        return replace(self, plan=plan, recall=decision, block=block)
+
+
+def is_fresh(request: ContextRequest, snapshot: WindowSnapshot) -> bool:
+    """Return whether a snapshot holds every event up to the sequence that the request names."""
+    return request.after is None or request.after <= snapshot.ingested_to
+
+
+def max_characters(request: ContextRequest, policy: Policy) -> int:
+    """Return the character limit of the policy, unless the request names tokens; 0 means none."""
+    if request.max_tokens is not None or policy.mode is Mode.OFF:
+        return 0
+    return policy.max_chars
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReading:
+    """One reading of a session: first its row, then, if that does not answer, its messages.
+
+    `may_wait` is false once the time to wait for a sequence is over. `chars_per_token` turns a
+    character limit into a budget.
+    """
+
+    key: SessionKey
+    request: ContextRequest
+    environment: QueryEnvironment
+    may_wait: bool
+    chars_per_token: float
+
+    def on_session(self, snapshot: WindowSnapshot) -> ContextReply | Stale | PlannedWindow | None:
+        """Answer without reading messages, if possible: a known etag, a cached reply, or a wait."""
+        fresh = is_fresh(self.request, snapshot)
+        if not fresh and self.may_wait:
+            return Stale()
+        etag = self._etag(snapshot.session, *self._terms(snapshot.session))
+        if self.request.etag == etag:
+            body = json.dumps({"not_modified": True, "etag": etag}).encode()
+            return ContextReply(body, etag, is_modified=False)
+        return self.environment.cached_reply(etag, is_fresh=fresh)
+
+    def on_messages(
+        self, snapshot: WindowSnapshot
+    ) -> tuple[ContextReply | Stale | PlannedWindow, Sequence[int]]:
+        """Plan the window, and return which texts it needs."""
+        planned = self.planned(snapshot, is_of_now=self.request.as_of is None)
+        return planned, planned.plan.positions
+
+    def planned(self, snapshot: WindowSnapshot, *, is_of_now: bool) -> PlannedWindow:
+        """Plan the window of a snapshot.
+
+        Raises:
+            CannotFit: no window is that small.
+        """
+        session = snapshot.session
+        policy, model_window = self._terms(session)
+        stored, asked = _window_input(snapshot), self._window_request(policy, model_window)
+        earlier = None
+        if session is not None and is_of_now:
+            # By number, not by name: a session that begins afresh after it was erased has another.
+            # An earlier state must not take the builder: it would begin again from the start.
+            earlier = self.environment.builders.pop((session.sid, asked))
+        builder = build_window(stored, asked, policy, earlier)
+        return PlannedWindow(
+            self.key,
+            self.request,
+            snapshot,
+            policy,
+            model_window,
+            self._etag(session, policy, model_window),
+            stored,
+            asked,
+            builder,
+            to_plan(builder, stored, asked),
+        )
+
+    def _terms(self, session: SessionSnapshot | None) -> tuple[Policy, int]:
+        """Return the policy of a session, and the tokens that its model reads."""
+        overrides = (
+            (session.agent_wishes, session.wishes) if session else (_NO_OVERRIDES, _NO_OVERRIDES)
+        )
+        policy = self.environment.policy(*overrides)
+        model = self.request.model or (session.model if session else None)
+        window = self.environment.model_window(model, policy)
+        limit = session.limits.get(model) if session and model else None
+        return policy, limited_window(window, limit, policy)
+
+    def _window_request(self, policy: Policy, model_window: int) -> WindowRequest:
+        request = self.request
+        is_anthropic = request.format == "anthropic"
+        recalls = self.environment.recall is not None and RecallWish.of(request, policy) is not None
+        return WindowRequest(
+            budget_tokens=self._budget_tokens(policy, model_window),
+            max_messages=request.max_messages,
+            is_emergency=request.mode == "emergency",
+            placement=Placement(request.placement),
+            aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
+            aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
+            recall_share=policy.recall_share if recalls else 0.0,
+        )
+
+    def _budget_tokens(self, policy: Policy, model_window: int) -> int | None:
+        """Return the budget; None if nothing limits it."""
+        request = self.request
+        if request.max_tokens is None and policy.mode is Mode.OFF:
+            return None
+        budget = budget_of(
+            max_tokens=request.max_tokens,
+            model_window=model_window,
+            policy=policy,
+            system_tokens=request.system_tokens,
+            tools_tokens=request.tools_tokens,
+            max_output_tokens=request.max_output_tokens,
+        )
+        characters = max_characters(request, policy)
+        return min(budget, int(characters / self.chars_per_token)) if characters else budget
+
+    def _etag(self, session: SessionSnapshot | None, policy: Policy, window: int) -> str:
+        """Hash everything that the window depends on: one that is asked for again is not built."""
+        request = self.request
+        asked = (
+            request.max_tokens,
+            request.system_tokens,
+            request.tools_tokens,
+            request.max_output_tokens,
+            request.max_messages,
+            request.mode,
+            request.placement,
+            window,
+            request.format,
+            request.as_of,
+            request.query,
+            request.recall,
+        )
+        state = (session.sid, session.revision) if session else (0, 0)
+        text = f"{state} {asked} {_fingerprint(policy)}"
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _window_input(snapshot: WindowSnapshot) -> WindowInput:
+    session, summary = snapshot.session, snapshot.summary
+    if session is None:
+        return WindowInput(messages=())
+    return WindowInput(
+        messages=snapshot.messages,
+        pending=tuple(
+            PendingDigest(row.compaction_id, row.digest_tokens, row.messages)
+            for row in snapshot.pending
+        ),
+        summary=prepared_summary(summary).facts if summary else None,
+        covered=session.messages_total - len(snapshot.messages),
+        total=session.messages_total,
+        factor=session.factor,
+    )
+
+
+@lru_cache(maxsize=1_024)
+def _fingerprint(policy: Policy) -> str:
+    return blake2b(repr(policy).encode(), digest_size=8).hexdigest()
