@@ -11,6 +11,7 @@ from functools import partial
 
 import structlog
 import uvloop
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from starlette.types import ASGIApp
 
@@ -122,6 +123,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     stop: asyncio.Event,
 ) -> None:
     answering = answering_of(settings, SqlRecallStore(database))
+    admission = ConcurrencyLimiter(shares_of(settings))
     windows = SqlWindowStore(database, AT_ONCE)
     arrivals = NatsIngestSignal(windows.ingested_to)
     dispatcher = QueryDispatcher(
@@ -134,7 +136,6 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         request_seconds=settings.request_seconds,
         explain=_explanation_of(settings),
     )
-    admission = ConcurrencyLimiter(shares_of(settings))
     server = QueryServer(dispatcher, metrics, admission)
     broker = Broker(
         **broker_options(settings, "query"), logger=None, graceful_timeout=5.0, apply_types=False
@@ -153,10 +154,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         await _subscribe_to_ingest(client, arrivals, clear_caches)
         await server.listen(client, CONTEXT)
         await broker.start()
-        # One flush may overtake the subscriptions it should follow; a second cannot.
-        for connection in (client, broker.config.connection_state.connection):
-            await connection.flush()
-            await connection.flush()
+        await _confirm_subscriptions(client, broker.config.connection_state.connection)
         await listener.opened()
         _tune_interpreter()
         announcement.open(lane.pid)
@@ -180,6 +178,13 @@ def _explanation_of(settings: Settings) -> Explain:
         origins=settings.origins,
         short_names=frozenset(settings.short_overrides),
     )
+
+
+async def _confirm_subscriptions(*connections: Client) -> None:
+    # One flush may overtake the subscriptions it should follow; a second cannot.
+    for connection in connections:
+        await connection.flush()
+        await connection.flush()
 
 
 async def _subscribe_to_ingest(

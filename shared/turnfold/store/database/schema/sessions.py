@@ -1,0 +1,225 @@
+"""Sessions, and what ingest writes of them: events, messages, tool calls and reports."""
+
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+
+from turnfold.store.database.schema.definitions import Big, metadata, session_key
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("preset", Text),
+    Column("mode", Text),
+    Column("overrides", Text),
+)
+"""Policy overrides of an agent; null means that the next level decides."""
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("sid", Big, primary_key=True, autoincrement=True),
+    Column("agent_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("preset", Text),
+    Column("mode", Text),
+    Column("overrides", Text),
+    # The model of the newest event that names one, and its sequence: late events change nothing.
+    Column("model", Text),
+    Column("model_seq", Big, nullable=False, server_default=text("0")),
+    # Counts the changes a window can show; an answer's etag holds it.
+    Column("revision", Big, nullable=False, server_default=text("0")),
+    Column("messages_total", Big, nullable=False, server_default=text("0")),
+    Column("tokens_total", Big, nullable=False, server_default=text("0")),
+    # Live messages but system ones: what the triggers look at.
+    Column("live_messages", Big, nullable=False, server_default=text("0")),
+    Column("live_tokens", Big, nullable=False, server_default=text("0")),
+    Column("factor", Float, nullable=False, server_default=text("1.0")),
+    Column("version", Integer),
+    Column("versions", Integer, nullable=False, server_default=text("0")),
+    Column("compactions", Integer, nullable=False, server_default=text("0")),
+    Column("audit_rows", Integer, nullable=False, server_default=text("0")),
+    Column("audit_hash", Text, nullable=False, server_default=text("''")),
+    Column("last_event_at_ms", Big),
+    # Counts changes to evicted messages. Cached messages stay valid while it is unchanged.
+    Column("evicted_changes", Big, nullable=False, server_default=text("0")),
+    # Rounds that began since the last eviction.
+    Column("rounds", Big, nullable=False, server_default=text("0")),
+    # When the session becomes idle by its policy; null if the policy has no such trigger, or if
+    # the trigger fired already.
+    Column("idle_at_ms", Big),
+    # The newest usage report in stream order, and the consecutive evictions that reports caused.
+    Column("reported_seq", Big, nullable=False, server_default=text("0")),
+    Column("reported_at_ms", Big, nullable=False, server_default=text("0")),
+    Column("reported_tokens", Big, nullable=False, server_default=text("0")),
+    Column("usage_evictions", Integer, nullable=False, server_default=text("0")),
+    # Consecutive compactions without a model's answer, the end of the cooldown, and its reason.
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("cooldown_until_ms", Big, nullable=False, server_default=text("0")),
+    Column("cooldown_reason", Text),
+    # What was restored stays until the session has grown to so many tokens, or somebody asks.
+    Column("held_to_tokens", Big, nullable=False, server_default=text("0")),
+    # The first message that the search index may not have; null when it has all.
+    Column("unindexed_from", Big),
+    # The windows of models as providers reported them: tokens by model, as JSON; null without any.
+    Column("window_limits", Text),
+    UniqueConstraint("agent_id", "session_id"),
+    CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
+    # The sessions that fall idle next.
+    Index(
+        "ix_sessions_idle",
+        "idle_at_ms",
+        sqlite_where=text("idle_at_ms IS NOT NULL"),
+        postgresql_where=text("idle_at_ms IS NOT NULL"),
+    ),
+    # The sessions with messages to index, the one that waited longest first.
+    Index(
+        "ix_sessions_unindexed",
+        "unindexed_from",
+        sqlite_where=text("unindexed_from IS NOT NULL"),
+        postgresql_where=text("unindexed_from IS NOT NULL"),
+    ),
+    sqlite_autoincrement=True,
+)
+
+session_counts = Table(
+    "session_counts",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("total", Big, nullable=False, server_default=text("0")),
+    sqlite_with_rowid=False,
+)
+"""The number of sessions per agent, kept by triggers; locked by a transaction that adds one."""
+
+events = Table(
+    "events",
+    metadata,
+    Column("agent_id", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
+    session_key(),
+    Column("stream_seq", Big, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    # What the event said besides its messages, as JSON; null where it said nothing.
+    Column("envelope", Text),
+    # Erasing a session.
+    Index("ix_events_sid", "sid"),
+    sqlite_with_rowid=False,
+)
+"""One row per event, however often it was published."""
+
+duplicate_events = Table(
+    "duplicate_events",
+    metadata,
+    session_key(primary=True),
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""Further sequences of duplicate events, so that an erasure deletes them from the stream."""
+
+messages = Table(
+    "messages",
+    metadata,
+    session_key(primary=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("event_id", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("content_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("characters", Integer, nullable=False),
+    Column("lines", Integer, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("is_meta", Boolean, nullable=False),
+    Column("is_irregular", Boolean, nullable=False),
+    Column("is_truncated", Boolean, nullable=False),
+    Column("is_error", Boolean, nullable=False),
+    Column("calls", Text),
+    Column("tool_call_id", Text),
+    Column("content_digest", LargeBinary),
+    Column("answers_position", Big),
+    Column("answers_slot", Integer),
+    Column("is_copy", Boolean, nullable=False, server_default=false()),
+    Column("created_at_ms", Big, nullable=False),
+    Column("compaction_id", Big),
+    Column("cuts", Text),
+    # The message as a window shows it. `original` is what was published, if that differs.
+    Column("original", Text),
+    Column("body", Text, nullable=False),
+    # What a digest may tell of it without reading its body; null if there is nothing.
+    Column("gist", Text),
+    CheckConstraint("role IN ('system', 'developer', 'user', 'assistant', 'tool')", name="role"),
+    CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name="answer"),
+    CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name="copy_answers_nothing"),
+    # The window: the live messages of a session in order.
+    Index(
+        "ix_messages_live",
+        "sid",
+        "position",
+        sqlite_where=text("compaction_id IS NULL"),
+        postgresql_where=text("compaction_id IS NULL"),
+    ),
+    # Pairing: the results that carry one call id, in order.
+    Index(
+        "ix_messages_results",
+        "sid",
+        "tool_call_id",
+        "position",
+        sqlite_where=text("tool_call_id IS NOT NULL"),
+        postgresql_where=text("tool_call_id IS NOT NULL"),
+    ),
+    sqlite_with_rowid=False,
+)
+
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    session_key(primary=True),
+    Column("call_id", Text, primary_key=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+"""The calls of all messages by id, so that pairing reads no texts."""
+
+usage_reports = Table(
+    "usage_reports",
+    metadata,
+    session_key(primary=True),
+    # Where the answer stands that the report speaks of: everything before it was counted.
+    Column("position", Big, primary_key=True, autoincrement=False),
+    Column("agent_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("prompt_tokens", Big, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    # Learning: the newest reports of one model that one agent uses.
+    Index("ix_usage_reports_model", "agent_id", "model", "position"),
+    sqlite_with_rowid=False,
+)
+"""Reported token usage; calibration factors are computed from these rows and messages."""
+
+reported_limits = Table(
+    "reported_limits",
+    metadata,
+    # Cascades, because workers of revision 1001 erase sessions without knowing this table.
+    Column("sid", Big, ForeignKey("sessions.sid", ondelete="CASCADE"), primary_key=True),
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+    Column("model", Text, nullable=False),
+    Column("limit_tokens", Big, nullable=False),
+    Column("at_ms", Big, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The sizes that providers named for the windows of models; see `turnfold.store.ingest.limits`."""
